@@ -1,0 +1,214 @@
+"""Training speed and peak memory beside PyTorch's and Hugging Face's Transformer of the same shape.
+
+    python bench/train_step.py [tiny] [base] [--dropout paper|everywhere] [--rounds N]
+
+One step is forward, label-smoothed loss, backward, clipping and Adam (fused), on the same batches of right-padded
+sentences, bucketed by length. Contestants alternate within one run; printed are medians over the rounds. Peak memory
+is the growth of the resident set over that of the imports, each contestant in a process of its own.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from measure import PeakMemory, in_fresh_process
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from regard.core.losses import linear_cross_entropy
+from regard.core.positions import sinusoid
+from regard.models.transformer import PRESETS, Transformer, TransformerConfig
+
+VOCABULARY = {"tiny": 10_000, "base": 37_000}
+TOKENS = 4096  # target tokens of a batch
+SMOOTHING = 0.1
+PAD = 0
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def batches(vocabulary: int, count: int = 4, seed: int = 0) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Batches of one length bucket each: source, target, labels, right-padded, about TOKENS labels."""
+    rng, result = random.Random(seed), []
+    for length in [12, 20, 28, 44][:count]:
+        pairs = TOKENS // length
+        sizes = [(max(2, length + rng.randint(-2, 2)), length - rng.randint(0, 1)) for _ in range(pairs)]
+        source = nn.utils.rnn.pad_sequence([torch.randint(3, vocabulary, (s,)) for s, _ in sizes], True, PAD)
+        target = nn.utils.rnn.pad_sequence([torch.randint(3, vocabulary, (t,)) for _, t in sizes], True, PAD)
+        labels = torch.where(target != PAD, target.roll(-1, 1), PAD)
+        result.append((source, target, labels))
+    return result
+
+
+def ours(config: TransformerConfig) -> tuple[nn.Module, Loss]:
+    model = Transformer(config)
+
+    def loss(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+        hidden = model.features(source, target)
+        total = linear_cross_entropy(hidden, model.output.weight, labels, smoothing=SMOOTHING, ignore=PAD)
+        return total / (labels != PAD).sum()
+
+    return model, loss
+
+
+class TorchTransformer(nn.Module):
+    """torch.nn.Transformer with what it leaves to the user: tied embeddings, positions, output."""
+
+    def __init__(self, c: TransformerConfig) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(c.vocabulary, c.d_model)
+        nn.init.normal_(self.tokens.weight, std=c.d_model**-0.5)
+        self.body = nn.Transformer(
+            c.d_model, c.heads, c.encoder_layers, c.decoder_layers, c.d_ff, c.dropout, batch_first=True
+        )
+        self.body.encoder.norm = self.body.decoder.norm = None  # the paper's post-norm has none
+        for layer in [*self.body.encoder.layers, *self.body.decoder.layers]:
+            layer.dropout.p = c.feed_forward_dropout
+            layer.self_attn.dropout = c.attention_dropout
+            if hasattr(layer, "multihead_attn"):
+                layer.multihead_attn.dropout = c.attention_dropout
+        self.dropout = nn.Dropout(c.dropout)
+        self.register_buffer("positions", sinusoid(torch.arange(256), c.d_model).float())
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) * self.tokens.embedding_dim**0.5
+        return self.dropout(x + self.positions[: tokens.shape[1]])
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        padding = torch.zeros(source.shape).masked_fill(source == PAD, -torch.inf)
+        hidden = self.body(
+            self.embed(source),
+            self.embed(target),
+            tgt_mask=causal,
+            tgt_is_causal=True,
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+        )
+        return hidden @ self.tokens.weight.T
+
+
+def torch_nn(c: TransformerConfig) -> tuple[nn.Module, Loss]:
+    model = TorchTransformer(c)
+    return model, lambda s, t, y: _full_loss(model(s, t), y)
+
+
+def marian(c: TransformerConfig) -> tuple[nn.Module, Loss]:
+    from transformers import MarianConfig, MarianMTModel
+
+    model = MarianMTModel(
+        MarianConfig(
+            vocab_size=c.vocabulary,
+            d_model=c.d_model,
+            encoder_layers=c.encoder_layers,
+            decoder_layers=c.decoder_layers,
+            encoder_ffn_dim=c.d_ff,
+            decoder_ffn_dim=c.d_ff,
+            encoder_attention_heads=c.heads,
+            decoder_attention_heads=c.heads,
+            dropout=c.dropout,
+            attention_dropout=c.attention_dropout,
+            activation_dropout=c.feed_forward_dropout,
+            activation_function="relu",
+            scale_embedding=True,
+            pad_token_id=PAD,
+            decoder_start_token_id=PAD,
+            use_cache=False,
+        )
+    )
+
+    def loss(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+        logits = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target).logits
+        return _full_loss(logits, labels)
+
+    return model, loss
+
+
+def _full_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD, label_smoothing=SMOOTHING)
+
+
+CONTESTANTS = {"regard": ours, "torch.nn.Transformer": torch_nn, "Hugging Face Marian": marian}
+
+
+def stepper(name: str, config: TransformerConfig) -> Callable[[Tensor, Tensor, Tensor], None]:
+    torch.manual_seed(0)
+    model, loss = CONTESTANTS[name](config)
+    model.train()
+    optimiser = torch.optim.Adam(model.parameters(), 1e-4, (0.9, 0.98), 1e-9, fused=True)
+
+    def step(source: Tensor, target: Tensor, labels: Tensor) -> None:
+        loss(source, target, labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return step
+
+
+def time_all(config: TransformerConfig, rounds: int) -> dict[str, float]:
+    """Labelled target tokens a second: median over the rounds."""
+    data = batches(config.vocabulary)
+    tokens = sum(int((labels != PAD).sum()) for _, _, labels in data)
+    steps = {name: stepper(name, config) for name in CONTESTANTS}
+    speed: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    for step in steps.values():
+        step(*data[0])
+    for _ in range(rounds):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            for batch in data:
+                step(*batch)
+            speed[name].append(tokens / (time.perf_counter() - start))
+    return {name: statistics.median(v) for name, v in speed.items()}
+
+
+def peak_memory(name: str, config: TransformerConfig) -> float:
+    """MiB of resident memory that two steps add at their peak. Run it in a fresh process."""
+    data = batches(config.vocabulary)[-2:]
+    if name == "Hugging Face Marian":
+        import transformers.models.marian.modeling_marian  # noqa: F401  its imports do not count
+    with PeakMemory() as peak:
+        step = stepper(name, config)
+        for batch in data:
+            step(*batch)
+    return peak.mib
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="*", default=["tiny", "base"])
+    parser.add_argument("--dropout", choices=["paper", "everywhere"], default="paper")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    extra = {"attention_dropout": 0.1, "feed_forward_dropout": 0.1} if args.dropout == "everywhere" else {}
+    for shape in args.shapes:
+        config = PRESETS[shape](VOCABULARY[shape], dropout=0.1, **extra)
+        if args.memory_of:
+            print(peak_memory(args.memory_of, config))
+            continue
+        speed = time_all(config, args.rounds)
+        memory = {n: in_fresh_process(shape, "--dropout", args.dropout, "--memory-of", n) for n in CONTESTANTS}
+        table = Table(
+            title=f"{shape}, vocabulary {config.vocabulary:,}, {TOKENS:,} target tokens, dropout {args.dropout}"
+        )
+        for column in ("", "tokens/s", "regard is faster by", "peak MiB", "regard needs"):
+            table.add_column(column, justify="right" if column else "left")
+        for name in CONTESTANTS:
+            table.add_row(
+                name,
+                f"{speed[name]:,.0f}",
+                f"{speed['regard'] / speed[name]:.2f}x",
+                f"{memory[name]:,.0f}",
+                f"{memory['regard'] / memory[name]:.2f}x",
+            )
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

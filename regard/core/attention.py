@@ -1,0 +1,297 @@
+"""Attention (§3.2): score -> mask -> normalise -> mix.
+
+Letters: B batch, H heads, T queries, S keys, d_model width of the model, d_k and d_v widths of a head.
+
+`attend` is eq. 1 behind one door with three ways through it. `math` writes out the weights and is the oracle;
+`fused` (PyTorch's kernels) and `chunked` (O(T) memory) must equal it. `MultiHeadAttention` only holds the
+projections around it, and a `Tap` through which the weights pass when somebody looks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core.cache import KeyValues
+from regard.core.dropout import dropout as drop
+from regard.core.efficient import chunked
+from regard.core.layers import linear
+from regard.core.masks import Mask
+from regard.core.positions import Positions
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | Mask | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Tensor:
+    """Attention(Q, K, V) = softmax(scale · QKᵀ + bias) V, eq. 1.
+
+    q (B, H, T, d_k), k (B, G, S, d_k), v (B, G, S, d_v) -> (B, H, T, d_v); G divides H, each key/value head
+    then serves H / G query heads. `mask` is bool (True = may attend) or a `Mask`; `bias` is added to the
+    scores; both have four dimensions, each full or 1. A row that may see nothing gives zeros. `scale` is
+    1/√d_k unless given. `backend` is math, fused, chunked or auto.
+
+    >>> q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8), torch.randn(2, 4, 7, 3)
+    >>> attend(q, k, v).shape
+    torch.Size([2, 4, 5, 3])
+    """
+    k, v = _check(q, k, v, mask, bias)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if backend == "auto":
+        backend = _choose(q, k, mask, bias, dropout)
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown attention backend {backend!r}: choose one of auto, {', '.join(BACKENDS)}")
+    return BACKENDS[backend](q, k, v, mask, bias, scale, dropout)
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    mask: Tensor | Mask | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """The weights softmax(scale · QKᵀ + bias) of eq. 1, (B, H, T, S); zeros where masked.
+
+    >>> attention_weights(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 2, 4)).tolist()
+    [[[[0.5, 0.5]]]]
+    """
+    k, _ = _check(q, k, k, mask, bias)
+    return _weights(q, k, mask, bias, q.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def _weights(q: Tensor, k: Tensor, mask: Tensor | Mask | None, bias: Tensor | None, scale: float) -> Tensor:
+    scores = (q * scale) @ k.transpose(-2, -1)  # (B, H, T, S)
+    if bias is not None:
+        scores = scores + bias
+    if mask is None:
+        return scores.softmax(-1)
+    hidden = ~_dense(mask, q, k)
+    # The lowest finite number in place of -inf, and zeros afterwards: a row that is masked whole is then zero in
+    # value and in gradient, and no NaN ever arises.
+    return scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(hidden, 0.0)
+
+
+def _math(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | Mask | None,
+    bias: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    return drop(_weights(q, k, mask, bias, scale), dropout) @ v
+
+
+def _fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | Mask | None,
+    bias: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    if isinstance(mask, Mask) and mask.triangle and bias is None and q.shape[2] == k.shape[2]:
+        return F.scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True, scale=scale)
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, bias, dropout, scale=scale)
+    allowed = _dense(mask, q, k)
+    blind = ~allowed.any(-1, keepdim=True)  # kernels differ in what they make of a row that may see nothing:
+    allowed = allowed | blind  # let it see everything, and take the result away below
+    if bias is not None:
+        bias = torch.where(allowed, bias, -torch.inf)
+    out = F.scaled_dot_product_attention(q, k, v, allowed if bias is None else bias, dropout, scale=scale)
+    return out.masked_fill(blind, 0.0)
+
+
+Backend = Callable[[Tensor, Tensor, Tensor, Tensor | Mask | None, Tensor | None, float, float], Tensor]
+BACKENDS: dict[str, Backend] = {"math": _math, "fused": _fused, "chunked": chunked}
+
+
+def _choose(q: Tensor, k: Tensor, mask: Tensor | Mask | None, bias: Tensor | None, dropout: float) -> str:
+    return "fused"
+
+
+def _dense(mask: Tensor | Mask, q: Tensor, k: Tensor) -> Tensor:
+    return mask if isinstance(mask, Tensor) else mask.dense(q.shape[2], k.shape[2], q.device)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Mask | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Refuse what does not fit, naming the values; return k and v with one head for each query head."""
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise ValueError(f"attention takes q, k and v of four dimensions (batch, heads, length, width); got {shapes}")
+    (B, H, T, d_k), (_, G, S, _) = q.shape, k.shape
+    if k.shape != (B, G, S, d_k) or v.shape[:3] != (B, G, S):
+        raise ValueError(
+            f"q, k and v do not fit together: {shapes}. The batch must be the same for all, d_k for q and k, "
+            "heads and length for k and v"
+        )
+    if G == 0 or H % G:
+        raise ValueError(f"{H} query heads cannot share {G} key/value heads evenly ({shapes}): use a divisor of {H}")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v have dtypes {q.dtype}, {k.dtype}, {v.dtype}: convert them to one with .to()")
+    if isinstance(mask, Tensor) and mask.dtype != torch.bool:
+        raise ValueError(
+            f"a mask is bool, True = may attend; got {mask.dtype}. Pass `mask.bool()`, or, for numbers to add to the "
+            "scores, `bias=`"
+        )
+    if bias is not None and bias.dtype != q.dtype:
+        raise ValueError(f"bias is {bias.dtype} and q is {q.dtype}: convert the bias with .to({q.dtype})")
+    for name, x in (("mask", mask), ("bias", bias)):
+        if x is not None and (
+            len(x.shape) != 4 or any(n not in (1, m) for n, m in zip(x.shape, (B, H, T, S), strict=True))
+        ):
+            raise ValueError(
+                f"{name} of shape {tuple(x.shape)} does not fit (batch, heads, queries, keys) = {(B, H, T, S)}: give it "
+                "four dimensions, each of that size or 1"
+            )
+    return (k, v) if G == H else (k.repeat_interleave(H // G, 1), v.repeat_interleave(H // G, 1))
+
+
+class Tap(nn.Module):
+    """An identity with a name in the module tree: who adds a watcher sees what flows through, and may replace it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watchers: list[Callable[[Tensor], Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        for watch in self.watchers:
+            x = watch(x)
+        return x
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """The shape of a multi-head attention (§3.2.2). Left out: d_k = d_v = d_model / heads, kv_heads = heads."""
+
+    d_model: int
+    heads: int
+    kv_heads: int | None = None
+    d_k: int | None = None
+    d_v: int | None = None
+    bias: bool = True
+    output: bool = True  # W_O
+    scale: float | None = None  # 1/√d_k
+    dropout: float = 0.0
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "heads", "kv_heads", "d_k", "d_v"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} = {value}: it must be at least 1")
+        if (self.d_k is None or self.d_v is None) and self.d_model % self.heads:
+            raise ValueError(
+                f"d_model = {self.d_model} does not divide into {self.heads} heads: choose a divisor, or set d_k and d_v"
+            )
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}: choose a divisor")
+        if self.backend not in ("auto", *BACKENDS):
+            raise ValueError(f"unknown attention backend {self.backend!r}: choose one of auto, {', '.join(BACKENDS)}")
+
+
+class MultiHeadAttention(nn.Module):
+    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O (§3.2.2).
+
+    Self-attention, with one product for queries, keys and values; or, given `d_memory`, attention from x to a
+    memory of that width, with one product for keys and values.
+
+    >>> attention = MultiHeadAttention(AttentionConfig(d_model=16, heads=4))
+    >>> attention(torch.randn(2, 5, 16)).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self, config: AttentionConfig, *, d_memory: int | None = None, positions: Positions | None = None
+    ) -> None:
+        super().__init__()
+        self.config, self.positions = config, positions
+        self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
+        self.d_k = config.d_k or config.d_model // config.heads
+        self.d_v = config.d_v or config.d_model // config.heads
+        self.widths = [
+            self.heads * self.d_k,
+            self.kv_heads * self.d_k,
+            self.kv_heads * self.d_v,
+        ]  # of Q, K, V
+        if d_memory is None:
+            self.query_key_value = linear(config.d_model, *self.widths, bias=config.bias)
+        else:
+            self.query = linear(config.d_model, self.widths[0], bias=config.bias)
+            self.key_value = linear(d_memory, *self.widths[1:], bias=config.bias)
+        self.cross = d_memory is not None
+        self.weights = Tap()
+        self.output = (
+            nn.Identity() if not config.output else linear(self.heads * self.d_v, config.d_model, bias=config.bias)
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: Tensor | Mask | None = None,
+        bias: Tensor | None = None,
+        cache: KeyValues | None = None,
+    ) -> Tensor:
+        """x (B, T, d_model), memory (B, S, d_memory) -> (B, T, d_model); without W_O (B, T, heads · d_v).
+
+        With a cache, x holds the new positions only: self-attention adds their keys and values to the cache;
+        attention to a memory projects it at the first step and reads the cache from then on.
+        """
+        scale = self.d_k**-0.5 if self.config.scale is None else self.config.scale
+        dropout = self.config.dropout if self.training else 0.0
+        if self.cross:
+            q, k, v = self._from_memory(x, memory, cache)
+        elif memory is not None:
+            raise ValueError("this is a self-attention: build it with d_memory= to attend to a memory")
+        else:
+            offset = cache.length if cache is not None else 0
+            q, k, v = self._from_itself(x, cache, offset)
+            if (
+                self.positions is not None
+                and (relative := self.positions.bias(q * scale, k.shape[2], offset)) is not None
+            ):
+                bias = relative if bias is None else bias + relative
+        if self.weights.watchers:
+            weights = self.weights(attention_weights(q, k, mask=mask, bias=bias, scale=scale))  # (B, H, T, S)
+            heads = drop(weights, dropout) @ v.repeat_interleave(self.heads // self.kv_heads, 1)
+        else:
+            heads = attend(q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, backend=self.config.backend)
+        return self.output(heads.transpose(1, 2).flatten(2))  # (B, T, H·d_v) W_O
+
+    def _from_itself(self, x: Tensor, cache: KeyValues | None, offset: int) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.query_key_value(x).split(self.widths, -1)
+        q, k, v = _split(q, self.heads), _split(k, self.kv_heads), _split(v, self.kv_heads)
+        if self.positions is not None:
+            q, k = self.positions.rotate(q, offset), self.positions.rotate(k, offset)
+        return (q, k, v) if cache is None else (q, *cache.extend(k, v))
+
+    def _from_memory(self, x: Tensor, memory: Tensor | None, cache: KeyValues | None) -> tuple[Tensor, Tensor, Tensor]:
+        q = _split(self.query(x), self.heads)
+        if cache is not None and cache.keys is not None and cache.values is not None:
+            return q, cache.keys, cache.values
+        if memory is None:
+            raise ValueError("this attention reads a memory: pass it, or a cache that has seen it")
+        k, v = self.key_value(memory).split(self.widths[1:], -1)
+        k, v = _split(k, self.kv_heads), _split(v, self.kv_heads)
+        if cache is not None:
+            cache.keys, cache.values, cache.length = k, v, k.shape[2]
+        return q, k, v
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, T, H·d) -> (B, H, T, d)

@@ -1,0 +1,105 @@
+"""What a decoder remembers between steps: a value that the caller holds, never a module.
+
+Letters: B batch, H key/value heads, S positions so far, d width.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class KeyValues:
+    """Keys and values of the past of one attention, in buffers that double when full.
+
+    >>> past = KeyValues()
+    >>> for _ in range(3):
+    ...     keys, values = past.extend(torch.ones(2, 4, 1, 8), torch.ones(2, 4, 1, 8))
+    >>> keys.shape, past.length
+    (torch.Size([2, 4, 3, 8]), 3)
+    """
+
+    keys: Tensor | None = None  # (B, H, capacity, d_k)
+    values: Tensor | None = None  # (B, H, capacity, d_v)
+    length: int = 0
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append k (B, H, T, d_k) and v (B, H, T, d_v); return all keys and values so far, as views."""
+        start, self.length = self.length, self.length + k.shape[2]
+        self.keys = _room(self.keys, k, start, self.length)
+        self.values = _room(self.values, v, start, self.length)
+        self.keys[:, :, start : self.length] = k
+        self.values[:, :, start : self.length] = v
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+    def reorder(self, index: Tensor) -> None:
+        """Keep the rows `index` of the batch, in that order (a beam search chooses its survivors so)."""
+        if self.keys is not None and self.values is not None:
+            self.keys = self.keys.index_select(0, index)
+            self.values = self.values.index_select(0, index)
+
+
+def _room(buffer: Tensor | None, new: Tensor, start: int, end: int) -> Tensor:
+    if buffer is not None and end <= buffer.shape[2]:
+        return buffer
+    B, H, _, d = new.shape
+    larger = new.new_empty(B, H, max(end, 2 * start, 16), d)
+    if buffer is not None:
+        larger[:, :, :start] = buffer[:, :, :start]
+    return larger
+
+
+@dataclass
+class Window:
+    """The last inputs of a causal convolution, (B, kernel - 1, d)."""
+
+    past: Tensor | None = None
+
+    def slide(self, x: Tensor, kernel: int) -> Tensor:
+        """Put the remembered inputs before x (B, T, d), zeros at the start; remember the newest."""
+        if self.past is None:
+            self.past = x.new_zeros(x.shape[0], kernel - 1, x.shape[2])
+        x = torch.cat([self.past, x], dim=1)
+        self.past = x[:, x.shape[1] - (kernel - 1) :]
+        return x
+
+    def reorder(self, index: Tensor) -> None:
+        if self.past is not None:
+            self.past = self.past.index_select(0, index)
+
+
+@dataclass
+class LayerCache:
+    """The past of one decoder layer. Cross-attention keys and values are filled once and then reused."""
+
+    self_attention: KeyValues = field(default_factory=KeyValues)
+    cross_attention: KeyValues = field(default_factory=KeyValues)
+    feed_forward: Window = field(default_factory=Window)
+
+    def reorder(self, index: Tensor) -> None:
+        self.self_attention.reorder(index)
+        self.cross_attention.reorder(index)
+        self.feed_forward.reorder(index)
+
+
+class Cache(list[LayerCache]):
+    """The past of a stack of layers.
+
+    >>> Cache.empty(6).length
+    0
+    """
+
+    @classmethod
+    def empty(cls, layers: int) -> "Cache":
+        return cls(LayerCache() for _ in range(layers))
+
+    @property
+    def length(self) -> int:
+        """How many positions have been decoded."""
+        return self[0].self_attention.length if self else 0
+
+    def reorder(self, index: Tensor) -> None:
+        """Keep the rows `index` (n,) of the batch, in that order."""
+        for layer in self:
+            layer.reorder(index)

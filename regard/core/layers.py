@@ -1,0 +1,172 @@
+"""What stands around attention: feed-forward networks (§3.3), residual connections (§3.1), embeddings (§3.4).
+
+Letters: B batch, T positions, d_model width of the model, d_ff inner width.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core.cache import Window
+from regard.core.dropout import Dropout, dropout
+from regard.core.positions import Positions
+
+Choice = TypeVar("Choice")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"glu": torch.sigmoid, "swiglu": F.silu}
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+
+
+def choose(what: str, name: str, among: dict[str, Choice]) -> Choice:
+    """among[name], or an error that lists the valid names."""
+    if name not in among:
+        raise ValueError(f"unknown {what} {name!r}: choose one of {', '.join(among)}")
+    return among[name]
+
+
+def linear(d_in: int, *d_out: int, bias: bool = True) -> nn.Linear:
+    """Matrices d_in -> d_out side by side in one product, each with Xavier's initialisation of its own."""
+    product = nn.Linear(d_in, sum(d_out), bias)
+    for matrix in product.weight.split(d_out):
+        nn.init.xavier_uniform_(matrix)
+    if bias:
+        nn.init.zeros_(product.bias)
+    return product
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = activation(x W1 + b1) W2 + b2 at each position, eq. 2."""
+
+    def __init__(
+        self, d_model: int, d_ff: int, activation: str = "relu", *, dropout: float = 0.0, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.activation = choose("activation", activation, ACTIVATIONS)
+        self.inner = linear(d_model, d_ff, bias=bias)
+        self.outer = linear(d_ff, d_model, bias=bias)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, *, keep: Tensor | None = None, cache: Window | None = None) -> Tensor:
+        """x (B, T, d_model) -> (B, T, d_model). `keep` and `cache` matter to a convolution only."""
+        return self.outer(self.dropout(self.activation(self.inner(x))))
+
+
+class GatedFeedForward(nn.Module):
+    """(gate(x W) ⊙ x V) W2, where the gate is a sigmoid (GLU) or SiLU (SwiGLU); W and V in one product."""
+
+    def __init__(
+        self, d_model: int, d_ff: int, gate: str = "swiglu", *, dropout: float = 0.0, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.gate = choose("gate", gate, GATES)
+        self.inner = linear(d_model, d_ff, d_ff, bias=bias)
+        self.outer = linear(d_ff, d_model, bias=bias)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, *, keep: Tensor | None = None, cache: Window | None = None) -> Tensor:
+        """x (B, T, d_model) -> (B, T, d_model)."""
+        gate, value = self.inner(x).chunk(2, -1)  # (B, T, d_ff) each
+        return self.outer(self.dropout(self.gate(gate) * value))
+
+
+class ConvolutionFeedForward(nn.Module):
+    """Equation 2 with a depthwise convolution over time inside: each position also sees its neighbours.
+
+    A depthwise convolution and a product at each position make a depthwise-separable convolution. `causal`
+    looks back only; otherwise the kernel is centred and padding (`keep` False) counts as zero.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        kernel: int = 3,
+        *,
+        causal: bool,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if kernel % 2 == 0:
+            raise ValueError(f"a centred convolution needs an odd kernel, got {kernel}")
+        self.kernel, self.causal = kernel, causal
+        self.inner = linear(d_model, d_ff, bias=bias)
+        self.depthwise = nn.Conv1d(d_ff, d_ff, kernel, groups=d_ff, bias=bias)
+        self.outer = linear(d_ff, d_model, bias=bias)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, *, keep: Tensor | None = None, cache: Window | None = None) -> Tensor:
+        """x (B, T, d_model), keep (B, T) bool -> (B, T, d_model); a cache remembers the last inputs."""
+        x = self.inner(x)  # (B, T, d_ff)
+        if keep is not None:
+            x = x * keep[:, :, None]
+        if self.causal:
+            x = (cache or Window()).slide(x, self.kernel)
+        else:
+            x = F.pad(x, (0, 0, self.kernel // 2, self.kernel // 2))
+        x = self.depthwise(x.transpose(1, 2)).transpose(1, 2)  # (B, T, d_ff)
+        return self.outer(self.dropout(x.relu()))
+
+
+class Residual(nn.Module):
+    """A sub-layer with its residual connection and normalisation, stated once for every model.
+
+    `post` is the paper's LayerNorm(x + Sublayer(x)) (§3.1), `pre` is x + Sublayer(LayerNorm(x)). Dropout acts on
+    the sub-layer's output (§5.4); `skip` is stochastic depth: the probability that an example goes past the
+    sub-layer while training.
+    """
+
+    def __init__(
+        self,
+        sublayer: nn.Module,
+        norm: nn.Module,
+        place: str = "post",
+        *,
+        dropout: float = 0.0,
+        skip: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if place not in ("post", "pre"):
+            raise ValueError(f"unknown place of the normalisation {place!r}: choose post or pre")
+        self.sublayer, self.norm, self.place, self.skip = sublayer, norm, place, skip
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """x (B, T, d_model) -> (B, T, d_model); everything else goes to the sub-layer."""
+        if self.place == "pre":
+            return x + self._thin(self.sublayer(self.norm(x), *args, **kwargs))
+        return self.norm(x + self._thin(self.sublayer(x, *args, **kwargs)))
+
+    def _thin(self, x: Tensor) -> Tensor:
+        if self.skip and self.training:
+            x = x * dropout(x.new_ones(x.shape[0], 1, 1), self.skip)
+        return self.dropout(x)
+
+
+class Embedding(nn.Module):
+    """Token vectors times √d_model, plus positions, then dropout (§3.4, §3.5, §5.4). `tokens` may be shared."""
+
+    def __init__(
+        self, tokens: nn.Embedding, positions: Positions, *, dropout: float = 0.0, scale: float | None = None
+    ) -> None:
+        super().__init__()
+        self.tokens, self.positions = tokens, positions
+        self.scale = math.sqrt(tokens.embedding_dim) if scale is None else scale
+        self.dropout = Dropout(dropout)
+
+    def forward(self, tokens: Tensor, offset: int = 0) -> Tensor:
+        """tokens (B, T), the first of them at position `offset` -> (B, T, d_model)."""
+        if tokens.dim() != 2 or tokens.is_floating_point():
+            raise ValueError(f"tokens are integers (batch, length), got {tokens.dtype} of shape {tuple(tokens.shape)}")
+        try:
+            x = self.tokens(tokens) * self.scale
+        except IndexError as error:
+            raise ValueError(
+                f"token ids lie in 0..{self.tokens.num_embeddings - 1}, got {int(tokens.min())}..{int(tokens.max())}: "
+                "does the tokenizer belong to this model?"
+            ) from error
+        return self.dropout(self.positions.add(x, offset))

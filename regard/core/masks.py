@@ -1,0 +1,73 @@
+"""Masks: which query may look at which key. True = may attend.
+
+Letters: B batch, H heads, T queries, S keys.
+
+A mask is a bool tensor broadcastable to (B, H, T, S), or a `Mask`: a rule over query and key indices. A rule
+is evaluated block by block where it is needed, so nobody has to hold the T x S table of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A rule (query indices (T, 1), key indices (1, S)) -> bool, broadcastable to (B, H, T, S).
+
+    `shape` is (B, H, T, S) with 1 where any size will do. `triangle` marks the plain causal mask, which fused
+    kernels know by name. Masks combine with `&` and `|`.
+
+    >>> causal().dense(3, 3)[0, 0].int().tolist()
+    [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    """
+
+    rule: Callable[[Tensor, Tensor], Tensor]
+    shape: Shape = (1, 1, 1, 1)
+    triangle: bool = False
+
+    def block(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The mask at these query indices (T,) and key indices (S,): bool, 4-D, with sizes of 1 left as they are."""
+        allowed = self.rule(queries[:, None], keys[None, :])
+        return allowed[(None,) * (4 - allowed.dim())]
+
+    def dense(self, T: int, S: int, device: torch.device | str = "cpu") -> Tensor:
+        """The whole mask as a bool tensor broadcastable to (B, H, T, S)."""
+        return self.block(torch.arange(T, device=device), torch.arange(S, device=device))
+
+    def __and__(self, other: "Mask") -> "Mask":
+        return Mask(lambda i, j: self.rule(i, j) & other.rule(i, j), _join(self.shape, other.shape))
+
+    def __or__(self, other: "Mask") -> "Mask":
+        return Mask(lambda i, j: self.rule(i, j) | other.rule(i, j), _join(self.shape, other.shape))
+
+
+def _join(a: Shape, b: Shape) -> Shape:
+    if any(m != n and 1 not in (m, n) for m, n in zip(a, b, strict=True)):
+        raise ValueError(f"masks of shapes {a} and {b} do not go together: each size must agree or be 1")
+    B, H, T, S = (max(m, n) for m, n in zip(a, b, strict=True))
+    return B, H, T, S
+
+
+def causal(offset: int = 0) -> Mask:
+    """No query sees a later key (§3.2.3). With `offset` keys already in a cache, query i stands at offset + i."""
+    return Mask(lambda i, j: j <= i + offset, triangle=offset == 0)
+
+
+def padding(keep: Tensor) -> Mask:
+    """Only real tokens are seen; `keep` is (B, S) bool, True = a real token.
+
+    >>> padding(torch.tensor([[True, True, False]])).dense(1, 3).tolist()
+    [[[[True, True, False]]]]
+    """
+    if keep.dtype != torch.bool or keep.dim() != 2:
+        raise ValueError(
+            f"padding() takes a bool tensor (batch, keys), True = a real token; got {keep.dtype} of shape "
+            f"{tuple(keep.shape)}: pass e.g. `tokens != pad`"
+        )
+    B, S = keep.shape
+    return Mask(lambda i, j: keep[:, None, None, j.flatten()], (B, 1, 1, S))

@@ -1,0 +1,202 @@
+"""Where a token stands (§3.5): seven encodings behind three hooks.
+
+Letters: B batch, H heads, T queries, S keys, d_model width of the model, d_k width of a head.
+
+An encoding overrides the hooks it needs: `add` to the embedding, `rotate` queries and keys, `bias` the scores.
+A model calls all three, so any encoding works in any model. `offset` is how many positions a cache already
+holds: the rows of x stand at offset, offset + 1, ...
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class Positions(nn.Module):
+    """No position at all: every hook does nothing."""
+
+    shared = True  # one for all layers of a stack
+
+    def add(self, x: Tensor, offset: int = 0) -> Tensor:
+        """x (B, T, d_model) with its positions added."""
+        return x
+
+    def rotate(self, x: Tensor, offset: int = 0) -> Tensor:
+        """Queries or keys x (B, H, T, d_k), rotated."""
+        return x
+
+    def bias(self, q: Tensor, keys: int, offset: int = 0) -> Tensor | None:
+        """What to add to the scores of q (B, H, T, d_k), already scaled, and that many keys: (1 or B, H, T, S)."""
+        return None
+
+
+def sinusoid(position: Tensor, d_model: int) -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same): (T,) -> (T, d_model), in fp64.
+
+    >>> sinusoid(torch.tensor([0, 1]), 4).round(decimals=4).tolist()
+    [[0.0, 1.0, 0.0, 1.0], [0.8415, 0.5403, 0.01, 1.0]]
+    """
+    i = torch.arange(0, d_model, 2, dtype=torch.float64, device=position.device)
+    angle = position[:, None] * 10000 ** (-i / d_model)  # (T, d_model / 2)
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :d_model]
+
+
+class Sinusoidal(Positions):
+    """The paper's (§3.5)."""
+
+    def add(self, x: Tensor, offset: int = 0) -> Tensor:
+        at = torch.arange(offset, offset + x.shape[1], device=x.device)
+        return x + sinusoid(at, x.shape[2]).to(x.dtype)
+
+
+class Learned(Positions):
+    """A vector for each position, up to a maximum (§3.5, Table 3 row E)."""
+
+    def __init__(self, maximum: int, d_model: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(maximum, d_model))
+        nn.init.normal_(self.table, std=d_model**-0.5)
+
+    def add(self, x: Tensor, offset: int = 0) -> Tensor:
+        end = offset + x.shape[1]
+        if end > len(self.table):
+            raise ValueError(
+                f"a sequence of {end} tokens is longer than the {len(self.table)} learned positions: split it, or build "
+                "the model with a larger max_length or with positions that extrapolate (sinusoidal, rope, alibi, t5)"
+            )
+        return x + self.table[offset:end]
+
+
+class Rotary(Positions):
+    """RoPE: queries and keys turn by an angle proportional to their position, so q·k sees only the distance.
+
+    Dimension i is paired with i + d_k/2 and turns by pos · base^(-2i/d_k).
+    """
+
+    def __init__(self, d_k: int, base: float = 10000.0) -> None:
+        super().__init__()
+        if d_k % 2:
+            raise ValueError(f"rotary positions turn pairs of dimensions: d_k = {d_k} must be even")
+        self.d_k, self.base = d_k, base
+
+    def rotate(self, x: Tensor, offset: int = 0) -> Tensor:
+        at = torch.arange(offset, offset + x.shape[2], device=x.device)
+        i = torch.arange(0, self.d_k, 2, dtype=torch.float64, device=x.device)
+        angle = at[:, None] * self.base ** (-i / self.d_k)  # (T, d_k / 2)
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def distances(T: int, S: int, offset: int, device: torch.device) -> Tensor:
+    """key position - query position, (T, S)."""
+    return torch.arange(S, device=device) - torch.arange(offset, offset + T, device=device)[:, None]
+
+
+class Shaw(Positions):
+    """Relative position vectors added to the keys, q·(k + a[j - i]), distances clipped (Shaw et al. 2018).
+
+    Each head has its own table. Their second table, for the values, is left out: they measured no gain from it.
+    """
+
+    shared = False
+
+    def __init__(self, heads: int, d_k: int, clip: int = 16) -> None:
+        super().__init__()
+        self.clip = clip
+        self.table = nn.Parameter(torch.empty(heads, 2 * clip + 1, d_k))
+        nn.init.normal_(self.table, std=d_k**-0.5)
+
+    def bias(self, q: Tensor, keys: int, offset: int = 0) -> Tensor:
+        B, H, T, _ = q.shape
+        clipped = distances(T, keys, offset, q.device).clamp(-self.clip, self.clip) + self.clip  # (T, S)
+        by_distance = q @ self.table.transpose(1, 2)  # (B, H, T, 2·clip + 1)
+        return by_distance.gather(-1, clipped.expand(B, H, T, keys))
+
+
+class T5Bias(Positions):
+    """One learned number for each head and bucket of distances; buckets widen with the distance (Raffel et al. 2020).
+
+    Half the buckets hold one distance each, the others grow by a constant factor up to `maximum`, beyond which
+    all distances share the last one. With `both_ways` half of all buckets are for keys to the right.
+    """
+
+    def __init__(self, heads: int, both_ways: bool, buckets: int = 32, maximum: int = 128) -> None:
+        super().__init__()
+        self.both_ways, self.buckets, self.maximum = both_ways, buckets, maximum
+        self.table = nn.Parameter(torch.empty(buckets, heads))
+        nn.init.normal_(self.table, std=0.1)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of each key position - query position."""
+        buckets, first = self.buckets, torch.zeros_like(distance)
+        if self.both_ways:
+            buckets //= 2
+            first = (distance > 0) * buckets
+            away = distance.abs()
+        else:
+            away = -distance.clamp(max=0)
+        exact = buckets // 2
+        growth = (away.clamp(min=1) / exact).log() / math.log(self.maximum / exact)  # 0 at `exact`, 1 at `maximum`
+        wide = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
+        return first + torch.where(away < exact, away, wide)
+
+    def bias(self, q: Tensor, keys: int, offset: int = 0) -> Tensor:
+        bucket = self.bucket(distances(q.shape[2], keys, offset, q.device))
+        return self.table[bucket].permute(2, 0, 1)[None].to(q.dtype)  # (T, S, H) -> (1, H, T, S)
+
+
+class ALiBi(Positions):
+    """Scores fall linearly with the distance, by a slope fixed for each head (Press et al. 2022).
+
+    >>> ALiBi(heads=8).slopes[:3].tolist()
+    [0.5, 0.25, 0.125]
+    """
+
+    slopes: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        # For 2^m heads a geometric series from 2^(-8/heads); for others the series of the next smaller power of two,
+        # then every second slope of the next larger one.
+        small = 2 ** int(math.log2(heads))
+        slopes = [2 ** (-8 * (i + 1) / small) for i in range(small)]
+        slopes += [2 ** (-4 * (i + 1) / small) for i in range(0, 2 * (heads - small), 2)]
+        self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
+
+    def bias(self, q: Tensor, keys: int, offset: int = 0) -> Tensor:
+        away = distances(q.shape[2], keys, offset, q.device).abs()
+        return (-self.slopes[:, None, None] * away)[None].to(q.dtype)  # (1, H, T, S)
+
+
+ABSOLUTE = ("none", "sinusoidal", "learned")
+RELATIVE = ("shaw", "t5", "rope", "alibi")
+
+
+def absolute_positions(kind: str, *, d_model: int, maximum: int) -> Positions:
+    """The encoding of this name if it is added to the embedding; otherwise one that does nothing there."""
+    if kind == "sinusoidal":
+        return Sinusoidal()
+    if kind == "learned":
+        return Learned(maximum, d_model)
+    return _nothing(kind)
+
+
+def relative_positions(kind: str, *, heads: int, d_k: int, both_ways: bool) -> Positions:
+    """The encoding of this name if it acts inside self-attention; otherwise one that does nothing there."""
+    if kind == "shaw":
+        return Shaw(heads, d_k)
+    if kind == "t5":
+        return T5Bias(heads, both_ways)
+    if kind == "rope":
+        return Rotary(d_k)
+    if kind == "alibi":
+        return ALiBi(heads)
+    return _nothing(kind)
+
+
+def _nothing(kind: str) -> Positions:
+    if kind not in ABSOLUTE + RELATIVE:
+        raise ValueError(f"unknown positions {kind!r}: choose one of {', '.join(ABSOLUTE + RELATIVE)}")
+    return Positions()

@@ -1,0 +1,1 @@
+"""Data that a model can learn from: generated tasks, and dates in many languages."""

@@ -1,0 +1,57 @@
+"""Symbols and their ids."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+SPECIALS = ("<pad>", "<s>", "</s>")
+PAD, BOS, EOS = range(3)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """An ordered set of symbols, numbered after the three specials.
+
+    >>> letters = Vocabulary(tuple("abc"))
+    >>> letters.encode("cab")
+    [5, 3, 4]
+    >>> letters.decode([BOS, 5, 3, 4, EOS, PAD])
+    ['c', 'a', 'b']
+    >>> len(letters)
+    6
+    """
+
+    symbols: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        seen = set(SPECIALS)
+        for symbol in self.symbols:
+            if symbol in seen:
+                raise ValueError(f"symbol {symbol!r} is in the vocabulary twice, or is one of {SPECIALS}")
+            seen.add(symbol)
+
+    def __len__(self) -> int:
+        return len(SPECIALS) + len(self.symbols)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {symbol: i for i, symbol in enumerate(self.symbols, start=len(SPECIALS))}
+
+    def encode(self, symbols: Iterable[str]) -> list[int]:
+        """The ids of `symbols` (a string is its characters); no special is added."""
+        try:
+            return [self._ids[symbol] for symbol in symbols]
+        except KeyError as error:
+            raise ValueError(f"symbol {error.args[0]!r} is not in the vocabulary") from None
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """The symbols of `ids` up to the first EOS, without the specials."""
+        symbols = []
+        for i in ids:
+            if not 0 <= i < len(self):
+                raise ValueError(f"id {i} is outside this vocabulary of {len(self)}")
+            if i == EOS:
+                break
+            if i >= len(SPECIALS):
+                symbols.append(self.symbols[i - len(SPECIALS)])
+        return symbols

@@ -1,0 +1,110 @@
+"""One self-contained HTML page that shows every head of several attentions of one example.
+
+H heads, T queries, S keys: weights are (H, T, S), and row i says how query i spreads over the keys.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+SCALE = 10_000  # the page holds whole ten-thousandths: 4 digits, in half the bytes of decimal fractions
+TOLERANCE = 1e-3  # half precision may leave [0, 1] by this much
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """The weights of one attention and the texts of the tokens along its two axes.
+
+    weights: (H, T, S), the probabilities before dropout; a fully masked row is zeros. T `queries`, S `keys`.
+    `query_role` says whether `queries` are the tokens "read" at each position or "predicted" there (the next).
+
+    >>> weights = torch.tensor([[[0.9, 0.1], [0.2, 0.8]]])  # one head
+    >>> cross = AttentionMap("decoder.layers.1.cross_attention", weights, ["un", "gato"], ["a", "cat"], "predicted")
+    """
+
+    name: str
+    weights: torch.Tensor
+    queries: Sequence[str]
+    keys: Sequence[str]
+    query_role: str
+
+    def __post_init__(self) -> None:
+        shape, labels = tuple(self.weights.shape), (len(self.queries), len(self.keys))
+        if len(shape) != 3 or 0 in shape:
+            raise ValueError(f"{self.name}: weights must be (heads, queries, keys), none of them 0; got {shape}")
+        if shape[1:] != labels:
+            raise ValueError(f"{self.name}: weights {shape} need {shape[1:]} queries and keys; got {labels} texts")
+        if self.query_role not in ("read", "predicted"):
+            raise ValueError(f'{self.name}: query_role must be "read" or "predicted"; got {self.query_role!r}')
+        inside = (self.weights >= -TOLERANCE) & (self.weights <= 1 + TOLERANCE)  # NaN is not
+        if not inside.all():
+            h, i, j = (~inside).nonzero()[0].tolist()
+            raise ValueError(
+                f"{self.name}: weights must be finite and between 0 and 1 (give them before dropout); "
+                f"got {self.weights[h, i, j].item():g} at head {h}, query {i}, key {j}"
+            )
+
+
+def attention_page(maps: Sequence[AttentionMap], *, title: str, note: str = "") -> str:
+    """An HTML document that shows all heads of `maps` and fetches nothing: style, script and data are inside.
+
+    >>> cross = AttentionMap("cross", torch.full((8, 2, 4), 0.25), "ab", "wxyz", "predicted")  # (H, T, S)
+    >>> "<title>wxyz → ab</title>" in attention_page([cross], title="wxyz → ab")
+    True
+    """
+    names = [each.name for each in maps]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"a page needs one or more maps, each of its own name; got {names}")
+    entries = [
+        {
+            "name": each.name,
+            "role": each.query_role,
+            "queries": list(each.queries),
+            "keys": list(each.keys),
+            "weights": (each.weights.detach().cpu().double().clamp(0, 1) * SCALE).round().int().tolist(),
+        }
+        for each in maps
+    ]
+    # In JSON "<" occurs only within strings; written as an escape, no token can close the script element.
+    data = json.dumps({"scale": SCALE, "maps": entries}, separators=(",", ":")).replace("<", "\\u003c")
+    template = resources.files("regard.inspection").joinpath("page.html").read_text("utf-8")
+    slots = {"policy": _policy(template), "title": escape(title), "note": escape(note), "data": data}
+    return re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], template)  # one pass: a title names no slot
+
+
+def _policy(template: str) -> str:
+    """The content-security policy under which the template's own style and script run and nothing loads."""
+    rules = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]
+    for tag in ("style", "script"):
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        rules.append(f"{tag}-src 'sha256-{digest}'")
+    return "; ".join(rules)
+
+
+def write_page(path: str | os.PathLike[str], html: str) -> None:
+    """Write `html` to `path`, whole or not at all, creating its directories.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as runs:
+    ...     write_page(f"{runs}/quickstart/attention.html", "<!doctype html>")
+    """
+    path = Path(path)
+    content = html.encode("utf-8", "xmlcharrefreplace")  # a title from a shell may hold undecodable bytes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{secrets.token_hex(8)}.tmp")  # beside it, where os.replace is atomic
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""The family: one file for each member, built from `regard.core`."""

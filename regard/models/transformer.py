@@ -1,0 +1,259 @@
+"""The Transformer of "Attention Is All You Need": Figure 1, Table 3, and everything that can be swapped in it.
+
+Letters: B batch, S source length, T target length, V vocabulary, d_model width of the model.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
+from regard.core.cache import Cache
+from regard.core.layers import (
+    ACTIVATIONS,
+    GATES,
+    NORMS,
+    ConvolutionFeedForward,
+    Embedding,
+    FeedForward,
+    GatedFeedForward,
+    Residual,
+)
+from regard.core.masks import Mask, causal, padding
+from regard.core.positions import ABSOLUTE, RELATIVE, Positions, absolute_positions, relative_positions
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Everything that makes a Transformer; the defaults are the paper's base model.
+
+    `TransformerConfig.base(37_000)` is the model of Table 3's first row, and every other row is a change to it:
+    heads, d_k, d_v, layers, d_model, d_ff, dropout, positions="learned".
+    """
+
+    vocabulary: int
+    source_vocabulary: int | None = None  # the same, if left out
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    d_model: int = 512
+    d_ff: int = 2048
+    heads: int = 8
+    kv_heads: int | None = None  # heads, if left out
+    d_k: int | None = None  # d_model / heads, if left out
+    d_v: int | None = None
+    scale: float | None = None  # of the scores: 1/√d_k, if left out
+    positions: str = "sinusoidal"
+    max_length: int = 1024  # of learned positions
+    norm: str = "post"  # or pre
+    norm_kind: str = "layer"  # or rms
+    norm_eps: float = 1e-5
+    feed_forward: str = "relu"  # gelu, glu, swiglu, convolution
+    bias: bool = True  # in the products of attention and feed-forward
+    tie: str = "all"  # which embeddings are one matrix (§3.4): all, target (with the output), none
+    scale_embedding: bool = True  # by √d_model (§3.4)
+    dropout: float = 0.1  # of each sub-layer's output and of the embeddings (§5.4)
+    attention_dropout: float = 0.0
+    feed_forward_dropout: float = 0.0
+    stochastic_depth: float = 0.0  # in the last layer; grows linearly from the first
+    backend: str = "auto"  # of attention
+    pad: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, valid in (
+            ("positions", self.positions, ABSOLUTE + RELATIVE),
+            ("norm", self.norm, ("post", "pre")),
+            ("norm_kind", self.norm_kind, tuple(NORMS)),
+            ("feed_forward", self.feed_forward, (*ACTIVATIONS, *GATES, "convolution")),
+            ("tie", self.tie, ("all", "target", "none")),
+        ):
+            if value not in valid:
+                raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(valid)}")
+        if self.tie == "all" and self.source_vocabulary not in (None, self.vocabulary):
+            raise ValueError(
+                f"tie='all' makes one matrix of both vocabularies, but they have {self.source_vocabulary} and "
+                f"{self.vocabulary} entries: use one joint vocabulary, or tie='target'"
+            )
+        self.attention  # noqa: B018  checks heads and widths
+
+    @property
+    def attention(self) -> AttentionConfig:
+        """The part that each attention needs."""
+        return AttentionConfig(
+            self.d_model,
+            self.heads,
+            self.kv_heads,
+            self.d_k,
+            self.d_v,
+            bias=self.bias,
+            scale=self.scale,
+            dropout=self.attention_dropout,
+            backend=self.backend,
+        )
+
+    @classmethod
+    def tiny(cls, vocabulary: int, **changes: Any) -> "TransformerConfig":
+        """4+4 layers of width 128: what a CPU trains in minutes (Transformer-Tiny of Wu et al., 2021)."""
+        return cls(vocabulary, encoder_layers=4, decoder_layers=4, d_model=128, d_ff=256, heads=4).but(**changes)
+
+    @classmethod
+    def small(cls, vocabulary: int, **changes: Any) -> "TransformerConfig":
+        """6+6 layers of width 256."""
+        return cls(vocabulary, d_model=256, d_ff=1024, heads=4).but(**changes)
+
+    @classmethod
+    def base(cls, vocabulary: int, **changes: Any) -> "TransformerConfig":
+        """The paper's base model."""
+        return cls(vocabulary).but(**changes)
+
+    @classmethod
+    def big(cls, vocabulary: int, **changes: Any) -> "TransformerConfig":
+        """The paper's big model (Table 3, last row; dropout as for English-German)."""
+        return cls(vocabulary, d_model=1024, d_ff=4096, heads=16, dropout=0.3).but(**changes)
+
+    def but(self, **changes: Any) -> "TransformerConfig":
+        """The same with changes.
+
+        >>> TransformerConfig.base(37_000).but(head=16)
+        Traceback (most recent call last):
+        ValueError: a Transformer has no setting 'head': did you mean 'heads'?
+        """
+        for name in changes.keys() - self.__dataclass_fields__.keys():
+            near = get_close_matches(name, self.__dataclass_fields__, n=1) or sorted(self.__dataclass_fields__)
+            raise ValueError(f"a Transformer has no setting {name!r}: did you mean {' or '.join(map(repr, near))}?")
+        return replace(self, **changes)
+
+
+PRESETS: dict[str, Callable[..., TransformerConfig]] = {
+    name: getattr(TransformerConfig, name) for name in ("tiny", "small", "base", "big")
+}
+
+
+class Memory(NamedTuple):
+    """What the encoder hands to the decoder."""
+
+    states: Tensor  # (B, S, d_model)
+    mask: Tensor | Mask | None = None  # which states may be attended to
+
+
+class Transformer(nn.Module):
+    """Figure 1.
+
+    >>> import torch
+    >>> model = Transformer(TransformerConfig.tiny(vocabulary=100))
+    >>> source, target = torch.randint(3, 100, (2, 7)), torch.randint(3, 100, (2, 5))
+    >>> model(source, target).shape
+    torch.Size([2, 5, 100])
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = c = config
+        target = _tokens(c.vocabulary, c.d_model)
+        source = target if c.tie == "all" else _tokens(c.source_vocabulary or c.vocabulary, c.d_model)
+        self.source_embedding = _embedding(c, source)
+        self.target_embedding = _embedding(c, target)
+        self.encoder = _encoder(c)
+        self.decoder = _decoder(c)
+        self.output = nn.Linear(c.d_model, c.vocabulary, bias=False)
+        if c.tie == "none":
+            nn.init.normal_(self.output.weight, std=c.d_model**-0.5)
+        else:
+            self.output.weight = target.weight
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """source (B, S), target (B, T), right-padded -> logits of each next token (B, T, V)."""
+        return self.decode(target, self.encode(source))
+
+    def features(self, source: Tensor, target: Tensor) -> Tensor:
+        """What the output layer reads, (B, T, d_model): for `linear_cross_entropy` with `output.weight`."""
+        return self._features(target, self.encode(source))
+
+    def encode(self, source: Tensor) -> Memory:
+        """source (B, S), padded with `pad` -> what the decoder attends to."""
+        keep = source != self.config.pad
+        mask = padding(keep)
+        return Memory(self.encoder(self.source_embedding(source), mask=mask, keep=keep), mask)
+
+    def decode(self, target: Tensor, memory: Memory, cache: Cache | None = None) -> Tensor:
+        """target (B, T) -> logits (B, T, V). With a cache (`new_cache()`), target holds the new tokens only."""
+        return self.output(self._features(target, memory, cache))
+
+    def new_cache(self) -> Cache:
+        """An empty cache for `decode`; the caller holds it."""
+        return Cache.empty(self.config.decoder_layers)
+
+    def _features(self, target: Tensor, memory: Memory, cache: Cache | None = None) -> Tensor:
+        # Right-padding needs no mask here: what comes after a token is hidden from it by causality.
+        offset = 0 if cache is None else cache.length
+        x = self.target_embedding(target, offset)
+        one = cache is not None and target.shape[1] == 1  # the newest position sees all the others
+        mask = None if one else causal(offset)
+        return self.decoder(x, memory.states, mask=mask, memory_mask=memory.mask, cache=cache)
+
+
+def _tokens(vocabulary: int, d_model: int) -> nn.Embedding:
+    tokens = nn.Embedding(vocabulary, d_model)
+    nn.init.normal_(tokens.weight, std=d_model**-0.5)  # times √d_model: of unit variance, like the positions
+    return tokens
+
+
+def _embedding(c: TransformerConfig, tokens: nn.Embedding) -> Embedding:
+    positions = absolute_positions(c.positions, d_model=c.d_model, maximum=c.max_length)
+    return Embedding(tokens, positions, dropout=c.dropout, scale=None if c.scale_embedding else 1.0)
+
+
+def _encoder(c: TransformerConfig) -> Stack:
+    return Stack(
+        (
+            EncoderLayer(
+                _residual(c, MultiHeadAttention(c.attention, positions=positions), depth),
+                _residual(c, _feed_forward(c, causal=False), depth),
+            )
+            for positions, depth in _levels(c, c.encoder_layers, both_ways=True)
+        ),
+        _norm(c) if c.norm == "pre" else None,
+    )
+
+
+def _decoder(c: TransformerConfig) -> Stack:
+    return Stack(
+        (
+            DecoderLayer(
+                _residual(c, MultiHeadAttention(c.attention, positions=positions), depth),
+                _residual(c, MultiHeadAttention(c.attention, d_memory=c.d_model), depth),
+                _residual(c, _feed_forward(c, causal=True), depth),
+            )
+            for positions, depth in _levels(c, c.decoder_layers, both_ways=False)
+        ),
+        _norm(c) if c.norm == "pre" else None,
+    )
+
+
+def _levels(c: TransformerConfig, layers: int, both_ways: bool) -> Iterator[tuple[Positions, float]]:
+    """For each layer its positions inside attention, and how deep it lies, from 0 to 1."""
+    positions = None
+    for i in range(layers):
+        if positions is None or not positions.shared:
+            d_k = c.d_k or c.d_model // c.heads
+            positions = relative_positions(c.positions, heads=c.heads, d_k=d_k, both_ways=both_ways)
+        yield positions, i / max(1, layers - 1)
+
+
+def _residual(c: TransformerConfig, sublayer: nn.Module, depth: float) -> Residual:
+    return Residual(sublayer, _norm(c), c.norm, dropout=c.dropout, skip=c.stochastic_depth * depth)
+
+
+def _norm(c: TransformerConfig) -> nn.Module:
+    return NORMS[c.norm_kind](c.d_model, eps=c.norm_eps)
+
+
+def _feed_forward(c: TransformerConfig, causal: bool) -> nn.Module:
+    dropout, bias = c.feed_forward_dropout, c.bias
+    if c.feed_forward == "convolution":
+        return ConvolutionFeedForward(c.d_model, c.d_ff, causal=causal, dropout=dropout, bias=bias)
+    kind = GatedFeedForward if c.feed_forward in GATES else FeedForward
+    return kind(c.d_model, c.d_ff, c.feed_forward, dropout=dropout, bias=bias)
