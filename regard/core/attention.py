@@ -108,12 +108,15 @@ def _fused(
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, bias, dropout, scale=scale)
     allowed = _dense(mask, q, k)
-    blind = ~allowed.any(-1, keepdim=True)  # kernels differ in what they make of a row that may see nothing:
-    allowed = allowed | blind  # let it see everything, and take the result away below
+    blind = ~allowed.any(-1, keepdim=True)
+    # Kernels differ in what they make of a row that may see nothing: let it see everything and take the result away.
+    guard = blind.device.type != "cpu" or bool(blind.any())
+    if guard:
+        allowed = allowed | blind
     if bias is not None:
         bias = torch.where(allowed, bias, -torch.inf)
     out = F.scaled_dot_product_attention(q, k, v, allowed if bias is None else bias, dropout, scale=scale)
-    return out.masked_fill(blind, 0.0)
+    return out.masked_fill(blind, 0.0) if guard else out
 
 
 Backend = Callable[[Tensor, Tensor, Tensor, Tensor | Mask | None, Tensor | None, float, float], Tensor]
