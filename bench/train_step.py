@@ -20,15 +20,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from regard.core.losses import linear_cross_entropy
 from regard.core.positions import sinusoid
 from regard.models.transformer import PRESETS, Transformer, TransformerConfig
+from regard.training.loop import sequence_loss
+from regard.training.parallel import Shards
 
 VOCABULARY = {"tiny": 10_000, "base": 37_000}
 TOKENS = 4096  # target tokens of a batch
 SMOOTHING = 0.1
 PAD = 0
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+Backward = Callable[[Tensor, Tensor, Tensor], None]
 
 
 def batches(vocabulary: int, count: int = 4, seed: int = 0) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -44,15 +45,20 @@ def batches(vocabulary: int, count: int = 4, seed: int = 0) -> list[tuple[Tensor
     return result
 
 
-def ours(config: TransformerConfig) -> tuple[nn.Module, Loss]:
-    model = Transformer(config)
+def ours(config: TransformerConfig) -> tuple[nn.Module, Backward]:
+    """regard as its training loop runs it: a thread for each core, and the loss in blocks."""
+    model, shards = Transformer(config), Shards()
+    parameters = list(model.parameters())
 
-    def loss(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-        hidden = model.features(source, target)
-        total = linear_cross_entropy(hidden, model.output.weight, labels, smoothing=SMOOTHING, ignore=PAD)
-        return total / (labels != PAD).sum()
+    def backward(source: Tensor, target: Tensor, labels: Tensor) -> None:
+        tokens = (labels != PAD).sum()
 
-    return model, loss
+        def loss(*rows: Tensor) -> Tensor:
+            return sequence_loss(model, *rows, smoothing=SMOOTHING) / tokens
+
+        shards.backward(loss, parameters, (source, target, labels))
+
+    return model, backward
 
 
 class TorchTransformer(nn.Module):
@@ -92,12 +98,12 @@ class TorchTransformer(nn.Module):
         return hidden @ self.tokens.weight.T
 
 
-def torch_nn(c: TransformerConfig) -> tuple[nn.Module, Loss]:
+def torch_nn(c: TransformerConfig) -> tuple[nn.Module, Backward]:
     model = TorchTransformer(c)
-    return model, lambda s, t, y: _full_loss(model(s, t), y)
+    return model, lambda source, target, labels: _backward(model(source, target), labels)
 
 
-def marian(c: TransformerConfig) -> tuple[nn.Module, Loss]:
+def marian(c: TransformerConfig) -> tuple[nn.Module, Backward]:
     from transformers import MarianConfig, MarianMTModel
 
     model = MarianMTModel(
@@ -121,15 +127,16 @@ def marian(c: TransformerConfig) -> tuple[nn.Module, Loss]:
         )
     )
 
-    def loss(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-        logits = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target).logits
-        return _full_loss(logits, labels)
+    def backward(source: Tensor, target: Tensor, labels: Tensor) -> None:
+        keep = (source != PAD).long()
+        _backward(model(input_ids=source, attention_mask=keep, decoder_input_ids=target).logits, labels)
 
-    return model, loss
+    return model, backward
 
 
-def _full_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD, label_smoothing=SMOOTHING)
+def _backward(logits: Tensor, labels: Tensor) -> None:
+    logits, labels = logits.flatten(0, 1), labels.flatten()
+    F.cross_entropy(logits, labels, ignore_index=PAD, label_smoothing=SMOOTHING).backward()
 
 
 CONTESTANTS = {"regard": ours, "torch.nn.Transformer": torch_nn, "Hugging Face Marian": marian}
@@ -137,12 +144,12 @@ CONTESTANTS = {"regard": ours, "torch.nn.Transformer": torch_nn, "Hugging Face M
 
 def stepper(name: str, config: TransformerConfig) -> Callable[[Tensor, Tensor, Tensor], None]:
     torch.manual_seed(0)
-    model, loss = CONTESTANTS[name](config)
+    model, backward = CONTESTANTS[name](config)
     model.train()
     optimiser = torch.optim.Adam(model.parameters(), 1e-4, (0.9, 0.98), 1e-9, fused=True)
 
     def step(source: Tensor, target: Tensor, labels: Tensor) -> None:
-        loss(source, target, labels).backward()
+        backward(source, target, labels)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()

@@ -1,6 +1,18 @@
 """The Transformer, whole: train it on your own text, use it, and see every layer and head."""
 
-from regard.inspection.taps import edit, record
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.inspection.taps import edit, record
 
 __all__ = ["__version__", "edit", "record"]
 __version__ = "0.1.0.dev0"
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes a second to load: only who asks for it waits, so that `regard --help` does not.
+    if name in ("edit", "record"):
+        from regard.inspection import taps
+
+        return getattr(taps, name)
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")

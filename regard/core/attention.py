@@ -123,7 +123,18 @@ Backend = Callable[[Tensor, Tensor, Tensor, Tensor | Mask | None, Tensor | None,
 BACKENDS: dict[str, Backend] = {"math": _math, "fused": _fused, "chunked": chunked}
 
 
+LARGE = 2**26  # numbers: a quarter of a gigabyte in fp32
+
+
 def _choose(q: Tensor, k: Tensor, mask: Tensor | Mask | None, bias: Tensor | None, dropout: float) -> str:
+    """PyTorch's kernels, unless they would write out the weights or the mask themselves."""
+    (B, H, T, _), S = q.shape, k.shape[2]
+    if dropout and q.device.type == "cpu":  # they would, and their dropout is slow
+        return "math" if B * H * T * S <= LARGE else "chunked"
+    if bias is not None and bias.requires_grad and B * H * T * S > LARGE:
+        return "chunked"
+    if isinstance(mask, Mask) and not mask.triangle and T * S > LARGE:
+        return "chunked"
     return "fused"
 
 
@@ -158,8 +169,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Mask | None, bias: Te
             len(x.shape) != 4 or any(n not in (1, m) for n, m in zip(x.shape, (B, H, T, S), strict=True))
         ):
             raise ValueError(
-                f"{name} of shape {tuple(x.shape)} does not fit (batch, heads, queries, keys) = {(B, H, T, S)}: give it "
-                "four dimensions, each of that size or 1"
+                f"{name} of shape {tuple(x.shape)} does not fit (batch, heads, queries, keys) = {(B, H, T, S)}: give "
+                "it four dimensions, each of that size or 1"
             )
     return (k, v) if G == H else (k.repeat_interleave(H // G, 1), v.repeat_interleave(H // G, 1))
 
@@ -198,7 +209,7 @@ class AttentionConfig:
                 raise ValueError(f"{name} = {value}: it must be at least 1")
         if (self.d_k is None or self.d_v is None) and self.d_model % self.heads:
             raise ValueError(
-                f"d_model = {self.d_model} does not divide into {self.heads} heads: choose a divisor, or set d_k and d_v"
+                f"d_model = {self.d_model} does not divide into {self.heads} heads: choose a divisor or set d_k, d_v"
             )
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}: choose a divisor")

@@ -1,11 +1,15 @@
 """Dropout, with random bits spent sparingly where drawing them is slow.
 
-On a CPU, PyTorch draws one generator output (on some processors two) for every element and does so on one
-thread: about 9 ns an element measured, against 1 ns here, where one 64-bit draw decides four elements.
-A probability is thereby rounded to a multiple of 2**-16, and the scale 1/(1 - p) uses the rounded one, so the
-expectation is exact.
+On a CPU, PyTorch draws one generator output for every element, on one thread: about 9 ns an element measured, against
+1 ns here, where one 64-bit draw decides four elements. A probability is thereby rounded to a multiple of 2**-16, and
+the scale 1/(1 - p) uses the rounded one, so that the expectation is exact.
+
+All randomness of the core is drawn here, from PyTorch's default generator or the one that `drawing_from` names.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -13,13 +17,42 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LEVELS = 2**16
+_source: ContextVar[torch.Generator | None] = ContextVar("_source", default=None)
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator) -> Iterator[None]:
+    """Inside the block, and in this thread, dropout on the CPU draws from `generator`.
+
+    >>> with drawing_from(torch.Generator().manual_seed(1)):
+    ...     a = dropout(torch.ones(9), 0.5)
+    >>> with drawing_from(torch.Generator().manual_seed(1)):
+    ...     b = dropout(torch.ones(9), 0.5)
+    >>> torch.equal(a, b)
+    True
+    """
+    token = _source.set(generator)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+def fresh_seed() -> int:
+    """A seed for a generator of one's own, drawn like everything else."""
+    return int(torch.randint(2**62, (), generator=_source.get()).item())
 
 
 def keep_mask(shape: torch.Size, p: float, *, generator: torch.Generator | None = None) -> Tensor:
     """A bool mask on the CPU, each element True with probability 1 - p; p is rounded to a multiple of 2**-16."""
     n = shape.numel()
-    draws = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    draws = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator or _source.get())
     return (draws.view(torch.int16)[:n] >= round(p * LEVELS) - LEVELS // 2).view(shape)
+
+
+def keep_scale(p: float) -> float:
+    """What the kept elements are multiplied with: 1 / (1 - p), p rounded as in `keep_mask`."""
+    return LEVELS / (LEVELS - round(p * LEVELS))
 
 
 class _Dropout(torch.autograd.Function):
@@ -27,7 +60,7 @@ class _Dropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         keep = keep_mask(x.shape, p)
         ctx.save_for_backward(keep)
-        ctx.scale = LEVELS / (LEVELS - round(p * LEVELS))
+        ctx.scale = keep_scale(p)
         return (x * keep).mul_(ctx.scale)
 
     @staticmethod
@@ -40,7 +73,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """Zero each element with probability p and scale the others by 1 / (1 - p)."""
     if p == 0.0:
         return x
-    if x.device.type != "cpu" or p == 1.0:
+    if x.device.type != "cpu" or round(p * LEVELS) == LEVELS:
         return F.dropout(x, p)
     return _Dropout.apply(x, p)
 

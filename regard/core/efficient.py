@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.dropout import LEVELS, keep_mask
+from regard.core.dropout import fresh_seed, keep_mask, keep_scale
 from regard.core.masks import Mask
 
 BLOCK = 256  # rows and columns of scores held at a time
@@ -29,8 +29,8 @@ def chunked(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """softmax(scale · QKᵀ + bias) V without the (T, S) weights. q (B, H, T, d_k), k (B, H, S, d_k), v (B, H, S, d_v)."""
-    seed = int(torch.randint(2**62, ()).item()) if dropout else 0
+    """softmax(scale · QKᵀ + bias) V without the (T, S) weights: q (B, H, T, d_k), k (B, H, S, d_k), v (B, H, S, d_v)"""
+    seed = fresh_seed() if dropout else 0
     return _Chunked.apply(q, k, v, mask, bias, scale, dropout, seed)
 
 
@@ -141,12 +141,8 @@ class _Blocks:
         """x with this block's dropout mask applied: a function of the seed and the block's place."""
         if not self.p:
             return x
-        place = torch.Generator().manual_seed(
-            self.seed + rows.start * len(range(0, self.k.shape[2], BLOCK)) + columns.start
-        )
-        return x * (
-            keep_mask(x.shape, self.p, generator=place).to(x.device) * (LEVELS / (LEVELS - round(self.p * LEVELS)))
-        )
+        place = torch.Generator().manual_seed(self.seed + rows.start * self.k.shape[2] + columns.start)
+        return x * keep_mask(x.shape, self.p, generator=place).to(x.device) * keep_scale(self.p)
 
 
 def _ranges(n: int) -> Iterator[range]:

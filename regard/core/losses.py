@@ -48,6 +48,8 @@ def linear_cross_entropy(
     y = labels[count]
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(weight):
         raise ValueError(f"labels lie in 0..{len(weight) - 1} (or are {ignore}), got {int(y.min())}..{int(y.max())}")
+    if not torch.is_grad_enabled():  # nobody will ask for gradients: do not compute them
+        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     return _LinearCrossEntropy.apply(hidden[count], weight, bias, y, smoothing)
 
 

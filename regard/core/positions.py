@@ -62,8 +62,8 @@ class Learned(Positions):
         end = offset + x.shape[1]
         if end > len(self.table):
             raise ValueError(
-                f"a sequence of {end} tokens is longer than the {len(self.table)} learned positions: split it, or build "
-                "the model with a larger max_length or with positions that extrapolate (sinusoidal, rope, alibi, t5)"
+                f"a sequence of {end} tokens is longer than the {len(self.table)} learned positions: split it, raise "
+                "max_length when building the model, or use positions without a table (sinusoidal, rope, alibi, t5)"
             )
         return x + self.table[offset:end]
 

@@ -124,7 +124,6 @@ def test_fully_masked_rows_are_zero_in_value_and_gradient(backend: str, dtype: t
         out.sum().backward()
     assert out[:, :, 3].eq(0).all()
     assert out[1].eq(0).all()
-    assert q.grad is not None and k.grad is not None and v.grad is not None
     for gradient in (q.grad, k.grad, v.grad):
         assert gradient.isfinite().all()
         assert gradient[1].eq(0).all()

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data.generated import TASKS, Pair, collate, sequence_pairs
+from regard.data.batching import collate
+from regard.data.generated import TASKS, Pair, sequence_pairs
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS, Vocabulary
 
 NUMBERS = [str(i) for i in range(12)]  # as text, "10" comes before "9"

@@ -1,0 +1,44 @@
+# The verbs of the project. Each one first sets up .venv from constraints.txt, and does nothing for it when neither
+# pyproject.toml nor constraints.txt has changed. pip reads its own configuration: indexes and mirrors belong there.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+CHECK_PYTHON := "import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 11) and \
+  'regard needs Python 3.11 or newer, and $(PYTHON) is ' + v + '. Name another: make PYTHON=python3.12 ...')"
+
+help:  ## this list
+	@awk -F ':.*## *' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+
+demo: $(INSTALLED)  ## train a small Transformer in front of your eyes and draw what its heads look at
+	@$(BIN)/regard demo
+
+test: $(INSTALLED)  ## the whole test suite
+	@$(BIN)/pytest
+
+check: lint  ## before every commit: format, lint, types, fast tests
+	@$(BIN)/pytest -m "not slow"
+
+lint: $(INSTALLED)  ## format, lint, types
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+
+bench: $(INSTALLED)  ## attention's backends, and a training step beside its peers (Linux, some minutes)
+	@$(BIN)/python bench/attention.py
+	@$(BIN)/python bench/train_step.py
+
+clean:  ## remove .venv, caches and builds; runs/ stays
+	@rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The package is installed in place, so a change of its code asks for nothing here. The file is touched last, so an
+# interrupted installation is done again. A .venv keeps the Python it was made with: `make clean` to change it.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -x $(BIN)/pip || { $(PYTHON) -c $(CHECK_PYTHON) && $(PYTHON) -m venv .venv; }
+	@echo "setting up .venv (the first time this takes minutes)" >&2
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+.PHONY: help demo test check lint bench clean

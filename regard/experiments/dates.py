@@ -1,0 +1,131 @@
+"""The generated demo: learn in about two minutes to read dates in sixty languages, and show where the model looks.
+
+Training and held-out dates are disjoint: the model is asked for dates that it has never seen in any language.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from regard.data.batching import Batch, collate
+from regard.data.dates import LOCALES, WrittenDate, date_pairs, vocabulary
+from regard.data.vocabulary import BOS, EOS, PAD
+from regard.decoding.greedy import greedy
+from regard.inspection.page import AttentionMap, attention_page, write_page
+from regard.inspection.taps import record
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.training.loop import fit
+from regard.training.schedules import linear_to_zero
+
+BATCH = 128  # dates a step: 128 x 11 labels
+HELD_OUT = 1000  # dates on which accuracy is measured
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A written date, and what the model makes of it."""
+
+    asked: WrittenDate
+    said: str
+
+    @property
+    def right(self) -> bool:
+        return self.said == self.asked.iso
+
+
+def demo(directory: Path, *, steps: int = 800, seed: int = 0, console: Console | None = None) -> float:
+    """Train, test on unseen dates, write an attention page into `directory`; returns the share of dates read right."""
+    console = console or Console()
+    if steps < 1:
+        raise ValueError(f"training takes at least 1 step, got {steps}")
+    torch.manual_seed(seed)
+    model = Transformer(
+        TransformerConfig.tiny(len(vocabulary()), encoder_layers=2, decoder_layers=2, norm="pre", dropout=0.0)
+    )
+    size = sum(p.numel() for p in model.parameters())
+    console.print(
+        f"[bold]regard[/] · dates in {len(LOCALES)} languages → ISO 8601 · {size / 1e6:.1f} M parameters · "
+        f"{torch.get_num_threads()} cores",
+        highlight=False,
+    )
+    train(model, steps, seed, console)
+    answers = ask(model, list(islice(date_pairs(seed=seed, split="test"), HELD_OUT)))
+    right = sum(answer.right for answer in answers) / len(answers)
+    console.print(f"  held out {right:.1%} of {len(answers):,} unseen dates read right", highlight=False)
+    console.print(_samples(answers))
+    path = directory / "attention.html"
+    write_page(path, page(model, next((a for a in answers if a.asked.locale == "zh"), answers[0])))
+    console.print(f"  look     {path}", highlight=False, soft_wrap=True)
+    return right
+
+
+def train(model: Transformer, steps: int, seed: int, console: Console) -> None:
+    """Train with a progress bar, or with a line now and then where the output is not a terminal."""
+    columns = "{task.description}", BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[report]}")
+    with Progress("  ", *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("learning", total=steps, report="")
+        schedule = lambda step: linear_to_zero(step, peak=3e-3, warmup=max(1, steps // 12), total=steps)  # noqa: E731
+        for report in fit(model, islice(_batches("train", seed), steps), schedule, smoothing=0.0):
+            line = (
+                f"step {report.step:,}/{steps:,} · loss {report.loss:.3f} · lr {report.learning_rate:.1e} · "
+                f"{report.tokens_per_second:,.0f} tok/s"
+            )
+            progress.update(task, advance=1, report=line)
+            if not console.is_terminal and (report.step % 100 == 0 or report.step == steps):
+                console.print(f"  {line}", highlight=False)
+
+
+def ask(model: Transformer, dates: list[WrittenDate]) -> list[Answer]:
+    """What the model makes of written dates."""
+    model.eval()
+    source = _collate(dates).source
+    said = greedy(model, source, bos=BOS, eos=EOS, pad=PAD, maximum=source.shape[1] + 50)  # §6.1: input length + 50
+    return [Answer(date, "".join(vocabulary().decode(row))) for date, row in zip(dates, said.tolist(), strict=True)]
+
+
+def page(model: Transformer, answer: Answer) -> str:
+    """All heads while the model writes its answer, as one self-contained HTML page."""
+    model.eval()
+    said = vocabulary().encode(answer.said)
+    batch = collate([(vocabulary().encode(answer.asked.text), said)])
+    with torch.inference_mode(), record(model) as seen:
+        model(batch.source, batch.target)
+    read, written = [*answer.asked.text, "</s>"], ["<s>", *answer.said]
+    maps = []
+    for name, weights in seen.items():
+        queries = read if name.startswith("encoder") else [*answer.said, "</s>"]
+        keys = written if name.startswith("decoder") and name.endswith("self_attention") else read
+        role: Literal["read", "predicted"] = "read" if name.startswith("encoder") else "predicted"
+        maps.append(AttentionMap(name, weights[0], queries, keys, role))
+    note = f"Locale {answer.asked.locale}; the model writes {answer.said}, the date is {answer.asked.iso}."
+    return attention_page(maps[::-1], title=f"{answer.asked.text} → {answer.said}", note=note)
+
+
+def _batches(split: Literal["train", "test"], seed: int) -> Iterator[Batch]:
+    dates = date_pairs(seed=seed, split=split)
+    while True:
+        yield _collate(list(islice(dates, BATCH)))
+
+
+def _collate(dates: list[WrittenDate]) -> Batch:
+    encode = vocabulary().encode
+    return collate((encode(date.text), encode(date.iso)) for date in dates)
+
+
+def _samples(answers: list[Answer]) -> Table:
+    """One answer for each of some languages, and the first mistakes."""
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    by_locale = {answer.asked.locale: answer for answer in reversed(answers)}
+    shown = [by_locale[name] for name in ("en", "es", "ru", "el", "ar", "hi", "zh", "ko") if name in by_locale]
+    shown += [answer for answer in answers if not answer.right and answer not in shown][:2]
+    for answer in shown:
+        verdict = "[green]✓[/]" if answer.right else f"[red]✗[/] {answer.asked.iso}"
+        table.add_row(f"[dim]{answer.asked.locale}[/]", f"\u2068{answer.asked.text}\u2069", answer.said, verdict)
+    return table

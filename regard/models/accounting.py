@@ -1,0 +1,219 @@
+"""What a Transformer costs: parameters, FLOPs and bytes, from its config by arithmetic that fits on a page.
+
+Letters: S and T tokens of source and target, N and M layers of encoder and decoder, h heads, g key/value heads,
+V vocabulary, and the paper's d_model, d_ff, d_k, d_v.
+
+One rule covers almost everything: a matrix (d_in, d_out) has d_in · d_out weights, and each of them is one
+multiplication and one addition, 2 FLOPs, for every token that passes. Only Q Kᵀ and its product with V have no
+weights. FLOPs here are those of matrix products; soft-max, norms, activations and dropout are left out, as is
+usual. `docs/accounting.md` does the paper's models by hand.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.core.layers import GATES
+from regard.models.transformer import Transformer, TransformerConfig
+
+# Sizes that are not in the config: they belong to `regard.core`.
+KERNEL = 3  # of a convolution feed-forward
+SHAW_DISTANCES = 2 * 16 + 1  # clipped to -16 ... 16
+T5_BUCKETS = 32
+
+BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a number
+
+
+@dataclass(frozen=True)
+class Part:
+    """One row of the account."""
+
+    name: str
+    parameters: int
+    flops: int = 0  # of a forward pass
+
+
+def breakdown(config: TransformerConfig, sentences: int = 1, source: int = 25, target: int = 25) -> list[Part]:
+    """Parameters of each part, tied matrices counted once, and its FLOPs for a batch of sentences of these lengths.
+
+    Causal attention counts whole: the triangle above the diagonal is computed, then hidden.
+
+    >>> for part in breakdown(TransformerConfig.base(37_000))[:3]:
+    ...     print(f"{part.name:22} {part.parameters:>12,} {part.flops:>14,}")
+    embeddings               18,944,000              0
+    positions                         0              0
+    encoder self-attention    6,303,744    322,252,800
+    """
+    c, N, M = config, config.encoder_layers, config.decoder_layers
+    S, T = sentences * source, sentences * target
+    h, g = c.heads, c.kv_heads or c.heads
+    d_k, d_v = c.d_k or c.d_model // h, c.d_v or c.d_model // h
+
+    # §3.4: a vector for each word. Looking one up is no product; the output layer is one, with V · d_model weights.
+    source_words = 0 if c.tie == "all" else (c.source_vocabulary or c.vocabulary) * c.d_model
+    words = c.vocabulary * c.d_model
+
+    # §3.2.2: W_Q, W_K, W_V, W_O; then two products of queries with keys and of weights with values.
+    W_Q, W_K, W_V, W_O = c.d_model * h * d_k, c.d_model * g * d_k, c.d_model * g * d_v, h * d_v * c.d_model
+    attention = W_Q + W_K + W_V + W_O + c.bias * (h * d_k + g * d_k + g * d_v + c.d_model)
+
+    def attention_flops(queries: int, keys: int) -> int:
+        products = queries * keys * h * (d_k + d_v)  # h even where g < h: heads share keys, not scores
+        return 2 * sentences * (queries * (W_Q + W_O) + keys * (W_K + W_V) + products)
+
+    # §3.3: d_model -> d_ff -> d_model. A gate doubles the first product; a convolution adds a kernel for each channel.
+    inner = 2 if c.feed_forward in GATES else 1
+    kernels = c.feed_forward == "convolution"
+    W = (inner + 1) * c.d_model * c.d_ff + kernels * KERNEL * c.d_ff
+    feed_forward = W + c.bias * ((inner + kernels) * c.d_ff + c.d_model)
+
+    norm = c.d_model * (2 if c.norm_kind == "layer" else 1)  # gain and bias; gain
+    last = c.norm == "pre"  # a pre-norm stack ends with a norm
+    return [
+        Part("embeddings", source_words + words),
+        Part("positions", *_positions(c, d_k, S, T)),
+        Part("encoder self-attention", N * attention, N * attention_flops(source, source)),
+        Part("encoder feed-forward", N * feed_forward, N * 2 * S * W),
+        Part("encoder norms", (2 * N + last) * norm),
+        Part("decoder self-attention", M * attention, M * attention_flops(target, target)),
+        Part("decoder cross-attention", M * attention, M * attention_flops(target, source)),
+        Part("decoder feed-forward", M * feed_forward, M * 2 * T * W),
+        Part("decoder norms", (3 * M + last) * norm),
+        Part("output", words if c.tie == "none" else 0, 2 * T * words),
+    ]
+
+
+def _positions(c: TransformerConfig, d_k: int, S: int, T: int) -> tuple[int, int]:
+    """Parameters and FLOPs of the positions."""
+    N, M = c.encoder_layers, c.decoder_layers
+    if c.positions == "learned":  # a table at each embedding
+        return 2 * c.max_length * c.d_model, 0
+    if c.positions == "shaw":  # a table in each self-attention, a product with every query
+        table = c.heads * SHAW_DISTANCES * d_k
+        return (N + M) * table, 2 * (N * S + M * T) * table
+    if c.positions == "t5":  # one table for all layers of a stack
+        return (min(N, 1) + min(M, 1)) * T5_BUCKETS * c.heads, 0
+    return 0, 0
+
+
+def parameters(config: TransformerConfig) -> int:
+    """How many numbers the model learns: `parameters(TransformerConfig.base(37_000))` is 63,082,496."""
+    return sum(part.parameters for part in breakdown(config))
+
+
+def forward_flops(config: TransformerConfig, sentences: int = 1, source: int = 25, target: int = 25) -> int:
+    """FLOPs of a forward pass.
+
+    >>> forward_flops(TransformerConfig.base(37_000))
+    3172249600
+    """
+    return sum(part.flops for part in breakdown(config, sentences, source, target))
+
+
+def training_flops(config: TransformerConfig, sentences: int = 1, source: int = 25, target: int = 25) -> int:
+    """FLOPs of a forward and a backward pass: for each product the backward pass makes two, one for each factor."""
+    return 3 * forward_flops(config, sentences, source, target)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes. Weights by number format; all else in fp32 (half as much in bf16)."""
+
+    weights: dict[str, int]  # int8 without its scales: a few numbers for each matrix row
+    training_state: int  # weight, gradient and Adam's two moments: 4 numbers, 16 bytes a parameter
+    activations: int  # kept for the backward pass of one batch
+    cache_per_target_token: int  # keys and values of self-attention, all layers
+    cache_per_source_token: int  # keys and values of cross-attention, all layers
+    cache_per_sentence: int  # the last inputs of a convolution feed-forward
+
+
+def footprint(config: TransformerConfig, sentences: int = 1, source: int = 25, target: int = 25) -> Footprint:
+    """Memory of the model, of training it on a batch of this shape, and of decoding with it.
+
+    >>> footprint(TransformerConfig.tiny(10_000)).cache_per_target_token  # 4 layers · 4 heads · (32 + 32) · 4 bytes
+    4096
+    """
+    c, n, fp32 = config, parameters(config), BYTES["fp32"]
+    d_k, d_v = c.d_k or c.d_model // c.heads, c.d_v or c.d_model // c.heads
+    key_value = c.decoder_layers * (c.kv_heads or c.heads) * (d_k + d_v) * fp32
+    window = c.decoder_layers * (KERNEL - 1) * c.d_ff * fp32 if c.feed_forward == "convolution" else 0
+    return Footprint(
+        weights={kind: n * size for kind, size in BYTES.items()},
+        training_state=4 * fp32 * n,
+        activations=activations(c, sentences, source, target),
+        cache_per_target_token=key_value,
+        cache_per_source_token=key_value,
+        cache_per_sentence=window,
+    )
+
+
+def activations(config: TransformerConfig, sentences: int = 1, source: int = 25, target: int = 25) -> int:
+    """Bytes that autograd keeps between forward and backward pass in fp32 on a CPU, dropout as configured; measured.
+
+    The loss is left out: it holds one block of logits at a time. Each layer keeps the same, so the forward passes
+    of three shallow models tell what one of any depth keeps.
+    """
+
+    def kept(encoder_layers: int, decoder_layers: int) -> int:
+        shallow = config.but(encoder_layers=encoder_layers, decoder_layers=decoder_layers)
+        return _kept(shallow.but(vocabulary=2, source_vocabulary=None), sentences, source, target)
+
+    one = kept(1, 1)
+    deeper_encoder, deeper_decoder = kept(2, 1) - one, kept(1, 2) - one
+    return one + (config.encoder_layers - 1) * deeper_encoder + (config.decoder_layers - 1) * deeper_decoder
+
+
+def _kept(config: TransformerConfig, sentences: int, source: int, target: int) -> int:
+    with torch.device("meta"):
+        model = Transformer(config)
+    model.to_empty(device="cpu")  # sizes do not depend on the weights, so these are never filled
+    tokens = [torch.full((sentences, length), int(config.pad == 0)) for length in (source, target)]  # none is padding
+    found: dict[int, Tensor] = {}  # by storage: several views of one tensor are kept once
+
+    def pack(x: Tensor) -> Tensor:
+        found[x.untyped_storage().data_ptr()] = x
+        return x
+
+    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        model.features(*tokens)
+    for parameter in model.parameters():
+        found.pop(parameter.untyped_storage().data_ptr(), None)
+    return sum(x.untyped_storage().nbytes() for x in found.values())
+
+
+PAPER_VOCABULARY = 37_000  # §5.1
+PAPER_TOKENS = 25_000  # in a step, of the source and again of the target (§5.1)
+
+
+@dataclass(frozen=True)
+class PaperRun:
+    """A training run of the paper (§5.2), and the cost that Table 2 states for it."""
+
+    config: TransformerConfig
+    steps: int
+    hours: float
+    stated: float  # Table 2
+
+    def model_flops(self, length: int = 25) -> int:
+        """FLOPs of the model in the whole run, if all sentences are this long."""
+        return self.steps * training_flops(self.config, PAPER_TOKENS // length, length, length)
+
+    @property
+    def gpu_flops(self) -> float:
+        """What 8 GPUs do in that time at 9.5e12 FLOP/s each (note to §6.1): the origin of the stated cost."""
+        return self.hours * 3600 * 8 * 9.5e12
+
+    def utilisation(self, length: int = 25) -> float:
+        """The share of that which went into the model.
+
+        >>> f"{PAPER_RUNS['base'].utilisation():.0%} {PAPER_RUNS['big'].utilisation():.0%}"
+        '29% 42%'
+        """
+        return self.model_flops(length) / self.gpu_flops
+
+
+PAPER_RUNS = {
+    "base": PaperRun(TransformerConfig.base(PAPER_VOCABULARY), steps=100_000, hours=12, stated=3.3e18),
+    "big": PaperRun(TransformerConfig.big(PAPER_VOCABULARY), steps=300_000, hours=3.5 * 24, stated=2.3e19),
+}

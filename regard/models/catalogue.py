@@ -1,0 +1,53 @@
+"""From what a person types, `base heads=16 positions=rope`, to a config."""
+
+import math
+from collections.abc import Iterable
+from difflib import get_close_matches
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from regard.models.transformer import PRESETS, TransformerConfig
+
+NAMES = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none"}
+BOOLS = {"true": True, "false": False}
+
+
+def configure(preset: str, changes: Iterable[str] = (), *, vocabulary: int) -> TransformerConfig:
+    """The config of a preset with changes written `key=value`, each value read as its setting's type asks.
+
+    >>> configure("base", ["positions=rope", "d_k=none", "dropout=0"], vocabulary=37_000).positions
+    'rope'
+    >>> configure("base", ["heads=many"], vocabulary=37_000)
+    Traceback (most recent call last):
+    ValueError: heads='many': expected a whole number
+    """
+    if preset not in PRESETS:
+        near = get_close_matches(preset, PRESETS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown preset {preset!r}: {hint}There are {', '.join(PRESETS)}")
+    types = get_type_hints(TransformerConfig)
+    values: dict[str, Any] = {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals:
+            raise ValueError(f"{change!r} is not a change: write key=value, as in heads=16")
+        values[key] = _read(key, text, types[key]) if key in types else text  # `but` refuses an unknown key
+    config = PRESETS[preset](vocabulary).but(**values)
+    for key, value in vars(config).items():
+        if type(value) is int and value < 1 and key != "pad":
+            raise ValueError(f"{key}={value}: it must be at least 1")
+    return config
+
+
+def _read(key: str, text: str, kind: Any) -> Any:
+    kinds = get_args(kind) or (kind,)  # int | None -> int, None
+    if NoneType in kinds and text.lower() == "none":
+        return None
+    try:
+        value = BOOLS[text.lower()] if bool in kinds else kinds[0](text)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError
+        return value
+    except (KeyError, ValueError):
+        expected = " or ".join(NAMES[k] for k in kinds)
+        raise ValueError(f"{key}={text!r}: expected {expected}") from None
