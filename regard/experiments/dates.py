@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from regard.data.batching import Batch, collate
 from regard.data.dates import LOCALES, WrittenDate, date_pairs, vocabulary
@@ -127,5 +128,6 @@ def _samples(answers: list[Answer]) -> Table:
     shown += [answer for answer in answers if not answer.right and answer not in shown][:2]
     for answer in shown:
         verdict = "[green]✓[/]" if answer.right else f"[red]✗[/] {answer.asked.iso}"
-        table.add_row(f"[dim]{answer.asked.locale}[/]", f"\u2068{answer.asked.text}\u2069", answer.said, verdict)
+        # The text comes last: a terminal that turns Arabic around must not turn the answer with it.
+        table.add_row(f"[dim]{answer.asked.locale}[/]", answer.said, verdict, Text(answer.asked.text))
     return table

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -81,7 +82,9 @@ def edit(model: nn.Module, changes: Mapping[str, Change]) -> Iterator[None]:
         if name not in known:
             near = get_close_matches(name, known, n=1) or list(known)
             raise ValueError(f"no attention is named {name!r}: did you mean {' or '.join(near)}?")
-        watchers[known[name].weights] = change if callable(change) else _scaling(change, known[name].heads, name)
+        # `partial` makes a watcher of its own of a function that may be at work already, in an edit around this one.
+        own = partial(change) if callable(change) else _scaling(change, known[name].heads, name)
+        watchers[known[name].weights] = own
     with _watching(watchers):
         yield
 

@@ -42,6 +42,8 @@ def fit(
     """Train on each batch in turn with Adam (§5.3): a step is one batch, its loss a mean over its labels."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.Adam(parameters, lr=0.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    if parameters[0].device.type != "cpu":
+        shards = 1  # an accelerator shares the work out by itself
     with Shards(shards) as parallel:
         for step, batch in enumerate(batches, 1):
             start, tokens = time.perf_counter(), batch.tokens

@@ -14,16 +14,20 @@ from torch import Tensor, nn
 from regard.core.dropout import drawing_from, fresh_seed
 
 
+MOST = 4
+
+
 class Shards:
     """Threads that share a batch: `with Shards() as shards: shards.backward(...)`.
 
-    The gradient is the same in every run: rows go to shards in order, each shard draws its dropout from a generator
-    of its own, seeded from PyTorch's, and the shards' gradients are added in order.
+    The gradient is the same in every run with as many shards: rows go to shards in order, each shard draws its
+    dropout from a generator of its own, seeded from PyTorch's, and the shards' gradients are added in order. Each
+    shard holds a gradient of its own meanwhile, so there are no more than MOST unless asked for.
     """
 
     def __init__(self, count: int | None = None) -> None:
         cores = torch.get_num_threads()
-        self.count = cores if count is None else count
+        self.count = min(cores, MOST) if count is None else count
         if self.count < 1:
             raise ValueError(f"a batch needs at least 1 shard, got {self.count}")
         threads = max(1, cores // self.count)

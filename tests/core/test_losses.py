@@ -40,7 +40,7 @@ def value_and_gradients(loss: Callable[..., Tensor], inputs: Inputs, *args: Any)
     return [out.detach(), *torch.autograd.grad(3 * out, [x for x in inputs[:3] if x is not None])]
 
 
-@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-10), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize("bias", [True, False])
 # One row a block, also where a row is larger than the block; two rows; a ragged last block; all in one.
@@ -53,7 +53,7 @@ def test_equals_pytorchs_in_value_and_gradient(
     expected = value_and_gradients(theirs, inputs, smoothing)
     for mine, their in zip(value_and_gradients(ours, inputs, smoothing), expected, strict=True):
         assert mine.dtype == their.dtype
-        torch.testing.assert_close(mine, their, atol=atol, rtol=0)
+        torch.testing.assert_close(mine, their, atol=atol * max(1.0, their.abs().max().item()), rtol=0)
 
 
 def test_half_precision_is_as_near_to_the_truth_as_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

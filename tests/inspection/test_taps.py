@@ -124,7 +124,7 @@ def test_several_heads_in_several_places(model: Transformer) -> None:
 
 
 def test_a_function_says_what_to_use_instead(model: Transformer) -> None:
-    with edit(model, {name: torch.clone for name in attentions(model)}):
+    with edit(model, dict.fromkeys(attentions(model), torch.clone)):
         same = model(SOURCE, TARGET)
     close(same, model(SOURCE, TARGET))
     with edit(model, {CROSS: lambda w: torch.full_like(w, 1 / w.shape[-1])}):
