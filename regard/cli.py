@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -103,6 +104,18 @@ def info(
     console.print(_memory_table(memory, f"{source} + {target} tokens"))
     if runs:
         console.print(_paper_table(runs))
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path, typer.Option(help="Where the attention page goes.")] = Path("runs/dates"),
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 800,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 0,
+) -> None:
+    """Train a small model to read dates in sixty languages, and see where it looks."""
+    from regard.experiments.dates import demo
+
+    demo(directory, steps=steps, seed=seed)
 
 
 def _table(title: str, caption: str, *columns: str) -> Table:

@@ -111,7 +111,7 @@ class Shaw(Positions):
     def bias(self, q: Tensor, keys: int, offset: int = 0) -> Tensor:
         B, H, T, _ = q.shape
         clipped = distances(T, keys, offset, q.device).clamp(-self.clip, self.clip) + self.clip  # (T, S)
-        by_distance = q @ self.table.transpose(1, 2)  # (B, H, T, 2·clip + 1)
+        by_distance = torch.einsum("bhtd,hrd->bhtr", q, self.table)  # r: the 2·clip + 1 distances
         return by_distance.gather(-1, clipped.expand(B, H, T, keys))
 
 

@@ -67,7 +67,6 @@ def breakdown(config: TransformerConfig, sentences: int = 1, source: int = 25, t
     kernels = c.feed_forward == "convolution"
     W = (inner + 1) * c.d_model * c.d_ff + kernels * KERNEL * c.d_ff
     feed_forward = W + c.bias * ((inner + kernels) * c.d_ff + c.d_model)
-
     norm = c.d_model * (2 if c.norm_kind == "layer" else 1)  # gain and bias; gain
     last = c.norm == "pre"  # a pre-norm stack ends with a norm
     return [
@@ -98,7 +97,11 @@ def _positions(c: TransformerConfig, d_k: int, S: int, T: int) -> tuple[int, int
 
 
 def parameters(config: TransformerConfig) -> int:
-    """How many numbers the model learns: `parameters(TransformerConfig.base(37_000))` is 63,082,496."""
+    """How many numbers the model learns.
+
+    >>> parameters(TransformerConfig.base(37_000))
+    63082496
+    """
     return sum(part.parameters for part in breakdown(config))
 
 
@@ -151,8 +154,7 @@ def footprint(config: TransformerConfig, sentences: int = 1, source: int = 25, t
 def activations(config: TransformerConfig, sentences: int = 1, source: int = 25, target: int = 25) -> int:
     """Bytes that autograd keeps between forward and backward pass in fp32 on a CPU, dropout as configured; measured.
 
-    The loss is left out: it holds one block of logits at a time. Each layer keeps the same, so the forward passes
-    of three shallow models tell what one of any depth keeps.
+    The loss is left out. Each layer keeps the same, so three shallow models tell what one of any depth keeps.
     """
 
     def kept(encoder_layers: int, decoder_layers: int) -> int:
@@ -183,7 +185,6 @@ def _kept(config: TransformerConfig, sentences: int, source: int, target: int) -
 
 
 PAPER_VOCABULARY = 37_000  # §5.1
-PAPER_TOKENS = 25_000  # in a step, of the source and again of the target (§5.1)
 
 
 @dataclass(frozen=True)
@@ -196,8 +197,8 @@ class PaperRun:
     stated: float  # Table 2
 
     def model_flops(self, length: int = 25) -> int:
-        """FLOPs of the model in the whole run, if all sentences are this long."""
-        return self.steps * training_flops(self.config, PAPER_TOKENS // length, length, length)
+        """FLOPs of the model in all steps, of 25,000 source and target tokens each (§5.1), in sentences this long."""
+        return self.steps * training_flops(self.config, 25_000 // length, length, length)
 
     @property
     def gpu_flops(self) -> float:

@@ -32,11 +32,7 @@ def configure(preset: str, changes: Iterable[str] = (), *, vocabulary: int) -> T
         if not equals:
             raise ValueError(f"{change!r} is not a change: write key=value, as in heads=16")
         values[key] = _read(key, text, types[key]) if key in types else text  # `but` refuses an unknown key
-    config = PRESETS[preset](vocabulary).but(**values)
-    for key, value in vars(config).items():
-        if type(value) is int and value < 1 and key != "pad":
-            raise ValueError(f"{key}={value}: it must be at least 1")
-    return config
+    return PRESETS[preset](vocabulary).but(**values)
 
 
 def _read(key: str, text: str, kind: Any) -> Any:

@@ -77,6 +77,12 @@ class TransformerConfig:
                 f"tie='all' makes one matrix of both vocabularies, but they have {self.source_vocabulary} and "
                 f"{self.vocabulary} entries: use one joint vocabulary, or tie='target'"
             )
+        for name in ("vocabulary", "source_vocabulary", "encoder_layers", "decoder_layers", "d_ff", "max_length"):
+            if (size := getattr(self, name)) is not None and size < 1:
+                raise ValueError(f"{name} = {size}: it must be at least 1")
+        for name in ("dropout", "attention_dropout", "feed_forward_dropout", "stochastic_depth"):
+            if not 0.0 <= (p := getattr(self, name)) <= 1.0:
+                raise ValueError(f"{name} = {p}: a probability lies in [0, 1]")
         self.attention  # noqa: B018  checks heads and widths
 
     @property

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from regard.core.dropout import drawing_from, fresh_seed
 
-
 MOST = 4
 
 

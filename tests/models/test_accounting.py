@@ -75,7 +75,7 @@ def test_parameters_are_those_of_the_model(config: TransformerConfig) -> None:
 @given(configs())
 @settings(max_examples=20, deadline=None)
 def test_each_part_has_the_parameters_of_its_modules(config: TransformerConfig) -> None:
-    own = {"embeddings": 0, "positions": 0, "output": 0} | {part.name: 0 for part in breakdown(config)}
+    own = {part.name: 0 for part in breakdown(config)}
     for name, p in Transformer(config).named_parameters():  # a shared parameter comes once, by its first name
         stack, *path = name.split(".")
         if "positions" in path:
@@ -90,7 +90,7 @@ def test_each_part_has_the_parameters_of_its_modules(config: TransformerConfig) 
 
 
 @given(configs(), st.integers(1, 3), st.integers(1, 7), st.integers(1, 7))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_flops_are_those_that_torch_counts(config: TransformerConfig, sentences: int, source: int, target: int) -> None:
     assert forward_flops(config, sentences, source, target) == counted_flops(config, sentences, source, target)
 
@@ -214,13 +214,14 @@ def vocabularies(config: TransformerConfig, millions: int) -> range:
     return range(first, end)
 
 
-def common_vocabularies() -> range:
-    ranges = [vocabularies(TransformerConfig.base(1, **changes), millions) for changes, millions in TABLE_3]
+def common_vocabularies(bias: bool = True) -> range:
+    ranges = [vocabularies(TransformerConfig.base(1, bias=bias, **changes), millions) for changes, millions in TABLE_3]
     return range(max(r.start for r in ranges), min(r.stop for r in ranges))
 
 
 def test_one_vocabulary_explains_every_row_of_table_3_that_derives_from_base() -> None:
     assert common_vocabularies() == range(40_932, 41_161)
+    assert common_vocabularies(bias=False) == range(41_040, 41_249)
     for vocabulary in (40_932, 41_000, 41_160):
         for changes, millions in TABLE_3:
             assert round(parameters(TransformerConfig.base(vocabulary, **changes)) / 1e6) == millions, changes
@@ -251,7 +252,8 @@ def test_the_paper_states_what_its_gpus_could_do(name: str, utilisation: float) 
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "accounting.md").read_text("utf-8")
-LINES = re.findall(r"^(.{18})(.+) = ([\d,.e]+)(%?)$", "\n".join(re.findall(r"```text\n(.*?)```", PAGE, re.S)), re.M)
+BOXES = "".join(re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL))
+LINES = re.findall(r"^(.{18})(.+) = ([\d,.e]+)(%?)$", BOXES, re.MULTILINE)  # label, sum, figure
 
 
 @pytest.mark.parametrize(("label", "sum_", "figure", "percent"), LINES, ids=[line[0].strip() for line in LINES])
@@ -262,27 +264,26 @@ def test_each_line_of_the_page_is_true_to_its_last_digit(label: str, sum_: str, 
     assert abs(Decimal(value) - shown) <= half_digit, f"{label.strip()}: {value}"
 
 
-def test_the_page_says_what_the_code_says() -> None:
-    said = {figure + percent for _, _, figure, percent in LINES}
-    assert len(LINES) == sum(
-        " = " in line for block in re.findall(r"```text\n(.*?)```", PAGE, re.S) for line in block.splitlines()
-    )
-    base, big = PAPER_RUNS["base"], PAPER_RUNS["big"]
-    for run in (base, big):
-        assert f"{footprint(run.config).cache_per_target_token:,}" in said
-        assert f"{run.model_flops():.2e}".replace("e+", "e") in said
-        assert f"{run.gpu_flops:.2e}".replace("e+", "e") in said
-        assert f"{run.utilisation():.0%}" in said
-        assert f"{footprint(run.config).weights['fp32'] / 1e6:.1f}" in said
-        assert f"{footprint(run.config).training_state / 1e9:.2f}" in said
-    assert f"{parameters(base.config):,}" in said
-    assert f"{parameters(TransformerConfig.base(41_000)):,}" in said
-    common, of_big = common_vocabularies(), vocabularies(big.config, 213)
-    for figure in (parameters(big.config), common[0], common[-1], of_big[0], of_big[-1]):
-        assert f"{figure:,}" in PAGE
-    claims = re.findall(r"about ([\d.]+) (MB|GB)(?: in base)? and (?:about )?([\d.]+)", PAGE)
-    assert [unit for _, unit, _ in claims] == ["MB", "GB"]
-    for (small, unit, large), sentences in zip(claims, (1, 125), strict=True):
-        size = {"MB": 1e6, "GB": 1e9}[unit]
-        for claim, run in ((small, base), (large, big)):  # kernels differ between machines: a tenth either way
-            assert sentences * activations(run.config) / size == pytest.approx(float(claim), rel=0.1)
+@pytest.mark.parametrize("name", ["base", "big"])
+def test_the_page_says_what_the_code_says(name: str) -> None:
+    run, said = PAPER_RUNS[name], {figure + percent for _, _, figure, percent in LINES}
+    memory = footprint(run.config)
+    assert f"{memory.cache_per_target_token:,}" in said
+    assert f"{memory.weights['fp32'] / 1e6:.1f}" in said
+    assert f"{memory.training_state / 1e9:.2f}" in said
+    assert f"{run.utilisation():.0%}" in said
+    for flops in (run.model_flops(), run.gpu_flops):
+        assert f"{flops:.2e}".replace("e+", "e") in said
+    assert f"{parameters(run.config):,}" in PAGE
+    one = re.findall(r"about ([\d.]+) MB in base and about ([\d.]+) MB in big", PAGE)
+    step = re.findall(r"about ([\d.]+) GB and ([\d.]+) GB", PAGE)
+    for ((of_base, of_big),), unit in ((one, 1e6), (step, 1e9 / 125)):
+        claim = float({"base": of_base, "big": of_big}[name]) * unit
+        assert memory.activations == pytest.approx(claim, rel=0.1)  # machines differ in their kernels
+
+
+def test_the_page_is_checked_whole_and_knows_the_vocabularies() -> None:
+    assert len(LINES) == len(BOXES.splitlines()) > 0
+    assert f"{parameters(TransformerConfig.base(41_000)):,}" in PAGE
+    for found in (common_vocabularies(), vocabularies(PAPER_RUNS["big"].config, 213)):
+        assert f"{found[0]:,} to {found[-1]:,} entries" in PAGE

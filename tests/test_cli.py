@@ -1,0 +1,180 @@
+"""The command: right figures, one line for a mistake, and no waiting for torch where it is not needed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import regard
+from regard import cli
+from regard.models.accounting import forward_flops, parameters
+from regard.models.catalogue import configure
+from regard.models.transformer import TransformerConfig
+
+
+def start(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """`python -m regard ...` in a process of its own."""
+    command = [sys.executable, "-m", "regard", *arguments]
+    plain = {"TERM": "dumb", "COLUMNS": "100"}
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **plain, **environment})
+
+
+def show(*arguments: str) -> str:
+    """The output of a command that must succeed, in this process."""
+    result = CliRunner().invoke(cli.app, [*arguments], env={"TERM": "dumb", "COLUMNS": "100"}, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def fail(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command that must fail says, in this process."""
+    monkeypatch.setattr(sys, "argv", ["regard", *arguments])
+    monkeypatch.delenv("REGARD_TRACEBACK", raising=False)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    out, error = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    assert error.count("\n") == 1
+    return error.strip()
+
+
+def test_help_and_version_do_not_load_torch() -> None:
+    program = "import sys, regard.cli; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_lazy_names_are_the_real_ones() -> None:
+    from regard.inspection import taps
+
+    assert regard.record is taps.record
+    assert regard.edit is taps.edit
+    with pytest.raises(AttributeError, match="'regard' has no attribute 'recrod'"):
+        regard.recrod  # noqa: B018
+
+
+def test_version_and_help() -> None:
+    assert show("--version") == f"regard {regard.__version__}\n"
+    assert "info" in show("--help")
+    assert "--vocabulary" in show("info", "--help")
+
+
+def test_info_of_base_shows_its_totals_and_the_papers_runs() -> None:
+    shown = start("info", "base")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    config = TransformerConfig.base(37_000)
+    total = rf"total +{parameters(config):,} +{forward_flops(config):,}"
+    assert re.search(total, shown.stdout)
+    assert re.search(r"encoder self-attention +6,303,744 +10.0% +322,252,800 +10.2%", shown.stdout)
+    assert re.search(r"training state +1.009 GB", shown.stdout)
+    assert re.search(r"base +100,000 .* 3.3e\+18 +29%", shown.stdout)
+    assert re.search(r"big +300,000 .* 2.3e\+19 +42%", shown.stdout)
+
+
+def test_info_follows_changes_and_options() -> None:
+    changes = ["positions=shaw", "heads=8", "d_k=none", "d_v=24", "bias=False", "feed_forward=convolution"]
+    shown = show("info", "tiny", *changes, "--vocabulary", "1000", "--source", "7", "--target", "5")
+    config = TransformerConfig.tiny(1000, positions="shaw", heads=8, d_v=24, bias=False, feed_forward="convolution")
+    assert re.search(rf"total +{parameters(config):,} +{forward_flops(config, 1, 7, 5):,}", shown)
+    assert "paper" not in shown
+
+
+def test_info_fits_a_narrow_terminal() -> None:
+    result = CliRunner().invoke(cli.app, ["info", "tiny"], env={"TERM": "dumb", "COLUMNS": "80"})
+    assert "…" not in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_info_as_json() -> None:
+    account = json.loads(show("info", "tiny", "norm=pre", "--vocabulary", "1000", "--json"))
+    config = TransformerConfig.tiny(1000, norm="pre")
+    assert TransformerConfig(**account["config"]) == config
+    assert account["parameters"] == parameters(config) == sum(part["parameters"] for part in account["parts"])
+    assert account["forward_flops"] == forward_flops(config) == sum(part["flops"] for part in account["parts"])
+    assert account["memory"]["weights"]["fp32"] == 4 * parameters(config)
+    assert account["paper"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bsae"], "error: unknown preset 'bsae': did you mean 'base'? There are tiny, small, base, big"),
+        (["gigantic"], "error: unknown preset 'gigantic': There are tiny, small, base, big"),
+        (["base", "head=16"], "error: a Transformer has no setting 'head': did you mean 'heads'?"),
+        (["base", "heads"], "error: 'heads' is not a change: write key=value, as in heads=16"),
+        (["base", "heads=1.5"], "error: heads='1.5': expected a whole number"),
+        (["base", "d_k=wide"], "error: d_k='wide': expected a whole number or none"),
+        (["base", "heads=none"], "error: heads='none': expected a whole number"),
+        (["base", "bias=maybe"], "error: bias='maybe': expected true or false"),
+        (["base", "dropout=nan"], "error: dropout='nan': expected a number"),
+        (["base", "scale="], "error: scale='': expected a number or none"),
+        (["base", "encoder_layers=-1"], "error: encoder_layers = -1: it must be at least 1"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fail("info", *arguments, monkeypatch=monkeypatch, capsys=capsys) == message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["heads=7"], "7"),
+        (["positions=roep"], "'roep'"),
+        (["dropout=2"], "2.0"),
+        (["positions=learned", "max_length=8"], "25"),
+        (["positions=rope", "d_k=3"], "3"),
+        (["source_vocabulary=5"], "5"),
+    ],
+)
+def test_a_setting_that_no_model_can_have_is_one_line(
+    arguments: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = fail("info", "tiny", *arguments, monkeypatch=monkeypatch, capsys=capsys)
+    assert said.startswith("error: ")
+    assert named in said
+
+
+def test_a_mistake_from_the_shell() -> None:
+    ended = start("info", "bsae", REGARD_TRACEBACK="")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: unknown preset")
+    assert ended.stderr.count("\n") == 1
+    traced = start("info", "bsae", REGARD_TRACEBACK="1")
+    assert traced.returncode != 0
+    assert "Traceback" in traced.stderr
+
+
+def test_a_missing_file_is_named_without_its_error_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "app", lambda **_: Path("no/such/file").read_text())
+    assert fail(monkeypatch=monkeypatch, capsys=capsys) == "error: no/such/file: No such file or directory"
+
+
+def test_an_error_may_look_like_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    said = fail("info", "[bold]:smile:" + "x" * 200, monkeypatch=monkeypatch, capsys=capsys)
+    assert "'[bold]:smile:" + "x" * 200 in said
+
+
+def test_interruption_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.models.catalogue.configure", interrupt)
+    monkeypatch.setattr(sys, "argv", ["regard", "info", "base"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_values_are_read_by_their_type() -> None:
+    config = configure("base", ["d_k=none", "tie=none", "positions=none", "scale=1", "bias=TRUE"], vocabulary=10)
+    assert (config.d_k, config.tie, config.positions, config.scale, config.bias) == (None, "none", "none", 1.0, True)
+    assert configure("big", ["vocabulary=41_000"], vocabulary=10).vocabulary == 41_000
