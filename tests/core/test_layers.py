@@ -243,6 +243,7 @@ def test_embeddings_are_scaled_and_placed() -> None:
         ([[-1, 2]], r"token ids lie in 0\.\.9, got -1\.\.2"),
         ([3, 4], r"tokens are integers \(batch, length\), got torch.int64 of shape \(2,\)"),
         ([[3.0, 4.0]], r"tokens are integers \(batch, length\), got torch.float32"),
+        ([[True, False]], r"tokens are integers \(batch, length\), got torch.bool"),
     ],
 )
 def test_what_is_no_token_is_refused(tokens: list, message: str) -> None:

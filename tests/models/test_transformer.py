@@ -1,5 +1,6 @@
 """The whole model equals Hugging Face's Marian, and every variant of it keeps the promises of a Transformer."""
 
+import copy
 import itertools
 import math
 from typing import Any
@@ -110,24 +111,24 @@ def marian(ours: Transformer) -> MarianMTModel:
         state[f"model.{side}.embed_positions.weight"] = positions
         for i, layer in enumerate(getattr(ours, side).layers):
             name = f"model.{side}.layers.{i}"
-            copy_attention(state, f"{name}.self_attn", layer.self_attention)
+            put_attention(state, f"{name}.self_attn", layer.self_attention)
             if side == "decoder":
-                copy_attention(state, f"{name}.encoder_attn", layer.cross_attention)
-            copy(state, f"{name}.fc1", layer.feed_forward.sublayer.inner)
-            copy(state, f"{name}.fc2", layer.feed_forward.sublayer.outer)
-            copy(state, f"{name}.final_layer_norm", layer.feed_forward.norm)
+                put_attention(state, f"{name}.encoder_attn", layer.cross_attention)
+            put(state, f"{name}.fc1", layer.feed_forward.sublayer.inner)
+            put(state, f"{name}.fc2", layer.feed_forward.sublayer.outer)
+            put(state, f"{name}.final_layer_norm", layer.feed_forward.norm)
     missing, unexpected = theirs.load_state_dict(state, strict=False)
     assert (missing, unexpected) == (["final_logits_bias"], [])  # a buffer, zero
     return theirs.eval()
 
 
-def copy(state: dict[str, Tensor], name: str, module: nn.Module) -> None:
+def put(state: dict[str, Tensor], name: str, module: nn.Module) -> None:
     state[f"{name}.weight"], state[f"{name}.bias"] = module.weight, module.bias
 
 
-def copy_attention(state: dict[str, Tensor], name: str, residual: nn.Module) -> None:
-    copy(state, f"{name}_layer_norm", residual.norm)
-    copy(state, f"{name}.out_proj", residual.sublayer.output)
+def put_attention(state: dict[str, Tensor], name: str, residual: nn.Module) -> None:
+    put(state, f"{name}_layer_norm", residual.norm)
+    put(state, f"{name}.out_proj", residual.sublayer.output)
     mine = residual.sublayer
     parts = [mine.query, mine.key_value] if mine.cross else [mine.query_key_value]
     for kind in ("weight", "bias"):
@@ -206,6 +207,19 @@ def test_an_empty_source_is_survived(variant: str) -> None:
     logits = model.decode(TARGET, memory)
     assert logits.isfinite().all()
     close(model.decode(TARGET, Memory(torch.randn_like(memory.states), memory.mask)), logits)  # nothing of it is read
+
+
+@every_variant
+def test_half_precision_is_as_near_as_its_numbers(variant: str) -> None:
+    half = build(**VARIANTS[variant]).bfloat16()
+    exact = build(**VARIANTS[variant])
+    exact.load_state_dict(half.state_dict())  # the same rounded weights
+    logits, single = exact(SOURCE, TARGET), copy.deepcopy(half).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = single(SOURCE, TARGET)
+    for theirs in (half(SOURCE, TARGET), mixed):
+        assert theirs.dtype == torch.bfloat16
+        assert (theirs.double() - logits).abs().max() < 0.1 * logits.std()  # 2^-8 at each of some 30 operations
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -366,6 +380,10 @@ def test_every_parameter_learns_from_the_chunked_loss_as_from_the_logits() -> No
         ({"source_vocabulary": 30}, "they have 30 and 23 entries: use one joint vocabulary, or tie='target'"),
         ({"heads": 3}, "d_model = 16 does not divide into 3 heads"),
         ({"kv_heads": 3}, "kv_heads = 3 does not divide heads = 4"),
+        ({"vocabulary": 0}, "vocabulary = 0: it must be at least 1"),
+        ({"source_vocabulary": -1, "tie": "none"}, "source_vocabulary = -1"),
+        ({"decoder_layers": 0}, "decoder_layers = 0"),
+        ({"stochastic_depth": 1.5}, r"stochastic_depth = 1.5: a probability lies in \[0, 1\]"),
     ],
 )
 def test_an_impossible_config_is_refused_at_once(changes: dict[str, Any], message: str) -> None:
