@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.cache import KeyValues
+from regard.core.dropout import check_probability
 from regard.core.dropout import dropout as drop
 from regard.core.efficient import chunked
 from regard.core.layers import linear
@@ -45,6 +46,7 @@ def attend(
     torch.Size([2, 4, 5, 3])
     """
     k, v = _check(q, k, v, mask, bias)
+    check_probability(dropout)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if backend == "auto":
         backend = _choose(q, k, mask, bias, dropout)
@@ -207,6 +209,7 @@ class AttentionConfig:
         for name in ("d_model", "heads", "kv_heads", "d_k", "d_v"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} = {value}: it must be at least 1")
+        check_probability(self.dropout)
         if (self.d_k is None or self.d_v is None) and self.d_model % self.heads:
             raise ValueError(
                 f"d_model = {self.d_model} does not divide into {self.heads} heads: choose a divisor or set d_k, d_v"
@@ -232,7 +235,8 @@ class MultiHeadAttention(nn.Module):
         self, config: AttentionConfig, *, d_memory: int | None = None, positions: Positions | None = None
     ) -> None:
         super().__init__()
-        self.config, self.positions = config, positions
+        self.config, self.cross = config, d_memory is not None
+        self.positions = positions or Positions()
         self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
         self.d_k = config.d_k or config.d_model // config.heads
         self.d_v = config.d_v or config.d_model // config.heads
@@ -246,7 +250,6 @@ class MultiHeadAttention(nn.Module):
         else:
             self.query = linear(config.d_model, self.widths[0], bias=config.bias)
             self.key_value = linear(d_memory, *self.widths[1:], bias=config.bias)
-        self.cross = d_memory is not None
         self.weights = Tap()
         self.output = (
             nn.Identity() if not config.output else linear(self.heads * self.d_v, config.d_model, bias=config.bias)
@@ -266,6 +269,7 @@ class MultiHeadAttention(nn.Module):
         With a cache, x holds the new positions only: self-attention adds their keys and values to the cache;
         attention to a memory projects it at the first step and reads the cache from then on.
         """
+        _check_width("x", x, self.config.d_model)
         scale = self.d_k**-0.5 if self.config.scale is None else self.config.scale
         dropout = self.config.dropout if self.training else 0.0
         if self.cross:
@@ -275,10 +279,7 @@ class MultiHeadAttention(nn.Module):
         else:
             offset = cache.length if cache is not None else 0
             q, k, v = self._from_itself(x, cache, offset)
-            if (
-                self.positions is not None
-                and (relative := self.positions.bias(q * scale, k.shape[2], offset)) is not None
-            ):
+            if (relative := self.positions.bias(q, k.shape[2], offset, scale)) is not None:
                 bias = relative if bias is None else bias + relative
         if self.weights.watchers:
             weights = self.weights(attention_weights(q, k, mask=mask, bias=bias, scale=scale))  # (B, H, T, S)
@@ -290,8 +291,7 @@ class MultiHeadAttention(nn.Module):
     def _from_itself(self, x: Tensor, cache: KeyValues | None, offset: int) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.query_key_value(x).split(self.widths, -1)
         q, k, v = _split(q, self.heads), _split(k, self.kv_heads), _split(v, self.kv_heads)
-        if self.positions is not None:
-            q, k = self.positions.rotate(q, offset), self.positions.rotate(k, offset)
+        q, k = self.positions.rotate(q, offset), self.positions.rotate(k, offset)
         return (q, k, v) if cache is None else (q, *cache.extend(k, v))
 
     def _from_memory(self, x: Tensor, memory: Tensor | None, cache: KeyValues | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -300,11 +300,17 @@ class MultiHeadAttention(nn.Module):
             return q, cache.keys, cache.values
         if memory is None:
             raise ValueError("this attention reads a memory: pass it, or a cache that has seen it")
+        _check_width("memory", memory, self.key_value.in_features)
         k, v = self.key_value(memory).split(self.widths[1:], -1)
         k, v = _split(k, self.kv_heads), _split(v, self.kv_heads)
         if cache is not None:
             cache.keys, cache.values, cache.length = k, v, k.shape[2]
         return q, k, v
+
+
+def _check_width(name: str, x: Tensor, width: int) -> None:
+    if x.dim() != 3 or x.shape[2] != width:
+        raise ValueError(f"this attention takes {name} of shape (batch, length, {width}), got {tuple(x.shape)}")
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

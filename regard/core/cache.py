@@ -11,7 +11,8 @@ from torch import Tensor
 
 @dataclass
 class KeyValues:
-    """Keys and values of the past of one attention, in buffers that double when full.
+    """Keys and values of the past of one attention, in buffers that double when full. They are written in place, so
+    a cache is for inference.
 
     >>> past = KeyValues()
     >>> for _ in range(3):
@@ -26,12 +27,13 @@ class KeyValues:
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k (B, H, T, d_k) and v (B, H, T, d_v); return all keys and values so far, as views."""
-        start, self.length = self.length, self.length + k.shape[2]
-        self.keys = _room(self.keys, k, start, self.length)
-        self.values = _room(self.values, v, start, self.length)
-        self.keys[:, :, start : self.length] = k
-        self.values[:, :, start : self.length] = v
-        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+        start, end = self.length, self.length + k.shape[2]
+        if self.keys is not None and len(self.keys) != len(k):
+            raise ValueError(f"the cache holds a batch of {len(self.keys)}, not of {len(k)}: start a new one")
+        self.keys, self.values = _room(self.keys, k, start, end), _room(self.values, v, start, end)
+        self.keys[:, :, start:end], self.values[:, :, start:end] = k, v
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
 
     def reorder(self, index: Tensor) -> None:
         """Keep the rows `index` of the batch, in that order (a beam search chooses its survivors so)."""

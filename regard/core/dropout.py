@@ -38,6 +38,13 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
         _source.reset(token)
 
 
+def check_probability(p: float) -> float:
+    """p, or an error if it is none."""
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"a dropout probability lies in [0, 1], got {p}")
+    return p
+
+
 def fresh_seed() -> int:
     """A seed for a generator of one's own, drawn like everything else."""
     return int(torch.randint(2**62, (), generator=_source.get()).item())
@@ -71,6 +78,7 @@ class _Dropout(torch.autograd.Function):
 
 def dropout(x: Tensor, p: float) -> Tensor:
     """Zero each element with probability p and scale the others by 1 / (1 - p)."""
+    check_probability(p)
     if p == 0.0:
         return x
     if x.device.type != "cpu" or round(p * LEVELS) == LEVELS:
@@ -83,9 +91,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"a dropout probability lies in [0, 1], got {p}")
-        self.p = p
+        self.p = check_probability(p)
 
     def forward(self, x: Tensor) -> Tensor:
         return dropout(x, self.p) if self.training else x

@@ -91,8 +91,8 @@ class ConvolutionFeedForward(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if kernel % 2 == 0:
-            raise ValueError(f"a centred convolution needs an odd kernel, got {kernel}")
+        if kernel < 1 or (kernel % 2 == 0 and not causal):
+            raise ValueError(f"a convolution needs a kernel of at least 1, and an odd one to be centred; got {kernel}")
         self.kernel, self.causal = kernel, causal
         self.inner = linear(d_model, d_ff, bias=bias)
         self.depthwise = nn.Conv1d(d_ff, d_ff, kernel, groups=d_ff, bias=bias)

@@ -35,15 +35,20 @@ def linear_cross_entropy(
     >>> linear_cross_entropy(h, w, torch.tensor([1, 2, 3])).item() / 3  # ln 10
     2.302585...
     """
-    if hidden.shape[:-1] != labels.shape or hidden.shape[-1] != weight.shape[1]:
+    V, d = weight.shape if weight.dim() == 2 else (0, 0)
+    if V == 0 or hidden.shape != (*labels.shape, d) or (bias is not None and bias.shape != (V,)):
         raise ValueError(
             f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and labels {tuple(labels.shape)} do not fit: "
-            "they are (..., d), (vocabulary, d) and (...)"
+            f"they are (..., d), (vocabulary, d) and (...); a bias{'' if bias is None else f' {tuple(bias.shape)}'} is "
+            "(vocabulary,)"
         )
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"label smoothing lies in [0, 1), got {smoothing}")
-    if hidden.dtype != weight.dtype:
-        raise ValueError(f"hidden is {hidden.dtype} and weight is {weight.dtype}: convert one of them with .to()")
+    if hidden.dtype != weight.dtype or (bias is not None and bias.dtype != weight.dtype):
+        kinds = ", ".join(str(x.dtype) for x in (hidden, weight, bias) if x is not None)
+        raise ValueError(f"hidden, weight and bias have dtypes {kinds}: convert them to one with .to()")
+    if labels.dtype != torch.int64:
+        raise ValueError(f"labels are token ids in int64, got {labels.dtype}")
     count = labels != ignore
     y = labels[count]
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(weight):
@@ -60,10 +65,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         N, V = len(h), len(W)
         n = max(1, BLOCK // V)
         exact = torch.promote_types(h.dtype, torch.float32)  # exponentials and sums: never in half precision
-        mean_W, mean_b = W.mean(0), 0.0 if b is None else b.mean()
+        mean_W, mean_b = W.mean(0, dtype=exact), 0.0 if b is None else b.mean(dtype=exact)
         buffer = h.new_empty(min(n, N), V)
-        dh, dW = torch.empty_like(h) if need_h else None, torch.zeros_like(W) if need_W else None
-        db = torch.zeros_like(b) if need_b and b is not None else None
+        dh = torch.empty_like(h) if need_h else None
+        dW = torch.zeros_like(W, dtype=exact) if need_W else None
+        db = torch.zeros_like(b, dtype=exact) if need_b and b is not None else None
         loss = h.new_zeros((), dtype=exact)
         for start in range(0, N, n):
             rows = slice(start, start + n)
@@ -74,17 +80,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
             z_y, top = z.gather(1, label), z.amax(1, keepdim=True)
             e = z.sub_(top).exp_()
             s = e.sum(1, keepdim=True)  # softmax = e / s
-            loss += (top + s.log() - (1 - eps) * z_y).sum() - eps * (x @ mean_W + mean_b).sum()
-            e = e.scatter_add_(1, label, (eps - 1) * s).to(h.dtype)  # s · (softmax - (1 - ε) onehot)
-            s = s.to(h.dtype)
+            loss += (top + s.log() - (1 - eps) * z_y).sum()
+            e.scatter_add_(1, label, (eps - 1) * s)  # s · (softmax - (1 - ε) onehot)
+            if h.dtype != exact:
+                e, s = e.div_(s).to(h.dtype), torch.ones((), dtype=h.dtype, device=h.device)
             if dh is not None:
                 dh[rows] = (e @ W) / s - eps * mean_W
-            if dW is not None:
+            if dW is not None and h.dtype == exact:
                 dW.addmm_(e.T, x / s)
+            elif dW is not None:
+                dW += e.T @ x
             if db is not None:
-                db += (e / s).sum(0) - eps * len(x) / V
-        if dW is not None:
-            dW -= h.sum(0) * (eps / V)
+                db += (e / s).sum(0)
+        sum_h = h.sum(0, dtype=exact)
+        loss -= eps * (sum_h @ mean_W + N * mean_b)
+        dW = None if dW is None else dW.sub_(sum_h * (eps / V)).to(W.dtype)
+        db = None if b is None or db is None else db.sub_(eps * N / V).to(b.dtype)
         ctx.save_for_backward(dh, dW, db)
         return loss
 

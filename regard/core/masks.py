@@ -40,9 +40,13 @@ class Mask:
         return self.block(torch.arange(T, device=device), torch.arange(S, device=device))
 
     def __and__(self, other: "Mask") -> "Mask":
+        if not isinstance(other, Mask):
+            return NotImplemented
         return Mask(lambda i, j: self.rule(i, j) & other.rule(i, j), _join(self.shape, other.shape))
 
     def __or__(self, other: "Mask") -> "Mask":
+        if not isinstance(other, Mask):
+            return NotImplemented
         return Mask(lambda i, j: self.rule(i, j) | other.rule(i, j), _join(self.shape, other.shape))
 
 

@@ -26,8 +26,8 @@ class Positions(nn.Module):
         """Queries or keys x (B, H, T, d_k), rotated."""
         return x
 
-    def bias(self, q: Tensor, keys: int, offset: int = 0) -> Tensor | None:
-        """What to add to the scores of q (B, H, T, d_k), already scaled, and that many keys: (1 or B, H, T, S)."""
+    def bias(self, q: Tensor, keys: int, offset: int = 0, scale: float = 1.0) -> Tensor | None:
+        """What to add to the scores scale · q·k of q (B, H, T, d_k) and that many keys: (1 or B, H, T, S)."""
         return None
 
 
@@ -108,10 +108,10 @@ class Shaw(Positions):
         self.table = nn.Parameter(torch.empty(heads, 2 * clip + 1, d_k))
         nn.init.normal_(self.table, std=d_k**-0.5)
 
-    def bias(self, q: Tensor, keys: int, offset: int = 0) -> Tensor:
+    def bias(self, q: Tensor, keys: int, offset: int = 0, scale: float = 1.0) -> Tensor:
         B, H, T, _ = q.shape
         clipped = distances(T, keys, offset, q.device).clamp(-self.clip, self.clip) + self.clip  # (T, S)
-        by_distance = torch.einsum("bhtd,hrd->bhtr", q, self.table)  # r: the 2·clip + 1 distances
+        by_distance = scale * torch.einsum("bhtd,hrd->bhtr", q, self.table)  # r: the 2·clip + 1 distances
         return by_distance.gather(-1, clipped.expand(B, H, T, keys))
 
 
@@ -124,6 +124,8 @@ class T5Bias(Positions):
 
     def __init__(self, heads: int, both_ways: bool, buckets: int = 32, maximum: int = 128) -> None:
         super().__init__()
+        if buckets < 4 or maximum <= buckets // 2:
+            raise ValueError(f"T5's bias needs at least 4 buckets and a larger maximum, got {buckets} and {maximum}")
         self.both_ways, self.buckets, self.maximum = both_ways, buckets, maximum
         self.table = nn.Parameter(torch.empty(buckets, heads))
         nn.init.normal_(self.table, std=0.1)
@@ -142,7 +144,7 @@ class T5Bias(Positions):
         wide = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
         return first + torch.where(away < exact, away, wide)
 
-    def bias(self, q: Tensor, keys: int, offset: int = 0) -> Tensor:
+    def bias(self, q: Tensor, keys: int, offset: int = 0, scale: float = 1.0) -> Tensor:
         bucket = self.bucket(distances(q.shape[2], keys, offset, q.device))
         return self.table[bucket].permute(2, 0, 1)[None].to(q.dtype)  # (T, S, H) -> (1, H, T, S)
 
@@ -150,11 +152,9 @@ class T5Bias(Positions):
 class ALiBi(Positions):
     """Scores fall linearly with the distance, by a slope fixed for each head (Press et al. 2022).
 
-    >>> ALiBi(heads=8).slopes[:3].tolist()
-    [0.5, 0.25, 0.125]
+    >>> ALiBi(heads=8).slopes[:3]
+    (0.5, 0.25, 0.125)
     """
-
-    slopes: Tensor
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -162,12 +162,12 @@ class ALiBi(Positions):
         # then every second slope of the next larger one.
         small = 2 ** int(math.log2(heads))
         slopes = [2 ** (-8 * (i + 1) / small) for i in range(small)]
-        slopes += [2 ** (-4 * (i + 1) / small) for i in range(0, 2 * (heads - small), 2)]
-        self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
+        self.slopes = (*slopes, *(2 ** (-4 * (i + 1) / small) for i in range(0, 2 * (heads - small), 2)))
 
-    def bias(self, q: Tensor, keys: int, offset: int = 0) -> Tensor:
+    def bias(self, q: Tensor, keys: int, offset: int = 0, scale: float = 1.0) -> Tensor:
         away = distances(q.shape[2], keys, offset, q.device).abs()
-        return (-self.slopes[:, None, None] * away)[None].to(q.dtype)  # (1, H, T, S)
+        slopes = torch.tensor(self.slopes, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        return (-slopes[:, None, None] * away)[None].to(q.dtype)  # (1, H, T, S)
 
 
 ABSOLUTE = ("none", "sinusoidal", "learned")

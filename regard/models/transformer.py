@@ -23,7 +23,7 @@ from regard.core.layers import (
     GatedFeedForward,
     Residual,
 )
-from regard.core.masks import Mask, causal, padding
+from regard.core.masks import causal, padding
 from regard.core.positions import ABSOLUTE, RELATIVE, Positions, absolute_positions, relative_positions
 
 
@@ -80,6 +80,8 @@ class TransformerConfig:
         for name in ("vocabulary", "source_vocabulary", "encoder_layers", "decoder_layers", "d_ff", "max_length"):
             if (size := getattr(self, name)) is not None and size < 1:
                 raise ValueError(f"{name} = {size}: it must be at least 1")
+        if not 0 <= self.pad < self.vocabulary:
+            raise ValueError(f"pad = {self.pad} is no token: the vocabulary has ids 0..{self.vocabulary - 1}")
         for name in ("dropout", "attention_dropout", "feed_forward_dropout", "stochastic_depth"):
             if not 0.0 <= (p := getattr(self, name)) <= 1.0:
                 raise ValueError(f"{name} = {p}: a probability lies in [0, 1]")
@@ -142,7 +144,12 @@ class Memory(NamedTuple):
     """What the encoder hands to the decoder."""
 
     states: Tensor  # (B, S, d_model)
-    mask: Tensor | Mask | None = None  # which states may be attended to
+    mask: Tensor | None = None  # (B, 1, 1, S): which states may be attended to
+
+    def reorder(self, index: Tensor) -> "Memory":
+        """The rows `index` of the batch, in that order."""
+        mask = None if self.mask is None else self.mask.index_select(0, index)
+        return Memory(self.states.index_select(0, index), mask)
 
 
 class Transformer(nn.Module):
@@ -181,7 +188,7 @@ class Transformer(nn.Module):
     def encode(self, source: Tensor) -> Memory:
         """source (B, S), padded with `pad` -> what the decoder attends to."""
         keep = source != self.config.pad
-        mask = padding(keep)
+        mask = padding(keep).dense(1, keep.shape[1], keep.device)
         return Memory(self.encoder(self.source_embedding(source), mask=mask, keep=keep), mask)
 
     def decode(self, target: Tensor, memory: Memory, cache: Cache | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.core import efficient
+from regard.core import attention, efficient
 from regard.core.attention import AttentionConfig, MultiHeadAttention, attend, attention_weights
 from regard.core.cache import KeyValues
 from regard.core.masks import Mask, causal, padding
@@ -301,3 +301,34 @@ def test_cross_attention_projects_its_memory_once() -> None:
 def test_impossible_shapes_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AttentionConfig(**arguments)
+
+
+def test_inputs_of_another_width_are_refused() -> None:
+    itself, cross = MultiHeadAttention(AttentionConfig(12, 3)), MultiHeadAttention(AttentionConfig(12, 3), d_memory=7)
+    with pytest.raises(ValueError, match=r"x of shape \(batch, length, 12\), got \(2, 5, 10\)"):
+        itself(torch.randn(2, 5, 10))
+    with pytest.raises(ValueError, match=r"memory of shape \(batch, length, 7\), got \(2, 5, 12\)"):
+        cross(torch.randn(2, 5, 12), torch.randn(2, 5, 12))
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.5])
+def test_a_dropout_that_is_no_probability_is_refused(p: float) -> None:
+    with pytest.raises(ValueError, match=f"got {p}"):
+        attend(Q, Q, Q, dropout=p)
+    with pytest.raises(ValueError, match=f"got {p}"):
+        AttentionConfig(12, 3, dropout=p)
+
+
+def test_auto_writes_out_weights_only_where_they_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    for name, backend in attention.BACKENDS.items():
+        spy = lambda *a, name=name, backend=backend: taken.append(name) or backend(*a)  # noqa: E731
+        monkeypatch.setitem(attention.BACKENDS, name, spy)
+    bias = torch.zeros(1, 4, 3, 3, requires_grad=True)
+    for large in (2**20, 1):
+        monkeypatch.setattr(attention, "LARGE", large)
+        attend(Q, Q, Q, mask=causal())
+        attend(Q, Q, Q, dropout=0.1)
+        attend(Q, Q, Q, bias=bias)
+        attend(Q, Q, Q, mask=causal(1))
+    assert taken == ["fused", "math", "fused", "fused", "fused", "chunked", "chunked", "chunked"]

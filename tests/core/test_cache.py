@@ -62,3 +62,11 @@ def test_a_stack_reorders_every_part_of_every_layer_and_an_empty_one_is_left_alo
         assert torch.equal(layer.self_attention.keys[:, :, :3], x[1:])
         assert torch.equal(layer.cross_attention.values[:, :, :3], x[1:])
         assert torch.equal(layer.feed_forward.past, x[1:, 0, 1:])
+
+
+def test_a_batch_of_another_size_is_refused_and_leaves_the_cache_as_it_was() -> None:
+    past = KeyValues()
+    past.extend(torch.ones(3, 2, 4, 5), torch.ones(3, 2, 4, 5))
+    with pytest.raises(ValueError, match="a batch of 3, not of 1"):
+        past.extend(torch.ones(1, 2, 1, 5), torch.ones(1, 2, 1, 5))
+    assert past.length == 4

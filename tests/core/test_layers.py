@@ -269,5 +269,6 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
         GatedFeedForward(4, 8, "relu")
     with pytest.raises(ValueError, match="'middle': choose post or pre"):
         Residual(nn.Identity(), nn.Identity(), "middle")
-    with pytest.raises(ValueError, match="odd kernel, got 4"):
-        ConvolutionFeedForward(4, 8, 4, causal=True)
+    with pytest.raises(ValueError, match="odd one to be centred; got 4"):
+        ConvolutionFeedForward(4, 8, 4, causal=False)
+    assert ConvolutionFeedForward(4, 8, 4, causal=True)(torch.randn(1, 5, 4)).shape == (1, 5, 4)

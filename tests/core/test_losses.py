@@ -1,5 +1,6 @@
 """The chunked loss equals PyTorch's in value and gradient, at any block size, and never holds all logits."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -164,8 +165,10 @@ H, W, Y = torch.zeros(2, 3, 4), torch.zeros(10, 4), torch.zeros(2, 3, dtype=torc
     [
         ((H, W, Y[0]), r"hidden \(2, 3, 4\), weight \(10, 4\) and labels \(3,\) do not fit"),
         ((H, W.T, Y), r"weight \(4, 10\).*do not fit"),
-        ((H, W.double(), Y), "hidden is torch.float32 and weight is torch.float64"),
+        ((H, W.double(), Y), "dtypes torch.float32, torch.float64: convert"),
         ((H, W, Y + 10), r"labels lie in 0\.\.9 \(or are -100\), got 10\.\.10"),
+        ((H, W[0], Y), r"weight \(4,\).*do not fit"),
+        ((H, W, Y.float()), "labels are token ids in int64, got torch.float32"),
         ((H, W, Y - 1), r"labels lie in 0\.\.9 \(or are -100\), got -1\.\.-1"),
     ],
 )
@@ -178,3 +181,23 @@ def test_what_does_not_fit_is_refused(arguments: tuple, message: str) -> None:
 def test_smoothing_out_of_range_is_refused(smoothing: float) -> None:
     with pytest.raises(ValueError, match=r"lies in \[0, 1\), got " + str(smoothing)):
         linear_cross_entropy(H, W, Y, smoothing=smoothing)
+
+
+@pytest.mark.parametrize("bias", [torch.zeros(1), torch.zeros(3), torch.zeros(10, dtype=torch.float64)])
+def test_a_bias_that_does_not_fit_is_refused(bias: Tensor) -> None:
+    with pytest.raises(ValueError, match="bias"):
+        linear_cross_entropy(H, W, Y, bias=bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_survives_a_large_vocabulary(dtype: torch.dtype) -> None:
+    """With flat logits the sum of exponentials is the size of the vocabulary, more than fp16 can hold."""
+    V = 70_000
+    h, W = torch.zeros(2, 4, dtype=dtype, requires_grad=True), torch.zeros(V, 4, dtype=dtype, requires_grad=True)
+    loss = linear_cross_entropy(h, W, torch.tensor([0, 1]), smoothing=0.1)
+    loss.backward()
+    assert loss.item() == pytest.approx(2 * math.log(V), rel=1e-5)
+    assert h.grad is not None
+    assert W.grad is not None
+    assert h.grad.isfinite().all()
+    assert W.grad.isfinite().all()

@@ -59,3 +59,8 @@ def test_masks_that_do_not_go_together_are_refused() -> None:
 def test_padding_takes_bools_of_batch_and_keys(keep: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         padding(keep)
+
+
+def test_a_rule_and_a_tensor_do_not_mix() -> None:
+    with pytest.raises(TypeError, match="unsupported operand"):
+        causal() & torch.ones(1, 1, 2, 2, dtype=torch.bool)

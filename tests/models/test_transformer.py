@@ -13,7 +13,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from regard.core.attention import MultiHeadAttention
 from regard.core.losses import linear_cross_entropy
-from regard.core.positions import ABSOLUTE, RELATIVE, sinusoid
+from regard.core.positions import ABSOLUTE, RELATIVE, Positions, sinusoid
 from regard.models.transformer import PRESETS, Memory, Transformer, TransformerConfig
 
 SHAPE: dict[str, Any] = {
@@ -351,7 +351,7 @@ def test_relative_positions_belong_to_the_stack_or_to_the_layer(positions: str, 
         if positions == "t5":  # only an encoder needs buckets for what comes later
             assert own[0].both_ways == (stack is model.encoder)
     modules = [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
-    assert [m.positions is None for m in modules] == [m.cross for m in modules]  # a memory has no distances
+    assert [type(m.positions) is Positions for m in modules] == [m.cross for m in modules]  # a memory has no distances
 
 
 def test_every_parameter_learns_from_the_chunked_loss_as_from_the_logits() -> None:
