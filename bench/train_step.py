@@ -3,19 +3,21 @@
     python bench/train_step.py [tiny] [base] [--dropout paper|everywhere] [--rounds N]
 
 One step is forward, label-smoothed loss, backward, clipping and Adam (fused), on the same batches of right-padded
-sentences, bucketed by length. Contestants alternate within one run; printed are medians over the rounds. Peak memory
-is the growth of the resident set over that of the imports, each contestant in a process of its own.
+sentences, bucketed by length. Each contestant has a process of its own, so that none inherits the other's heap, and
+they take turns; printed are medians over the rounds. Peak memory is what model and steps add to the resident set.
 """
 
 import argparse
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from measure import PeakMemory, in_fresh_process
+from measure import PeakMemory
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -157,33 +159,40 @@ def stepper(name: str, config: TransformerConfig) -> Callable[[Tensor, Tensor, T
     return step
 
 
-def time_all(config: TransformerConfig, rounds: int) -> dict[str, float]:
-    """Labelled target tokens a second: median over the rounds."""
+def work(name: str, config: TransformerConfig) -> None:
+    """A contestant in its own process: for each line on standard input a round, answered with labels a second."""
     data = batches(config.vocabulary)
     tokens = sum(int((labels != PAD).sum()) for _, _, labels in data)
-    steps = {name: stepper(name, config) for name in CONTESTANTS}
-    speed: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
-    for step in steps.values():
-        step(*data[0])
-    for _ in range(rounds):
-        for name, step in steps.items():
+    if name == "Hugging Face Marian":
+        import transformers.models.marian.modeling_marian  # noqa: F401  its imports do not count as memory
+    with PeakMemory() as peak:
+        step = stepper(name, config)
+        for batch in data[::3]:
+            step(*batch)
+        print("ready", flush=True)
+        for _ in sys.stdin:
             start = time.perf_counter()
             for batch in data:
                 step(*batch)
-            speed[name].append(tokens / (time.perf_counter() - start))
-    return {name: statistics.median(v) for name, v in speed.items()}
+            print(tokens / (time.perf_counter() - start), flush=True)
+    print(peak.mib, flush=True)
 
 
-def peak_memory(name: str, config: TransformerConfig) -> float:
-    """MiB of resident memory that two steps add at their peak. Run it in a fresh process."""
-    data = batches(config.vocabulary)[-2:]
-    if name == "Hugging Face Marian":
-        import transformers.models.marian.modeling_marian  # noqa: F401  its imports do not count
-    with PeakMemory() as peak:
-        step = stepper(name, config)
-        for batch in data:
-            step(*batch)
-    return peak.mib
+def compete(arguments: list[str], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Tokens a second (median over the rounds) and peak MiB of each contestant."""
+    workers, speed, memory = {}, {name: [] for name in CONTESTANTS}, {}
+    for name in CONTESTANTS:
+        command = [sys.executable, __file__, *arguments, "--work-as", name]
+        workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        if workers[name].stdout.readline() != "ready\n":
+            raise SystemExit(f"{name} did not start")
+    for _ in range(rounds):
+        for name, worker in workers.items():  # the others wait for their turn
+            print("go", file=worker.stdin, flush=True)
+            speed[name].append(float(worker.stdout.readline()))
+    for name, worker in workers.items():
+        memory[name] = float(worker.communicate()[0])
+    return {name: statistics.median(values) for name, values in speed.items()}, memory
 
 
 def main() -> None:
@@ -191,21 +200,20 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", default=["tiny", "base"])
     parser.add_argument("--dropout", choices=["paper", "everywhere"], default="paper")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    parser.add_argument("--work-as", choices=CONTESTANTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     extra = {"attention_dropout": 0.1, "feed_forward_dropout": 0.1} if args.dropout == "everywhere" else {}
     for shape in args.shapes:
         config = PRESETS[shape](VOCABULARY[shape], dropout=0.1, **extra)
-        if args.memory_of:
-            print(peak_memory(args.memory_of, config))
+        if args.work_as:
+            work(args.work_as, config)
             continue
-        speed = time_all(config, args.rounds)
-        memory = {n: in_fresh_process(shape, "--dropout", args.dropout, "--memory-of", n) for n in CONTESTANTS}
+        speed, memory = compete([shape, "--dropout", args.dropout], args.rounds)
         table = Table(
             title=f"{shape}, vocabulary {config.vocabulary:,}, {TOKENS:,} target tokens, dropout {args.dropout}"
         )
-        for column in ("", "tokens/s", "regard is faster by", "peak MiB", "regard needs"):
-            table.add_column(column, justify="right" if column else "left")
+        for column in ("", "tokens/s", "regard: speed", "peak MiB", "regard: memory"):
+            table.add_column(column, justify="right" if column else "left", no_wrap=True)
         for name in CONTESTANTS:
             table.add_row(
                 name,

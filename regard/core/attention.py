@@ -19,7 +19,7 @@ from regard.core.dropout import check_probability
 from regard.core.dropout import dropout as drop
 from regard.core.efficient import chunked
 from regard.core.layers import linear
-from regard.core.masks import Mask
+from regard.core.masks import AnyMask, Mask
 from regard.core.positions import Positions
 
 
@@ -28,7 +28,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     *,
-    mask: Tensor | Mask | None = None,
+    mask: AnyMask | None = None,
     bias: Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
@@ -59,7 +59,7 @@ def attention_weights(
     q: Tensor,
     k: Tensor,
     *,
-    mask: Tensor | Mask | None = None,
+    mask: AnyMask | None = None,
     bias: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
@@ -72,7 +72,7 @@ def attention_weights(
     return _weights(q, k, mask, bias, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
-def _weights(q: Tensor, k: Tensor, mask: Tensor | Mask | None, bias: Tensor | None, scale: float) -> Tensor:
+def _weights(q: Tensor, k: Tensor, mask: AnyMask | None, bias: Tensor | None, scale: float) -> Tensor:
     scores = (q * scale) @ k.transpose(-2, -1)  # (B, H, T, S)
     if bias is not None:
         scores = scores + bias
@@ -88,7 +88,7 @@ def _math(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Tensor | Mask | None,
+    mask: AnyMask | None,
     bias: Tensor | None,
     scale: float,
     dropout: float,
@@ -100,7 +100,7 @@ def _fused(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Tensor | Mask | None,
+    mask: AnyMask | None,
     bias: Tensor | None,
     scale: float,
     dropout: float,
@@ -121,14 +121,14 @@ def _fused(
     return out.masked_fill(blind, 0.0) if guard else out
 
 
-Backend = Callable[[Tensor, Tensor, Tensor, Tensor | Mask | None, Tensor | None, float, float], Tensor]
+Backend = Callable[[Tensor, Tensor, Tensor, AnyMask | None, Tensor | None, float, float], Tensor]
 BACKENDS: dict[str, Backend] = {"math": _math, "fused": _fused, "chunked": chunked}
 
 
 LARGE = 2**26  # numbers: a quarter of a gigabyte in fp32
 
 
-def _choose(q: Tensor, k: Tensor, mask: Tensor | Mask | None, bias: Tensor | None, dropout: float) -> str:
+def _choose(q: Tensor, k: Tensor, mask: AnyMask | None, bias: Tensor | None, dropout: float) -> str:
     """PyTorch's kernels, unless they would write out the weights or the mask themselves."""
     (B, H, T, _), S = q.shape, k.shape[2]
     if dropout and q.device.type == "cpu":  # they would, and their dropout is slow
@@ -140,11 +140,11 @@ def _choose(q: Tensor, k: Tensor, mask: Tensor | Mask | None, bias: Tensor | Non
     return "fused"
 
 
-def _dense(mask: Tensor | Mask, q: Tensor, k: Tensor) -> Tensor:
+def _dense(mask: AnyMask, q: Tensor, k: Tensor) -> Tensor:
     return mask if isinstance(mask, Tensor) else mask.dense(q.shape[2], k.shape[2], q.device)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Mask | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def _check(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Refuse what does not fit, naming the values; return k and v with one head for each query head."""
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
@@ -260,7 +260,7 @@ class MultiHeadAttention(nn.Module):
         x: Tensor,
         memory: Tensor | None = None,
         *,
-        mask: Tensor | Mask | None = None,
+        mask: AnyMask | None = None,
         bias: Tensor | None = None,
         cache: KeyValues | None = None,
     ) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.core.cache import Cache, LayerCache
 from regard.core.layers import Residual
-from regard.core.masks import Mask
+from regard.core.masks import AnyMask
 
 
 class EncoderLayer(nn.Module):
@@ -20,7 +20,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.self_attention, self.feed_forward = self_attention, feed_forward
 
-    def forward(self, x: Tensor, *, mask: Tensor | Mask | None = None, keep: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, mask: AnyMask | None = None, keep: Tensor | None = None) -> Tensor:
         """x (B, T, d_model) -> (B, T, d_model). `keep` (B, T) tells real tokens from padding."""
         x = self.self_attention(x, mask=mask)
         return self.feed_forward(x, keep=keep)
@@ -40,8 +40,8 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         memory: Tensor | None = None,
         *,
-        mask: Tensor | Mask | None = None,
-        memory_mask: Tensor | Mask | None = None,
+        mask: AnyMask | None = None,
+        memory_mask: AnyMask | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, T, d_model), memory (B, S, any width) -> (B, T, d_model)."""

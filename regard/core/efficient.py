@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.core.dropout import fresh_seed, keep_mask, keep_scale
-from regard.core.masks import Mask
+from regard.core.masks import AnyMask, Mask
 
 BLOCK = 256  # rows and columns of scores held at a time
 
@@ -24,7 +24,7 @@ def chunked(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Tensor | Mask | None,
+    mask: AnyMask | None,
     bias: Tensor | None,
     scale: float,
     dropout: float,
@@ -109,7 +109,7 @@ class _Blocks:
         self,
         q: Tensor,
         k: Tensor,
-        mask: Tensor | Mask | None,
+        mask: AnyMask | None,
         bias: Tensor | None,
         scale: float,
         p: float,

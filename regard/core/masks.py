@@ -50,6 +50,9 @@ class Mask:
         return Mask(lambda i, j: self.rule(i, j) | other.rule(i, j), _join(self.shape, other.shape))
 
 
+AnyMask = Tensor | Mask
+
+
 def _join(a: Shape, b: Shape) -> Shape:
     if any(m != n and 1 not in (m, n) for m, n in zip(a, b, strict=True)):
         raise ValueError(f"masks of shapes {a} and {b} do not go together: each size must agree or be 1")

@@ -159,7 +159,8 @@ def activations(config: TransformerConfig, sentences: int = 1, source: int = 25,
 
     def kept(encoder_layers: int, decoder_layers: int) -> int:
         shallow = config.but(encoder_layers=encoder_layers, decoder_layers=decoder_layers)
-        return _kept(shallow.but(vocabulary=2, source_vocabulary=None), sentences, source, target)
+        fewest = shallow.but(vocabulary=config.pad + 2, source_vocabulary=None)  # a word, and the padding
+        return _kept(fewest, sentences, source, target)
 
     one = kept(1, 1)
     deeper_encoder, deeper_decoder = kept(2, 1) - one, kept(1, 2) - one
