@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 2**23  # logits held at a time
+BLOCK = 2**22  # logits held at a time
 
 
 def linear_cross_entropy(
