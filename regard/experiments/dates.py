@@ -105,8 +105,9 @@ def page(model: Transformer, answer: Answer) -> str:
         keys = written if name.startswith("decoder") and name.endswith("self_attention") else read
         role: Literal["read", "predicted"] = "read" if name.startswith("encoder") else "predicted"
         maps.append(AttentionMap(name, weights[0], queries, keys, role))
+    maps.sort(key=lambda m: (not m.name.endswith("cross_attention"), m.name.startswith("encoder")))
     note = f"Locale {answer.asked.locale}; the model writes {answer.said}, the date is {answer.asked.iso}."
-    return attention_page(maps[::-1], title=f"{answer.asked.text} → {answer.said}", note=note)
+    return attention_page(maps, title=f"{answer.asked.text} → {answer.said}", note=note)
 
 
 def _batches(split: Literal["train", "test"], seed: int) -> Iterator[Batch]:
