@@ -46,6 +46,7 @@ def demo(directory: Path, *, steps: int = 800, seed: int = 0, console: Console |
     console = console or Console()
     if steps < 1:
         raise ValueError(f"training takes at least 1 step, got {steps}")
+    directory.mkdir(parents=True, exist_ok=True)  # before training: a wrong name must not cost two minutes
     torch.manual_seed(seed)
     model = Transformer(
         TransformerConfig.tiny(len(vocabulary()), encoder_layers=2, decoder_layers=2, norm="pre", dropout=0.0)
