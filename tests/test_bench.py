@@ -1,0 +1,19 @@
+"""The benchmarks still run; what they print is not judged."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+def test_the_attention_benchmark_prints_a_row_for_each_length() -> None:
+    command = [sys.executable, ROOT / "bench" / "attention.py", "--lengths", "32", "128", "--rounds", "1"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "fused, ms" in result.stdout
+    assert "128" in result.stdout
+    assert "slope" in result.stdout
