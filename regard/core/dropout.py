@@ -52,14 +52,16 @@ def fresh_seed() -> int:
 
 def keep_mask(shape: torch.Size, p: float, *, generator: torch.Generator | None = None) -> Tensor:
     """A bool mask on the CPU, each element True with probability 1 - p; p is rounded to a multiple of 2**-16."""
-    n = shape.numel()
+    n, dropped = shape.numel(), round(p * LEVELS)
+    if dropped == LEVELS:  # a threshold beyond 16 bits
+        return torch.zeros(shape, dtype=torch.bool)
     draws = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator or _source.get())
-    return (draws.view(torch.int16)[:n] >= round(p * LEVELS) - LEVELS // 2).view(shape)
+    return (draws.view(torch.int16)[:n] >= dropped - LEVELS // 2).view(shape)
 
 
 def keep_scale(p: float) -> float:
-    """What the kept elements are multiplied with: 1 / (1 - p), p rounded as in `keep_mask`."""
-    return LEVELS / (LEVELS - round(p * LEVELS))
+    """What the kept elements are multiplied with: 1 / (1 - p), p rounded as in `keep_mask`; none is kept at p = 1."""
+    return LEVELS / max(1, LEVELS - round(p * LEVELS))
 
 
 class _Dropout(torch.autograd.Function):
@@ -81,7 +83,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     check_probability(p)
     if p == 0.0:
         return x
-    if x.device.type != "cpu" or round(p * LEVELS) == LEVELS:
+    if x.device.type != "cpu":
         return F.dropout(x, p)
     return _Dropout.apply(x, p)
 

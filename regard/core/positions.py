@@ -34,11 +34,13 @@ class Positions(nn.Module):
 def sinusoid(position: Tensor, d_model: int) -> Tensor:
     """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same): (T,) -> (T, d_model), in fp64.
 
+    Angles are computed on the CPU here and in `Rotary`: not every accelerator has fp64.
+
     >>> sinusoid(torch.tensor([0, 1]), 4).round(decimals=4).tolist()
     [[0.0, 1.0, 0.0, 1.0], [0.8415, 0.5403, 0.01, 1.0]]
     """
-    i = torch.arange(0, d_model, 2, dtype=torch.float64, device=position.device)
-    angle = position[:, None] * 10000 ** (-i / d_model)  # (T, d_model / 2)
+    i = torch.arange(0, d_model, 2, dtype=torch.float64, device="cpu")
+    angle = position.cpu()[:, None] * 10000 ** (-i / d_model)  # (T, d_model / 2)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :d_model]
 
 
@@ -46,8 +48,8 @@ class Sinusoidal(Positions):
     """The paper's (§3.5)."""
 
     def add(self, x: Tensor, offset: int = 0) -> Tensor:
-        at = torch.arange(offset, offset + x.shape[1], device=x.device)
-        return x + sinusoid(at, x.shape[2]).to(x.dtype)
+        at = torch.arange(offset, offset + x.shape[1], device="cpu")
+        return x + sinusoid(at, x.shape[2]).to(x.device, x.dtype)
 
 
 class Learned(Positions):
@@ -81,10 +83,10 @@ class Rotary(Positions):
         self.d_k, self.base = d_k, base
 
     def rotate(self, x: Tensor, offset: int = 0) -> Tensor:
-        at = torch.arange(offset, offset + x.shape[2], device=x.device)
-        i = torch.arange(0, self.d_k, 2, dtype=torch.float64, device=x.device)
+        at = torch.arange(offset, offset + x.shape[2], device="cpu")
+        i = torch.arange(0, self.d_k, 2, dtype=torch.float64, device="cpu")
         angle = at[:, None] * self.base ** (-i / self.d_k)  # (T, d_k / 2)
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        cos, sin = angle.cos().to(x.device, x.dtype), angle.sin().to(x.device, x.dtype)
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 

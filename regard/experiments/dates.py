@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 import torch
 from rich.console import Console
@@ -74,7 +73,7 @@ def train(model: Transformer, steps: int, seed: int, console: Console) -> None:
     with Progress("  ", *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("learning", total=steps, report="")
         schedule = lambda step: linear_to_zero(step, peak=3e-3, warmup=max(1, steps // 12), total=steps)  # noqa: E731
-        for report in fit(model, islice(_batches("train", seed), steps), schedule, smoothing=0.0):
+        for report in fit(model, islice(_batches(seed), steps), schedule, smoothing=0.0):
             line = (
                 f"step {report.step:,}/{steps:,} · loss {report.loss:.3f} · lr {report.learning_rate:.1e} · "
                 f"{report.tokens_per_second:,.0f} tok/s"
@@ -104,15 +103,15 @@ def page(model: Transformer, answer: Answer) -> str:
     for name, weights in seen.items():
         queries = read if name.startswith("encoder") else [*answer.said, "</s>"]
         keys = written if name.startswith("decoder") and name.endswith("self_attention") else read
-        role: Literal["read", "predicted"] = "read" if name.startswith("encoder") else "predicted"
+        role = "read" if name.startswith("encoder") else "predicted"
         maps.append(AttentionMap(name, weights[0], queries, keys, role))
     maps.sort(key=lambda m: (not m.name.endswith("cross_attention"), m.name.startswith("encoder")))
     note = f"Locale {answer.asked.locale}; the model writes {answer.said}, the date is {answer.asked.iso}."
     return attention_page(maps, title=f"{answer.asked.text} → {answer.said}", note=note)
 
 
-def _batches(split: Literal["train", "test"], seed: int) -> Iterator[Batch]:
-    dates = date_pairs(seed=seed, split=split)
+def _batches(seed: int) -> Iterator[Batch]:
+    dates = date_pairs(seed=seed, split="train")
     while True:
         yield _collate(list(islice(dates, BATCH)))
 

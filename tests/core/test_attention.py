@@ -332,3 +332,13 @@ def test_auto_writes_out_weights_only_where_they_are_few(monkeypatch: pytest.Mon
         attend(Q, Q, Q, bias=bias)
         attend(Q, Q, Q, mask=causal(1))
     assert taken == ["fused", "math", "fused", "fused", "fused", "chunked", "chunked", "chunked"]
+
+
+@pytest.mark.parametrize("backend", ["math", *FAST])
+def test_dropout_of_everything_gives_zeros(backend: str) -> None:
+    q, k, v = (draw((1, 2, 7, 4), i, torch.float32).requires_grad_() for i in range(3))
+    out = attend(q, k, v, dropout=1.0, backend=backend)
+    out.sum().backward()
+    assert out.eq(0).all()
+    assert v.grad is not None
+    assert v.grad.eq(0).all()
