@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from regard.core.positions import sinusoid
 from regard.models.transformer import PRESETS, Transformer, TransformerConfig
-from regard.training.loop import sequence_loss
+from regard.training.objectives import SequenceLoss
 from regard.training.parallel import Shards
 
 VOCABULARY = {"tiny": 10_000, "base": 37_000}
@@ -50,13 +50,13 @@ def batches(vocabulary: int, count: int = 4, seed: int = 0) -> list[tuple[Tensor
 def ours(config: TransformerConfig) -> tuple[nn.Module, Backward]:
     """regard as its training loop runs it: a thread for each core, and the loss in blocks."""
     model, shards = Transformer(config), Shards()
-    parameters = list(model.parameters())
+    objective, parameters = SequenceLoss(model, SMOOTHING), list(model.parameters())
 
     def backward(source: Tensor, target: Tensor, labels: Tensor) -> None:
         tokens = (labels != PAD).sum()
 
         def loss(*rows: Tensor) -> Tensor:
-            return sequence_loss(model, *rows, smoothing=SMOOTHING) / tokens
+            return objective(*rows) / tokens
 
         shards.backward(loss, parameters, (source, target, labels))
 

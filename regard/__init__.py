@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regard.api import load
     from regard.inspection.taps import edit, record
 
-__all__ = ["__version__", "edit", "record"]
+__all__ = ["__version__", "edit", "load", "record"]
 __version__ = "0.1.0.dev0"
 
 
@@ -15,4 +16,8 @@ def __getattr__(name: str) -> Any:
         from regard.inspection import taps
 
         return getattr(taps, name)
+    if name == "load":
+        from regard.api import load
+
+        return load
     raise AttributeError(f"module 'regard' has no attribute {name!r}")

@@ -5,7 +5,10 @@ torch takes a second to load, so each verb imports what it needs when it runs: h
 
 import json
 import os
+import shutil
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +22,8 @@ from rich.text import Text
 import regard
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from regard.models.accounting import Footprint, PaperRun, Part
 
 app = typer.Typer(help=regard.__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -107,15 +112,175 @@ def info(
 
 
 @app.command()
-def demo(
-    directory: Annotated[Path, typer.Option(help="Where the attention page goes.")] = Path("runs/dates"),
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 800,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 0,
+def train(
+    recipe: Annotated[str, typer.Argument(help="A shipped name, a .yaml file, or a run's directory to go on with.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="settings to change, as train.steps=100")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The model directory.  [default: runs/RECIPE]")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there already.")] = False,
+    dump: Annotated[bool, typer.Option("--dump", help="Print the whole recipe and stop.")] = False,
 ) -> None:
-    """Train a small model to read dates in sixty languages, and see where it looks."""
-    from regard.experiments.dates import demo
+    """Train a translator from raw text: one recipe in, one model directory out."""
+    from regard import recipe as recipes
 
-    demo(directory, steps=steps, seed=seed)
+    directory, resume = out or Path("runs") / Path(recipe).stem, False
+    if Path(recipe).is_dir():
+        directory, resume = Path(recipe), True
+        if not (directory / "recipe.yaml").exists():
+            raise ValueError(f"{recipe} is not a run to go on with: it has no recipe.yaml")
+    loaded = recipes.load(str(directory / "recipe.yaml") if resume else recipe, overrides or ())
+    if dump:
+        typer.echo(recipes.dump(loaded), nl=False)
+        return
+    if not resume and directory.exists() and any(directory.iterdir()):
+        if not overwrite:
+            raise ValueError(
+                f"{directory} is not empty: go on with it by `regard train {directory}`, replace it by --overwrite, "
+                "or choose another place by --out"
+            )
+        shutil.rmtree(directory)
+    from regard.pipeline import train
+
+    if not train(loaded, directory, name=directory.name if resume else Path(recipe).stem, resume=resume):
+        sys.exit(130)
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes that come with regard."""
+    from regard.recipe import shipped
+
+    table = _table("recipes", "Train one: regard train NAME [section.key=value ...]", "name", "")
+    table.show_header, table.columns[1].justify, table.columns[1].no_wrap = False, "left", False
+    for name, description in shipped().items():
+        table.add_row(name, description)
+    Console(highlight=False).print(table)
+
+
+@app.command()
+def data(
+    corpus: Annotated[str | None, typer.Argument(help="Fetch this one.  [default: list them all]")] = None,
+) -> None:
+    """List the corpora that regard knows, or fetch one."""
+    from regard.data.corpora import CORPORA, located, obtain
+
+    console = Console(highlight=False)
+    if corpus is None:
+        table = _table("corpora", "Fetch one: regard data NAME", "name", "pairs", "languages", "terms", "here")
+        for name, each in CORPORA.items():
+            place = located(name)
+            table.add_row(name, f"{each.pairs:,}", " → ".join(each.languages), each.licence, "yes" if place else "")
+        console.print(table)
+        return
+    with _fetching(console) as progress:
+        files = obtain(corpus, progress=progress)
+    for split, pairs in files.items():
+        console.print(f"  {split:6} {pairs.source}  {pairs.target}", soft_wrap=True)
+
+
+@app.command()
+def translate(
+    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    files: Annotated[list[Path] | None, typer.Argument(help="Text files, a sentence a line.  [default: stdin]")] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Width of the search; 1 is greedy.")] = None,
+    alpha: Annotated[float | None, typer.Option(min=0.0, help="Length penalty.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu",
+) -> None:
+    """Translate text, a sentence a line, to standard output."""
+    from regard.api import load
+    from regard.data.text import Skipped, read_lines
+
+    translator = load(model, device=device)
+    skipped = Skipped()
+    for file in files or [Path("-")]:
+        if str(file) == "-" and sys.stdin.isatty():
+            lines: Iterable[str] = _typed()
+            for line in lines:
+                typer.echo(translator.translate(line, beam=beam, alpha=alpha))
+            continue
+        for said in translator.translate_lines(read_lines(file, skipped=skipped), beam=beam, alpha=alpha):
+            typer.echo(said)
+    if skipped.report():
+        typer.echo(skipped.report(), err=True)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    source: Annotated[Path, typer.Option(help="What to translate, a sentence a line.")],
+    reference: Annotated[Path, typer.Option(help="What a person made of it, line by line.")],
+    beam: Annotated[int | None, typer.Option(min=1, help="Width of the search; 1 is greedy.")] = None,
+    alpha: Annotated[float | None, typer.Option(min=0.0, help="Length penalty.")] = None,
+    tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's tokeniser.  [default: the recipe's]")] = None,
+    lowercase: Annotated[bool | None, typer.Option(help="Compare in lower case.  [default: the recipe's]")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the reliability diagram here (.svg, .png).")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the translations here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Score a model on a text: BLEU, chrF, perplexity, accuracy, calibration."""
+    from regard.evaluate import evaluate
+
+    result = evaluate(
+        model,
+        source,
+        reference,
+        beam=beam,
+        alpha=alpha,
+        tokenize=tokenize,
+        lowercase=lowercase,
+        picture=picture,
+        output=output,
+    )
+    if as_json:
+        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+        return
+    table = _table(str(model), f"{result['sentences']:,} sentences, {result['tokens']:,} tokens", "", "", "")
+    table.show_header, table.columns[2].justify = False, "left"
+    for name in ("bleu", "chrf"):
+        table.add_row(result[name]["name"], f"{result[name]['score']:.2f}", result[name]["signature"])
+    table.add_row("perplexity", f"{result['perplexity']:.3f}", "of a token, given those before it")
+    table.add_row("accuracy", f"{result['accuracy']:.2%}", "of tokens foretold right")
+    table.add_row("calibration", f"{result['ece']:.2%}", "expected error of the confidence (ECE)")
+    Console(highlight=False).print(table)
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path | None, typer.Option(help="Where everything goes.  [default: runs/quickstart]")] = None,
+    dates: Annotated[bool, typer.Option("--dates", help="Learn to read dates instead: needs no corpus.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.  [default: about five minutes]")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed and steps give the same run.")] = 1,
+) -> None:
+    """Train a translator in about five minutes, and see where it looks."""
+    from regard.experiments.demo import demo
+
+    demo(directory, dates=dates, steps=steps, seed=seed)
+
+
+def _typed() -> Iterator[str]:
+    """Lines that a person types, until end of file."""
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return
+
+
+@contextmanager
+def _fetching(console: Console) -> "Iterator[Callable[[str, int, int | None], None]]":
+    """A progress bar for downloads."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("  {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int | None) -> None:
+            task = tasks.setdefault(what, progress.add_task(what)) if what not in tasks else tasks[what]
+            progress.update(task, completed=done, total=total)
+
+        yield show
 
 
 def _table(title: str, caption: str, *columns: str) -> Table:

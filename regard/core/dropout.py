@@ -38,6 +38,11 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
         _source.reset(token)
 
 
+def current_generator() -> torch.Generator | None:
+    """The generator that `drawing_from` named, if any."""
+    return _source.get()
+
+
 def check_probability(p: float) -> float:
     """p, or an error if it is none."""
     if not 0.0 <= p <= 1.0:

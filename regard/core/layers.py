@@ -31,6 +31,7 @@ def choose(what: str, name: str, among: dict[str, Choice]) -> Choice:
 def linear(d_in: int, *d_out: int, bias: bool = True) -> nn.Linear:
     """Matrices d_in -> d_out side by side in one product, each with Xavier's initialisation of its own."""
     product = nn.Linear(d_in, sum(d_out), bias)
+    product.parts = d_out  # type: ignore[assignment]  # plain numbers, for who takes each matrix by itself
     for matrix in product.weight.split(d_out):
         nn.init.xavier_uniform_(matrix)
     if bias:

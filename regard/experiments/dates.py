@@ -18,8 +18,8 @@ from regard.data.batching import Batch, collate
 from regard.data.dates import LOCALES, WrittenDate, date_pairs, vocabulary
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.greedy import greedy
-from regard.inspection.page import AttentionMap, attention_page, write_page
-from regard.inspection.taps import record
+from regard.inspection.maps import translation_maps
+from regard.inspection.page import attention_page, write_page
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
@@ -73,10 +73,10 @@ def train(model: Transformer, steps: int, seed: int, console: Console) -> None:
     with Progress("  ", *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("learning", total=steps, report="")
         schedule = lambda step: linear_to_zero(step, peak=3e-3, warmup=max(1, steps // 12), total=steps)  # noqa: E731
-        for report in fit(model, islice(_batches(seed), steps), schedule, smoothing=0.0):
+        for report in fit(model, islice(_batches(seed), steps), schedule, seed=seed, smoothing=0.0):
             line = (
                 f"step {report.step:,}/{steps:,} · loss {report.loss:.3f} · lr {report.learning_rate:.1e} · "
-                f"{report.tokens_per_second:,.0f} tok/s"
+                f"{report.tokens / report.seconds:,.0f} tok/s"
             )
             progress.update(task, advance=1, report=line)
             if not console.is_terminal and (report.step % 100 == 0 or report.step == steps):
@@ -93,19 +93,9 @@ def ask(model: Transformer, dates: list[WrittenDate]) -> list[Answer]:
 
 def page(model: Transformer, answer: Answer) -> str:
     """All heads while the model writes its answer, as one self-contained HTML page."""
-    model.eval()
-    said = vocabulary().encode(answer.said)
-    batch = collate([(vocabulary().encode(answer.asked.text), said)])
-    with torch.inference_mode(), record(model) as seen:
-        model(batch.source, batch.target)
-    read, written = [*answer.asked.text, "</s>"], ["<s>", *answer.said]
-    maps = []
-    for name, weights in seen.items():
-        queries = read if name.startswith("encoder") else [*answer.said, "</s>"]
-        keys = written if name.startswith("decoder") and name.endswith("self_attention") else read
-        role = "read" if name.startswith("encoder") else "predicted"
-        maps.append(AttentionMap(name, weights[0], queries, keys, role))
-    maps.sort(key=lambda m: (not m.name.endswith("cross_attention"), m.name.startswith("encoder")))
+    batch = collate([(vocabulary().encode(answer.asked.text), vocabulary().encode(answer.said))])
+    read, written = [*answer.asked.text, "</s>"], [*answer.said, "</s>"]
+    maps = translation_maps(model, batch.source, batch.target, read, written)
     note = f"Locale {answer.asked.locale}; the model writes {answer.said}, the date is {answer.asked.iso}."
     return attention_page(maps, title=f"{answer.asked.text} → {answer.said}", note=note)
 

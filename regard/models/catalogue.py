@@ -1,12 +1,24 @@
-"""From what a person types, `base heads=16 positions=rope`, to a config."""
+"""The family by name, and from what a person types, `base heads=16 positions=rope`, to a config."""
 
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
-from regard.models.transformer import PRESETS, TransformerConfig
+from torch import nn
+
+from regard.models.transformer import PRESETS, Transformer, TransformerConfig
+
+
+class Family(NamedTuple):
+    """A config and the model that it builds."""
+
+    config: type[Any]
+    model: type[nn.Module]
+
+
+FAMILIES = {"transformer": Family(TransformerConfig, Transformer)}
 
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none"}
 BOOLS = {"true": True, "false": False}

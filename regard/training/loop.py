@@ -1,17 +1,33 @@
-"""The training loop: batches in, reports out, one for each step; what to show of them is the caller's business."""
+"""One training step, and the next: a batch in, a report out; what to show of it is the caller's business."""
 
+import copy
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.core.losses import linear_cross_entropy
+from regard.core.blocks import DecoderLayer, EncoderLayer
+from regard.core.layers import ConvolutionFeedForward, FeedForward, GatedFeedForward
+from regard.core.recompute import recompute
 from regard.data.batching import Batch
-from regard.data.vocabulary import PAD
+from regard.training.config import TrainConfig
+from regard.training.distributed import World, like, not_yet, share, whole
+from regard.training.objectives import SequenceLoss
+from regard.training.optimisers import Average, OptimiserConfig, build, set_learning_rate
 from regard.training.parallel import Shards
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+RECOMPUTED = {
+    "nothing": (),
+    "feed_forward": (FeedForward, GatedFeedForward, ConvolutionFeedForward),
+    "layers": (EncoderLayer, DecoderLayer),
+}
 
 
 @dataclass(frozen=True)
@@ -19,15 +35,156 @@ class Report:
     """One step."""
 
     step: int
-    loss: float  # a token
+    loss: float  # a label
     learning_rate: float
-    tokens_per_second: float  # labels
+    gradient_norm: float  # before clipping
+    tokens: int  # labels
+    seconds: float
 
 
-def sequence_loss(model: Any, source: Tensor, target: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
-    """Σ over labels of the cross-entropy of an encoder-decoder: source (B, S), target and labels (B, T)."""
-    hidden = model.features(source, target)
-    return linear_cross_entropy(hidden, model.output.weight, labels, smoothing=smoothing, ignore=PAD)
+class DivergedError(ValueError):
+    """The loss or its gradient is no longer a number."""
+
+
+class Learner:
+    """A model, its optimiser and its schedule; `step` teaches it one batch. `with Learner(...) as learner:`
+
+    All that is random in a step is a function of (seed, step, process, shard), so a step repeats exactly, alone or
+    after any other. `schedule` maps a step, counted from 1, to a learning rate.
+    """
+
+    def __init__(
+        self, model: nn.Module, schedule: Callable[[int], float], config: TrainConfig, world: World | None = None
+    ) -> None:
+        self.model, self.schedule, self.config, self.world = model, schedule, config, world or World()
+        self.steps, self.damping = 0, 1.0
+        device, several = self.world.device, self.world.size > 1
+        if config.precision == "fp16" and several and config.distributed == "fsdp":
+            raise ValueError("train.precision=fp16 does not work with train.distributed=fsdp: use bf16, or ddp")
+        if config.optimiser.name == "muon" and several and config.distributed == "fsdp":
+            raise ValueError("train.optimiser.name=muon needs whole matrices: use train.distributed=ddp, or adamw")
+        self._low = PRECISIONS[config.precision]
+        self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        recompute(m for m in model.modules() if isinstance(m, RECOMPUTED[config.recompute]))
+        if config.compile:
+            for module in model.modules():
+                if isinstance(module, (EncoderLayer, DecoderLayer)):
+                    module.compile(dynamic=True)
+        # Sharded parameters cannot be used outside of a training step: validation needs a model of its own.
+        sharded = several and config.distributed == "fsdp"
+        self._replica = copy.deepcopy(model).to(device) if sharded else None
+        self._objective = share(SequenceLoss(model.to(device), config.smoothing), config.distributed, self.world)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimiser = build(model, config.optimiser)
+        self.average = Average(model, config.ema) if config.ema else None
+        # An accelerator, a compiled model and PyTorch's own data parallelism each share the work out by themselves.
+        alone = device.type != "cpu" or several or config.compile
+        self._shards = Shards(1 if alone else config.shards)
+
+    def __enter__(self) -> "Learner":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._shards.__exit__(None, None, None)
+
+    def step(self, parts: Sequence[Batch], tokens: int) -> Report:
+        """Learn from one batch, given as the parts that this process works on, one after the other.
+
+        `tokens` counts the labels of the whole batch, of all parts and all processes. A part whose labels are all
+        padding adds nothing.
+        """
+        start, step = time.perf_counter(), self.steps + 1
+        torch.manual_seed(int(np.random.SeedSequence([self.config.seed, step, self.world.rank]).generate_state(1)[0]))
+        self.model.train()
+        total = 0.0
+        for i, part in enumerate(parts):
+            with not_yet(self._objective, more=i + 1 < len(parts)):
+                total += self._backward(part.to(self.world.device), tokens)
+        loss = self.world.total(total) / tokens
+        self._scaler.unscale_(self.optimiser)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip or math.inf)
+        norm = float(whole(norm.detach()))
+        if not math.isfinite(loss + norm) and not self._scaler.is_enabled():
+            self.optimiser.zero_grad()
+            raise DivergedError(f"step {step}: the loss is {loss:g} and its gradient's norm {norm:g}")
+        rate = self.schedule(step) * self.damping
+        set_learning_rate(self.optimiser, rate)
+        self._scaler.step(self.optimiser)  # which leaves a step out if fp16 overflowed in it
+        self._scaler.update()
+        self.optimiser.zero_grad()
+        if self.average is not None:
+            self.average.update(self.model)
+        self.steps = step
+        return Report(step, loss, rate, norm, tokens, time.perf_counter() - start)
+
+    def _backward(self, batch: Batch, tokens: int) -> float:
+        """Σ loss over the labels of `batch`; its gradient, over all `tokens`, is added to the parameters'."""
+        rows = batch.source, batch.target, batch.labels
+        if self.world.size > 1:
+            loss = self._loss(*rows)
+            # DDP and FSDP take the mean over processes; the sum is meant.
+            self._scaler.scale(loss * (self.world.size / tokens)).backward()
+            return loss.item()
+        loss = self._shards.backward(lambda *x: self._scaler.scale(self._loss(*x) / tokens), self.parameters, rows)
+        return loss.item() * tokens / self._scaler.get_scale()
+
+    def _loss(self, *rows: Tensor) -> Tensor:
+        with self._cast():
+            return self._objective(*rows)
+
+    def _cast(self) -> AbstractContextManager[Any]:
+        if self._low is torch.float32:
+            return nullcontext()
+        return torch.autocast(self.world.device.type, self._low)
+
+    @contextmanager
+    def evaluated(self) -> Iterator[nn.Module]:
+        """The model as it is to be judged: in eval mode, averaged if an average is kept; all processes ask together."""
+        if self._replica is not None:
+            weights = parameters_of(self.model) if self.average is None else whole(self.average.parameters)
+            load_parameters(self._replica, weights)
+            yield self._replica.eval()
+        else:
+            with self.average.swapped(self.model) if self.average is not None else nullcontext():
+                yield self.model.eval()
+
+    def state(self) -> dict[str, Any]:
+        """Everything the next steps depend on, as whole tensors; all processes must ask together."""
+        return {
+            "step": self.steps,
+            "damping": self.damping,
+            "model": parameters_of(self.model),
+            "optimiser": whole(self.optimiser.state_dict()),
+            "scaler": self._scaler.state_dict(),
+            "average": None if self.average is None else whole(self.average.state_dict()),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Become what `state` describes."""
+        self.steps, self.damping = state["step"], state["damping"]
+        load_parameters(self.model, state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        for parameter, slots in self.optimiser.state.items():
+            for key, value in slots.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    slots[key] = like(value, parameter)
+        self._scaler.load_state_dict(state["scaler"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    """A model's parameters and buffers as whole tensors, each once even if it has several names."""
+    named = dict(model.named_parameters()) | {n: b for n, b in model.named_buffers() if n in model.state_dict()}
+    return {name: whole(tensor.detach()) for name, tensor in named.items()}
+
+
+def load_parameters(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put tensors of `parameters_of` into a model."""
+    own = dict(model.named_parameters()) | dict(model.named_buffers())
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(like(tensor, own[name]))
 
 
 def fit(
@@ -35,27 +192,12 @@ def fit(
     batches: Iterable[Batch],
     schedule: Callable[[int], float],
     *,
+    seed: int = 0,
     smoothing: float = 0.1,
-    clip: float = 1.0,
     shards: int | None = None,
 ) -> Iterator[Report]:
-    """Train on each batch in turn with Adam (§5.3): a step is one batch, its loss a mean over its labels."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimiser = torch.optim.Adam(parameters, lr=0.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
-    if parameters[0].device.type != "cpu":
-        shards = 1  # an accelerator shares the work out by itself
-    with Shards(shards) as parallel:
-        for step, batch in enumerate(batches, 1):
-            start, tokens = time.perf_counter(), batch.tokens
-            model.train()
-
-            def loss(*rows: Tensor, tokens: int = tokens) -> Tensor:
-                return sequence_loss(model, *rows, smoothing=smoothing) / tokens
-
-            total = parallel.backward(loss, parameters, (batch.source, batch.target, batch.labels))
-            nn.utils.clip_grad_norm_(parameters, clip)
-            for group in optimiser.param_groups:
-                group["lr"] = schedule(step)
-            optimiser.step()
-            optimiser.zero_grad()
-            yield Report(step, total.item(), schedule(step), tokens / (time.perf_counter() - start))
+    """Train on each batch in turn with the paper's Adam (§5.3): for data that is never the same twice."""
+    config = TrainConfig(steps=1, seed=seed, optimiser=OptimiserConfig("adam"), smoothing=smoothing, shards=shards)
+    with Learner(model, schedule, config) as learner:
+        for batch in batches:
+            yield learner.step([batch], batch.tokens)

@@ -1,5 +1,13 @@
 """Learning rates as functions of the step, which counts from 1."""
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+SCHEDULES = ("paper", "inverse_sqrt", "constant", "linear", "cosine", "trapezoid")
+ENDING = ("linear", "cosine", "trapezoid")  # those that need to know the last step
+
 
 def inverse_sqrt(step: int, d_model: int, warmup: int = 4000) -> float:
     """The paper's: d_model^-0.5 · min(step^-0.5, step · warmup^-1.5), eq. 3.
@@ -21,3 +29,84 @@ def linear_to_zero(step: int, *, peak: float, warmup: int, total: int) -> float:
     if not 1 <= step <= total or not 1 <= warmup <= total:
         raise ValueError(f"need 1 <= step, warmup <= total, got step {step}, warmup {warmup}, total {total}")
     return peak * min(step / warmup, (total + 1 - step) / (total + 1 - warmup))
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How the learning rate goes: up linearly for `warmup` steps, all the way to `peak`; then by its name.
+
+    paper        eq. 3: its peak follows from d_model and warmup
+    inverse_sqrt peak · √(warmup / step)
+    constant     peak
+    linear       down to zero just after the last step
+    cosine       down half a cosine to floor · peak at the last step
+    trapezoid    peak, then linear over the last `decay` of all steps
+    """
+
+    name: str = "inverse_sqrt"
+    peak: float | None = None  # the highest learning rate; not for paper
+    warmup: int = 4000  # steps; 1 is none
+    decay: float = 1.0  # trapezoid: the share of all steps on the way down; 1 is linear
+    floor: float = 0.0  # cosine: where it ends, as a share of peak
+
+    def __post_init__(self) -> None:
+        if self.name not in SCHEDULES:
+            (near,) = get_close_matches(self.name, SCHEDULES, n=1, cutoff=0.0)
+            raise ValueError(f"unknown schedule {self.name!r}: did you mean {near!r}? Known: {', '.join(SCHEDULES)}")
+        if self.warmup < 1:
+            raise ValueError(f"warmup = {self.warmup}: it is at least 1, which is no warm-up")
+        if self.peak is not None and not 0.0 < self.peak < math.inf:
+            raise ValueError(f"peak = {self.peak}: a learning rate is above 0")
+        for setting, value in (("decay", self.decay), ("floor", self.floor)):
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{setting} = {value}: a share lies in [0, 1]")
+        for setting, idle, default, to in (
+            ("peak", self.name == "paper", None, "null"),
+            ("decay", self.name != "trapezoid", 1.0, "1"),
+            ("floor", self.name != "cosine", 0.0, "0"),
+        ):
+            if idle and (value := getattr(self, setting)) != default:
+                raise ValueError(f"{setting} = {value} does nothing in the schedule {self.name!r}: set it to {to}")
+
+
+def schedule(config: ScheduleConfig, *, d_model: int | None = None, total: int | None = None) -> Callable[[int], float]:
+    """The learning rate of each step, 1..total. `paper` needs `d_model`; linear, cosine and trapezoid need `total`.
+
+    >>> rate = schedule(ScheduleConfig("trapezoid", peak=1.0, warmup=2, decay=0.4), total=10)
+    >>> [round(rate(step), 2) for step in range(1, 11)]
+    [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
+    """
+    name, peak, warmup = config.name, config.peak, config.warmup
+    if name == "paper":
+        if d_model is None:
+            raise ValueError("the schedule 'paper' needs d_model (eq. 3): give it, or use inverse_sqrt with a peak")
+        return lambda step: inverse_sqrt(step, d_model, warmup)
+    if peak is None:
+        raise ValueError(f"the schedule {name!r} needs a peak, the highest learning rate, such as 0.0005")
+    end = math.inf
+    if name in ENDING:
+        if total is None:
+            raise ValueError(
+                f"the schedule {name!r} needs the total number of steps: give it, or use inverse_sqrt or constant"
+            )
+        if warmup > total:
+            raise ValueError(f"warmup = {warmup} is longer than the whole training, {total} steps: make it shorter")
+        end = total
+    fall = max(warmup, end - config.decay * end) if name == "trapezoid" else warmup  # the last step at the peak
+
+    def after_warmup(step: int) -> float:
+        if name == "inverse_sqrt":
+            return math.sqrt(warmup / step)
+        if name == "constant":
+            return 1.0
+        if name == "cosine":
+            cosine = math.cos(math.pi * (step - warmup) / (end - warmup))
+            return config.floor + (1 - config.floor) * (1 + cosine) / 2
+        return min(1.0, (end + 1 - step) / (end + 1 - fall))
+
+    def rate(step: int) -> float:
+        if not 1 <= step <= end:
+            raise ValueError(f"need 1 <= step <= {end}, got step {step}")
+        return peak * (step / warmup if step <= warmup else after_warmup(step))
+
+    return rate

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.training.loop import sequence_loss
+from regard.training.objectives import SequenceLoss
 from regard.training.parallel import Shards
 
 
@@ -16,7 +16,7 @@ def gradients(shards: int, *, dropout: float, seed: int = 0, rows: int = 6) -> t
     parameters = list(model.parameters())
     torch.manual_seed(seed)
     with Shards(shards) as parallel:
-        total = parallel.backward(lambda *part: sequence_loss(model, *part), parameters, batch)
+        total = parallel.backward(lambda *part: SequenceLoss(model)(*part), parameters, batch)
     return total.item(), [p.grad for p in parameters if p.grad is not None]
 
 
@@ -45,7 +45,7 @@ def test_each_shard_draws_its_own_dropout() -> None:
     values: list[float] = []
 
     def loss(*part: Tensor) -> Tensor:
-        value = sequence_loss(model, *part)
+        value = SequenceLoss(model)(*part)
         values.append(value.item())
         return value
 

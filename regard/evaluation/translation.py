@@ -1,0 +1,79 @@
+"""BLEU and chrF by sacreBLEU, each figure with the signature without which it compares with nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Score:
+    """A figure, and how it came about."""
+
+    value: float  # 0 to 100
+    signature: str  # sacreBLEU's: how many references, case, tokenisation, smoothing, version
+    name: str  # as sacreBLEU spells it: BLEU, chrF2
+
+    def __str__(self) -> str:
+        """The line that sacreBLEU's own command prints, to quote in a paper."""
+        return f"{self.name}|{self.signature} = {self.value:.1f}"
+
+
+def bleu(
+    hypotheses: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    *,
+    tokenize: str = "13a",
+    lowercase: bool = False,
+) -> Score:
+    """BLEU of a corpus (Papineni et al., 2002), whole sentences in, tokenised here.
+
+    `references` holds for each hypothesis its reference, or a list of several. `tokenize`: "13a" for text with spaces
+    between words, "zh" for Chinese, "char" for single characters; "none" only for text that is tokenised already,
+    and then comparable with nothing that is tokenised otherwise.
+
+    >>> str(bleu(["the cat sat on the mat."], ["the cat sat on a mat."]))  # doctest: +ELLIPSIS
+    'BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:... = 48.9'
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    if tokenize not in BLEU.TOKENIZERS:
+        raise ValueError(f"unknown tokenisation {tokenize!r}: choose one of {', '.join(BLEU.TOKENIZERS)}")
+    try:
+        metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
+    except (ImportError, RuntimeError) as error:  # some tokenisers are packages of their own
+        raise ValueError(f"tokenisation {tokenize!r}: {' '.join(str(error).split())}") from error
+    return _score(metric, hypotheses, references)
+
+
+def chrf(
+    hypotheses: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]], *, lowercase: bool = False
+) -> Score:
+    """chrF2 of a corpus (Popović, 2015): n-grams of characters, so that no tokenisation enters.
+
+    `references` as for `bleu`.
+
+    >>> round(chrf(["the cat sat"], [["the cat sat", "a cat sat"]]).value)
+    100
+    """
+    from sacrebleu.metrics.chrf import CHRF
+
+    return _score(CHRF(lowercase=lowercase), hypotheses, references)
+
+
+def _score(metric: Any, hypotheses: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]) -> Score:
+    if isinstance(hypotheses, str) or isinstance(references, str):
+        raise ValueError("hypotheses and references are lists of sentences, not one string: put it in a list")
+    if len(hypotheses) != len(references):
+        raise ValueError(
+            f"{len(hypotheses)} hypotheses but {len(references)} references: give each hypothesis its reference, "
+            "or a list of several, in the same order"
+        )
+    if not hypotheses:
+        raise ValueError("there is nothing to score: 0 hypotheses")
+    each = [[one] if isinstance(one, str) else list(one) for one in references]
+    if [] in each:
+        raise ValueError(f"hypothesis {each.index([]) + 1} has no reference: give it one or leave it out")
+    # sacreBLEU reads streams, one reference of every sentence in each, with None where a sentence has fewer.
+    result = metric.corpus_score(hypotheses, list(zip_longest(*each)))
+    return Score(result.score, str(metric.get_signature()), result.name)

@@ -1,0 +1,46 @@
+"""`make demo`: English to Spanish in about five minutes, from raw text; dates where no corpus can be had."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from regard import recipe as recipes
+from regard.api import load
+from regard.data.corpora import obtain
+from regard.experiments import dates as generated
+from regard.inspection.page import write_page
+from regard.pipeline import train
+
+SENTENCE = "She forgot her keys because she was tired."
+
+
+def demo(
+    directory: Path | None = None,
+    *,
+    dates: bool = False,
+    steps: int | None = None,
+    seed: int = 1,
+    console: Console | None = None,
+) -> None:
+    """Train the `quickstart` recipe, show what it can do, and write an attention page."""
+    console = console or Console()
+    recipe = recipes.load("quickstart", [f"train.seed={seed}", *([f"train.steps={steps}"] if steps else [])])
+    if not dates:
+        assert recipe.data.corpus is not None
+        try:
+            obtain(recipe.data.corpus)
+        except (OSError, ValueError) as error:
+            console.print(f"  [yellow]no corpus[/]  {error}", highlight=False, soft_wrap=True)
+            console.print("             so here is a task that needs none: dates in sixty languages", highlight=False)
+            dates = True
+    if dates:
+        generated.demo(directory or Path("runs/dates"), steps=steps or 800, seed=seed, console=console)
+        return
+    directory = directory or Path("runs/quickstart")
+    resume = (directory / "recipe.yaml").exists() and not (directory / "model.safetensors").exists()
+    if not train(recipe, directory, name="quickstart", resume=resume, console=console):
+        raise KeyboardInterrupt
+    translator = load(directory)
+    write_page(directory / "attention.html", translator.attention_page(SENTENCE))
+    console.print(f"  look     {directory / 'attention.html'}", highlight=False, soft_wrap=True)
+    console.print(f"  try it   regard translate {directory}", highlight=False, soft_wrap=True)

@@ -1,0 +1,185 @@
+"""The model part of a model directory: `config.json`, which says what to build, and `model.safetensors`, its weights.
+
+Nothing in them is code. A tensor that goes by several names, as tied embeddings do, is written once, under its first
+name: the model that is built from the config ties the same names again.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields
+from difflib import get_close_matches
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from regard.models.catalogue import FAMILIES, NAMES, Family
+
+FORMAT = 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def save(model: nn.Module, directory: str | Path) -> None:
+    """Write a model into a directory, made if need be; the other files in it stay.
+
+    Both files are on the disk before either takes its place. The same model gives the same bytes.
+
+    >>> import tempfile
+    >>> from regard.models.transformer import Transformer, TransformerConfig
+    >>> model = Transformer(TransformerConfig.tiny(vocabulary=50, positions="rope"))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     save(model, directory)
+    ...     load(directory).config == model.config
+    True
+    """
+    directory = Path(directory)
+    name = next((name for name, family in FAMILIES.items() if type(model) is family.model), None)
+    if name is None:
+        raise ValueError(f"a {type(model).__name__} cannot be saved: the families are {', '.join(FAMILIES)}")
+    settings: Any = model.config
+    tensors = {names[0]: tensor.detach().contiguous() for names, tensor in _named(model)}
+    _check("the model", tensors, _blank(FAMILIES[name], settings))
+    about = {"format": FORMAT, "family": name, "regard": version("regard"), "config": asdict(settings)}
+    staging = directory / ".saving"
+    try:
+        shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
+        staging.mkdir(parents=True)
+        save_file(tensors, staging / WEIGHTS)
+        (staging / CONFIG).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+        for file in (WEIGHTS, CONFIG):
+            _sync(staging / file)
+        for file in (WEIGHTS, CONFIG):
+            os.replace(staging / file, directory / file)
+        _sync(directory)
+    except SafetensorError as error:
+        raise OSError(f"{directory} cannot be written: {error}") from error
+    except OSError as error:  # a full disk, say, which is met in a write that knows no name
+        raise OSError(error.errno, error.strerror, str(directory)) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> nn.Module:
+    """The model of a directory, in eval mode; its weights as they were saved, or converted to `dtype`.
+
+    No random number is drawn.
+    """
+    path = Path(directory) / WEIGHTS
+    family, settings = _read(Path(directory))
+    model = _blank(family, settings)
+    if not path.is_file():
+        raise ValueError(f"{directory} is not a whole model directory: it has no {WEIGHTS}")
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict: `file` cannot be iterated
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from error
+    _check(str(path), tensors, model)
+    state: dict[str, Tensor] = {}
+    for names, blank in _named(model):
+        tensor = tensors.pop(names[0])
+        # A copy, where PyTorch would have put it: the last bits of a product depend on how its factors are aligned.
+        tensor = tensor.to(device, dtype if tensor.is_floating_point() else None, copy=True)
+        if isinstance(blank, nn.Parameter):
+            tensor = nn.Parameter(tensor, blank.requires_grad)  # one object for all its names: that is the tie
+        state |= dict.fromkeys(names, tensor)
+    assert {name for name, _ in model.named_buffers()} <= state.keys(), "a buffer that is not stored has no value here"
+    model.load_state_dict(state, assign=True)
+    return model.eval()
+
+
+def config(directory: str | Path) -> Any:
+    """The config of the model of a directory, such as a `TransformerConfig`, without its weights."""
+    return _read(Path(directory))[1]
+
+
+def _read(directory: Path) -> tuple[Family, Any]:
+    path = directory / CONFIG
+    if not directory.is_dir():
+        raise ValueError(f"{directory} is not a directory: name one that holds a model, with {CONFIG} and {WEIGHTS}")
+    if not path.is_file():
+        raise ValueError(f"{directory} is not a model directory: it has no {CONFIG}")
+    try:
+        about = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(about, dict) or not isinstance(about.get("config"), dict):
+        raise ValueError(f"{path} is not the config of a model: it has no object under 'config'")
+    found = about.get("format")
+    if not isinstance(found, int) or found < 1:
+        raise ValueError(f"{path} is of unknown format {found!r}, this regard reads up to {FORMAT}")
+    if found > FORMAT:
+        raise ValueError(f"{path} is of format {found}, this regard reads up to {FORMAT}: upgrade regard")
+    family = FAMILIES.get(str(about.get("family")))
+    if family is None:
+        raise ValueError(f"{path}: unknown family {about.get('family')!r}: choose one of {', '.join(FAMILIES)}")
+    try:
+        return family, _configure(family.config, about["config"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _configure(kind: type[Any], settings: dict[str, Any]) -> Any:
+    """A config from what JSON holds. A setting that is left out, as by an older regard, has its default."""
+    types = get_type_hints(kind)
+    for name, value in settings.items():
+        if name not in types:
+            near = get_close_matches(name, types, n=1) or sorted(types)
+            raise ValueError(f"unknown setting {name!r}: did you mean {' or '.join(map(repr, near))}?")
+        kinds = get_args(types[name]) or (types[name],)  # int | None -> int, None
+        if type(value) not in kinds and not (float in kinds and type(value) is int):
+            expected = " or ".join(NAMES.get(k, "a word") for k in kinds)
+            raise ValueError(f"{name} = {value!r}: expected {expected}")
+    for field in fields(kind):
+        if field.default is MISSING and field.name not in settings:
+            raise ValueError(f"the setting {field.name!r} is missing")
+    return kind(**settings)
+
+
+def _blank(family: Family, settings: Any) -> nn.Module:
+    """The model that a config builds, with names and shapes but without memory."""
+    with torch.device("meta"):
+        return family.model(settings)
+
+
+def _named(model: nn.Module) -> list[tuple[list[str], Tensor]]:
+    """Each tensor of a model once, with all of its names, in their order."""
+    names: dict[int, list[str]] = {}
+    tensors = model.state_dict(keep_vars=True)  # the parameters themselves: tied ones are the same object
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
+    return [(group, tensors[group[0]]) for group in names.values()]
+
+
+def _check(what: str, tensors: Mapping[str, Tensor], blank: nn.Module) -> None:
+    """Refuse tensors whose names, shapes or dtypes are not the model's. All floats have one dtype, whichever it is."""
+    expected = {names[0]: tensor for names, tensor in _named(blank)}
+    floats = next((x.dtype for x in tensors.values() if x.is_floating_point()), torch.float32)
+    wrong = []
+    for name, y in expected.items():
+        x, dtype = tensors.get(name), floats if y.is_floating_point() else y.dtype
+        if x is None:
+            wrong.append(f"it has no tensor {name!r}")
+        elif x.shape != y.shape:
+            wrong.append(f"{name!r} has the shape {tuple(x.shape)}, not {tuple(y.shape)}")
+        elif x.dtype != dtype:
+            wrong.append(f"{name!r} is {x.dtype}, not {dtype}")
+    wrong += [f"it has a tensor {name!r} too many" for name in tensors if name not in expected]
+    if wrong:
+        others = f"; {len(wrong) - 1} more are wrong" if len(wrong) > 1 else ""
+        raise ValueError(f"{what} does not fit its config: {wrong[0]}{others}")
+
+
+def _sync(path: Path) -> None:
+    """Have what was written to a file, or the names in a directory, on the disk before going on."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,293 @@
+"""From a recipe to a model directory: data, sub-words, training, evaluation."""
+
+import hashlib
+import json
+import math
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import nn
+
+from regard import recipe as recipes
+from regard.api import Translator
+from regard.data.arrays import PairArrays
+from regard.data.batching import token_batches
+from regard.data.corpora import CORPORA, cache_folder, obtain, split_of
+from regard.data.text import PairFiles, Skipped, fingerprint, read_pairs
+from regard.data.tokenizers import Tokenizer
+from regard.evaluation.translation import bleu, chrf
+from regard.models import storage
+from regard.models.transformer import Transformer
+from regard.recipe import Recipe
+from regard.training.display import Display
+from regard.training.distributed import World, world
+from regard.training.journal import Journal
+from regard.training.loop import Learner, load_parameters
+from regard.training.run import Event, Finished, Trainer, Validation
+from regard.training.schedules import schedule
+from regard.training.stream import stream
+from regard.training.validation import foretell
+
+Pair = tuple[str, str]
+SHOWN = 5  # held-out sentences shown at the end
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe's data, ready to learn from."""
+
+    tokenizer: Tokenizer
+    train: PairArrays
+    valid: list[Pair]
+    test: list[Pair]
+    remarks: list[str]  # what was left out of the training data
+
+
+def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
+    """Read the text, learn the sub-words and write token arrays, once: `folder` is a cache by content."""
+    splits = _splits(recipe)
+    if folder is None:
+        sums = [fingerprint(files) for files in splits.files.values()]
+        what = json.dumps([sums, asdict(recipe.tokens), recipe.data.max_length, recipe.data.limit, splits.modulus])
+        folder = cache_folder() / "prepared" / hashlib.sha256(what.encode()).hexdigest()[:24]
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".preparing-") as partial:
+            _build(recipe, splits, Path(partial) / "prepared")
+            with suppress(OSError):  # another process was first, with the same
+                os.rename(Path(partial) / "prepared", folder)
+    tokenizer, arrays = Tokenizer.load(folder / "tokenizer.json"), PairArrays.open(folder / "train")
+    held_out = {split: list(splits.pairs(split)) for split in ("valid", "test")}
+    for split, pairs in held_out.items():
+        if not pairs:
+            raise ValueError(f"there is no pair to keep from training as data.{split}: give files for it")
+    return Prepared(tokenizer, arrays, **held_out, remarks=json.loads((folder / "remarks.json").read_text("utf-8")))
+
+
+def _build(recipe: Recipe, splits: "_Splits", folder: Path) -> None:
+    folder.mkdir()
+    skipped, limit = Skipped(), recipe.data.limit
+    pairs = islice(splits.pairs("train", skipped), limit)
+    tokenizer = Tokenizer.learn(recipe.tokens, (text for pair in pairs for text in pair))
+    long = 0
+
+    def tokens() -> Iterator[tuple[list[int], list[int]]]:
+        nonlocal long
+        pairs = islice(splits.pairs("train"), limit)
+        while some := list(islice(pairs, 10_000)):
+            sources, targets = (tokenizer.encode_batch(side) for side in zip(*some, strict=True))
+            for source, target in zip(sources, targets, strict=True):
+                if max(len(source), len(target)) >= recipe.data.max_length:
+                    long += 1
+                else:
+                    yield source, target
+
+    arrays = PairArrays.build(folder / "train", tokens(), vocabulary=len(tokenizer))
+    if not len(arrays):
+        raise ValueError(f"no training pair is left: all {long:,} have a side over data.max_length sub-words")
+    remarks = [skipped.report()] if skipped.report() else []
+    if long:
+        remarks.append(f"skipped {long:,} pairs with a side over {recipe.data.max_length} sub-words (data.max_length)")
+    tokenizer.save(folder / "tokenizer.json")
+    (folder / "remarks.json").write_text(json.dumps(remarks), "utf-8")
+
+
+@dataclass(frozen=True)
+class _Splits:
+    """The files of each split; where `modulus` is set, sentences of train are held out for the splits that have none."""
+
+    files: dict[str, PairFiles]
+    modulus: int | None = None
+
+    def pairs(self, split: str, skipped: Skipped | None = None) -> Iterator[Pair]:
+        """The pairs of a split, in the order of their file."""
+        if split in self.files and (self.modulus is None or split != "train"):
+            return read_pairs(self.files[split], skipped=skipped)
+        held_out = [name for name in ("valid", "test") if name not in self.files]
+        pairs = read_pairs(self.files["train"], skipped=skipped)
+        assert self.modulus is not None
+        return (pair for pair in pairs if split_of(pair[0], self.modulus, held_out) == split)
+
+
+def _splits(recipe: Recipe) -> _Splits:
+    data = recipe.data
+    if data.corpus is not None:
+        files = obtain(data.corpus)
+    else:
+        given = {"train": data.train, "valid": data.valid, "test": data.test}
+        files = {name: split for name, split in given.items() if split is not None}
+    if "valid" in files and "test" in files:
+        return _Splits(files)
+    count = sum(1 for _ in read_pairs(files["train"]))
+    if count < 20:
+        raise ValueError(f"{count} training pairs are too few to hold any out: give data.valid and data.test")
+    return _Splits(files, modulus=max(20, count // data.hold_out))  # at most a twentieth each
+
+
+def train(recipe: Recipe, directory: Path, *, name: str, resume: bool = False, console: Console | None = None) -> bool:
+    """Train, evaluate, and leave a model directory; False if interrupted: call again with `resume`."""
+    console = console or Console()
+    with world() as here:
+        directory.mkdir(parents=True, exist_ok=True)
+        if here.main:
+            prepare(recipe)
+        here.wait()
+        data = prepare(recipe)
+        torch.manual_seed(recipe.train.seed)
+        model = Transformer(recipe.model.build(len(data.tokenizer)))
+        say = Display(console if here.main else Console(quiet=True))
+        _introduce(say, name, recipe, data, model)
+        run = _Run(recipe, directory, data, model, here)
+        with run.learner:
+            if resume and run.trainer.resume():
+                say.line("resumed", f"after step {run.trainer.learner.steps:,}")
+            with say, _interrupting(run.trainer.interrupt):
+                last = run.follow(say)
+            if last.why == "interrupted":
+                say.line("stopped", f"after step {last.step:,}; saved. Go on with: regard train {directory}")
+                return False
+            if here.main:
+                run.finish(say)
+            here.wait()
+    return True
+
+
+class _Run:
+    """One run of a recipe: what is needed from its first step to its evaluation."""
+
+    def __init__(self, recipe: Recipe, directory: Path, data: Prepared, model: nn.Module, here: World) -> None:
+        self.recipe, self.directory, self.data, self.model, self.here = recipe, directory, data, model, here
+        c = recipe.train
+        if here.main:
+            _write(directory / "recipe.yaml", recipes.dump(recipe))
+            data.tokenizer.save(directory / "tokenizer.json")
+        self.learner = Learner(model, self._rate, c, here)
+        resample = None
+        if recipe.tokens.dropout:
+            resample = partial(_resample, data.tokenizer, recipe.tokens.dropout)
+        self.trainer = Trainer(
+            self.learner,
+            lambda position: stream(data.train, c, here, position, resample=resample),
+            directory / "trainer",
+            total=self._total(),
+            validate=self._validate,
+        )
+        self._valid = [(data.tokenizer.encode(source), data.tokenizer.encode(target)) for source, target in data.valid]
+
+    def _rate(self, step: int) -> float:
+        d_model = self.model.config.d_model  # type: ignore[union-attr]
+        return schedule(self.recipe.train.schedule, d_model=d_model, total=self.trainer.total)(step)  # type: ignore[arg-type]
+
+    def _total(self) -> int | None:
+        c = self.recipe.train
+        if c.epochs is None:
+            return c.steps
+        batches = sum(1 for _ in token_batches(self.data.train, tokens=c.batch_tokens, seed=c.seed, epoch=0))
+        return max(1, math.ceil(c.epochs * batches))
+
+    def follow(self, say: Display) -> Finished:
+        """Train; show and note what happens."""
+        event: Event | None = None
+        if not self.here.main:
+            for event in self.trainer.run():
+                pass
+        else:
+            with Journal(self.directory, self.learner.steps) as journal:
+                for event in self.trainer.run():
+                    journal.write(event)
+                    say.show(event, self.trainer.total)
+        assert isinstance(event, Finished)
+        return event
+
+    def _validate(self, model: nn.Module, step: int) -> Validation:
+        c = self.recipe.train
+        seen = foretell(model, self._valid)
+        some = self.data.valid[: c.validate_sentences]
+        said = Translator(model, self.data.tokenizer).translate([source for source, _ in some], beam=1)
+        e = self.recipe.evaluate
+        references = [self.data.tokenizer.joined(target) for _, target in some]
+        score = bleu(said, references, tokenize=e.tokenize, lowercase=e.lowercase).value
+        measures = {"bleu": score, "loss": seen.loss, "perplexity": math.exp(seen.loss), "accuracy": seen.accuracy}
+        samples = [(source, text, target) for (source, target), text in zip(some, said, strict=True)]
+        turn = step // self.trainer.every * 7 % len(samples)
+        return Validation(step, score, measures, [*samples, *samples][turn : turn + SHOWN])
+
+    def finish(self, say: Display) -> None:
+        """Write the model, and say how good it is on what it has never seen."""
+        load_parameters(self.model, self.trainer.final())
+        storage.save(self.model, self.directory)
+        e, data = self.recipe.evaluate, self.data
+        translator = Translator(self.model, data.tokenizer, self.recipe.decode)
+        said = translator.translate([source for source, _ in data.test])
+        references = [data.tokenizer.joined(target) for _, target in data.test]
+        scores = [
+            bleu(said, references, tokenize=e.tokenize, lowercase=e.lowercase),
+            chrf(said, references, lowercase=e.lowercase),
+        ]
+        result = {s.name: {"score": s.value, "signature": s.signature} for s in scores}
+        _write(self.directory / "evaluation.json", json.dumps(result, indent=2) + "\n")
+        for s in scores:
+            say.line("held out", f"{s.name} {s.value:.1f}  {s.signature}", "bold")
+        rows = np.random.default_rng(0).permutation(len(said))[:SHOWN]
+        for row in rows:
+            say.line("", f"“{data.test[row][0]}” → “{said[row]}”")
+        say.line("saved", str(self.directory))
+
+
+def _introduce(say: Display, name: str, recipe: Recipe, data: Prepared, model: nn.Module) -> None:
+    languages, size = recipe.data.languages, sum(p.numel() for p in model.parameters())
+    corpus = CORPORA.get(recipe.data.corpus or "")
+    if corpus is not None and not any(languages):
+        languages = corpus.languages
+    pair = " → ".join(languages) if all(languages) else "source → target"
+    title = f"{name} · {pair} · {size / 1e6:.1f} M parameters · {torch.get_num_threads()} cores"
+    say.console.print(f"[bold]regard[/] · {title}", highlight=False)
+    origin = f"{corpus.title} ({corpus.licence}), " if corpus else ""
+    counts = f"{len(data.train):,} pairs · held out {len(data.valid):,} + {len(data.test):,}"
+    say.line("corpus", origin + counts)
+    for remark in data.remarks:
+        say.line("", remark)
+    say.line("tokens", f"{len(data.tokenizer):,} {recipe.tokens.kind} sub-words, joint")
+
+
+def _resample(tokenizer: Tokenizer, dropout: float, ids: Any, draw: np.random.Generator) -> list[int]:
+    return tokenizer.sample(tokenizer.decode(ids.tolist()), dropout, draw)
+
+
+@contextmanager
+def _interrupting(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Inside the block, Ctrl-C and a polite kill ask for a stop; a second one insists."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {}
+
+    def ask(number: int, frame: object) -> None:
+        interrupt()
+        signal.signal(number, before[number])
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.tmp")
+    partial.write_text(text, "utf-8")
+    os.replace(partial, path)

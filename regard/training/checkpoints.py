@@ -1,0 +1,445 @@
+"""Exact state on disk: a run that stops, for whatever reason, goes on as if it had not.
+
+A state is made of dicts, lists and tuples around tensors, numpy arrays, numbers, strings and None. On the disk it is
+a directory of three files, none of them code:
+
+    tensors.safetensors    the tensors and arrays, bit by bit
+    state.json             all else, with a marker where each tensor was
+    MANIFEST.json          size and SHA-256 of the other two
+
+Everything is written beside its place, flushed to the disk, then renamed: what has its own name was once whole, and
+the checksums tell whether it still is.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+FORMAT = 1
+FILES = TENSORS, SKELETON = "tensors.safetensors", "state.json"
+MANIFEST, BEST = "MANIFEST.json", "best.json"
+CODES = {  # dtypes as safetensors spells them
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+SNAPSHOT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.safetensors")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is torn or damaged; the message names the file."""
+
+
+def write_state(path: Path, state: Any) -> None:
+    """Write a state as the directory `path`, in place of what is there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as runs:
+    ...     write_state(Path(runs) / "now", {"step": 3, 0: [torch.ones(2), (0.9, None)]})
+    ...     read_state(Path(runs) / "now")
+    {'step': 3, 0: [tensor([1., 1.]), (0.9, None)]}
+    """
+    skeleton, tensors = _take_apart(state)
+    with _beside(path) as temporary:
+        temporary.mkdir()
+        files = {
+            TENSORS: _write_tensors(temporary / TENSORS, tensors),
+            SKELETON: _write(temporary / SKELETON, [json.dumps(skeleton).encode()]),
+        }
+        _write(temporary / MANIFEST, [_manifest(files)])
+        _sync(temporary)
+        old = _old(path)
+        if path.exists():  # a directory cannot replace another in one step: meanwhile `read_state` finds the old one
+            _discard(old)
+            os.replace(path, old)
+        os.replace(temporary, path)
+        _sync(path.parent)
+        _discard(old)
+
+
+def read_state(path: Path) -> Any:
+    """The state in the directory `path`, with its tensors on the CPU; CheckpointError if it is not what was written.
+
+    A tensor that stood in the state twice comes back as two equal ones.
+    """
+    if not path.exists() and _old(path).exists():
+        path = _old(path)
+    _verify(path)
+    with safe_open(path / TENSORS, "pt") as file:
+        # Cloned, because it is a view of the file, which may be removed or lie on a failing disk.
+        return _assemble(json.loads((path / SKELETON).read_bytes()), lambda name: file.get_tensor(name).clone())
+
+
+class Checkpoints:
+    """The checkpoints of a run in its `trainer/` folder: the newest `keep`, and the best.
+
+    One process writes and any may read. `warn` is told of a damaged one that is passed over.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as run:
+    ...     checkpoints = Checkpoints(Path(run) / "trainer", keep=1)
+    ...     for step, score in (100, 20.5), (200, 23.0), (300, 22.5):
+    ...         path = checkpoints.save(step, {"seen": 10 * step}, best=step == 200, score=score)
+    ...     path.name, checkpoints.steps(), checkpoints.latest(), checkpoints.best()
+    ('step-00000300', [200, 300], (300, {'seen': 3000}), (200, {'seen': 2000}))
+    """
+
+    def __init__(self, directory: str | Path, *, keep: int = 2, warn: Callable[[str], None] = warnings.warn) -> None:
+        if keep < 1:
+            raise ValueError(f"keep = {keep}: at least 1 checkpoint must stay")
+        self.directory, self.keep, self.warn = Path(directory), keep, warn
+
+    def save(self, step: int, state: Any, *, best: bool = False, score: float | None = None) -> Path:
+        """Write the state after `step` steps; once it is safe, remove what is neither among the newest nor the best.
+
+        Checkpoints of later steps, left by a run that went back, stay until this one has passed them.
+        """
+        _prepare(self.directory)
+        path = self._path(step)
+        write_state(path, state)
+        if best:
+            self.mark_best(step, score)
+        mark = self.best_mark()
+        for old in [s for s in self.steps() if s <= step][: -self.keep]:
+            if mark is None or old != mark[0]:
+                self._remove(old)
+        return path
+
+    def latest(self) -> tuple[int, Any] | None:
+        """The newest step and state that can be read; None before the first, CheckpointError if all are damaged."""
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                return step, read_state(self._path(step))
+            except CheckpointError as error:
+                self.warn(f"the checkpoint of step {step} is passed over: {error}")
+        if steps:
+            raise CheckpointError(f"no checkpoint in {self.directory} can be read: remove it to begin anew")
+        return None
+
+    def best(self) -> tuple[int, Any] | None:
+        """The step and state that were marked as the best."""
+        mark = self.best_mark()
+        return None if mark is None else (mark[0], read_state(self._path(mark[0])))
+
+    def mark_best(self, step: int, score: float | None = None) -> None:
+        """From now on this step is the best, and stays."""
+        if step not in (steps := self.steps()):
+            raise ValueError(f"{self.directory} has no checkpoint of step {step}: there are {steps}")
+        path = self.directory / BEST
+        with _beside(path) as temporary:
+            _write(temporary, [json.dumps({"step": step, "score": score}).encode()])
+            os.replace(temporary, path)
+            _sync(self.directory)
+
+    def best_mark(self) -> tuple[int, float | None] | None:
+        """Step and score of the best."""
+        path = self.directory / BEST
+        try:
+            mark = json.loads(path.read_bytes())
+            return int(mark["step"]), mark["score"]
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            self.warn(f"{path} is damaged: no checkpoint counts as the best until one is marked again")
+            return None
+
+    def steps(self) -> list[int]:
+        """The steps of which there is a checkpoint, oldest first."""
+        names = [path.name for path in self.directory.glob("step-*")]
+        return sorted({int(found[1]) for name in names if (found := re.fullmatch(r"step-(\d+)(\.old)?", name))})
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}"
+
+    def _remove(self, step: int) -> None:
+        path = self._path(step)
+        with _beside(path) as temporary:  # renamed first: a removal that is interrupted leaves no half checkpoint
+            if path.exists():
+                os.replace(path, temporary)
+        _discard(_old(path))
+
+
+class Snapshots:
+    """The parameters of a model at several steps, in fp32, one file each: the best to keep, the last to average (§6.1).
+
+    The name of a file ends with the beginning of its SHA-256.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as run:
+    ...     snapshots = Snapshots(Path(run) / "snapshots")
+    ...     for step in 100, 200, 300:
+    ...         path = snapshots.save(step, {"weight": torch.tensor([0.0, step])})
+    ...         snapshots.prune(2)
+    ...     snapshots.average()["weight"].tolist(), snapshots.read(300)["weight"].tolist()
+    ([0.0, 250.0], [0.0, 300.0])
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+
+    def save(self, step: int, tensors: Mapping[str, Tensor]) -> Path:
+        """Write parameters by name. Snapshots of later steps go: the run went back, and they are not its own."""
+        for name, x in tensors.items():
+            if not x.is_floating_point():
+                raise ValueError(f"{name!r} is {x.dtype}: a snapshot holds parameters, which can be averaged")
+        _prepare(self.directory)
+        stem = self.directory / f"step-{step:08d}"
+        with _beside(stem) as temporary:
+            _, digest = _write_tensors(temporary, tensors, dtype=torch.float32)
+            path = self.directory / f"{stem.name}-{digest[:16]}.safetensors"
+            os.replace(temporary, path)
+            _sync(self.directory)
+        for other in self.paths():
+            if _step(other) >= step and other != path:
+                other.unlink()
+        return path
+
+    def prune(self, keep: int, besides: Collection[int] = ()) -> None:
+        """Remove all but the last `keep` and those of the steps `besides`."""
+        for path in self.paths()[:-keep]:
+            if _step(path) not in besides:
+                path.unlink()
+
+    def paths(self) -> list[Path]:
+        """The files, oldest step first."""
+        return sorted((p for p in self.directory.glob("step-*") if SNAPSHOT.fullmatch(p.name)), key=_step)
+
+    def read(self, step: int) -> dict[str, Tensor]:
+        """The parameters after `step` steps."""
+        paths = [path for path in self.paths() if _step(path) == step]
+        if not paths:
+            raise ValueError(
+                f"{self.directory} has no snapshot of step {step}: there are {[*map(_step, self.paths())]}"
+            )
+        return average(paths)
+
+    def average(self, last: int | None = None) -> dict[str, Tensor]:
+        """The mean of the last so many, as far as there are, or of all."""
+        return average(self.paths() if last is None else self.paths()[-last:])
+
+
+def average(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of snapshots, summed in fp64, as fp32; one tensor of one snapshot is in memory at a time."""
+    if not paths:
+        raise ValueError("there is no snapshot to average")
+    for path in paths:
+        if (found := SNAPSHOT.fullmatch(path.name)) is None:
+            raise ValueError(f"{path} is not a snapshot: they are called step-(number)-(checksum).safetensors")
+        if _digest(path)[1][:16] != found[2]:
+            raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in its name")
+    with ExitStack() as stack:
+        files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
+        shapes = [{name: tuple(file.get_slice(name).get_shape()) for name in file.keys()} for file in files]  # noqa: SIM118
+        for path, other in zip(paths, shapes, strict=True):
+            if other != shapes[0]:
+                raise ValueError(f"{path} and {paths[0].name} are not of the same model: names or shapes differ")
+        mean = {}
+        for name in shapes[0]:
+            total = files[0].get_tensor(name).double()
+            for file in files[1:]:
+                total += file.get_tensor(name)
+            mean[name] = (total / len(files)).float()
+        return mean
+
+
+def _step(path: Path) -> int:
+    return int(path.name.split("-")[1])
+
+
+# A state, taken apart and put together
+
+
+def _take_apart(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """The state as JSON, and its tensors by name.
+
+    Each object of the JSON has one key, the kind of what it stands for: a dict by its pairs, since keys may be
+    numbers, a tuple by its items, a tensor or an array by its name. A name reads as the way to its tensor.
+
+    >>> _take_apart({"lr": 0.1, 7: (torch.tensor(1.0),)})
+    ({'dict': [['lr', 0.1], [7, {'tuple': [{'tensor': 'state[7][0]'}]}]]}, {'state[7][0]': tensor(1.)})
+    """
+    tensors: dict[str, Tensor] = {}
+    names: dict[Any, str] = {}
+
+    def store(x: Tensor, where: str) -> str:
+        if x.dtype not in CODES or x.layout != torch.strided:
+            raise ValueError(f"{where} is {x.dtype} and {x.layout}: a state holds dense tensors of real numbers")
+        name = names.setdefault((x.data_ptr(), x.device, x.dtype, x.shape, x.stride()), where)  # shared: stored once
+        tensors.setdefault(name, x)
+        return name
+
+    def walk(value: Any, where: str) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Tensor):
+            return {"tensor": store(value, where)}
+        if isinstance(value, np.ndarray):
+            with suppress(TypeError, ValueError):  # of objects or of strings: refused below
+                return {"array": store(torch.from_numpy(value.copy()), where)}
+        if isinstance(value, list | tuple):
+            items = [walk(item, f"{where}[{i}]") for i, item in enumerate(value)]
+            return items if isinstance(value, list) else {"tuple": items}
+        if isinstance(value, dict) and all(isinstance(key, int | str) for key in value):
+            return {"dict": [[key, walk(item, f"{where}[{key!r}]")] for key, item in value.items()]}
+        raise ValueError(
+            f"{where} is of type {type(value).__name__} ({value!r:.50}): a state is made of tensors, numeric arrays, "
+            "numbers, strings and None in lists, tuples, and dicts by strings or whole numbers"
+        )
+
+    return walk(state, "state"), tensors
+
+
+def _assemble(skeleton: Any, tensor: Callable[[str], Tensor]) -> Any:
+    if isinstance(skeleton, list):
+        return [_assemble(item, tensor) for item in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    ((kind, content),) = skeleton.items()
+    if kind == "tensor":
+        return tensor(content)
+    if kind == "array":
+        return tensor(content).numpy()
+    if kind == "tuple":
+        return tuple(_assemble(content, tensor))
+    return {key: _assemble(item, tensor) for key, item in content}
+
+
+# Files that are whole or not there
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, for the block to rename; what is left of it goes. An OSError names `path`."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+    except OSError as error:  # a full disk, say, which is met in a write that knows no name
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        _discard(temporary)
+
+
+def _prepare(directory: Path) -> None:
+    """Make a directory, and sweep out what a process that was killed has left in it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for left in directory.glob(".*.tmp"):
+        _discard(left)
+
+
+def _discard(path: Path) -> None:
+    """Remove a file or a directory, if it is there."""
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.unlink()
+
+
+def _old(path: Path) -> Path:
+    return path.with_name(f"{path.name}.old")
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> tuple[int, str]:
+    """Write safetensors one tensor at a time, so that there is never a copy of all; size and SHA-256 of the file.
+
+    The format: the length of the header in 8 bytes, the header in JSON, the numbers of each tensor in its order.
+    """
+    kinds = {name: dtype or x.dtype for name, x in tensors.items()}
+    names = sorted(tensors, key=lambda name: (-kinds[name].itemsize, name))  # wide numbers first: all are aligned
+    header, end = {}, 0
+    for name in names:
+        start, end = end, end + tensors[name].numel() * kinds[name].itemsize
+        header[name] = {"dtype": CODES[kinds[name]], "shape": [*tensors[name].shape], "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+
+    def chunks() -> Iterator[Any]:
+        yield len(text).to_bytes(8, "little") + text
+        for name in names:
+            x = tensors[name].detach().to("cpu", kinds[name]).contiguous()
+            yield x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy()  # of none or one number, any stride goes
+
+    return _write(path, chunks())
+
+
+def _write(path: Path, chunks: Iterable[Any]) -> tuple[int, str]:
+    """Write bytes to a file and on to the disk; size and SHA-256."""
+    digest = hashlib.sha256()
+    with open(path, "wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            digest.update(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell(), digest.hexdigest()
+
+
+def _digest(path: Path) -> tuple[int, str]:
+    """Size and SHA-256 of a file."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest
+
+
+def _manifest(files: Mapping[str, tuple[int, str]]) -> bytes:
+    entries = {name: {"size": size, "sha256": digest} for name, (size, digest) in files.items()}
+    return json.dumps({"format": FORMAT, "files": entries}, indent=2).encode()
+
+
+def _verify(path: Path) -> None:
+    """Compare the files of a checkpoint with its manifest, then the manifest with the one that these files have."""
+    manifest = path / MANIFEST
+    if not manifest.is_file():
+        raise CheckpointError(f"{manifest} is missing")
+    text = manifest.read_bytes()
+    try:
+        content = json.loads(text)
+        newer, entries = content["format"] > FORMAT, content["files"]
+        written = {} if newer else {name: (entries[name]["size"], entries[name]["sha256"]) for name in FILES}
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{manifest} is damaged") from None
+    if newer:
+        raise CheckpointError(
+            f"{path} is of format {content['format']}, this regard reads up to {FORMAT}: upgrade regard"
+        )
+    found = {}
+    for name, (size, digest) in written.items():
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path / name} is missing")
+        found[name] = _digest(path / name)
+        if found[name][0] != size:
+            raise CheckpointError(f"{path / name} is torn: it has {found[name][0]} of {size} bytes")
+        if found[name][1] != digest:
+            raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one in {MANIFEST}")
+    if text != _manifest(found):
+        raise CheckpointError(f"{manifest} is damaged")
+
+
+def _sync(directory: Path) -> None:
+    """Have the names in a directory on the disk before going on."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

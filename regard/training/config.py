@@ -1,0 +1,75 @@
+"""How a model is trained: the section `train` of a recipe."""
+
+import math
+from dataclasses import dataclass, field
+
+from regard.training.optimisers import OptimiserConfig
+from regard.training.schedules import ScheduleConfig
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+RECOMPUTE = ("nothing", "feed_forward", "layers")
+DISTRIBUTED = ("ddp", "fsdp")
+LENGTHS = ("steps", "epochs", "minutes")  # the ways to say how long; exactly one is given
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything about training that is neither the data nor the model; its length must be given.
+
+    >>> TrainConfig(steps=1000).validate_sentences
+    500
+    >>> TrainConfig(steps=1000, clip=-1.0)
+    Traceback (most recent call last):
+    ValueError: train.clip = -1.0: it must be at least 0
+    """
+
+    steps: int | None = None  # length in updates; or give epochs or minutes
+    epochs: float | None = None  # length in passes over the data
+    minutes: float | None = None  # length in time: becomes steps once, by the speed measured at the start
+    seed: int = 1  # of weights, data order and dropout
+    batch_tokens: int = 4096  # padded positions of the longer side, over all processes
+    accumulate: int = 1  # parts in which a batch is worked on, one after the other
+    shards: int | None = None  # threads that share a batch; chosen by the number of cores if left out
+    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)  # how gradients become updates
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)  # the learning rate at each step
+    smoothing: float = 0.1  # of the labels (§5.4)
+    clip: float = 1.0  # norm of the gradient; 0: off
+    precision: str = "fp32"  # bf16, fp16
+    recompute: str = "nothing"  # in the backward pass, to save memory: nothing, feed_forward, layers
+    compile: bool = False  # with torch.compile
+    ema: float = 0.0  # decay of an exponential moving average of the weights; 0: off
+    average: int = 0  # at the end, average this many last snapshots; 0: off
+    snapshot_every: int | None = None  # steps; validate_every, if left out
+    validate_every: int | None = None  # steps; chosen from the length of the run if left out
+    validate_sentences: int = 500  # how many of them are translated for BLEU
+    checkpoint_minutes: float = 5.0  # between checkpoints for resuming
+    checkpoint_every: int | None = None  # steps between checkpoints; instead of checkpoint_minutes
+    keep: int = 2  # checkpoints
+    patience: int | None = None  # validations without a better score before stopping early
+    distributed: str = "ddp"  # how several processes share the work: ddp, fsdp
+
+    def __post_init__(self) -> None:
+        given = [name for name in LENGTHS if getattr(self, name) is not None]
+        if len(given) != 1:
+            got = " and ".join(given) or "none"
+            raise ValueError(f"train: give exactly one of {', '.join(LENGTHS)}; got {got}")
+        for name in (
+            *("steps", "batch_tokens", "accumulate", "shards", "snapshot_every", "validate_every"),
+            *("checkpoint_every", "keep", "patience"),
+        ):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"train.{name} = {value}: it must be at least 1")
+        for name in ("epochs", "minutes", "checkpoint_minutes"):
+            if (value := getattr(self, name)) is not None and not 0.0 < value < math.inf:
+                raise ValueError(f"train.{name} = {value}: it must be above 0 and finite")
+        for name in ("clip", "average", "validate_sentences"):
+            if not (value := getattr(self, name)) >= 0:  # so NaN is none either
+                raise ValueError(f"train.{name} = {value}: it must be at least 0")
+        for name in ("smoothing", "ema"):
+            if not 0.0 <= (value := getattr(self, name)) < 1.0:
+                raise ValueError(f"train.{name} = {value}: it lies in [0, 1)")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"train.seed = {self.seed}: it lies in 0..2⁶³-1")
+        for name, valid in (("precision", PRECISIONS), ("recompute", RECOMPUTE), ("distributed", DISTRIBUTED)):
+            if (value := getattr(self, name)) not in valid:
+                raise ValueError(f"train.{name} = {value!r}: choose one of {', '.join(valid)}")

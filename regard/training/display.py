@@ -1,0 +1,82 @@
+"""A run as a person watches it: one live line in a terminal, plain lines elsewhere."""
+
+from collections import deque
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from regard.training.loop import Report
+from regard.training.run import UNKNOWN, Event, Note, Saved, Validation
+
+WINDOW = 50  # steps over which speed and loss are averaged
+LINES = 40  # in a run, where there is no terminal
+
+
+class Display:
+    """Shows events on a console: `with Display(console) as display: display.show(event, total)`."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        columns = TextColumn("  learning "), BarColumn(30), TextColumn("{task.description}")
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._task = self._progress.add_task("", total=None)
+        self._recent: deque[Report] = deque(maxlen=WINDOW)
+        self._best = float("-inf")
+
+    def __enter__(self) -> "Display":
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def show(self, event: Event, total: int) -> None:
+        """Show one event of a run of `total` steps."""
+        if isinstance(event, Report):
+            self._recent.append(event)
+            self._step(event, total)
+        elif isinstance(event, Validation):
+            self.console.print(self._validation(event))
+        elif isinstance(event, Note):
+            self.line("note", event.text)
+        elif isinstance(event, Saved):
+            return
+
+    def line(self, name: str, text: str, style: str = "") -> None:
+        """A line with its name in the left column."""
+        self.console.print(Text.assemble((f"  {name:9}", "dim"), (text, style)), soft_wrap=True, highlight=False)
+
+    def _step(self, report: Report, total: int) -> None:
+        tokens, seconds = sum(r.tokens for r in self._recent), sum(r.seconds for r in self._recent)
+        loss = sum(r.loss * r.tokens for r in self._recent) / tokens
+        known = total != UNKNOWN
+        left = (total - report.step) * seconds / len(self._recent)
+        parts = [
+            f"step {report.step:,}" + (f"/{total:,}" if known else ""),
+            f"loss {loss:.3f}",
+            f"lr {report.learning_rate:.1e}",
+            f"{tokens / seconds:,.0f} tok/s",
+            *([f"{_clock(left)} left"] if known else []),
+        ]
+        line = " · ".join(parts)
+        self._progress.update(
+            self._task, completed=report.step, total=total if known else None, description=line, refresh=False
+        )
+        due = report.step % max(1, total // LINES if known else WINDOW) == 0 or report.step in (1, total)
+        if not self.console.is_terminal and due:
+            self.line("learning", line)
+
+    def _validation(self, event: Validation) -> Text:
+        rise = "▲" if event.best else "▽"
+        figures = "  ".join(f"{name} {value:.2f}" for name, value in event.measures.items())
+        text = Text.assemble(("  valid    ", "dim"), (figures, "bold"), " ", (rise, "green" if event.best else "yellow"))
+        for source, said, _ in event.samples[:1]:
+            text.append(f"\n           “{source}” → “{said}”")
+        return text
+
+
+def _clock(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60:02}:{rest % 60:02}"

@@ -1,0 +1,124 @@
+"""Several processes, on one machine or many, as `torchrun` starts them; one process is the simplest case.
+
+Every process plans the same global batch and works on its own rows of it. Gradients are sums over tokens divided by
+the tokens of the whole batch, so that the number of processes changes nothing but the speed.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from regard.core.blocks import DecoderLayer, EncoderLayer
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, and which of them this is."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes and speaks."""
+        return self.rank == 0
+
+    def total(self, value: float) -> float:
+        """The sum of a number over all processes."""
+        if self.size == 1:
+            return value
+        number = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(number)
+        return float(number.item())
+
+    def agree(self, value: Any) -> Any:
+        """The main process's value, in all of them."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, device=self.device if self.device.type == "cuda" else None)
+        return box[0]
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def world(device: str | None = None) -> Iterator[World]:
+    """Join the processes that `torchrun` started, if it did.
+
+    >>> with world("cpu") as alone:
+    ...     alone.size, alone.main
+    (1, True)
+    """
+    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield World(device=torch.device(name))
+        return
+    place = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if name == "cuda" else torch.device(name)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield World(dist.get_rank(), size, place)
+    finally:
+        dist.destroy_process_group()
+
+
+def share(objective: nn.Module, kind: str, world: World) -> nn.Module:
+    """The objective, its gradients summed over processes in its backward pass (both kinds average: scale by size).
+
+    `ddp` holds the whole model in each process; `fsdp` holds a share of each parameter and of its optimiser state.
+    """
+    if world.size == 1:
+        return objective
+    if kind == "ddp":
+        return DistributedDataParallel(objective, device_ids=[world.device] if world.device.type == "cuda" else None)
+    mesh = dist.init_device_mesh(world.device.type, (world.size,))
+    for module in objective.modules():
+        if isinstance(module, (EncoderLayer, DecoderLayer)):
+            fully_shard(module, mesh=mesh)
+    return fully_shard(objective, mesh=mesh)
+
+
+@contextmanager
+def not_yet(shared: nn.Module, more: bool) -> Iterator[None]:
+    """Inside the block, if there is more to come, leave gradients where they are: the last part sums them all."""
+    if isinstance(shared, DistributedDataParallel) and more:
+        with shared.no_sync():
+            yield
+        return
+    if hasattr(shared, "set_requires_gradient_sync"):
+        shared.set_requires_gradient_sync(not more)
+    yield
+
+
+def whole(value: Any) -> Any:
+    """A nested state in which every sharded tensor is whole; all processes must ask together."""
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    if isinstance(value, dict):
+        return {key: whole(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [whole(item) for item in value]
+    return value
+
+
+def like(value: Tensor, other: Tensor) -> Tensor:
+    """A whole tensor, sharded as `other` is."""
+    if not isinstance(other, DTensor) or isinstance(value, DTensor):
+        return value
+    return distribute_tensor(value.to(other.device), other.device_mesh, other.placements)

@@ -1,0 +1,73 @@
+"""What a run leaves to be read: `metrics.jsonl`, a JSON object a line, and TensorBoard's curves."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from regard.training.loop import Report
+from regard.training.run import Event, Finished, Note, Validation
+
+EVERY = 10  # steps: reports in between are only counted in
+
+
+class Journal:
+    """The metrics of a run. Opened again after an interruption, it forgets what lies behind `step`."""
+
+    def __init__(self, directory: Path, step: int = 0) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self.path = directory / "metrics.jsonl"
+        kept = [line for line in self._lines() if json.loads(line).get("step", 0) <= step] if step else []
+        partial = self.path.with_suffix(".tmp")
+        partial.write_text("".join(kept), "utf-8")
+        os.replace(partial, self.path)
+        self._file = self.path.open("a", encoding="utf-8", buffering=1)
+        self._curves = SummaryWriter(str(directory / "tensorboard"), purge_step=step + 1)
+        self._since: list[Report] = []
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+        self._curves.close()
+
+    def write(self, event: Event) -> None:
+        """Take note of an event."""
+        if isinstance(event, Report):
+            self._since.append(event)
+            if event.step % EVERY == 0:
+                self._report()
+        elif isinstance(event, Validation):
+            self.line(kind="validation", step=event.step, **event.measures, best=event.best, samples=event.samples)
+            for name, value in event.measures.items():
+                self._curves.add_scalar(f"valid/{name}", value, event.step)
+        elif isinstance(event, Note):
+            self.line(kind="note", text=event.text)
+        elif isinstance(event, Finished):
+            self.line(kind="finished", step=event.step, why=event.why)
+
+    def line(self, **entry: Any) -> None:
+        """Add one entry."""
+        self._file.write(json.dumps({**entry, "time": round(time.time(), 3)}, ensure_ascii=False) + "\n")
+
+    def _report(self) -> None:
+        last, tokens = self._since[-1], sum(r.tokens for r in self._since)
+        entry = {
+            "loss": sum(r.loss * r.tokens for r in self._since) / tokens,
+            "learning_rate": last.learning_rate,
+            "gradient_norm": last.gradient_norm,
+            "tokens_per_second": tokens / sum(r.seconds for r in self._since),
+        }
+        self.line(kind="train", step=last.step, **entry)
+        for name, value in entry.items():
+            self._curves.add_scalar(f"train/{name}", value, last.step)
+        self._since.clear()
+
+    def _lines(self) -> list[str]:
+        if not self.path.exists():
+            return []
+        whole = [line for line in self.path.read_text("utf-8").splitlines(keepends=True) if line.endswith("}\n")]
+        return [line for line in whole if line.startswith("{")]

@@ -1,0 +1,330 @@
+"""What makes a step of a gradient: Adam (§5.3), AdamW, Adafactor, Muon; and the moving average of the steps.
+
+Each is a `torch.optim.Optimizer` whose state is tensors and numbers. The learning rate belongs to the schedule: it is 0
+until `set_learning_rate`.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+
+from regard.core.blocks import Stack
+from regard.core.positions import Positions
+
+OPTIMISERS = ("adam", "adamw", "adafactor", "muon")
+
+
+@dataclass(frozen=True)
+class OptimiserConfig:
+    """Which optimiser, and all of it but the learning rate; Adam's numbers are the paper's (§5.3)."""
+
+    name: str = "adam"  # adamw, adafactor, muon
+    betas: tuple[float, float] = (0.9, 0.98)  # of adam, adamw, and of what muon leaves to Adam
+    eps: float = 1e-9  # of the same
+    weight_decay: float = 0.0  # of matrices, decoupled from the gradient; not for adam
+    momentum: float = 0.95  # of muon
+    adam_ratio: float = 0.6  # muon: the learning rate of what Adam trains, as a share of the matrices'
+    scale_parameter: bool = False  # adafactor: steps in proportion to the size of the parameter
+    relative_step: bool = False  # adafactor: min(0.01, 1/√step) in place of the schedule
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMISERS:
+            (near,) = get_close_matches(self.name, OPTIMISERS, n=1, cutoff=0.0)
+            raise ValueError(f"unknown optimiser {self.name!r}: did you mean {near!r}? Known: {', '.join(OPTIMISERS)}")
+        for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
+            if not 0.0 <= value < 1.0:
+                raise ValueError(f"{name} = {value}: it lies in [0, 1)")
+        for name, value in (("eps", self.eps), ("adam_ratio", self.adam_ratio)):
+            if not 0.0 < value < math.inf:
+                raise ValueError(f"{name} = {value}: it must be above 0")
+        if not 0.0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay = {self.weight_decay}: it must be at least 0")
+        if self.name == "adam" and self.weight_decay:
+            raise ValueError(f"weight_decay = {self.weight_decay} does nothing in adam: use adamw, or set it to 0")
+
+
+def build(model: nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:
+    """The optimiser of everything in `model` that requires a gradient.
+
+    >>> optimiser = build(nn.Linear(3, 2), OptimiserConfig("adamw", weight_decay=0.1))
+    >>> [(group["weight_decay"], [tuple(p.shape) for p in group["params"]]) for group in optimiser.param_groups]
+    [(0.1, [(2, 3)]), (0.0, [(2,)])]
+    """
+    c, trained = config, [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise ValueError("nothing to train: no parameter of this model requires a gradient")
+    if c.name in ("adam", "adamw") and any(p.dtype == torch.float16 for p in trained):  # their state would be, too
+        raise ValueError(
+            f"fp16 cannot hold the squares of gradients that {c.name} needs: keep parameters in fp32 or bf16"
+        )
+    if c.name == "adam":
+        return torch.optim.Adam(trained, lr=0.0, betas=c.betas, eps=c.eps, fused=True)
+    hidden = hidden_matrices(model) if c.name == "muon" else {}
+    if c.name == "muon" and not hidden:
+        raise ValueError(
+            "muon trains the matrices in the layers of a stack, and this model has none to train: use adamw"
+        )
+    tables = _tables(model)
+    rest = [p for p in trained if p not in hidden]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in rest if p.dim() > 1 and p not in tables], "weight_decay": c.weight_decay},
+        {"params": [p for p in rest if p.dim() <= 1 or p in tables], "weight_decay": 0.0},
+    ]
+    if c.name == "adamw":
+        return torch.optim.AdamW(groups, lr=0.0, betas=c.betas, eps=c.eps, fused=True)
+    if c.name == "adafactor":
+        return Adafactor(groups, scale_parameter=c.scale_parameter, relative_step=c.relative_step)
+    return Muon(hidden, groups, c)
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of the steps to come; a group with a `ratio` gets that share of it."""
+    for group in optimiser.param_groups:
+        group["lr"] = rate * group.get("ratio", 1.0)
+
+
+def _tables(model: nn.Module) -> set[Tensor]:
+    """Parameters whose rows are looked up: token embeddings (tied or not) and positions."""
+    modules = [module for module in model.modules() if isinstance(module, nn.Embedding | Positions)]
+    return {p for module in modules for p in module.parameters()}
+
+
+def hidden_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
+    """The matrices that lead from one hidden state to another, each with the heights of those it holds stacked up.
+
+    >>> from regard.core.layers import linear
+    >>> model = nn.Sequential(nn.Embedding(9, 4), Stack([linear(4, 4, 2, 2)]), nn.Linear(4, 9))
+    >>> list(hidden_matrices(model).values())  # query, key and value
+    [(4, 2, 2)]
+    """
+    # A Stack's layers are the inside of every model here. An output layer or a classifier lies outside of it, so
+    # this holds for output layers of their own as well as for tied ones, and no name need be known.
+    tables = _tables(model)
+    return {
+        module.weight: getattr(module, "parts", (module.out_features,))
+        for stack in model.modules()
+        if isinstance(stack, Stack)
+        for module in stack.layers.modules()
+        if isinstance(module, nn.Linear) and module.weight.requires_grad and module.weight not in tables
+    }
+
+
+class _Optimiser(torch.optim.Optimizer):
+    """One whose state is in fp32 or better, whatever its parameters are in, and stays so when it is loaded."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from `state_dict()` of the same optimiser, exactly."""
+        super().load_state_dict(state_dict)  # it checks, and rounds the state to its parameter's dtype: take it anew
+        names = [name for group in state_dict["param_groups"] for name in group["params"]]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for name, p in zip(names, parameters, strict=True):
+            for key, value in state_dict["state"].get(name, {}).items():
+                self.state[p][key] = value.to(p.device, copy=True) if isinstance(value, Tensor) else value
+
+
+def _exact(p: Tensor) -> torch.dtype:
+    return torch.promote_types(p.dtype, torch.float32)
+
+
+class Adafactor(_Optimiser):
+    """Adam without momentum whose second moment of a matrix is a row and a column (Shazeer & Stern 2018).
+
+    A parameter of more dimensions is a batch of matrices, its last two. A matrix costs rows + columns numbers, where
+    Adam's costs twice rows · columns.
+    """
+
+    def __init__(self, parameters: Any, *, scale_parameter: bool = False, relative_step: bool = False) -> None:
+        defaults = {"lr": 0.0, "weight_decay": 0.0, "scale_parameter": scale_parameter, "relative_step": relative_step}
+        super().__init__(parameters, defaults)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Step every parameter that has a gradient."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step(p, p.grad.to(_exact(p)), self.state[p], group)
+
+    def _step(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["step"] = 0
+            if p.dim() > 1:
+                state["row"], state["column"] = g.new_zeros(g.shape[:-1]), g.new_zeros(*g.shape[:-2], g.shape[-1])
+            else:
+                state["square"] = torch.zeros_like(g)
+        state["step"] += 1
+        fresh = state["step"] ** -0.8  # the share of this gradient in the moment: all of it at first, ever less
+        square = g.square() + 1e-30
+        if p.dim() > 1:
+            row, column = state["row"].lerp_(square.mean(-1), fresh), state["column"].lerp_(square.mean(-2), fresh)
+            update = g * (row / row.mean(-1, keepdim=True)).rsqrt()[..., None] * column.rsqrt()[..., None, :]
+        else:
+            update = g * state["square"].lerp_(square, fresh).rsqrt()
+        x = p.to(g.dtype)
+        rate = min(0.01, state["step"] ** -0.5) if group["relative_step"] else group["lr"]
+        if group["scale_parameter"]:
+            rate = rate * _rms(x).clamp(min=1e-3)  # a parameter of zeros must be able to leave them
+        update = update / _rms(update).clamp(min=1.0) + group["weight_decay"] * x
+        p.copy_(x - rate * update)
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.square().mean().sqrt()
+
+
+BLOCK = 2**22  # numbers made orthogonal at a time, so that a step needs little memory beside its state
+
+
+def orthogonalise(x: Tensor) -> Tensor:
+    """Each matrix with its singular values brought to about 0.7..1.2: (n, rows, columns >= rows) -> the same.
+
+    A step of Newton and Schulz takes every singular value s to a s + b s³ + c s⁵; these are five.
+
+    >>> lopsided = torch.tensor([[[3.0, 0.0, 0.0], [0.0, 0.1, 0.0]]])
+    >>> [round(s, 2) for s in torch.linalg.svdvals(orthogonalise(lopsided))[0].tolist()]
+    [1.13, 0.7]
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315  # steep at 0, at the price of never settling at 1 (Jordan 2024)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+class Muon(_Optimiser):
+    """Momentum whose steps are made orthogonal, for hidden matrices (Jordan 2024); Adam for everything else.
+
+    `hidden` gives each matrix with the heights of those stacked up in it (`hidden_matrices`): a projection to
+    queries, keys and values is three. Their steps are scaled by 0.2 √(longer side), to the size of Adam's (Liu et al.
+    2025). `rest` are groups of parameters for Adam, at `adam_ratio` times the learning rate.
+    """
+
+    def __init__(
+        self, hidden: Mapping[Tensor, Sequence[int]], rest: Iterable[dict[str, Any]], config: OptimiserConfig
+    ) -> None:
+        c, self.parts = config, {p: list(parts) for p, parts in hidden.items()}
+        matrices = {"params": list(hidden), "orthogonal": True, "ratio": 1.0}
+        others = [{**group, "orthogonal": False, "ratio": c.adam_ratio} for group in rest]
+        defaults = {"lr": 0.0, "weight_decay": c.weight_decay, "betas": c.betas, "eps": c.eps, "momentum": c.momentum}
+        super().__init__([matrices, *others], defaults)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Step every parameter that has a gradient."""
+        for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            if group["weight_decay"]:
+                for p in trained:
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+            (self._orthogonal if group["orthogonal"] else self._adam)(trained, group)
+
+    def _orthogonal(self, trained: list[Tensor], group: dict[str, Any]) -> None:
+        # Matrices of one shape, lying or standing, are made orthogonal together: many small products in one large one.
+        momentum, batches = group["momentum"], defaultdict(list)
+        for p in trained:
+            assert p.grad is not None
+            g, state, parts = p.grad.to(_exact(p)), self.state[p], self.parts[p]
+            if not state:
+                state["momentum"] = torch.zeros_like(g)
+            m = state["momentum"].lerp_(g, 1 - momentum)
+            for matrix in zip(p.detach().split(parts), g.split(parts), m.split(parts), strict=True):
+                rows, columns = matrix[0].shape
+                key = min(rows, columns), max(rows, columns), g.dtype, g.device
+                batches[key].append([x.mT if rows > columns else x for x in matrix])
+        for (short, long, *_), batch in batches.items():
+            n = max(1, BLOCK // (short * long))
+            for some in (batch[i : i + n] for i in range(0, len(batch), n)):
+                ahead = torch.stack([g.lerp(m, momentum) for _, g, m in some])  # Nesterov's
+                for (weight, _, _), update in zip(some, orthogonalise(ahead), strict=True):
+                    weight.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(long))
+
+    def _adam(self, trained: list[Tensor], group: dict[str, Any]) -> None:
+        for p in trained:
+            if not self.state[p]:
+                zeros = torch.zeros_like(p, dtype=_exact(p))
+                step = torch.zeros((), dtype=torch.float32, device=p.device)
+                self.state[p] = {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+        means, squares, steps = ([self.state[p][key] for p in trained] for key in ("exp_avg", "exp_avg_sq", "step"))
+        weights = [p.to(_exact(p)) for p in trained]  # the parameters themselves, unless they are in half precision
+        gradients = [p.grad.to(_exact(p)) for p in trained if p.grad is not None]
+        (beta1, beta2), lr, eps = group["betas"], group["lr"], group["eps"]
+        options: dict[str, Any] = {"weight_decay": 0.0, "amsgrad": False, "maximize": False, "fused": True}
+        adam(weights, gradients, means, squares, [], steps, beta1=beta1, beta2=beta2, lr=lr, eps=eps, **options)
+        for p, weight in zip(trained, weights, strict=True):
+            if weight is not p:
+                p.copy_(weight)
+
+
+class Average:
+    """The exponential moving average of a model's parameters; tied ones count once.
+
+    The t-th update keeps the share min(decay, (1 + t) / (10 + t)) of the average, so that the first weights, far from
+    good, are soon forgotten. It is held in fp32 or better.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> average = Average(model, decay=0.99)
+    >>> _ = nn.init.zeros_(average.parameters["weight"]), nn.init.ones_(model.weight)
+    >>> average.update(model)
+    >>> average.parameters["weight"].item()  # 1 - 2/11
+    0.818181...
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise ValueError(f"the decay of an average lies in [0, 1), got {decay}")
+        self.decay, self.updates = decay, 0
+        self.parameters = {name: p.detach().to(_exact(p), copy=True) for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the parameters as they are now."""
+        self.updates += 1
+        keep = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        for name, p in model.named_parameters():
+            own = self.parameters[name]
+            own.lerp_(p.to(own.dtype), 1 - keep)
+
+    @torch.no_grad()
+    def copy_to(self, model: nn.Module) -> None:
+        """Write the average over a model's parameters."""
+        for name, p in model.named_parameters():
+            p.copy_(self.parameters[name])
+
+    @contextmanager
+    def swapped(self, model: nn.Module) -> Iterator[None]:
+        """`with average.swapped(model):` the model is the average; afterwards it is itself again, bit for bit."""
+        own = [p.detach().clone() for p in model.parameters()]
+        self.copy_to(model)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for p, value in zip(model.parameters(), own, strict=True):
+                    p.copy_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of updates, and the averages by name."""
+        return {"updates": self.updates, "parameters": dict(self.parameters)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from `state_dict()` of an average of the same model."""
+        given = state_dict["parameters"]
+        for name in sorted(given.keys() ^ self.parameters.keys()):
+            where = "the saved average" if name in self.parameters else "this model"
+            raise ValueError(f"{where} has no parameter {name!r}: was it saved for another model?")
+        for name, own in self.parameters.items():
+            if given[name].shape != own.shape:
+                raise ValueError(
+                    f"{name} is {tuple(given[name].shape)} in the saved average and {tuple(own.shape)} in this model"
+                )
+            own.copy_(given[name])
+        self.updates = state_dict["updates"]

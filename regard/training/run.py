@@ -1,0 +1,223 @@
+"""A whole training run: steps, validations, checkpoints, and what happens when something goes wrong.
+
+`Trainer.run` yields what happens as it happens; showing and logging it is the caller's business.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.data.batching import Batch, Position
+from regard.training.checkpoints import Checkpoints, Snapshots
+from regard.training.loop import DivergedError, Learner, Report, parameters_of
+
+CALIBRATION = 30.0  # seconds of steps from which `train.minutes` becomes a number of steps
+UNKNOWN = 10**9  # the number of steps until then
+RETREATS = 3  # times that a run may diverge
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step learns from, and the data position after it."""
+
+    parts: list[Batch]
+    tokens: int
+    after: Position
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How good the model is by now; `score` is what is to be as large as possible."""
+
+    step: int
+    score: float
+    measures: dict[str, float]
+    samples: list[tuple[str, str, str]]  # source, what the model says, reference
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that a person should know."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint is on disk."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end: `why` is done, patience or interrupted."""
+
+    step: int
+    why: str
+
+
+Event = Report | Validation | Note | Saved | Finished
+
+
+class Trainer:
+    """A learner, its data, and its place on disk.
+
+    `directory` keeps the state to resume from. `stream` gives the work that follows a data position; `validate` measures a model in eval mode. Call `interrupt`
+    at any time (from a signal handler, say) to save and stop after the step at hand.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        stream: Callable[[Position], Iterator[Work]],
+        directory: Path,
+        *,
+        total: int | None,
+        validate: Callable[[nn.Module, int], Validation] | None = None,
+    ) -> None:
+        self.learner, self.stream, self.validate = learner, stream, validate
+        self.config, self.world = learner.config, learner.world
+        self.warnings: list[str] = []
+        self.checkpoints = Checkpoints(directory, keep=self.config.keep, warn=self.warnings.append)
+        self.snapshots = Snapshots(directory / "snapshots")
+        self.total = total or UNKNOWN
+        self.position = Position(0, 0)
+        self.best: dict[str, Any] = {"step": 0, "score": None, "waited": 0}
+        self.seconds = 0.0  # spent in steps
+        self.retreats = 0
+        self._interrupted = False
+        self._saved_at, self._saved_best = 0.0, 0
+
+    def interrupt(self) -> None:
+        """Save and stop after the step at hand."""
+        self._interrupted = True
+
+    def resume(self) -> bool:
+        """Go on from the newest good checkpoint, if there is one."""
+        found = self.world.agree(self.checkpoints.latest() if self.world.main else None)
+        if found is not None:
+            self._load(found[1])
+        return found is not None
+
+    def run(self) -> Iterator[Event]:
+        """Train to the end."""
+        if self.learner.steps == 0:
+            yield from self._save()  # so that there always is a last good one
+        yield from map(Note, self.warnings)
+        work = self.stream(self.position)
+        why = "done"
+        while self.learner.steps < self.total:
+            item = next(work)
+            try:
+                report = self.learner.step(item.parts, item.tokens)
+            except DivergedError as error:
+                yield from self._retreat(error, item.after)
+                work = self.stream(self.position)
+                continue
+            self.position, self.seconds = item.after, self.seconds + report.seconds
+            yield report
+            yield from self._calibrate()
+            last = report.step == self.total
+            if last or report.step % self.every == 0 or report.step % (self.config.snapshot_every or UNKNOWN) == 0:
+                self._snapshot()
+            if last or report.step % self.every == 0:
+                yield from self._look()
+                if self.config.patience is not None and self.best["waited"] >= self.config.patience:
+                    why = "patience"
+                    break
+            if self.world.total(float(self._interrupted)):
+                why = "interrupted"
+                break
+            if self._due():
+                yield from self._save()
+        yield from self._save()
+        yield Finished(self.learner.steps, why)
+
+    @property
+    def every(self) -> int:
+        """Steps from one validation to the next."""
+        return self.config.validate_every or max(1, self.total // 10)
+
+    def final(self) -> dict[str, Tensor]:
+        """The parameters to keep: an average if one was asked for, the best otherwise, the last without validation."""
+        if self.config.average:
+            return self.snapshots.average(self.config.average)
+        if self.config.ema or self.best["score"] is None:
+            return self.snapshots.average(1)
+        return self.snapshots.read(self.best["step"])
+
+    def _calibrate(self) -> Iterator[Event]:
+        """Turn minutes into a number of steps, once: from then on the run is a function of its seed."""
+        minutes = self.config.minutes
+        if self.total != UNKNOWN or minutes is None or self.seconds < min(CALIBRATION, 6 * minutes):
+            return
+        self.total = self.world.agree(max(self.learner.steps, round(self.learner.steps * minutes * 60 / self.seconds)))
+        yield Note(f"{self.total:,} steps will take about {minutes:g} minutes (train.steps={self.total} repeats this run)")
+
+    def _snapshot(self) -> None:
+        """Keep the weights: of the last few, to be averaged, and of the best, now and at the last checkpoint."""
+        with self.learner.evaluated() as model:
+            if self.world.main:
+                self.snapshots.save(self.learner.steps, parameters_of(model))
+                # A run that goes back to the checkpoint needs again what was the best then.
+                self.snapshots.prune(max(1, self.config.average), besides=[self.best["step"], self._saved_best])
+
+    def _look(self) -> Iterator[Event]:
+        """Validate, and remember the best."""
+        seen: Validation | None = None
+        with self.learner.evaluated() as model:
+            if self.world.main:
+                seen = None if self.validate is None else self.validate(model, self.learner.steps)
+        seen = self.world.agree(seen)
+        best = seen is not None and (self.best["score"] is None or seen.score > self.best["score"])
+        if seen is not None and best:
+            self.best = {"step": seen.step, "score": seen.score, "waited": 0}
+        else:
+            self.best = {**self.best, "waited": self.best["waited"] + 1}
+        if seen is not None:
+            yield Validation(seen.step, seen.score, seen.measures, seen.samples, best)
+
+    def _due(self) -> bool:
+        if self.config.checkpoint_every is not None:
+            return self.learner.steps % self.config.checkpoint_every == 0
+        return bool(self.world.agree(self.seconds - self._saved_at >= 60 * self.config.checkpoint_minutes))
+
+    def _save(self) -> Iterator[Event]:
+        state = {
+            "learner": self.learner.state(),
+            "total": self.total,
+            "position": [self.position.epoch, self.position.batch],
+            "best": self.best,
+            "seconds": self.seconds,
+            "retreats": self.retreats,
+        }
+        if self.world.main:
+            self.checkpoints.save(self.learner.steps, state)
+        self.world.wait()
+        self._saved_at, self._saved_best = self.seconds, self.best["step"]
+        yield Saved(self.learner.steps)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.learner.load(state["learner"])
+        self.total = state["total"] if self.total == UNKNOWN else self.total
+        self.position = Position(*state["position"])
+        self.best, self.seconds, self.retreats = state["best"], state["seconds"], state["retreats"]
+        self._saved_at, self._saved_best = self.seconds, self.best["step"]
+
+    def _retreat(self, error: DivergedError, after: Position) -> Iterator[Event]:
+        """Back to the last good checkpoint; go on behind the batch that broke it, at half the learning rate."""
+        retreats = self.retreats + 1
+        if retreats > RETREATS:
+            raise DivergedError(f"{error}, for the {retreats}th time: lower train.schedule.peak, or train.clip")
+        found = self.world.agree(self.checkpoints.latest() if self.world.main else None)
+        if found is None:
+            raise error
+        self._load(found[1])
+        self.position, self.retreats, self.learner.damping = after, retreats, 0.5**retreats
+        yield Note(f"{error}; back to step {found[0]}, at half the learning rate")
+        yield from self._save()

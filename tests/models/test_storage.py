@@ -1,0 +1,258 @@
+"""A model comes back from its directory as it was, and whatever is wrong with the directory is said in one line."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from regard.models import storage
+from regard.models.transformer import Transformer, TransformerConfig
+
+SOURCE, TARGET = torch.tensor([[3, 4, 5, 0], [6, 7, 8, 9]]), torch.tensor([[1, 5, 4], [1, 9, 8]])
+SHAPE: dict[str, Any] = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 4}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "target": {"tie": "target", "source_vocabulary": 31},
+    "none": {"tie": "none"},
+    "learned": {"positions": "learned", "max_length": 10},
+    "shaw": {"positions": "shaw", "norm": "pre"},
+    "t5": {"positions": "t5"},
+    "llama": {"positions": "rope", "feed_forward": "swiglu", "norm_kind": "rms", "bias": False, "kv_heads": 2},
+    "scaled": {"scale": 0.3, "d_k": 6, "d_v": 3, "dropout": 0.0},
+}
+
+
+def build(**changes: Any) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(TransformerConfig(23, **SHAPE | changes))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_a_model_comes_back_with_its_ties(tmp_path: Path, variant: str, dtype: torch.dtype) -> None:
+    model = build(**VARIANTS[variant]).to(dtype)
+    storage.save(model, tmp_path / "new" / "model")
+    random = torch.get_rng_state()
+    loaded = storage.load(tmp_path / "new" / "model")
+    assert torch.equal(torch.get_rng_state(), random)
+    assert isinstance(loaded, Transformer)
+    assert loaded.config == model.config == storage.config(tmp_path / "new" / "model")
+    assert not any(module.training for module in loaded.modules())
+    ours, theirs = dict(model.named_parameters()), dict(loaded.named_parameters())  # a shared one once
+    assert [*ours] == [*theirs]
+    for name, parameter in ours.items():
+        assert parameter.dtype == theirs[name].dtype == dtype
+        assert theirs[name].requires_grad
+        assert torch.equal(parameter, theirs[name])
+    assert torch.equal(loaded(SOURCE, TARGET), model.eval()(SOURCE, TARGET))
+    stored = load_file(tmp_path / "new" / "model" / "model.safetensors")
+    assert stored.keys() == ours.keys()
+    assert sorted(os.listdir(tmp_path / "new" / "model")) == ["config.json", "model.safetensors"]
+
+
+def test_a_loaded_model_learns_and_is_saved_again(tmp_path: Path) -> None:
+    storage.save(build(), tmp_path)
+    model = storage.load(tmp_path)
+    before = load_file(tmp_path / "model.safetensors")
+    model(SOURCE, TARGET).sum().backward()
+    assert model.output.weight.grad is model.source_embedding.tokens.weight.grad is not None  # type: ignore[union-attr]
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    again = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(again[name], x) for name, x in before.items())  # its weights are the file's, not the file
+    storage.save(model, tmp_path)
+    assert torch.equal(storage.load(tmp_path)(SOURCE, TARGET), model(SOURCE, TARGET))
+
+
+def test_the_same_model_gives_the_same_bytes_and_other_files_stay(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / ".saving").mkdir()  # of a process that was killed
+    (tmp_path / ".saving" / "half").touch()
+    files = {}
+    for turn in range(2):
+        storage.save(build(positions="t5"), tmp_path)
+        files[turn] = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert files[0] == files[1]
+    assert files[0].keys() == {"config.json", "model.safetensors", "tokenizer.json"}
+    about = json.loads(files[0]["config.json"])
+    assert about.keys() == {"format", "family", "regard", "config"}
+    assert (about["format"], about["family"], about["regard"]) == (1, "transformer", version("regard"))
+    assert TransformerConfig(**about["config"]) == build(positions="t5").config
+
+
+def test_weights_are_converted_on_request(tmp_path: Path) -> None:
+    model = build()
+    storage.save(model, tmp_path)
+    loaded = storage.load(tmp_path, device=torch.device("cpu"), dtype=torch.bfloat16)
+    assert loaded.output.weight is loaded.source_embedding.tokens.weight  # type: ignore[union-attr]
+    for name, x in loaded.state_dict().items():
+        assert torch.equal(x, model.state_dict()[name].bfloat16())
+    assert {x.device.type for x in storage.load(tmp_path, device="meta").parameters()} == {"meta"}
+
+
+def edit(directory: Path, **changes: Any) -> None:
+    """Change settings in `config.json`."""
+    about = json.loads((directory / "config.json").read_text())
+    about["config"] |= changes
+    (directory / "config.json").write_text(json.dumps(about))
+
+
+def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    """Change tensors in `model.safetensors`."""
+    tensors = {name: x.clone() for name, x in load_file(directory / "model.safetensors").items()}
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def put(name: str, text: str) -> Callable[[Path], Any]:
+    return lambda directory: (directory / name).write_text(text)
+
+
+NORM, BIAS = "encoder.layers.0.feed_forward.norm.weight", "encoder.layers.0.feed_forward.norm.bias"
+FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no directory": (shutil.rmtree, r"model is not a directory: name one that holds a model"),
+    "no config": (lambda d: (d / "config.json").unlink(), r"model is not a model directory: it has no config.json"),
+    "broken": (put("config.json", '{"format": 1,'), r"config.json is not JSON: .* line 1 column"),
+    "no text": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe"), r"config.json is not JSON: .*utf-8"),
+    "a list": (put("config.json", "[]"), r"config.json is not the config of a model"),
+    "no settings": (put("config.json", '{"format": 1}'), r"config.json is not the config of a model"),
+    "no format": (
+        put("config.json", '{"config": {}}'),
+        r"config.json is of unknown format None, this regard reads up to 1",
+    ),
+    "newer": (put("config.json", '{"format": 2, "config": {}}'), "format 2, this regard reads up to 1: upgrade regard"),
+    "family": (
+        put("config.json", '{"format": 1, "family": "bert", "config": {}}'),
+        r"config.json: unknown family 'bert': choose one of transformer",
+    ),
+    "family of a kind": (
+        put("config.json", '{"format": 1, "family": ["bert"], "config": {}}'),
+        r"config.json: unknown family \['bert'\]",
+    ),
+    "required": (
+        put("config.json", '{"format": 1, "family": "transformer", "config": {}}'),
+        r"config.json: the setting 'vocabulary' is missing",
+    ),
+    "unknown": (lambda d: edit(d, head=3), r"config.json: unknown setting 'head': did you mean 'heads'\?"),
+    "ill-typed": (lambda d: edit(d, heads="4"), r"config.json: heads = '4': expected a whole number"),
+    "no number": (lambda d: edit(d, d_k=True), r"config.json: d_k = True: expected a whole number or none"),
+    "no word": (lambda d: edit(d, tie=None), r"config.json: tie = None: expected a word"),
+    "impossible": (lambda d: edit(d, heads=5), r"config.json: .*heads"),
+    "no choice": (lambda d: edit(d, positions="here"), r"config.json: unknown positions 'here': choose one of"),
+    "no weights": (
+        lambda d: (d / "model.safetensors").unlink(),
+        r"model is not a whole model directory: it has no model.safetensors",
+    ),
+    "empty": (put("model.safetensors", ""), r"model.safetensors is damaged \(.*\): copy it again"),
+    "no tensors": (put("model.safetensors", "hello " * 20), r"model.safetensors is damaged"),
+    "truncated": (lambda d: os.truncate(d / "model.safetensors", 5000), r"model.safetensors is damaged"),
+    "lengthened": (lambda d: os.truncate(d / "model.safetensors", 99_999), r"model.safetensors is damaged"),
+    "other shape": (
+        lambda d: edit(d, vocabulary=24),
+        r"model.safetensors does not fit its config: 'source_embedding.tokens.weight' has the shape \(23, 16\), "
+        r"not \(24, 16\)$",
+    ),
+    "lacking": (
+        lambda d: rewrite(d, lambda t: t.pop(BIAS)),
+        rf"model.safetensors does not fit its config: it has no tensor '{BIAS}'$",
+    ),
+    "too many": (
+        lambda d: rewrite(d, lambda t: t.update(extra=torch.ones(1))),
+        r"model.safetensors does not fit its config: it has a tensor 'extra' too many$",
+    ),
+    "untied": (lambda d: edit(d, tie="target"), r"no tensor 'target_embedding.tokens.weight'$"),
+    "deeper": (lambda d: edit(d, encoder_layers=3), r"has no tensor 'encoder.layers.2.*'; 11 more are wrong$"),
+    "mixed": (
+        lambda d: rewrite(d, lambda t: t.update({NORM: t[NORM].half()})),
+        rf"'{NORM}' is torch.float16, not torch.float32$",
+    ),
+    "whole numbers": (
+        lambda d: rewrite(d, lambda t: t.update({NORM: t[NORM].int()})),
+        rf"'{NORM}' is torch.int32, not torch.float32$",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, fault: str) -> None:
+    harm, message = FAULTS[fault]
+    storage.save(build(), tmp_path / "model")
+    harm(tmp_path / "model")
+    with pytest.raises(ValueError, match=message) as caught:
+        storage.load(tmp_path / "model")
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_setting_that_is_left_out_has_its_default_and_a_whole_number_is_a_number(tmp_path: Path) -> None:
+    storage.save(build(dropout=1.0), tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    del about["config"]["norm"]
+    about["config"]["dropout"] = 1
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    assert storage.config(tmp_path) == build(dropout=1.0).config
+    storage.load(tmp_path)
+
+
+def test_a_header_with_a_wrong_byte_never_gives_other_weights(tmp_path: Path) -> None:
+    model = build(encoder_layers=1, decoder_layers=1)
+    storage.save(model, tmp_path)
+    expected, data = model.state_dict(), (tmp_path / "model.safetensors").read_bytes()
+    noticed = 0
+    for at in range(0, 8 + int.from_bytes(data[:8], "little"), 37):
+        (tmp_path / "model.safetensors").write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        try:
+            found = storage.load(tmp_path).state_dict()
+        except ValueError:
+            noticed += 1
+        else:
+            assert all(torch.equal(x, expected[name]) for name, x in found.items())
+    assert noticed > 50
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a Linear cannot be saved: the families are transformer"):
+        storage.save(nn.Linear(2, 2), tmp_path)
+    model = build()
+    model.output.weight = nn.Parameter(model.output.weight.detach().clone())
+    with pytest.raises(
+        ValueError, match=r"the model does not fit its config: it has a tensor 'output.weight' too many"
+    ):
+        storage.save(model, tmp_path)
+    model = build()
+    model.encoder.layers[0].feed_forward.norm.bfloat16()  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"'.*norm.weight' is torch.bfloat16, not torch.float32; 1 more are wrong"):
+        storage.save(model, tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failing_disk_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage.save(build(), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full_as_safetensors_says_it(tensors: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    for where, name, failure in ((os, "fsync", full), (storage, "save_file", full_as_safetensors_says_it)):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, failure)
+            with pytest.raises(OSError, match="No space left on device") as caught:
+                storage.save(build(heads=2), tmp_path)
+        assert str(tmp_path) in str(caught.value)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with pytest.raises(NotADirectoryError) as refused:
+        storage.save(build(), tmp_path / "config.json")
+    assert refused.value.filename == str(tmp_path / "config.json")
