@@ -1,6 +1,6 @@
 """regard for a person: `load` a model directory, and use it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import overload
@@ -40,14 +40,13 @@ class Translator:
     @overload
     def translate(self, text: str, *, beam: int | None = None, alpha: float | None = None) -> str: ...
     @overload
-    def translate(self, text: Sequence[str], *, beam: int | None = None, alpha: float | None = None) -> list[str]: ...
+    def translate(self, text: list[str], *, beam: int | None = None, alpha: float | None = None) -> list[str]: ...
     def translate(
-        self, text: str | Sequence[str], *, beam: int | None = None, alpha: float | None = None
+        self, text: str | list[str], *, beam: int | None = None, alpha: float | None = None
     ) -> str | list[str]:
-        """The translation of a sentence, or of each of several; `beam` 1 is greedy."""
-        if isinstance(text, str):
-            return next(self.translate_lines([text], beam=beam, alpha=alpha))
-        return list(self.translate_lines(text, beam=beam, alpha=alpha))
+        """The translation of a sentence, or of each in a list; `beam` 1 is greedy."""
+        said = list(self.translate_lines([text] if isinstance(text, str) else text, beam=beam, alpha=alpha))
+        return said[0] if isinstance(text, str) else said
 
     def translate_lines(
         self, lines: Iterable[str], *, beam: int | None = None, alpha: float | None = None, batch_tokens: int = 2048

@@ -8,11 +8,12 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ def _build(recipe: Recipe, splits: "_Splits", folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Splits:
-    """The files of each split; where `modulus` is set, sentences of train are held out for the splits that have none."""
+    """The files of each split; where `modulus` is set, sentences of train are held out for those that have none."""
 
     files: dict[str, PairFiles]
     modulus: int | None = None
@@ -200,14 +201,11 @@ class _Run:
     def follow(self, say: Display) -> Finished:
         """Train; show and note what happens."""
         event: Event | None = None
-        if not self.here.main:
+        with Journal(self.directory, self.learner.steps) if self.here.main else nullcontext() as journal:
             for event in self.trainer.run():
-                pass
-        else:
-            with Journal(self.directory, self.learner.steps) as journal:
-                for event in self.trainer.run():
+                if journal is not None:
                     journal.write(event)
-                    say.show(event, self.trainer.total)
+                say.show(event, self.trainer.total)
         assert isinstance(event, Finished)
         return event
 
@@ -262,7 +260,7 @@ def _introduce(say: Display, name: str, recipe: Recipe, data: Prepared, model: n
     say.line("tokens", f"{len(data.tokenizer):,} {recipe.tokens.kind} sub-words, joint")
 
 
-def _resample(tokenizer: Tokenizer, dropout: float, ids: Any, draw: np.random.Generator) -> list[int]:
+def _resample(tokenizer: Tokenizer, dropout: float, ids: Any, draw: Random) -> list[int]:
     return tokenizer.sample(tokenizer.decode(ids.tolist()), dropout, draw)
 
 
@@ -278,7 +276,7 @@ def _interrupting(interrupt: Callable[[], None]) -> Iterator[None]:
         interrupt()
         signal.signal(number, before[number])
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (int(signal.SIGINT), int(signal.SIGTERM)):
         before[number] = signal.signal(number, ask)
     try:
         yield

@@ -22,7 +22,7 @@ def recompute(modules: Iterable[nn.Module]) -> None:
     >>> layer(torch.ones(2, 4)).sum().backward()
     """
     for module in modules:
-        module.forward = partial(_run, module, module.forward)  # type: ignore[method-assign]
+        module.forward = partial(_run, module, module.forward)
 
 
 def _run(module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:

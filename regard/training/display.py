@@ -71,7 +71,9 @@ class Display:
     def _validation(self, event: Validation) -> Text:
         rise = "▲" if event.best else "▽"
         figures = "  ".join(f"{name} {value:.2f}" for name, value in event.measures.items())
-        text = Text.assemble(("  valid    ", "dim"), (figures, "bold"), " ", (rise, "green" if event.best else "yellow"))
+        text = Text.assemble(
+            ("  valid    ", "dim"), (figures, "bold"), " ", (rise, "green" if event.best else "yellow")
+        )
         for source, said, _ in event.samples[:1]:
             text.append(f"\n           “{source}” → “{said}”")
         return text

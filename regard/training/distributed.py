@@ -13,11 +13,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.core.blocks import DecoderLayer, EncoderLayer
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class World:
 
     rank: int = 0
     size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     @property
     def main(self) -> bool:
@@ -87,11 +90,12 @@ def share(objective: nn.Module, kind: str, world: World) -> nn.Module:
         return objective
     if kind == "ddp":
         return DistributedDataParallel(objective, device_ids=[world.device] if world.device.type == "cuda" else None)
-    mesh = dist.init_device_mesh(world.device.type, (world.size,))
+    mesh = init_device_mesh(world.device.type, (world.size,))
     for module in objective.modules():
         if isinstance(module, (EncoderLayer, DecoderLayer)):
             fully_shard(module, mesh=mesh)
-    return fully_shard(objective, mesh=mesh)
+    fully_shard(objective, mesh=mesh)  # in place
+    return objective
 
 
 @contextmanager
@@ -101,7 +105,7 @@ def not_yet(shared: nn.Module, more: bool) -> Iterator[None]:
         with shared.no_sync():
             yield
         return
-    if hasattr(shared, "set_requires_gradient_sync"):
+    if isinstance(shared, FSDPModule):
         shared.set_requires_gradient_sync(not more)
     yield
 

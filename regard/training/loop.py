@@ -102,8 +102,7 @@ class Learner:
                 total += self._backward(part.to(self.world.device), tokens)
         loss = self.world.total(total) / tokens
         self._scaler.unscale_(self.optimiser)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip or math.inf)
-        norm = float(whole(norm.detach()))
+        norm = float(whole(nn.utils.clip_grad_norm_(self.parameters, self.config.clip or math.inf)))
         if not math.isfinite(loss + norm) and not self._scaler.is_enabled():
             self.optimiser.zero_grad()
             raise DivergedError(f"step {step}: the loss is {loss:g} and its gradient's norm {norm:g}")

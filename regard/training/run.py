@@ -67,8 +67,9 @@ Event = Report | Validation | Note | Saved | Finished
 class Trainer:
     """A learner, its data, and its place on disk.
 
-    `directory` keeps the state to resume from. `stream` gives the work that follows a data position; `validate` measures a model in eval mode. Call `interrupt`
-    at any time (from a signal handler, say) to save and stop after the step at hand.
+    `directory` keeps the state to resume from. `stream` gives the work that follows a data position; `validate`
+    measures a model in eval mode. Call `interrupt` at any time (from a signal handler, say) to save and stop after
+    the step at hand.
     """
 
     def __init__(
@@ -157,7 +158,9 @@ class Trainer:
         if self.total != UNKNOWN or minutes is None or self.seconds < min(CALIBRATION, 6 * minutes):
             return
         self.total = self.world.agree(max(self.learner.steps, round(self.learner.steps * minutes * 60 / self.seconds)))
-        yield Note(f"{self.total:,} steps will take about {minutes:g} minutes (train.steps={self.total} repeats this run)")
+        yield Note(
+            f"{self.total:,} steps will take about {minutes:g} minutes (train.steps={self.total} repeats this run)"
+        )
 
     def _snapshot(self) -> None:
         """Keep the weights: of the last few, to be averaged, and of the best, now and at the last checkpoint."""

@@ -1,9 +1,8 @@
 """From token arrays to the work of one step, endlessly, from any position; made ready in a thread of its own."""
 
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
-
-import numpy as np
 
 from regard.data.arrays import PairArrays
 from regard.data.batching import Batch, Position, batches_from, collate, prefetch, split_rows
@@ -12,7 +11,7 @@ from regard.training.config import TrainConfig
 from regard.training.distributed import World
 from regard.training.run import Work
 
-Resample = Callable[[Any, np.random.Generator], Any]  # the ids of a text -> those of another segmentation
+Resample = Callable[[Any, Random], Any]  # the ids of a text -> those of another segmentation
 
 
 def stream(
@@ -34,7 +33,7 @@ def _work(
         lengths, parts = arrays.lengths(indices), world.size * config.accumulate
         shares = [arrays.pairs(rows) for rows in split_rows(indices, parts, lengths=lengths)]
         if resample is not None:  # all of it in each process, for each must know how many labels there are
-            draw = np.random.default_rng([config.seed, after.epoch, after.batch])
+            draw = Random(f"{config.seed} {after.epoch} {after.batch}")
             shares = [[(resample(s, draw), resample(t, draw)) for s, t in share] for share in shares]
         tokens = sum(len(target) + 1 for share in shares for _, target in share)
         mine = shares[world.rank :: world.size]

@@ -18,31 +18,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from regard.training.checkpoints import (
-    CODES,
-    CheckpointError,
-    Checkpoints,
-    Snapshots,
-    average,
-    read_state,
-    write_state,
-)
-
-
-def bits(x: Tensor) -> bytes:
-    return x.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
+from regard.training.checkpoints import CODES, CheckpointError, Checkpoints, Snapshots, average, read_state, write_state
 
 
 def same(a: Any, b: Any) -> bool:
     """Whether two states are equal in types, keys, order and bits."""
     if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and (a.dtype, a.shape) == (b.dtype, b.shape) and bits(a) == bits(b)
+        x, y = (t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8) for t in (a, b))
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(x, y)
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
@@ -74,13 +63,11 @@ leaves = st.one_of(
     arrays(st.sampled_from(["f8", "f4", "f2", "i8", "u4", "u2", "i1", "?"]), st.sampled_from([(), (0,), (2, 3)])),
 )
 keys = st.text(max_size=3) | st.sampled_from(["dict", "tensor", "__metadata__", "a/b", "'"]) | st.integers(-3, 3)
-states = st.recursive(
-    leaves,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=3)
-    ),
-    max_leaves=12,
-)
+
+
+def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    items = st.lists(inner, max_size=3)
+    return items | items.map(tuple) | st.dictionaries(keys, inner, max_size=3)
 
 
 @pytest.fixture
@@ -91,7 +78,10 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_sync")
 @settings(max_examples=150, deadline=None, database=None)
-@given(states)
+@given(st.recursive(leaves, nested, max_leaves=12))
+@example([{0: torch.zeros(1), "0": torch.ones(1)}, {"a][b": torch.ones(2), "a": {"b": torch.zeros(2)}}])
+@example([0.1, -0.0, 5e-324, 1.7976931348623157e308, float("inf"), -float("inf"), 2 / 3, 2**127 + 1])
+@example([random.Random(0).getstate(), np.random.default_rng(0).bit_generator.state, np.ones((2, 3))[::-1].T])
 def test_any_state_comes_back(state: Any) -> None:
     with tempfile.TemporaryDirectory() as directory:
         write_state(Path(directory) / "state", state)
@@ -104,6 +94,8 @@ def test_tensors_of_every_dtype_and_layout_come_back_bit_by_bit(tmp_path: Path) 
     state = {
         **{str(dtype): noise(dtype, [3, 5], 0) for dtype in CODES},
         "transposed": x.T,
+        "square": x[:, :4],
+        "square transposed": x[:, :4].T,
         "strided": x[::2, 1::3],
         "row": x[1:2, ::6],
         "expanded": x[:1].expand(5, 6),
@@ -114,25 +106,12 @@ def test_tensors_of_every_dtype_and_layout_come_back_bit_by_bit(tmp_path: Path) 
     }
     write_state(tmp_path / "state", state)
     back = read_state(tmp_path / "state")
-    assert back.keys() == state.keys()
-    assert all(same(state[name], back[name]) for name in state)
+    assert same(back, state | {"parameter": x})
     back["large"].zero_()  # is no view of the file
     assert same(read_state(tmp_path / "state")["large"], state["large"])
     stored = load_file(tmp_path / "state" / "tensors.safetensors")  # an independent reader
     assert stored.keys() == {f"state[{name!r}]" for name in state}
     assert all(same(x, state[name.removeprefix("state['").removesuffix("']")]) for name, x in stored.items())
-
-
-def test_numbers_keep_their_bits_and_names_do_not_clash(tmp_path: Path) -> None:
-    state = {
-        "floats": [0.1, -0.0, 5e-324, 1.7976931348623157e308, float("inf"), -float("inf"), 2 / 3],
-        "large": 2**127 + 1,
-        "same name": [{0: torch.zeros(1), "0": torch.ones(1)}, {"a][b": torch.ones(2), "a": {"b": torch.zeros(2)}}],
-        "numpy": [np.random.default_rng(0).bit_generator.state, np.array(7), np.ones((2, 3))[::-1].T],
-        "python": random.Random(0).getstate(),
-    }
-    write_state(tmp_path / "state", state)
-    assert same(read_state(tmp_path / "state"), state)
 
 
 def test_an_optimiser_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
@@ -162,7 +141,7 @@ def test_a_shared_tensor_is_stored_once(tmp_path: Path) -> None:
     x = torch.randn(1000)
     write_state(tmp_path / "state", [x, {"again": x.detach()}, x[:500], x.view(10, 100)])
     stored = load_file(tmp_path / "state" / "tensors.safetensors")
-    assert [*map(len, stored.values())] == [1000, 500, 10]
+    assert sorted(map(len, stored.values())) == [10, 500, 1000]
     a, b, c, d = read_state(tmp_path / "state")
     assert same([a, b["again"], c, d], [x, x, x[:500], x.view(10, 100)])
     a.zero_()
@@ -182,9 +161,7 @@ def test_a_shared_tensor_is_stored_once(tmp_path: Path) -> None:
         (torch.ones(2).to_sparse(), "torch.sparse_coo: a state holds dense tensors"),
     ],
 )
-def test_what_is_no_state_is_refused_by_place_before_anything_is_written(
-    tmp_path: Path, state: Any, message: str
-) -> None:
+def test_what_is_no_state_is_refused_by_its_place(tmp_path: Path, state: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         write_state(tmp_path / "state", state)
     assert os.listdir(tmp_path) == []
@@ -205,8 +182,7 @@ def run_of(directory: Path, *steps: int, keep: int = 2) -> tuple[Checkpoints, li
 
 def flip(file: Path) -> None:
     data = bytearray(file.read_bytes())
-    at = random.randrange(len(data))
-    data[at] ^= random.randrange(1, 256)
+    data[random.randrange(len(data))] ^= random.randrange(1, 256)
     file.write_bytes(data)
 
 
@@ -221,9 +197,7 @@ def lengthen(file: Path) -> None:
 @pytest.mark.usefixtures("no_sync")
 @pytest.mark.parametrize("file", ["MANIFEST.json", "state.json", "tensors.safetensors"])
 @pytest.mark.parametrize("harm", [flip, truncate, lengthen, Path.unlink])
-def test_a_damaged_checkpoint_is_noticed_and_the_previous_used(
-    tmp_path: Path, file: str, harm: Callable[[Path], None]
-) -> None:
+def test_damage_is_noticed_and_the_previous_used(tmp_path: Path, file: str, harm: Callable[[Path], None]) -> None:
     random.seed(0)
     checkpoints, warnings = run_of(tmp_path, 100)
     for _ in range(60 if harm is flip else 5):
@@ -231,9 +205,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_previous_used(
         harm(tmp_path / "step-00000200" / file)
         with pytest.raises(CheckpointError, match=r"step-00000200"):
             read_state(tmp_path / "step-00000200")
-        found = checkpoints.latest()
-        assert found is not None
-        assert same(found, (100, state_of(100)))
+        assert same(checkpoints.latest(), (100, state_of(100)))
         assert warnings.pop().startswith("the checkpoint of step 200 is passed over: ")
 
 
@@ -264,8 +236,7 @@ def test_the_message_says_what_is_wrong(tmp_path: Path) -> None:
 
 def test_without_a_checkpoint_there_is_none_and_without_a_good_one_an_error(tmp_path: Path) -> None:
     checkpoints, warnings = run_of(tmp_path / "trainer")
-    assert checkpoints.latest() is None
-    assert checkpoints.best() is None
+    assert checkpoints.latest() is checkpoints.best() is None
     assert not (tmp_path / "trainer").exists()
     checkpoints, warnings = run_of(tmp_path / "trainer", 1, 2)
     for step in (1, 2):
@@ -278,15 +249,13 @@ def test_without_a_checkpoint_there_is_none_and_without_a_good_one_an_error(tmp_
 
 
 def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
-    checkpoints, _ = run_of(tmp_path, keep=2)
-    left = []
+    (checkpoints, warnings), left = run_of(tmp_path, keep=2), []
     for step, score in [(1, 0.5), (2, 0.9), (3, 0.7), (4, 0.8), (10, 0.95), (11, 0.1), (12, 0.2), (13, 0.3)]:
         mark = checkpoints.best_mark()
         best = mark is None or mark[1] is None or score > mark[1]
         path = checkpoints.save(step, state_of(step), best=best, score=score)
         assert path == tmp_path / f"step-{step:08d}"
-        assert (found := checkpoints.latest()) is not None
-        assert found[0] == step
+        assert same(checkpoints.latest(), (step, state_of(step)))
         left.append(checkpoints.steps())
     assert left == [[1], [1, 2], [2, 3], [2, 3, 4], [4, 10], [10, 11], [10, 11, 12], [10, 12, 13]]
     assert checkpoints.best_mark() == (10, 0.95)
@@ -298,19 +267,12 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).best_mark() == (12, None)
     with pytest.raises(ValueError, match=r"has no checkpoint of step 10: there are \[12, 14, 15\]"):
         checkpoints.mark_best(10)
-
-
-def test_a_best_that_cannot_be_read(tmp_path: Path) -> None:
-    checkpoints, warnings = run_of(tmp_path, 1)
-    checkpoints.mark_best(1)
-    (tmp_path / "step-00000001" / "state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"step-00000001/state.json is missing"):
+    (tmp_path / "step-00000012" / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"step-00000012/state.json is missing"):
         checkpoints.best()
     (tmp_path / "best.json").write_text("{}")
     assert checkpoints.best() is None
-    assert warnings == [
-        f"{tmp_path / 'best.json'} is damaged: no checkpoint counts as the best until one is marked again"
-    ]
+    assert warnings[0].startswith(f"{tmp_path / 'best.json'} is damaged")
 
 
 def test_a_step_can_be_saved_again_and_later_ones_wait_until_they_are_passed(tmp_path: Path) -> None:
@@ -334,14 +296,13 @@ def test_left_overs_are_swept_by_the_next_save_and_not_by_a_reader(tmp_path: Pat
 
 def child(work: Callable[[], None]) -> int:
     """Do something in a process of its own; its process id."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    return pid
+    if pid := os.fork():
+        return pid
+    try:
+        work()
+        os._exit(0)
+    finally:
+        os._exit(1)
 
 
 @pytest.mark.usefixtures("no_sync")
@@ -365,7 +326,8 @@ def test_a_process_that_dies_at_any_moment_leaves_a_good_checkpoint(tmp_path: Pa
         shutil.copytree(tmp_path / "before", directory)
         _, status = os.waitpid(child(lambda moment=moment: save_until(moment)), 0)  # type: ignore[misc]
         found = Checkpoints(directory).latest()
-        assert found is not None
+        for whole in Checkpoints(directory).steps():
+            read_state(directory / f"step-{whole:08d}")
         ends.append(same(found, (step, {"new": torch.ones(3)})))
         assert ends[-1] or same(found, (4, state_of(4)))
         checkpoints, warnings = run_of(directory, 6, keep=1)
@@ -376,7 +338,6 @@ def test_a_process_that_dies_at_any_moment_leaves_a_good_checkpoint(tmp_path: Pa
             break
         assert os.waitstatus_to_exitcode(status) == 9
     assert ends == sorted(ends)  # once the new one is there, it stays
-    assert len(ends) > 15
     assert ends[-1]
 
 
@@ -421,15 +382,14 @@ def test_a_full_disk_leaves_what_there_was(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
         checkpoints.save(3, state_of(3))
-    assert caught.value.errno == errno.ENOSPC
-    assert caught.value.filename == str(tmp_path / "step-00000003")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "step-00000003"))
     assert checkpoints.steps()[:2] == [1, 2]
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
     assert (found := checkpoints.latest()) is not None
     assert same(found, (found[0], state_of(found[0])))
 
 
-def refused(work: Callable[[], Any], before: Callable[[], None]) -> tuple[int, str]:
+def refused(work: Callable[[], Any], before: Callable[[], None]) -> tuple[Any, ...]:
     """The errno and the file of the OSError that some work ends with in a process of its own."""
     reader, writer = os.pipe()
 
@@ -443,15 +403,13 @@ def refused(work: Callable[[], Any], before: Callable[[], None]) -> tuple[int, s
     os.waitpid(child(attempt), 0)
     os.close(writer)
     with open(reader, "rb") as pipe:
-        number, file = json.load(pipe)
-    return number, file
+        return tuple(json.load(pipe))
 
 
 def test_a_file_that_the_system_refuses_to_grow(tmp_path: Path) -> None:
     checkpoints, _ = run_of(tmp_path, 1)
-    snapshots = Snapshots(tmp_path / "snapshots")
+    snapshots, large = Snapshots(tmp_path / "snapshots"), {"w": torch.zeros(10**5)}
     snapshots.save(1, {"w": torch.ones(3)})
-    large = {"w": torch.zeros(10**5)}
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
@@ -472,10 +430,9 @@ def test_a_folder_that_may_not_be_written() -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoints, _ = run_of(Path(folder), 1)
         os.chmod(folder, 0o555)
-        number, file = refused(lambda: checkpoints.save(2, state_of(2)), be_nobody)
+        error = refused(lambda: checkpoints.save(2, state_of(2)), be_nobody)
         os.chmod(folder, 0o755)
-        assert number == errno.EACCES
-        assert file == str(Path(folder) / "step-00000002")
+        assert error == (errno.EACCES, str(Path(folder) / "step-00000002"))
         assert os.listdir(folder) == ["step-00000001"]
 
 
@@ -487,8 +444,7 @@ def parameters(seed: int) -> dict[str, Tensor]:
 def test_the_average_is_the_plain_mean(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path)
     for step in range(1, 8):
-        path = snapshots.save(step * 100, parameters(step))
-        assert path in snapshots.paths()
+        assert snapshots.save(step * 100, parameters(step)) in snapshots.paths()
     for last in (None, 1, 3, 5, 7, 20):
         seeds = range(1, 8)[-(last or 7) :]
         mean = snapshots.average(last)
@@ -504,9 +460,8 @@ def test_the_average_is_the_plain_mean(tmp_path: Path) -> None:
 def test_a_snapshot_is_fp32_whatever_the_model_is(tmp_path: Path) -> None:
     x = torch.randn(3, 4)
     path = Snapshots(tmp_path).save(1, {"half": x.bfloat16().T, "double": x.double(), "zero": torch.tensor([-0.0])})
-    stored = load_file(path)
-    assert same(stored["half"], x.bfloat16().float().T)
-    assert same(stored["double"], x)
+    assert same(load_file(path)["half"], x.bfloat16().float().T)
+    assert same(load_file(path)["double"], x)
     assert same(Snapshots(tmp_path).read(1)["zero"], torch.tensor([-0.0]))
     with pytest.raises(ValueError, match=r"'ids' is torch.int64: a snapshot holds parameters"):
         Snapshots(tmp_path).save(2, {"ids": torch.arange(3)})

@@ -1,0 +1,224 @@
+"""A run survives everything: kill -9, Ctrl-C, a loss that is no number, a broken checkpoint."""
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from regard.data.arrays import PairArrays
+from regard.data.batching import collate
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.training.config import TrainConfig
+from regard.training.distributed import World
+from regard.training.loop import Learner, Report
+from regard.training.optimisers import OptimiserConfig
+from regard.training.run import Event, Finished, Note, Saved, Trainer, Validation
+from regard.training.stream import stream
+
+
+def make(directory: Path, **changes: object) -> Trainer:
+    """A trainer of a small model on 40 pairs to be reversed, its state in `directory`."""
+    settings = {
+        "steps": 12,
+        "batch_tokens": 60,
+        "shards": 2,
+        "optimiser": OptimiserConfig("muon"),
+        "checkpoint_every": 3,
+    }
+    config = TrainConfig(**(settings | {"validate_every": 4} | changes))  # type: ignore[arg-type]
+    draw = random.Random(0)
+    rows = [[draw.randrange(3, 12) for _ in range(draw.randrange(2, 7))] for _ in range(40)]
+    arrays = PairArrays.build(directory / "arrays", ((row, row[::-1]) for row in rows), vocabulary=12)
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig.tiny(12, encoder_layers=1, decoder_layers=1, d_model=16, d_ff=32))
+    learner = Learner(model, lambda step: 1e-2, config)
+
+    def validate(model: nn.Module, step: int) -> Validation:
+        batch = collate(arrays.pairs(range(5)))
+        with torch.no_grad():
+            loss = model(batch.source, batch.target).logsumexp(-1).mean().item()
+        return Validation(step, -loss, {"loss": loss}, [])
+
+    return Trainer(
+        learner,
+        lambda position: stream(arrays, config, World(), position),
+        directory / "trainer",
+        total=config.steps,
+        validate=validate,
+    )
+
+
+def run(trainer: Trainer) -> list[Event]:
+    with trainer.learner:
+        return list(trainer.run())
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.learner.model.named_parameters()}
+
+
+def same(a: Trainer, b: Trainer) -> bool:
+    return all(torch.equal(p, weights(b)[name]) for name, p in weights(a).items())
+
+
+@pytest.fixture(scope="module")
+def through(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """A run that nothing interrupts."""
+    torch.set_num_threads(1)
+    trainer = make(tmp_path_factory.mktemp("through"))
+    run(trainer)
+    return trainer
+
+
+def test_what_happens_is_told(tmp_path: Path) -> None:
+    events = run(make(tmp_path))
+    assert [event.step for event in events if isinstance(event, Report)] == list(range(1, 13))
+    assert [event.step for event in events if isinstance(event, Validation)] == [4, 8, 12]
+    assert [event.step for event in events if isinstance(event, Saved)] == [0, 3, 6, 9, 12, 12]
+    assert events[-1] == Finished(12, "done")
+
+
+def test_interrupted_and_resumed_is_the_same_run(tmp_path: Path, through: Trainer) -> None:
+    first = make(tmp_path)
+    seen = 0
+    with first.learner:
+        for event in first.run():
+            seen += isinstance(event, Report)
+            if seen == 5:
+                first.interrupt()
+    assert event == Finished(5, "interrupted")
+    second = make(tmp_path)
+    assert second.resume()
+    run(second)
+    assert same(second, through)
+    assert second.best == through.best
+    assert second.final().keys() == weights(through).keys()
+    assert all(torch.equal(x, through.final()[name]) for name, x in second.final().items())
+
+
+def test_a_broken_checkpoint_is_passed_over_and_said_so(tmp_path: Path, through: Trainer) -> None:
+    first = make(tmp_path, steps=9)
+    run(first)
+    (tmp_path / "trainer" / "step-00000009" / "tensors.safetensors").write_bytes(b"torn")
+    second = make(tmp_path)
+    assert second.resume()
+    assert second.learner.steps == 6
+    events = run(second)
+    assert isinstance(events[0], Note)
+    assert "step-00000009" in events[0].text
+    assert same(second, through)
+
+
+def poison(trainer: Trainer, bad: set[int]) -> None:
+    step, made = trainer.learner.step, 0
+
+    def broken(parts: list, tokens: int) -> Report:  # type: ignore[type-arg]
+        nonlocal made
+        made += 1
+        if made not in bad:
+            return step(parts, tokens)
+        embedding = trainer.learner.model.output.weight  # type: ignore[union-attr]
+        with torch.no_grad():
+            embedding[5] = float("nan")
+        return step(parts, tokens)
+
+    trainer.learner.step = broken  # type: ignore[method-assign, assignment]
+
+
+def test_a_loss_that_is_no_number_sends_the_run_back_to_the_last_good_checkpoint(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    poison(trainer, {8})
+    events = run(trainer)
+    (note,) = [event for event in events if isinstance(event, Note)]
+    assert "step 8: the loss is nan" in note.text
+    assert "back to step 6, at half the learning rate" in note.text
+    reports = [event for event in events if isinstance(event, Report)]
+    assert [report.step for report in reports] == [1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 10, 11, 12]
+    assert [report.learning_rate for report in reports[6:8]] == [1e-2, 5e-3]
+    assert all(torch.isfinite(p).all() for p in trainer.learner.parameters)
+
+
+def test_a_run_that_keeps_breaking_gives_up_with_advice(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    poison(trainer, set(range(2, 50)))
+    with trainer.learner, pytest.raises(ValueError, match=r"4th time: lower train\.schedule\.peak"):
+        list(trainer.run())
+
+
+def test_patience(tmp_path: Path) -> None:
+    trainer = make(tmp_path, steps=100, patience=2)
+    assert trainer.validate is not None
+    trainer.validate = lambda model, step: Validation(step, -float(step), {}, [])
+    events = run(trainer)
+    assert events[-1] == Finished(12, "patience")
+    assert trainer.best["step"] == 4
+
+
+def test_an_average_of_the_last_snapshots(tmp_path: Path) -> None:
+    trainer = make(tmp_path, average=3, snapshot_every=1)
+    kept = {}
+    with trainer.learner:
+        for event in trainer.run():
+            if isinstance(event, Report):
+                kept[event.step] = weights(trainer)
+    for name, mean in trainer.final().items():
+        expected = sum(kept[step][name].double() for step in (10, 11, 12)) / 3
+        torch.testing.assert_close(mean.double(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_minutes_become_steps_once_and_survive_a_resume(tmp_path: Path) -> None:
+    minutes = 0.002
+    trainer = make(tmp_path, steps=None, minutes=minutes)
+    events = run(trainer)
+    (note,) = [event for event in events if isinstance(event, Note)]
+    assert f"train.steps={trainer.total} repeats this run" in note.text
+    assert events[-1] == Finished(trainer.total, "done")
+    again = make(tmp_path, steps=None, minutes=minutes)
+    assert again.resume()
+    assert again.total == trainer.total
+
+
+@pytest.mark.slow
+def test_kill_9_at_random_moments_changes_nothing(tmp_path: Path) -> None:
+    """Ten times, each in a process of its own; the moments are random, the weights at the end are not."""
+    program = f"""
+import importlib.util, pathlib, safetensors.torch, sys, torch
+torch.set_num_threads(1)
+spec = importlib.util.spec_from_file_location("t", {__file__!r})
+t = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(t)
+trainer = t.make(pathlib.Path(sys.argv[1]), steps=60, average=3, snapshot_every=5)
+trainer.resume()
+print("ready", flush=True)
+with trainer.learner:
+    for event in trainer.run():
+        print(type(event).__name__, flush=True)
+for name, tensors in (("final", trainer.final()), ("last", t.weights(trainer))):
+    safetensors.torch.save_file(tensors, sys.argv[1] + "/" + name)
+"""
+    draw, killed, end = random.Random(), 0, tmp_path / "run" / "last"
+    while not end.exists():
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        if killed < 10:
+            for _ in range(draw.randrange(3, 14)):
+                process.stdout.readline()
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+        else:
+            process.communicate()
+    assert killed == 10, f"done after {killed} kills: make the run longer"
+    trainer = make(tmp_path / "through", steps=60, average=3, snapshot_every=5)
+    run(trainer)
+    for name, tensors in (("last", weights(trainer)), ("final", trainer.final())):
+        found = load_file(tmp_path / "run" / name)
+        assert all(torch.equal(x, found[key]) for key, x in tensors.items())
