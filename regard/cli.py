@@ -7,8 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,8 +21,6 @@ from rich.text import Text
 import regard
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from regard.models.accounting import Footprint, PaperRun, Part
 
 app = typer.Typer(help=regard.__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -36,10 +33,13 @@ def main() -> None:
     """
     try:
         app(prog_name="regard")
+    except BrokenPipeError:  # who reads has had enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except (ValueError, OSError) as mistake:
         if os.environ.get("REGARD_TRACEBACK"):
             raise
-        reason = str(mistake)
+        reason = " ".join(str(mistake).split("\n"))
         if isinstance(mistake, OSError) and mistake.strerror and mistake.filename is not None:
             reason = f"{mistake.filename}: {mistake.strerror}"
         Console(stderr=True).print(Text.assemble(("error: ", "bold red"), reason), soft_wrap=True)
@@ -65,20 +65,26 @@ def _regard(
 
 @app.command()
 def info(
-    preset: Annotated[str, typer.Argument(metavar="PRESET", help="tiny, small, base or big")],
+    preset: Annotated[str, typer.Argument(metavar="PRESET|MODEL", help="tiny, small, base, big; or a model directory")],
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings to change, as heads=16 positions=rope")
     ] = None,
-    vocabulary: Annotated[int, typer.Option(min=1, help="Entries of the vocabulary.")] = 37_000,
+    vocabulary: Annotated[int, typer.Option(min=1, help="Entries of a preset's vocabulary.")] = 37_000,
     source: Annotated[int, typer.Option(min=1, help="Tokens of a source sentence.")] = 25,
     target: Annotated[int, typer.Option(min=1, help="Tokens of a target sentence.")] = 25,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what a model costs: parameters, FLOPs and memory."""
+    from regard.models import storage
     from regard.models.accounting import PAPER_RUNS, breakdown, footprint
     from regard.models.catalogue import configure
 
-    config = configure(preset, changes or (), vocabulary=vocabulary)
+    if Path(preset).is_dir():
+        if changes:
+            raise ValueError(f"{preset} is a trained model: {changes[0]} cannot be changed in it")
+        config = storage.config(preset)
+    else:
+        config = configure(preset, changes or (), vocabulary=vocabulary)
     parts = breakdown(config, 1, source, target)
     memory = footprint(config, 1, source, target)
     runs = PAPER_RUNS if any(config == run.config for run in PAPER_RUNS.values()) else {}
@@ -164,6 +170,7 @@ def data(
 ) -> None:
     """List the corpora that regard knows, or fetch one."""
     from regard.data.corpora import CORPORA, located, obtain
+    from regard.training.display import fetching
 
     console = Console(highlight=False)
     if corpus is None:
@@ -173,7 +180,7 @@ def data(
             table.add_row(name, f"{each.pairs:,}", " → ".join(each.languages), each.licence, "yes" if place else "")
         console.print(table)
         return
-    with _fetching(console) as progress:
+    with fetching(console) as progress:
         files = obtain(corpus, progress=progress)
     for split, pairs in files.items():
         console.print(f"  {split:6} {pairs.source}  {pairs.target}", soft_wrap=True)
@@ -195,8 +202,7 @@ def translate(
     skipped = Skipped()
     for file in files or [Path("-")]:
         if str(file) == "-" and sys.stdin.isatty():
-            lines: Iterable[str] = _typed()
-            for line in lines:
+            for line in _typed():
                 typer.echo(translator.translate(line, beam=beam, alpha=alpha))
             continue
         for said in translator.translate_lines(read_lines(file, skipped=skipped), beam=beam, alpha=alpha):
@@ -267,25 +273,9 @@ def _typed() -> Iterator[str]:
             return
 
 
-@contextmanager
-def _fetching(console: Console) -> "Iterator[Callable[[str, int, int | None], None]]":
-    """A progress bar for downloads."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("  {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def show(what: str, done: int, total: int | None) -> None:
-            task = tasks.setdefault(what, progress.add_task(what)) if what not in tasks else tasks[what]
-            progress.update(task, completed=done, total=total)
-
-        yield show
-
-
 def _table(title: str, caption: str, *columns: str) -> Table:
     """A table whose first column holds names and whose others hold figures."""
-    table = Table(title=Text(title, "bold"), title_justify="left", caption=caption, caption_justify="left")
+    table = Table(title=Text(title, "bold"), title_justify="left", caption=Text(caption), caption_justify="left")
     table.box = SIMPLE_HEAD
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", style="" if i else "cyan", no_wrap=True)

@@ -4,12 +4,13 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,7 +33,8 @@ from regard.evaluation.translation import bleu, chrf
 from regard.models import storage
 from regard.models.transformer import Transformer
 from regard.recipe import Recipe
-from regard.training.display import Display
+from regard.training.batch_size import largest_batch
+from regard.training.display import Display, fetching
 from regard.training.distributed import World, world
 from regard.training.journal import Journal
 from regard.training.loop import Learner, load_parameters
@@ -141,15 +143,21 @@ def train(recipe: Recipe, directory: Path, *, name: str, resume: bool = False, c
     """Train, evaluate, and leave a model directory; False if interrupted: call again with `resume`."""
     console = console or Console()
     with world() as here:
-        directory.mkdir(parents=True, exist_ok=True)
+        say = Display(console if here.main else Console(quiet=True))
         if here.main:
-            prepare(recipe)
+            data = _ready(recipe, directory, say, resume)
         here.wait()
-        data = prepare(recipe)
+        if not here.main:
+            data = prepare(recipe)
         torch.manual_seed(recipe.train.seed)
         model = Transformer(recipe.model.build(len(data.tokenizer)))
-        say = Display(console if here.main else Console(quiet=True))
         _introduce(say, name, recipe, data, model)
+        if recipe.train.batch_tokens == 0:
+            found = largest_batch(
+                model, recipe.train, here, length=recipe.data.max_length, vocabulary=len(data.tokenizer)
+            )
+            recipe = replace(recipe, train=replace(recipe.train, batch_tokens=found))
+            say.line("batches", f"of {found:,} tokens, the largest that fit in memory (train.batch_tokens={found})")
         run = _Run(recipe, directory, data, model, here)
         with run.learner:
             if resume and run.trainer.resume():
@@ -163,6 +171,18 @@ def train(recipe: Recipe, directory: Path, *, name: str, resume: bool = False, c
                 run.finish(say)
             here.wait()
     return True
+
+
+def _ready(recipe: Recipe, directory: Path, say: Display, resume: bool) -> Prepared:
+    """The data, and a place for the run: a mistake shows before any of the work is done."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        shutil.rmtree(directory / "trainer", ignore_errors=True)  # of a run that was here before
+    if recipe.data.corpus is not None:
+        with fetching(say.console) as progress:
+            obtain(recipe.data.corpus, progress=progress)
+    with say.console.status("  reading text, learning sub-words"):
+        return prepare(recipe)
 
 
 class _Run:

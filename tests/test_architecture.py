@@ -34,7 +34,12 @@ TOP: dict[str, set[str]] = {
 FRONT = {"api", "inspection"}  # what `import regard` brings
 # A model imports another only where it is one.
 MODELS_OF_MODELS: dict[str, set[str]] = {}
-ABOUT_MODELS = {"__init__", "accounting", "catalogue", "storage"}  # no members of the family: they may import any of them
+ABOUT_MODELS = {
+    "__init__",
+    "accounting",
+    "catalogue",
+    "storage",
+}  # no members of the family: they may import any of them
 
 
 def imports(path: Path, module: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, ...]]]:

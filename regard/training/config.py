@@ -27,7 +27,7 @@ class TrainConfig:
     epochs: float | None = None  # length in passes over the data
     minutes: float | None = None  # length in time: becomes steps once, by the speed measured at the start
     seed: int = 1  # of weights, data order and dropout
-    batch_tokens: int = 4096  # padded positions of the longer side, over all processes
+    batch_tokens: int = 4096  # padded positions of the longer side, over all processes; 0: the largest that fits
     accumulate: int = 1  # parts in which a batch is worked on, one after the other
     shards: int | None = None  # threads that share a batch; chosen by the number of cores if left out
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)  # how gradients become updates
@@ -54,7 +54,7 @@ class TrainConfig:
             got = " and ".join(given) or "none"
             raise ValueError(f"train: give exactly one of {', '.join(LENGTHS)}; got {got}")
         for name in (
-            *("steps", "batch_tokens", "accumulate", "shards", "snapshot_every", "validate_every"),
+            *("steps", "accumulate", "shards", "snapshot_every", "validate_every"),
             *("checkpoint_every", "keep", "patience"),
         ):
             if (value := getattr(self, name)) is not None and value < 1:
@@ -62,7 +62,7 @@ class TrainConfig:
         for name in ("epochs", "minutes", "checkpoint_minutes"):
             if (value := getattr(self, name)) is not None and not 0.0 < value < math.inf:
                 raise ValueError(f"train.{name} = {value}: it must be above 0 and finite")
-        for name in ("clip", "average", "validate_sentences"):
+        for name in ("batch_tokens", "clip", "average", "validate_sentences"):
             if not (value := getattr(self, name)) >= 0:  # so NaN is none either
                 raise ValueError(f"train.{name} = {value}: it must be at least 0")
         for name in ("smoothing", "ema"):

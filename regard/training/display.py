@@ -1,14 +1,16 @@
 """A run as a person watches it: one live line in a terminal, plain lines elsewhere."""
 
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from regard.training.loop import Report
-from regard.training.run import UNKNOWN, Event, Note, Saved, Validation
+from regard.training.run import UNKNOWN, Event, Note, Validation
 
 WINDOW = 50  # steps over which speed and loss are averaged
 LINES = 40  # in a run, where there is no terminal
@@ -23,7 +25,6 @@ class Display:
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
         self._task = self._progress.add_task("", total=None)
         self._recent: deque[Report] = deque(maxlen=WINDOW)
-        self._best = float("-inf")
 
     def __enter__(self) -> "Display":
         self._progress.start()
@@ -41,8 +42,6 @@ class Display:
             self.console.print(self._validation(event))
         elif isinstance(event, Note):
             self.line("note", event.text)
-        elif isinstance(event, Saved):
-            return
 
     def line(self, name: str, text: str, style: str = "") -> None:
         """A line with its name in the left column."""
@@ -77,6 +76,21 @@ class Display:
         for source, said, _ in event.samples[:1]:
             text.append(f"\n           “{source}” → “{said}”")
         return text
+
+
+@contextmanager
+def fetching(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A progress bar for downloads: inside the block, call it with a name, the bytes so far, and those in all."""
+    columns = TextColumn("  fetching  {task.description}"), BarColumn(30), DownloadColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what)
+            progress.update(tasks[what], completed=done, total=total)
+
+        yield show
 
 
 def _clock(seconds: float) -> str:

@@ -52,6 +52,15 @@ class World:
         dist.broadcast_object_list(box, device=self.device if self.device.type == "cuda" else None)
         return box[0]
 
+    def gather(self, value: float) -> list[float]:
+        """Each process's number, in the order of ranks."""
+        if self.size == 1:
+            return [value]
+        numbers = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        numbers[self.rank] = value
+        dist.all_reduce(numbers)
+        return [float(number) for number in numbers]
+
     def wait(self) -> None:
         """Until every process is here."""
         if self.size > 1:

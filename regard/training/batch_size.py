@@ -1,0 +1,67 @@
+"""The largest batch that fits in memory, found by trying."""
+
+import copy
+import gc
+import os
+import resource
+import sys
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from regard.data.batching import collate
+from regard.training.config import TrainConfig
+from regard.training.distributed import World
+from regard.training.loop import Learner
+
+SMALLEST, LARGEST = 512, 2**16  # tokens in a process
+SHARE = 0.8  # of the memory that may be used
+
+
+def largest_batch(model: nn.Module, config: TrainConfig, world: World, *, length: int, vocabulary: int) -> int:
+    """The tokens of the largest batch of sequences of `length` with which a step fits in memory: 512 · 2ⁿ a process.
+
+    On an accelerator a step that does not fit fails, and the one before it counts. On a CPU it would drive the machine
+    into its swap, so the next size is not tried if twice what this one took is more than there is.
+    """
+    tokens = max(SMALLEST, 2 ** (length - 1).bit_length())
+    with Learner(copy.deepcopy(model), lambda step: 0.0, replace(config, batch_tokens=tokens, ema=0.0)) as probe:
+        before = _peak(world.device)
+        _try(probe, tokens, length, vocabulary)
+        while 2 * tokens <= LARGEST and 2 * (_peak(world.device) - before) < SHARE * _free(world.device):
+            try:
+                _try(probe, 2 * tokens, length, vocabulary)
+            except torch.OutOfMemoryError:
+                break
+            tokens *= 2
+    gc.collect()
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return int(min(world.gather(tokens))) * world.size
+
+
+def _try(probe: Learner, tokens: int, length: int, vocabulary: int) -> None:
+    ids = torch.randint(4, vocabulary, (length - 1,)).tolist()
+    batch = collate([(ids, ids)] * max(1, tokens // length))
+    probe.step([batch], batch.tokens)
+
+
+def _peak(device: torch.device) -> int:
+    """Bytes at the highest."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _free(device: torch.device) -> int:
+    """Bytes that a process could have."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            sizes = {line.split(":")[0]: int(line.split()[1]) for line in file}
+        return 1024 * sizes["MemAvailable"]
+    except OSError:  # no Linux: half of all memory
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
