@@ -102,7 +102,8 @@ def _build(recipe: Recipe, splits: "_Splits", folder: Path) -> None:
         raise ValueError(f"no training pair is left: all {long:,} have a side over data.max_length sub-words")
     remarks = [skipped.report()] if skipped.report() else []
     if long:
-        remarks.append(f"skipped {long:,} pairs with a side over {recipe.data.max_length} sub-words (data.max_length)")
+        count = f"{long:,} pair{'' if long == 1 else 's'}"
+        remarks.append(f"skipped {count} with a side over {recipe.data.max_length} sub-words (data.max_length)")
     tokenizer.save(folder / "tokenizer.json")
     (folder / "remarks.json").write_text(json.dumps(remarks), "utf-8")
 

@@ -1,0 +1,196 @@
+"""The verbs that use a model or make one: what they print, and one line for each mistake."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import torch
+from typer.testing import CliRunner
+
+from regard import cli
+from regard.data.tokenizers import Tokenizer, TokensConfig
+from regard.models import storage
+from regard.models.transformer import Transformer, TransformerConfig
+
+ENGLISH = ["a dog runs", "two men sit on a bench", "a woman reads", "", "the man in the hat looks at a dog"]
+GERMAN = [
+    "ein hund läuft",
+    "zwei männer sitzen auf einer bank",
+    "eine frau liest",
+    "",
+    "der mann mit hut sieht einen hund",
+]
+
+
+def show(*arguments: str, stdin: str = "") -> str:
+    """The output of a command that must succeed."""
+    environment = {"TERM": "dumb", "COLUMNS": "150"}
+    result = CliRunner().invoke(cli.app, [*arguments], input=stdin, env=environment, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    """Calls a command that must fail, and gives its one line."""
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["regard", *arguments])
+        monkeypatch.delenv("REGARD_TRACEBACK", raising=False)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, error = capsys.readouterr()
+        assert (end.value.code, out) == (2, "")
+        assert error.count("\n") == 1
+        assert error.startswith("error: ")
+        return error.strip()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory; the model has learned nothing."""
+    directory = tmp_path_factory.mktemp("model")
+    tokenizer = Tokenizer.learn(TokensConfig(size=280), ENGLISH + GERMAN)
+    tokenizer.save(directory / "tokenizer.json")
+    torch.manual_seed(3)
+    shape = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "d_ff": 64}
+    storage.save(Transformer(TransformerConfig.tiny(len(tokenizer), **shape)), directory)
+    return directory
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> tuple[str, str]:
+    (tmp_path / "test.en").write_text("".join(f"{line}\n" for line in ENGLISH), "utf-8")
+    (tmp_path / "test.de").write_text("".join(f"{line}\n" for line in GERMAN), "utf-8")
+    return str(tmp_path / "test.en"), str(tmp_path / "test.de")
+
+
+def test_translate_gives_a_line_for_a_line_from_files_and_from_stdin(model: Path, texts: tuple[str, str]) -> None:
+    from_file = show("translate", str(model), texts[0])
+    from_stdin = show("translate", str(model), stdin="".join(f"{line}\n" for line in ENGLISH))
+    lines = from_file.split("\n")
+    assert from_file == from_stdin
+    assert len(lines) == len(ENGLISH) + 1
+    assert lines[3] == ""
+    assert show("translate", str(model), texts[0], texts[0]) == from_file * 2
+    greedy = show("translate", str(model), texts[0], "--beam", "1").split("\n")
+    assert greedy != lines
+
+
+def test_evaluate_gives_what_sacrebleu_gives_of_the_same_translations(
+    model: Path, texts: tuple[str, str], tmp_path: Path
+) -> None:
+    files = ["--source", texts[0], "--reference", texts[1]]
+    output, picture = tmp_path / "said", tmp_path / "trust.svg"
+    said = show("evaluate", str(model), *files, "--json", "--output", str(output), "--picture", str(picture))
+    result = json.loads(said)
+    lines, references = output.read_text("utf-8").splitlines(), [line for line in GERMAN if line]
+    assert len(lines) == result["sentences"] == 4
+    assert result["bleu"]["score"] == pytest.approx(sacrebleu.corpus_bleu(lines, [references]).score)
+    assert result["chrf"]["score"] == pytest.approx(sacrebleu.corpus_chrf(lines, [references]).score)
+    assert result["bleu"]["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert result["perplexity"] == pytest.approx(torch.tensor(result["loss"]).exp().item(), rel=1e-5)
+    assert 0 <= result["accuracy"] <= 1
+    assert 0 <= result["ece"] <= 1
+    assert "<svg" in picture.read_text("utf-8")
+    table = show("evaluate", str(model), *files, "--tokenize", "char", "--lowercase")
+    assert "tok:char" in table
+    assert "case:lc" in table
+    assert f"{result['perplexity']:.3f}" in table
+
+
+def test_info_of_a_model_directory(model: Path) -> None:
+    account = json.loads(show("info", str(model), "--json"))
+    parameters = sum(p.numel() for p in storage.load(model).parameters())
+    assert account["parameters"] == parameters
+    assert account["config"]["d_model"] == 32
+
+
+def test_recipes_and_corpora_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+    monkeypatch.delenv("REGARD_DATA", raising=False)
+    names = ["quickstart", "multi30k-en-de", "multi30k-en-de-raw", "tatoeba-en-zh"]
+    names += ["wmt14-en-de-base", "wmt14-en-de-big", "wmt14-en-fr-big"]
+    listed = show("recipes")
+    assert all(name in listed for name in names)
+    assert "regard train NAME [section.key=value ...]" in listed
+    assert "tatoeba-en-es" in show("data")
+
+
+def test_a_recipe_is_dumped_whole_with_its_overrides() -> None:
+    dumped = show("train", "quickstart", "train.steps=7", "model.positions=rope", "--dump")
+    assert "steps: 7" in dumped
+    assert "minutes: null" in dumped
+    assert "positions: rope" in dumped
+
+
+def test_mistakes_in_the_directory_of_a_model(fail, model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert "not a model directory: it has no config.json" in fail("translate", str(tmp_path), "x")
+    assert str(tmp_path / "none") in fail("translate", str(tmp_path / "none"), "x")
+    newer = json.loads((model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**newer, "format": 2}))
+    assert "upgrade regard" in fail("info", str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(newer))
+    assert "model.safetensors" in fail("translate", str(tmp_path), "x")
+    (tmp_path / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes())
+    assert "tokenizer.json" in fail("translate", str(tmp_path), "x")
+    assert "cannot be changed in it" in fail("info", str(model), "heads=2")
+    assert "no recipe.yaml" in fail("train", str(tmp_path))
+
+
+YAML = """
+data: {{train: {{source: {0}, target: {1}}}, hold_out: 1}}
+tokens: {{size: {2}}}
+model: {{preset: tiny}}
+train: {{steps: 2}}
+"""
+
+
+def test_mistakes_in_the_data(  # type: ignore[no-untyped-def]
+    fail, texts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each a line that names the file, and the place in it; and nothing half-written."""
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    english, german = texts
+    many = tmp_path / "many.en"
+    many.write_text("a line\n" * 50)
+    recipe = tmp_path / "my.yaml"
+
+    def mistake(source: str, target: str, size: int = 300) -> str:
+        recipe.write_text(YAML.format(source, target, size))
+        line: str = fail("train", str(recipe), "--out", str(tmp_path / "run"))
+        prepared = tmp_path / "cache" / "prepared"
+        assert not prepared.exists() or not list(prepared.iterdir())
+        return line
+
+    def file(content: bytes) -> str:
+        (tmp_path / "bad").write_bytes(content)
+        return str(tmp_path / "bad")
+
+    assert "none.en: No such file or directory" in mistake(str(tmp_path / "none.en"), german)
+    assert "bad is empty" in mistake(file(b""), german)
+    assert "has 5 lines and " in mistake(english, str(many))
+    assert "has 50" in mistake(english, str(many))
+    assert "bad, line 2: byte 3 of the line (0xff) is not UTF-8" in mistake(
+        file(b"a\nbc\xff\n" + b"x\n" * 48), str(many)
+    )
+    assert "bad, line 3 holds a NUL byte" in mistake(file(b"a\nb\n\0\n" + b"x\n" * 47), str(many))
+    assert "too few to hold any out" in mistake(english, german)
+    assert "tokens.size" in mistake(str(many), str(many), size=5000)
+    assert "there is no recipe 'quickstrat': did you mean 'quickstart'?" in fail("train", "quickstrat")
+    recipe.write_text("data: {corpus: multi30k-en-de}\ntrain:\n  stpes: 3\n")
+    assert "my.yaml:3: unknown key 'stpes'" in fail("train", str(recipe))
+    assert "expected a whole number, got 'many'" in fail("train", "quickstart", "train.steps=many")
+    assert "did you mean 'tatoeba-en-es'?" in fail("data", "tatoba-en-es")
+    assert "did you mean 'steps'?" in fail("train", "quickstart", "train.stpes=3")
+
+
+def test_a_run_that_is_there_is_not_overwritten_by_mistake(fail, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "notes.txt").write_text("mine")
+    line = fail("train", "quickstart", "--out", str(tmp_path))
+    assert "is not empty: go on with it by" in line
+    assert (tmp_path / "notes.txt").read_text() == "mine"
