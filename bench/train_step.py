@@ -1,6 +1,6 @@
 """Training speed and peak memory beside PyTorch's and Hugging Face's Transformer of the same shape.
 
-    python bench/train_step.py [tiny] [base] [--dropout paper|everywhere] [--rounds N]
+    python bench/train_step.py [tiny] [base] [--dropout paper|everywhere] [--recompute feed_forward] [--rounds N]
 
 One step is forward, label-smoothed loss, backward, clipping and Adam (fused), on the same batches of right-padded
 sentences, bucketed by length. Each contestant has a process of its own, so that none inherits the other's heap, and
@@ -23,7 +23,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from regard.core.positions import sinusoid
+from regard.core.recompute import recompute
 from regard.models.transformer import PRESETS, Transformer, TransformerConfig
+from regard.training.loop import RECOMPUTED
 from regard.training.objectives import SequenceLoss
 from regard.training.parallel import Shards
 
@@ -47,9 +49,10 @@ def batches(vocabulary: int, count: int = 4, seed: int = 0) -> list[tuple[Tensor
     return result
 
 
-def ours(config: TransformerConfig) -> tuple[nn.Module, Backward]:
+def ours(config: TransformerConfig, recomputed: str = "nothing") -> tuple[nn.Module, Backward]:
     """regard as its training loop runs it: a thread for each core, and the loss in blocks."""
     model, shards = Transformer(config), Shards()
+    recompute(module for module in model.modules() if isinstance(module, RECOMPUTED[recomputed]))
     objective, parameters = SequenceLoss(model, SMOOTHING), list(model.parameters())
 
     def backward(source: Tensor, target: Tensor, labels: Tensor) -> None:
@@ -144,9 +147,9 @@ def _backward(logits: Tensor, labels: Tensor) -> None:
 CONTESTANTS = {"regard": ours, "torch.nn.Transformer": torch_nn, "Hugging Face Marian": marian}
 
 
-def stepper(name: str, config: TransformerConfig) -> Callable[[Tensor, Tensor, Tensor], None]:
+def stepper(name: str, config: TransformerConfig, recomputed: str) -> Callable[[Tensor, Tensor, Tensor], None]:
     torch.manual_seed(0)
-    model, backward = CONTESTANTS[name](config)
+    model, backward = ours(config, recomputed) if name == "regard" else CONTESTANTS[name](config)
     model.train()
     optimiser = torch.optim.Adam(model.parameters(), 1e-4, (0.9, 0.98), 1e-9, fused=True)
 
@@ -159,14 +162,14 @@ def stepper(name: str, config: TransformerConfig) -> Callable[[Tensor, Tensor, T
     return step
 
 
-def work(name: str, config: TransformerConfig) -> None:
+def work(name: str, config: TransformerConfig, recomputed: str) -> None:
     """A contestant in its own process: for each line on standard input a round, answered with labels a second."""
     data = batches(config.vocabulary)
     tokens = sum(int((labels != PAD).sum()) for _, _, labels in data)
     if name == "Hugging Face Marian":
         import transformers.models.marian.modeling_marian  # noqa: F401  its imports do not count as memory
     with PeakMemory() as peak:
-        step = stepper(name, config)
+        step = stepper(name, config, recomputed)
         for batch in data[::3]:
             step(*batch)
         print("ready", flush=True)
@@ -199,6 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*", default=["tiny", "base"])
     parser.add_argument("--dropout", choices=["paper", "everywhere"], default="paper")
+    parser.add_argument("--recompute", choices=RECOMPUTED, default="nothing", help="what regard computes twice")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--work-as", choices=CONTESTANTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -206,9 +210,9 @@ def main() -> None:
     for shape in args.shapes:
         config = PRESETS[shape](VOCABULARY[shape], dropout=0.1, **extra)
         if args.work_as:
-            work(args.work_as, config)
+            work(args.work_as, config, args.recompute)
             continue
-        speed, memory = compete([shape, "--dropout", args.dropout], args.rounds)
+        speed, memory = compete([shape, "--dropout", args.dropout, "--recompute", args.recompute], args.rounds)
         table = Table(
             title=f"{shape}, vocabulary {config.vocabulary:,}, {TOKENS:,} target tokens, dropout {args.dropout}"
         )

@@ -177,8 +177,9 @@ def train(recipe: Recipe, directory: Path, *, name: str, resume: bool = False, c
 def _ready(recipe: Recipe, directory: Path, say: Display, resume: bool) -> Prepared:
     """The data, and a place for the run: a mistake shows before any of the work is done."""
     directory.mkdir(parents=True, exist_ok=True)
-    if not resume:
-        shutil.rmtree(directory / "trainer", ignore_errors=True)  # of a run that was here before
+    if not resume:  # forget a run that was here before
+        shutil.rmtree(directory / "trainer", ignore_errors=True)
+        (directory / "model.safetensors").unlink(missing_ok=True)
     if recipe.data.corpus is not None:
         with fetching(say.console) as progress:
             obtain(recipe.data.corpus, progress=progress)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from regard import recipe as recipes
 from regard.api import load
@@ -10,6 +11,7 @@ from regard.data.corpora import obtain
 from regard.experiments import dates as generated
 from regard.inspection.page import write_page
 from regard.pipeline import train
+from regard.training.display import fetching
 
 SENTENCE = "She forgot her keys because she was tired."
 
@@ -28,9 +30,10 @@ def demo(
     if not dates:
         assert recipe.data.corpus is not None
         try:
-            obtain(recipe.data.corpus)
+            with fetching(console) as progress:
+                obtain(recipe.data.corpus, progress=progress)
         except (OSError, ValueError) as error:
-            console.print(f"  [yellow]no corpus[/]  {error}", highlight=False, soft_wrap=True)
+            console.print(Text.assemble("  ", ("no corpus", "yellow"), f"  {error}"), soft_wrap=True)
             console.print("             so here is a task that needs none: dates in sixty languages", highlight=False)
             dates = True
     if dates:
@@ -42,5 +45,5 @@ def demo(
         raise KeyboardInterrupt
     translator = load(directory)
     write_page(directory / "attention.html", translator.attention_page(SENTENCE))
-    console.print(f"  look     {directory / 'attention.html'}", highlight=False, soft_wrap=True)
-    console.print(f"  try it   regard translate {directory}", highlight=False, soft_wrap=True)
+    console.print(Text(f"  look     {directory / 'attention.html'}"), soft_wrap=True)
+    console.print(Text(f"  try it   regard translate {directory}"), soft_wrap=True)

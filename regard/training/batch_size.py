@@ -5,6 +5,7 @@ import gc
 import os
 import resource
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -26,7 +27,9 @@ def largest_batch(model: nn.Module, config: TrainConfig, world: World, *, length
     into its swap, so the next size is not tried if twice what this one took is more than there is.
     """
     tokens = max(SMALLEST, 2 ** (length - 1).bit_length())
-    with Learner(copy.deepcopy(model), lambda step: 0.0, replace(config, batch_tokens=tokens, ema=0.0)) as probe:
+    alone = World(device=world.device)  # each process tries for itself, at its own pace
+    _forget_peak()
+    with Learner(copy.deepcopy(model), lambda step: 0.0, replace(config, batch_tokens=tokens, ema=0.0), alone) as probe:
         before = _peak(world.device)
         _try(probe, tokens, length, vocabulary)
         while 2 * tokens <= LARGEST and 2 * (_peak(world.device) - before) < SHARE * _free(world.device):
@@ -38,7 +41,7 @@ def largest_batch(model: nn.Module, config: TrainConfig, world: World, *, length
     gc.collect()
     if world.device.type == "cuda":
         torch.cuda.empty_cache()
-    return int(min(world.gather(tokens))) * world.size
+    return int(world.least(tokens)) * world.size
 
 
 def _try(probe: Learner, tokens: int, length: int, vocabulary: int) -> None:
@@ -47,10 +50,18 @@ def _try(probe: Learner, tokens: int, length: int, vocabulary: int) -> None:
     probe.step([batch], batch.tokens)
 
 
+def _forget_peak() -> None:
+    """Let Linux count anew: what was used before, to learn sub-words say, must not hide what a step takes."""
+    with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+
+
 def _peak(device: torch.device) -> int:
     """Bytes at the highest."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 

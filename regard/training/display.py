@@ -39,7 +39,7 @@ class Display:
             self._recent.append(event)
             self._step(event, total)
         elif isinstance(event, Validation):
-            self.console.print(self._validation(event))
+            self.console.print(self._validation(event), soft_wrap=True)
         elif isinstance(event, Note):
             self.line("note", event.text)
 

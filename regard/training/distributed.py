@@ -36,13 +36,21 @@ class World:
         """Whether this process writes and speaks."""
         return self.rank == 0
 
-    def total(self, value: float) -> float:
-        """The sum of a number over all processes."""
+    def sums(self, *values: float) -> list[float]:
+        """The sum of each number over all processes."""
+        if self.size == 1:
+            return list(values)
+        numbers = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(numbers)
+        return numbers.tolist()
+
+    def least(self, value: float) -> float:
+        """The least of a number over all processes."""
         if self.size == 1:
             return value
         number = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(number)
-        return float(number.item())
+        dist.all_reduce(number, dist.ReduceOp.MIN)
+        return number.item()
 
     def agree(self, value: Any) -> Any:
         """The main process's value, in all of them."""
@@ -51,15 +59,6 @@ class World:
         box = [value]
         dist.broadcast_object_list(box, device=self.device if self.device.type == "cuda" else None)
         return box[0]
-
-    def gather(self, value: float) -> list[float]:
-        """Each process's number, in the order of ranks."""
-        if self.size == 1:
-            return [value]
-        numbers = torch.zeros(self.size, dtype=torch.float64, device=self.device)
-        numbers[self.rank] = value
-        dist.all_reduce(numbers)
-        return [float(number) for number in numbers]
 
     def wait(self) -> None:
         """Until every process is here."""

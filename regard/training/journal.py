@@ -1,6 +1,7 @@
 """What a run leaves to be read: `metrics.jsonl`, a JSON object a line, and TensorBoard's curves."""
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ class Journal:
     def __init__(self, directory: Path, step: int = 0) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
+        directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / "metrics.jsonl"
         kept = [line for line in self._lines() if json.loads(line).get("step", 0) <= step] if step else []
         partial = self.path.with_suffix(".tmp")
@@ -26,6 +28,7 @@ class Journal:
         self._file = self.path.open("a", encoding="utf-8", buffering=1)
         self._curves = SummaryWriter(str(directory / "tensorboard"), purge_step=step + 1)
         self._since: list[Report] = []
+        self._step = step
 
     def __enter__(self) -> "Journal":
         return self
@@ -41,19 +44,25 @@ class Journal:
             if event.step % EVERY == 0:
                 self._report()
         elif isinstance(event, Validation):
+            self._report()
             self.line(kind="validation", step=event.step, **event.measures, best=event.best, samples=event.samples)
             for name, value in event.measures.items():
                 self._curves.add_scalar(f"valid/{name}", value, event.step)
         elif isinstance(event, Note):
-            self.line(kind="note", text=event.text)
+            self._report()
+            self.line(kind="note", step=self._step, text=event.text)
         elif isinstance(event, Finished):
+            self._report()
             self.line(kind="finished", step=event.step, why=event.why)
 
     def line(self, **entry: Any) -> None:
-        """Add one entry."""
+        """Add one entry; a figure that is no number is null, for JSON has neither NaN nor Infinity."""
+        entry = {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in entry.items()}
         self._file.write(json.dumps({**entry, "time": round(time.time(), 3)}, ensure_ascii=False) + "\n")
 
     def _report(self) -> None:
+        if not self._since:
+            return
         last, tokens = self._since[-1], sum(r.tokens for r in self._since)
         entry = {
             "loss": sum(r.loss * r.tokens for r in self._since) / tokens,
@@ -65,9 +74,11 @@ class Journal:
         for name, value in entry.items():
             self._curves.add_scalar(f"train/{name}", value, last.step)
         self._since.clear()
+        self._step = last.step
 
     def _lines(self) -> list[str]:
         if not self.path.exists():
             return []
-        whole = [line for line in self.path.read_text("utf-8").splitlines(keepends=True) if line.endswith("}\n")]
-        return [line for line in whole if line.startswith("{")]
+        # A torn line may end within a character. Only "\n" ends one: `splitlines` also cuts at U+2028 in a sample.
+        with self.path.open(encoding="utf-8", errors="replace") as file:
+            return [line for line in file if line.startswith("{") and line.endswith("}\n")]

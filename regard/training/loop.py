@@ -61,8 +61,9 @@ class Learner:
         device, several = self.world.device, self.world.size > 1
         if config.precision == "fp16" and several and config.distributed == "fsdp":
             raise ValueError("train.precision=fp16 does not work with train.distributed=fsdp: use bf16, or ddp")
-        if config.optimiser.name == "muon" and several and config.distributed == "fsdp":
-            raise ValueError("train.optimiser.name=muon needs whole matrices: use train.distributed=ddp, or adamw")
+        if config.optimiser.name in ("muon", "adafactor") and several and config.distributed == "fsdp":
+            name = config.optimiser.name
+            raise ValueError(f"train.optimiser.name={name} needs whole matrices: use train.distributed=ddp, or adamw")
         self._low = PRECISIONS[config.precision]
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         recompute(m for m in model.modules() if isinstance(m, RECOMPUTED[config.recompute]))
@@ -100,7 +101,7 @@ class Learner:
         for i, part in enumerate(parts):
             with not_yet(self._objective, more=i + 1 < len(parts)):
                 total += self._backward(part.to(self.world.device), tokens)
-        loss = self.world.total(total) / tokens
+        loss = self.world.sums(total)[0] / tokens
         self._scaler.unscale_(self.optimiser)
         norm = float(whole(nn.utils.clip_grad_norm_(self.parameters, self.config.clip or math.inf)))
         if not math.isfinite(loss + norm) and not self._scaler.is_enabled():

@@ -131,10 +131,11 @@ class Trainer:
                 if self.config.patience is not None and self.best["waited"] >= self.config.patience:
                     why = "patience"
                     break
-            if self.world.total(float(self._interrupted)):
+            interrupted, due = self.world.sums(self._interrupted, self.world.main and self._due())
+            if interrupted:
                 why = "interrupted"
                 break
-            if self._due():
+            if due:
                 yield from self._save()
         yield from self._save()
         yield Finished(self.learner.steps, why)
@@ -188,7 +189,7 @@ class Trainer:
     def _due(self) -> bool:
         if self.config.checkpoint_every is not None:
             return self.learner.steps % self.config.checkpoint_every == 0
-        return bool(self.world.agree(self.seconds - self._saved_at >= 60 * self.config.checkpoint_minutes))
+        return self.seconds - self._saved_at >= 60 * self.config.checkpoint_minutes
 
     def _save(self) -> Iterator[Event]:
         state = {

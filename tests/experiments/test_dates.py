@@ -10,7 +10,7 @@ from regard.cli import app
 
 
 def test_the_demo_trains_shows_unseen_dates_and_writes_a_page(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["demo", "--steps", "40", "--directory", str(tmp_path / "new")])
+    result = CliRunner().invoke(app, ["demo", "--dates", "--steps", "40", "--directory", str(tmp_path / "new")])
     assert result.exit_code == 0, result.output
     assert "step 40/40" in result.output
     assert "of 1,000 unseen dates read right" in result.output
@@ -35,6 +35,6 @@ def test_the_demo_trains_shows_unseen_dates_and_writes_a_page(tmp_path: Path) ->
 
 
 def test_steps_are_at_least_one(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["demo", "--steps", "0", "--directory", str(tmp_path)])
+    result = CliRunner().invoke(app, ["demo", "--dates", "--steps", "0", "--directory", str(tmp_path)])
     assert result.exit_code == 2
     assert list(tmp_path.iterdir()) == []
