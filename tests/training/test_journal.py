@@ -80,7 +80,7 @@ def test_everything_else_is_a_line_of_its_own_with_its_time(tmp_path: Path) -> N
         "best": True,
         "samples": [["¿Dónde?", "Where?", "Where is it?"]],
     }
-    assert note == {"kind": "note", "text": "lower the rate"}
+    assert note == {"kind": "note", "step": 0, "text": "lower the rate"}
     assert end == {"kind": "finished", "step": 12, "why": "done"}
     assert "¿Dónde?" in (tmp_path / "metrics.jsonl").read_text("utf-8")  # as a person reads it
 
@@ -101,7 +101,7 @@ def test_opened_again_it_forgets_what_lies_behind_the_step_and_keeps_the_rest(tm
     write(tmp_path, again, step=15)
     lines = read(tmp_path)
     assert [(line["kind"], line.get("step")) for line in lines] == [
-        ("note", None),
+        ("note", 0),
         ("train", 10),
         ("validation", 12),
         ("train", 20),
