@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -54,7 +54,7 @@ class Translator:
         """A translation for each line, in order and in constant memory; a blank line stays blank."""
         stream = iter(lines)
         while chunk := list(islice(stream, AHEAD)):
-            ids = self.tokenizer.encode_batch(chunk)
+            ids = self.tokenizer.encode_batch([line if line.strip() else "" for line in chunk])
             said = [""] * len(chunk)
             for rows in _by_length(ids, batch_tokens):
                 for row, tokens in zip(rows, self._search([ids[i] for i in rows], beam, alpha), strict=True):
@@ -73,6 +73,9 @@ class Translator:
     def _search(self, ids: list[list[int]], width: int | None, alpha: float | None) -> list[list[int]]:
         source = collate([(row, []) for row in ids]).source.to(self.device)
         maximum = torch.tensor([len(row) + 1 + self.decode.extra for row in ids], device=self.device)
+        config: Any = self.model.config
+        if config.positions == "learned":  # no further than the table goes
+            maximum.clamp_(max=config.max_length)
         found = beam(
             self.model,  # type: ignore[arg-type]
             source,
@@ -88,6 +91,10 @@ class Translator:
 
 def load(directory: str | Path, *, device: str = "cpu") -> Translator:
     """The model in a directory that `regard train` has written."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"there is no device {device!r} here ({str(error).splitlines()[0]}): use cpu") from None
     directory = Path(directory)
     model = storage.load(directory, device=device)
     tokenizer = Tokenizer.load(directory / "tokenizer.json")

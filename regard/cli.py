@@ -5,7 +5,6 @@ torch takes a second to load, so each verb imports what it needs when it runs: h
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -131,21 +130,24 @@ def train(
     from regard import recipe as recipes
 
     directory, resume = out or Path("runs") / Path(recipe).stem, False
-    if Path(recipe).is_dir():
+    if Path(recipe).is_dir() and recipe not in recipes.shipped():
         directory, resume = Path(recipe), True
         if not (directory / "recipe.yaml").exists():
             raise ValueError(f"{recipe} is not a run to go on with: it has no recipe.yaml")
+        if out is not None or overwrite:
+            raise ValueError(f"{recipe} is a run to go on with, in its place: leave out --out and --overwrite")
     loaded = recipes.load(str(directory / "recipe.yaml") if resume else recipe, overrides or ())
     if dump:
         typer.echo(recipes.dump(loaded), nl=False)
         return
     if not resume and directory.exists() and any(directory.iterdir()):
+        if not (directory / "recipe.yaml").exists():
+            raise ValueError(f"{directory} is not empty, and not a run of regard: choose another place by --out")
         if not overwrite:
             raise ValueError(
                 f"{directory} is not empty: go on with it by `regard train {directory}`, replace it by --overwrite, "
                 "or choose another place by --out"
             )
-        shutil.rmtree(directory)
     from regard.pipeline import train
 
     if not train(loaded, directory, name=directory.name if resume else Path(recipe).stem, resume=resume):

@@ -1,13 +1,12 @@
 """`regard evaluate`: every figure about a model on one text."""
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 from regard import recipe as recipes
 from regard.api import load
-from regard.data.text import PairFiles, read_pairs
+from regard.data.text import read_lines, write_text
 from regard.evaluation.calibration import picture as draw
 from regard.evaluation.calibration import reliability
 from regard.evaluation.translation import bleu, chrf
@@ -33,15 +32,19 @@ def evaluate(
     given = recipes.load(str(recipe)).evaluate if recipe.exists() else EvaluateConfig()
     tokenize = given.tokenize if tokenize is None else tokenize
     lowercase = given.lowercase if lowercase is None else lowercase
-    pairs = list(read_pairs(PairFiles(str(source), str(reference))))
+    bleu(["a"], ["a"], tokenize=tokenize)  # an unknown name must not cost a translation
+    sources, targets = list(read_lines(source)), list(read_lines(reference))
+    if len(sources) != len(targets):
+        raise ValueError(
+            f"{source} has {len(sources):,} lines and {reference} has {len(targets):,}: they must be as many"
+        )
+    pairs = [pair for pair in zip(sources, targets, strict=True) if all(map(str.strip, pair))]
     if not pairs:
         raise ValueError(f"{source} and {reference} hold no pair of sentences")
-    sources, references = [source for source, _ in pairs], [translator.tokenizer.joined(text) for _, text in pairs]
+    references = [translator.tokenizer.joined(text) for text in targets]
     said = translator.translate(sources, beam=beam, alpha=alpha)
     if output is not None:
-        partial = output.with_name(f".{output.name}.tmp")
-        partial.write_text("".join(f"{line}\n" for line in said), "utf-8")
-        os.replace(partial, output)
+        write_text(output, "".join(f"{line}\n" for line in said))
     encode = translator.tokenizer.encode
     seen = foretell(translator.model, [(encode(source), encode(target)) for source, target in pairs])
     trust = reliability(seen.confidence.numpy(), seen.correct.numpy())
@@ -52,7 +55,7 @@ def evaluate(
         "chrf": chrf(said, references, lowercase=lowercase),
     }
     return {
-        "sentences": len(pairs),
+        "sentences": len(sources),
         "tokens": len(seen.correct),
         **{key: {"name": s.name, "score": s.value, "signature": s.signature} for key, s in scores.items()},
         "loss": seen.loss,

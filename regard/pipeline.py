@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -27,7 +27,7 @@ from regard.api import Translator
 from regard.data.arrays import PairArrays
 from regard.data.batching import token_batches
 from regard.data.corpora import CORPORA, cache_folder, obtain, split_of
-from regard.data.text import PairFiles, Skipped, fingerprint, read_pairs
+from regard.data.text import PairFiles, Skipped, fingerprint, read_pairs, write_text
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.translation import bleu, chrf
 from regard.models import storage
@@ -38,13 +38,16 @@ from regard.training.display import Display, fetching
 from regard.training.distributed import World, world
 from regard.training.journal import Journal
 from regard.training.loop import Learner, load_parameters
-from regard.training.run import Event, Finished, Trainer, Validation
+from regard.training.run import UNKNOWN, Event, Finished, Trainer, Validation
 from regard.training.schedules import schedule
 from regard.training.stream import stream
 from regard.training.validation import foretell
 
 Pair = tuple[str, str]
 SHOWN = 5  # held-out sentences shown at the end
+FORMAT = 1  # of prepared data
+FIXED = ("data", "tokens", "model")  # sections that cannot change in a run that has begun
+PRODUCTS = ("trainer", "tensorboard", "metrics.jsonl", "model.safetensors", "config.json", "evaluation.json")
 
 
 @dataclass(frozen=True)
@@ -56,27 +59,33 @@ class Prepared:
     valid: list[Pair]
     test: list[Pair]
     remarks: list[str]  # what was left out of the training data
+    identity: str  # the same for the same data
 
 
 def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
     """Read the text, learn the sub-words and write token arrays, once: `folder` is a cache by content."""
     splits = _splits(recipe)
     if folder is None:
-        sums = [fingerprint(files) for files in splits.files.values()]
-        what = json.dumps([sums, asdict(recipe.tokens), recipe.data.max_length, recipe.data.limit, splits.modulus])
+        sums = {split: fingerprint(files) for split, files in splits.files.items()}
+        tokens = {**asdict(recipe.tokens), "dropout": 0.0}  # which acts in training only
+        what = json.dumps([FORMAT, sums, tokens, recipe.data.max_length, recipe.data.limit, splits.modulus])
         folder = cache_folder() / "prepared" / hashlib.sha256(what.encode()).hexdigest()[:24]
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".preparing-") as partial:
             _build(recipe, splits, Path(partial) / "prepared")
-            with suppress(OSError):  # another process was first, with the same
+            try:
                 os.rename(Path(partial) / "prepared", folder)
+            except OSError:
+                if not folder.exists():  # else another process was first, with the same
+                    raise
     tokenizer, arrays = Tokenizer.load(folder / "tokenizer.json"), PairArrays.open(folder / "train")
     held_out = {split: list(splits.pairs(split)) for split in ("valid", "test")}
     for split, pairs in held_out.items():
         if not pairs:
             raise ValueError(f"there is no pair to keep from training as data.{split}: give files for it")
-    return Prepared(tokenizer, arrays, **held_out, remarks=json.loads((folder / "remarks.json").read_text("utf-8")))
+    remarks = json.loads((folder / "remarks.json").read_text("utf-8"))
+    return Prepared(tokenizer, arrays, **held_out, remarks=remarks, identity=folder.name)
 
 
 def _build(recipe: Recipe, splits: "_Splits", folder: Path) -> None:
@@ -105,7 +114,7 @@ def _build(recipe: Recipe, splits: "_Splits", folder: Path) -> None:
         count = f"{long:,} pair{'' if long == 1 else 's'}"
         remarks.append(f"skipped {count} with a side over {recipe.data.max_length} sub-words (data.max_length)")
     tokenizer.save(folder / "tokenizer.json")
-    (folder / "remarks.json").write_text(json.dumps(remarks), "utf-8")
+    write_text(folder / "remarks.json", json.dumps(remarks))
 
 
 @dataclass(frozen=True)
@@ -141,28 +150,37 @@ def _splits(recipe: Recipe) -> _Splits:
 
 
 def train(recipe: Recipe, directory: Path, *, name: str, resume: bool = False, console: Console | None = None) -> bool:
-    """Train, evaluate, and leave a model directory; False if interrupted: call again with `resume`."""
+    """Train, evaluate, and leave a model directory; False if interrupted: call again with `resume`.
+
+    Without `resume`, what an earlier run has left in the directory is replaced.
+    """
     console = console or Console()
+    _check(recipe, directory if resume else None)
     with world() as here:
         say = Display(console if here.main else Console(quiet=True))
+        data, mistake = None, None
         if here.main:
-            data = _ready(recipe, directory, say, resume)
-        here.wait()
-        if not here.main:
-            data = prepare(recipe)
+            try:
+                data = _ready(recipe, directory, say, resume)
+            except (ValueError, OSError) as error:
+                mistake = error
+        if here.agree(mistake is not None):
+            raise mistake or SystemExit(2)  # one process tells of it
+        data = data or prepare(recipe)
         torch.manual_seed(recipe.train.seed)
         model = Transformer(recipe.model.build(len(data.tokenizer)))
         _introduce(say, name, recipe, data, model)
         if recipe.train.batch_tokens == 0:
-            found = largest_batch(
-                model, recipe.train, here, length=recipe.data.max_length, vocabulary=len(data.tokenizer)
-            )
+            length, vocabulary = recipe.data.max_length, len(data.tokenizer)
+            found = largest_batch(model, recipe.train, here, length=length, vocabulary=vocabulary)
             recipe = replace(recipe, train=replace(recipe.train, batch_tokens=found))
             say.line("batches", f"of {found:,} tokens, the largest that fit in memory (train.batch_tokens={found})")
         run = _Run(recipe, directory, data, model, here)
         with run.learner:
             if resume and run.trainer.resume():
                 say.line("resumed", f"after step {run.trainer.learner.steps:,}")
+            if here.main:
+                run.begin()
             with say, _interrupting(run.trainer.interrupt):
                 last = run.follow(say)
             if last.why == "interrupted":
@@ -174,17 +192,32 @@ def train(recipe: Recipe, directory: Path, *, name: str, resume: bool = False, c
     return True
 
 
+def _check(recipe: Recipe, directory: Path | None) -> None:
+    """Find mistakes that would otherwise show after minutes of work; in a run to resume, changes it cannot bear."""
+    schedule(recipe.train.schedule, d_model=1, total=UNKNOWN)(1)
+    bleu(["a"], ["a"], tokenize=recipe.evaluate.tokenize)
+    if directory is None:
+        return
+    before = recipes.load(str(directory / "recipe.yaml"))
+    pairs = {section: (getattr(before, section), getattr(recipe, section)) for section in FIXED}
+    pairs |= {f"train.{key}": (getattr(before.train, key), getattr(recipe.train, key)) for key in ("optimiser", "ema")}
+    for section, (old, new) in pairs.items():
+        if old != new:
+            raise ValueError(f"{section} cannot change in a run that has begun: begin another one, with --out")
+
+
 def _ready(recipe: Recipe, directory: Path, say: Display, resume: bool) -> Prepared:
     """The data, and a place for the run: a mistake shows before any of the work is done."""
-    directory.mkdir(parents=True, exist_ok=True)
-    if not resume:  # forget a run that was here before
-        shutil.rmtree(directory / "trainer", ignore_errors=True)
-        (directory / "model.safetensors").unlink(missing_ok=True)
     if recipe.data.corpus is not None:
         with fetching(say.console) as progress:
             obtain(recipe.data.corpus, progress=progress)
     with say.console.status("  reading text, learning sub-words"):
-        return prepare(recipe)
+        data = prepare(recipe)
+    directory.mkdir(parents=True, exist_ok=True)
+    if not resume:  # forget a run that was here before
+        for path in map(directory.joinpath, PRODUCTS):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return data
 
 
 class _Run:
@@ -193,25 +226,33 @@ class _Run:
     def __init__(self, recipe: Recipe, directory: Path, data: Prepared, model: nn.Module, here: World) -> None:
         self.recipe, self.directory, self.data, self.model, self.here = recipe, directory, data, model, here
         c = recipe.train
-        if here.main:
-            _write(directory / "recipe.yaml", recipes.dump(recipe))
-            data.tokenizer.save(directory / "tokenizer.json")
         self.learner = Learner(model, self._rate, c, here)
         resample = None
         if recipe.tokens.dropout:
-            resample = partial(_resample, data.tokenizer, recipe.tokens.dropout)
+            resample = partial(_resample, data.tokenizer, recipe.tokens.dropout, recipe.data.max_length)
         self.trainer = Trainer(
             self.learner,
             lambda position: stream(data.train, c, here, position, resample=resample),
             directory / "trainer",
             total=self._total(),
+            identity=data.identity,
             validate=self._validate,
         )
-        self._valid = [(data.tokenizer.encode(source), data.tokenizer.encode(target)) for source, target in data.valid]
+        encode, longest = data.tokenizer.encode, recipe.data.max_length
+        ids = [(encode(source), encode(target)) for source, target in data.valid]
+        self._valid = [pair for pair in ids if max(map(len, pair)) < longest] or ids
+
+    def begin(self) -> None:
+        """Write down what the run is, complete: the number of threads that share a batch is part of it."""
+        settings = replace(self.recipe.train, shards=self.learner.shards)
+        write_text(self.directory / "recipe.yaml", recipes.dump(replace(self.recipe, train=settings)))
+        self.data.tokenizer.save(self.directory / "tokenizer.json")
 
     def _rate(self, step: int) -> float:
-        d_model = self.model.config.d_model  # type: ignore[union-attr]
-        return schedule(self.recipe.train.schedule, d_model=d_model, total=self.trainer.total)(step)  # type: ignore[arg-type]
+        """The learning rate; a run that is shorter than its warm-up only warms up."""
+        total, plan = self.trainer.total, self.recipe.train.schedule
+        plan = replace(plan, warmup=min(plan.warmup, total))
+        return schedule(plan, d_model=self.model.config.d_model, total=total)(step)  # type: ignore[union-attr, arg-type]
 
     def _total(self) -> int | None:
         c = self.recipe.train
@@ -246,10 +287,12 @@ class _Run:
 
     def finish(self, say: Display) -> None:
         """Write the model, and say how good it is on what it has never seen."""
-        load_parameters(self.model, self.trainer.final())
-        storage.save(self.model, self.directory)
+        # A model of its own: the one that was trained may be in pieces, one in each process.
+        model = Transformer(self.model.config).to(self.here.device)  # type: ignore[arg-type]
+        load_parameters(model, self.trainer.final())
+        storage.save(model, self.directory)
         e, data = self.recipe.evaluate, self.data
-        translator = Translator(self.model, data.tokenizer, self.recipe.decode)
+        translator = Translator(model, data.tokenizer, self.recipe.decode)
         said = translator.translate([source for source, _ in data.test])
         references = [data.tokenizer.joined(target) for _, target in data.test]
         scores = [
@@ -257,7 +300,7 @@ class _Run:
             chrf(said, references, lowercase=e.lowercase),
         ]
         result = {s.name: {"score": s.value, "signature": s.signature} for s in scores}
-        _write(self.directory / "evaluation.json", json.dumps(result, indent=2) + "\n")
+        write_text(self.directory / "evaluation.json", json.dumps(result, indent=2) + "\n")
         for s in scores:
             say.line("held out", f"{s.name} {s.value:.1f}  {s.signature}", "bold")
         rows = np.random.default_rng(0).permutation(len(said))[:SHOWN]
@@ -282,8 +325,10 @@ def _introduce(say: Display, name: str, recipe: Recipe, data: Prepared, model: n
     say.line("tokens", f"{len(data.tokenizer):,} {recipe.tokens.kind} sub-words, joint")
 
 
-def _resample(tokenizer: Tokenizer, dropout: float, ids: Any, draw: Random) -> list[int]:
-    return tokenizer.sample(tokenizer.decode(ids.tolist()), dropout, draw)
+def _resample(tokenizer: Tokenizer, dropout: float, longest: int, ids: Any, draw: Random) -> Any:
+    """Another segmentation of the text of `ids`, unless it is too long."""
+    sampled = tokenizer.sample(tokenizer.decode(ids.tolist()), dropout, draw)
+    return sampled if len(sampled) < longest else ids
 
 
 @contextmanager
@@ -305,9 +350,3 @@ def _interrupting(interrupt: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.tmp")
-    partial.write_text(text, "utf-8")
-    os.replace(partial, path)

@@ -451,7 +451,15 @@ def test_the_schema_knows_every_key_and_says_what_it_is_for() -> None:
         ({"minutes": float("inf")}, "train.minutes = inf: it must be above 0 and finite"),
         *(
             ({"steps": 1, name: 0}, f"train.{name} = 0: it must be at least 1")
-            for name in ("batch_tokens", "accumulate", "shards", "snapshot_every", "validate_every", "keep", "patience")
+            for name in (
+                "validate_sentences",
+                "accumulate",
+                "shards",
+                "snapshot_every",
+                "validate_every",
+                "keep",
+                "patience",
+            )
         ),
         ({"steps": 1, "checkpoint_every": 0}, "train.checkpoint_every = 0: it must be at least 1"),
         ({"steps": 1, "checkpoint_minutes": 0.0}, "train.checkpoint_minutes = 0.0: it must be above 0 and finite"),
@@ -461,7 +469,7 @@ def test_the_schema_knows_every_key_and_says_what_it_is_for() -> None:
         ({"steps": 1, "ema": -0.1}, "train.ema = -0.1: it lies in [0, 1)"),
         ({"steps": 1, "clip": float("nan")}, "train.clip = nan: it must be at least 0"),
         ({"steps": 1, "average": -1}, "train.average = -1: it must be at least 0"),
-        ({"steps": 1, "validate_sentences": -1}, "train.validate_sentences = -1: it must be at least 0"),
+        ({"steps": 1, "batch_tokens": -1}, "train.batch_tokens = -1: it must be at least 0"),
         ({"steps": 1, "precision": "fp8"}, "train.precision = 'fp8': choose one of fp32, bf16, fp16"),
         ({"steps": 1, "recompute": "all"}, "train.recompute = 'all': choose one of nothing, feed_forward, layers"),
         ({"steps": 1, "distributed": "dp"}, "train.distributed = 'dp': choose one of ddp, fsdp"),
@@ -472,5 +480,5 @@ def test_training_refuses_what_makes_no_sense(changes: dict[str, Any], message: 
 
 
 def test_the_edges_make_sense() -> None:
-    TrainConfig(steps=1, clip=0.0, smoothing=0.0, ema=0.0, average=0, validate_sentences=0, seed=0, shards=1, keep=1)
+    TrainConfig(steps=1, clip=0.0, smoothing=0.0, ema=0.0, average=0, batch_tokens=0, seed=0, shards=1, keep=1)
     TrainConfig(epochs=0.01, seed=2**63 - 1, precision="fp16", recompute="layers", distributed="fsdp")

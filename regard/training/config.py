@@ -54,7 +54,7 @@ class TrainConfig:
             got = " and ".join(given) or "none"
             raise ValueError(f"train: give exactly one of {', '.join(LENGTHS)}; got {got}")
         for name in (
-            *("steps", "accumulate", "shards", "snapshot_every", "validate_every"),
+            *("steps", "accumulate", "validate_sentences", "shards", "snapshot_every", "validate_every"),
             *("checkpoint_every", "keep", "patience"),
         ):
             if (value := getattr(self, name)) is not None and value < 1:
@@ -62,7 +62,7 @@ class TrainConfig:
         for name in ("epochs", "minutes", "checkpoint_minutes"):
             if (value := getattr(self, name)) is not None and not 0.0 < value < math.inf:
                 raise ValueError(f"train.{name} = {value}: it must be above 0 and finite")
-        for name in ("batch_tokens", "clip", "average", "validate_sentences"):
+        for name in ("batch_tokens", "clip", "average"):
             if not (value := getattr(self, name)) >= 0:  # so NaN is none either
                 raise ValueError(f"train.{name} = {value}: it must be at least 0")
         for name in ("smoothing", "ema"):

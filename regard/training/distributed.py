@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -82,7 +83,8 @@ def world(device: str | None = None) -> Iterator[World]:
     place = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if name == "cuda" else torch.device(name)
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    # The others wait while one downloads a corpus, learns sub-words, or translates a test set.
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(days=1))
     try:
         yield World(dist.get_rank(), size, place)
     finally:

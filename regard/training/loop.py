@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from regard.core.blocks import DecoderLayer, EncoderLayer
 from regard.core.layers import ConvolutionFeedForward, FeedForward, GatedFeedForward
@@ -81,6 +82,7 @@ class Learner:
         # An accelerator, a compiled model and PyTorch's own data parallelism each share the work out by themselves.
         alone = device.type != "cpu" or several or config.compile
         self._shards = Shards(1 if alone else config.shards)
+        self.shards = None if alone else self._shards.count
 
     def __enter__(self) -> "Learner":
         return self
@@ -104,7 +106,10 @@ class Learner:
         loss = self.world.sums(total)[0] / tokens
         self._scaler.unscale_(self.optimiser)
         norm = float(whole(nn.utils.clip_grad_norm_(self.parameters, self.config.clip or math.inf)))
-        if not math.isfinite(loss + norm) and not self._scaler.is_enabled():
+        overflow = (
+            self._scaler.is_enabled() and self._scaler.get_scale() >= 1.0
+        )  # of the gradient: the scaler's business
+        if not math.isfinite(loss) or (not math.isfinite(norm) and not overflow):
             self.optimiser.zero_grad()
             raise DivergedError(f"step {step}: the loss is {loss:g} and its gradient's norm {norm:g}")
         rate = self.schedule(step) * self.damping
@@ -136,6 +141,11 @@ class Learner:
         if self._low is torch.float32:
             return nullcontext()
         return torch.autocast(self.world.device.type, self._low)
+
+    def sound(self) -> bool:
+        """Whether all parameters are numbers, in every process."""
+        broken = any(not torch.isfinite(p.to_local() if isinstance(p, DTensor) else p).all() for p in self.parameters)
+        return not self.world.sums(broken)[0]
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
@@ -170,7 +180,9 @@ class Learner:
                     slots[key] = like(value, parameter)
         self._scaler.load_state_dict(state["scaler"])
         if self.average is not None:
-            self.average.load_state_dict(state["average"])
+            own, saved = self.average.parameters, state["average"]
+            shares = {name: like(tensor, own[name]) for name, tensor in saved["parameters"].items()}
+            self.average.load_state_dict({**saved, "parameters": shares})
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ OPTIMISERS = ("adam", "adamw", "adafactor", "muon")
 class OptimiserConfig:
     """Which optimiser, and all of it but the learning rate; Adam's numbers are the paper's (§5.3)."""
 
-    name: str = "adam"  # adamw, adafactor, muon
+    name: str = "muon"  # adam, adamw, adafactor
     betas: tuple[float, float] = (0.9, 0.98)  # of adam, adamw, and of what muon leaves to Adam
     eps: float = 1e-9  # of the same
     weight_decay: float = 0.0  # of matrices, decoupled from the gradient; not for adam

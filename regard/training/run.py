@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.data.batching import Batch, Position
@@ -67,9 +68,9 @@ Event = Report | Validation | Note | Saved | Finished
 class Trainer:
     """A learner, its data, and its place on disk.
 
-    `directory` keeps the state to resume from. `stream` gives the work that follows a data position; `validate`
-    measures a model in eval mode. Call `interrupt` at any time (from a signal handler, say) to save and stop after
-    the step at hand.
+    `directory` keeps the state to resume from, which must be of the same `identity` (of its data). `stream` gives the
+    work that follows a data position; `validate` measures a model in eval mode. Call `interrupt` at any time (from a
+    signal handler, say) to save and stop after the step at hand.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Trainer:
         directory: Path,
         *,
         total: int | None,
+        identity: str = "",
         validate: Callable[[nn.Module, int], Validation] | None = None,
     ) -> None:
         self.learner, self.stream, self.validate = learner, stream, validate
@@ -86,13 +88,13 @@ class Trainer:
         self.warnings: list[str] = []
         self.checkpoints = Checkpoints(directory, keep=self.config.keep, warn=self.warnings.append)
         self.snapshots = Snapshots(directory / "snapshots")
-        self.total = total or UNKNOWN
+        self.total, self.identity = total or UNKNOWN, identity
         self.position = Position(0, 0)
         self.best: dict[str, Any] = {"step": 0, "score": None, "waited": 0}
         self.seconds = 0.0  # spent in steps
         self.retreats = 0
         self._interrupted = False
-        self._saved_at, self._saved_best = 0.0, 0
+        self._saved_at, self._saved_step, self._saved_best = 0.0, -1, 0
 
     def interrupt(self) -> None:
         """Save and stop after the step at hand."""
@@ -101,18 +103,27 @@ class Trainer:
     def resume(self) -> bool:
         """Go on from the newest good checkpoint, if there is one."""
         found = self.world.agree(self.checkpoints.latest() if self.world.main else None)
-        if found is not None:
-            self._load(found[1])
-        return found is not None
+        if found is None:
+            return False
+        state = found[1]
+        if state["identity"] != self.identity:
+            raise ValueError("the training data has changed since this run began: put it back, or begin another run")
+        if state["threads"] != (threads := torch.get_num_threads()):
+            text = (
+                f"this run began with {state['threads']} threads, and goes on with {threads}: its last bits will differ"
+            )
+            self.warnings.append(text)
+        self._load(state)
+        return True
 
     def run(self) -> Iterator[Event]:
         """Train to the end."""
         if self.learner.steps == 0:
             yield from self._save()  # so that there always is a last good one
-        yield from map(Note, self.warnings)
+        yield from self._warn()
         work = self.stream(self.position)
         why = "done"
-        while self.learner.steps < self.total:
+        while self.learner.steps < self.total and not self._impatient():
             item = next(work)
             try:
                 report = self.learner.step(item.parts, item.tokens)
@@ -128,17 +139,22 @@ class Trainer:
                 self._snapshot()
             if last or report.step % self.every == 0:
                 yield from self._look()
-                if self.config.patience is not None and self.best["waited"] >= self.config.patience:
-                    why = "patience"
-                    break
             interrupted, due = self.world.sums(self._interrupted, self.world.main and self._due())
             if interrupted:
                 why = "interrupted"
                 break
             if due:
                 yield from self._save()
-        yield from self._save()
-        yield Finished(self.learner.steps, why)
+        if self._saved_step != self.learner.steps:
+            yield from self._save()
+        yield Finished(self.learner.steps, "patience" if why == "done" and self._impatient() else why)
+
+    def _impatient(self) -> bool:
+        return self.config.patience is not None and self.best["waited"] >= self.config.patience
+
+    def _warn(self) -> Iterator[Event]:
+        yield from map(Note, self.warnings)
+        self.warnings.clear()
 
     @property
     def every(self) -> int:
@@ -159,9 +175,8 @@ class Trainer:
         if self.total != UNKNOWN or minutes is None or self.seconds < min(CALIBRATION, 6 * minutes):
             return
         self.total = self.world.agree(max(self.learner.steps, round(self.learner.steps * minutes * 60 / self.seconds)))
-        yield Note(
-            f"{self.total:,} steps will take about {minutes:g} minutes (train.steps={self.total} repeats this run)"
-        )
+        yield Note(f"{self.total:,} steps will take about {minutes:g} minutes")
+        yield from self._save()  # a run that is killed and resumed must not count anew
 
     def _snapshot(self) -> None:
         """Keep the weights: of the last few, to be averaged, and of the best, now and at the last checkpoint."""
@@ -178,7 +193,7 @@ class Trainer:
             if self.world.main:
                 seen = None if self.validate is None else self.validate(model, self.learner.steps)
         seen = self.world.agree(seen)
-        best = seen is not None and (self.best["score"] is None or seen.score > self.best["score"])
+        best = seen is not None and (self.best["score"] is None or seen.score >= self.best["score"])
         if seen is not None and best:
             self.best = {"step": seen.step, "score": seen.score, "waited": 0}
         else:
@@ -192,7 +207,12 @@ class Trainer:
         return self.seconds - self._saved_at >= 60 * self.config.checkpoint_minutes
 
     def _save(self) -> Iterator[Event]:
+        if not self.learner.sound():  # the next step will notice, and go back to a checkpoint that is
+            return
         state = {
+            "identity": self.identity,
+            "threads": torch.get_num_threads(),
+            "minutes": self.config.minutes,
             "learner": self.learner.state(),
             "total": self.total,
             "position": [self.position.epoch, self.position.batch],
@@ -203,15 +223,17 @@ class Trainer:
         if self.world.main:
             self.checkpoints.save(self.learner.steps, state)
         self.world.wait()
-        self._saved_at, self._saved_best = self.seconds, self.best["step"]
+        self._saved_at, self._saved_step, self._saved_best = self.seconds, self.learner.steps, self.best["step"]
         yield Saved(self.learner.steps)
 
     def _load(self, state: dict[str, Any]) -> None:
         self.learner.load(state["learner"])
-        self.total = state["total"] if self.total == UNKNOWN else self.total
+        if self.config.minutes is not None:
+            self.total = state["total"] if state["minutes"] == self.config.minutes else UNKNOWN
         self.position = Position(*state["position"])
         self.best, self.seconds, self.retreats = state["best"], state["seconds"], state["retreats"]
         self._saved_at, self._saved_best = self.seconds, self.best["step"]
+        self._saved_step = self.learner.steps
 
     def _retreat(self, error: DivergedError, after: Position) -> Iterator[Event]:
         """Back to the last good checkpoint; go on behind the batch that broke it, at half the learning rate."""
@@ -221,6 +243,7 @@ class Trainer:
         found = self.world.agree(self.checkpoints.latest() if self.world.main else None)
         if found is None:
             raise error
+        yield from self._warn()
         self._load(found[1])
         self.position, self.retreats, self.learner.damping = after, retreats, 0.5**retreats
         yield Note(f"{error}; back to step {found[0]}, at half the learning rate")

@@ -31,6 +31,9 @@ def linear_to_zero(step: int, *, peak: float, warmup: int, total: int) -> float:
     return peak * min(step / warmup, (total + 1 - step) / (total + 1 - warmup))
 
 
+PEAK, DECAY = 0.008, 0.75  # what small models learn fastest with, by muon: measured on Multi30k
+
+
 @dataclass(frozen=True)
 class ScheduleConfig:
     """How the learning rate goes: up linearly for `warmup` steps, all the way to `peak`; then by its name.
@@ -43,10 +46,10 @@ class ScheduleConfig:
     trapezoid    peak, then linear over the last `decay` of all steps
     """
 
-    name: str = "inverse_sqrt"
-    peak: float | None = None  # the highest learning rate; not for paper
-    warmup: int = 4000  # steps; 1 is none
-    decay: float = 1.0  # trapezoid: the share of all steps on the way down; 1 is linear
+    name: str = "trapezoid"  # paper, inverse_sqrt, constant, linear, cosine
+    peak: float | None = None  # the highest learning rate; 0.008 if left out, good with muon; not for paper
+    warmup: int = 200  # steps; 1 is none
+    decay: float | None = None  # trapezoid: the share of all steps on the way down; 0.75 if left out, 1 is linear
     floor: float = 0.0  # cosine: where it ends, as a share of peak
 
     def __post_init__(self) -> None:
@@ -58,11 +61,11 @@ class ScheduleConfig:
         if self.peak is not None and not 0.0 < self.peak < math.inf:
             raise ValueError(f"peak = {self.peak}: a learning rate is above 0")
         for setting, value in (("decay", self.decay), ("floor", self.floor)):
-            if not 0.0 <= value <= 1.0:
+            if value is not None and not 0.0 <= value <= 1.0:
                 raise ValueError(f"{setting} = {value}: a share lies in [0, 1]")
         for setting, idle, default, to in (
             ("peak", self.name == "paper", None, "null"),
-            ("decay", self.name != "trapezoid", 1.0, "1"),
+            ("decay", self.name != "trapezoid", None, "null"),
             ("floor", self.name != "cosine", 0.0, "0"),
         ):
             if idle and (value := getattr(self, setting)) != default:
@@ -76,13 +79,12 @@ def schedule(config: ScheduleConfig, *, d_model: int | None = None, total: int |
     >>> [round(rate(step), 2) for step in range(1, 11)]
     [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
     """
-    name, peak, warmup = config.name, config.peak, config.warmup
+    name, peak, warmup = config.name, PEAK if config.peak is None else config.peak, config.warmup
+    decay = DECAY if config.decay is None else config.decay
     if name == "paper":
         if d_model is None:
             raise ValueError("the schedule 'paper' needs d_model (eq. 3): give it, or use inverse_sqrt with a peak")
         return lambda step: inverse_sqrt(step, d_model, warmup)
-    if peak is None:
-        raise ValueError(f"the schedule {name!r} needs a peak, the highest learning rate, such as 0.0005")
     end = math.inf
     if name in ENDING:
         if total is None:
@@ -92,7 +94,7 @@ def schedule(config: ScheduleConfig, *, d_model: int | None = None, total: int |
         if warmup > total:
             raise ValueError(f"warmup = {warmup} is longer than the whole training, {total} steps: make it shorter")
         end = total
-    fall = max(warmup, end - config.decay * end) if name == "trapezoid" else warmup  # the last step at the peak
+    fall = max(warmup, end - decay * end) if name == "trapezoid" else warmup  # the last step at the peak
 
     def after_warmup(step: int) -> float:
         if name == "inverse_sqrt":

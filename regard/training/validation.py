@@ -14,6 +14,7 @@ from regard.data.batching import Batch, collate
 from regard.data.vocabulary import PAD
 
 BLOCK = 2**22  # logits held at a time
+TOKENS = 8192  # of a batch, at most, unless one pair has more
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,13 @@ class Foretold:
 @torch.inference_mode()
 def foretell(model: nn.Module, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], rows: int = 64) -> Foretold:
     """Each label of the targets of (source ids, target ids), one pair or more; eval mode is the caller's to set."""
-    ordered = sorted(pairs, key=lambda pair: (len(pair[1]), len(pair[0])))
-    batches = (collate(ordered[i : i + rows]) for i in range(0, len(ordered), rows))
-    parts = [part for batch in batches for part in _labels(model, batch)]
+    ordered = sorted(pairs, key=lambda pair: -max(map(len, pair)))  # the longest first: it decides about its batch
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    start = 0
+    while start < len(ordered):
+        n = min(rows, max(1, TOKENS // (max(map(len, ordered[start])) + 1)))
+        parts += _labels(model, collate(ordered[start : start + n]))
+        start += n
     return Foretold(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from regard import recipe as recipes
 from regard.experiments import dates, demo
 from regard.recipe import Recipe
 
@@ -94,9 +95,11 @@ def test_any_directory_is_named_as_it_is_and_on_one_line(calls: Calls, tmp_path:
 )
 def test_a_run_that_was_stopped_is_gone_on_with(calls: Calls, tmp_path: Path, there: list[str], resume: bool) -> None:
     for name in there:
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text(recipes.dump(recipes.load("quickstart")))
     demo.demo(tmp_path, console=calls.console)
     assert calls.trained[0]["resume"] is resume
+    demo.demo(tmp_path, seed=2, console=calls.console)  # another run
+    assert calls.trained[1]["resume"] is False
 
 
 def test_interrupted_it_shows_nothing_more(calls: Calls, tmp_path: Path) -> None:

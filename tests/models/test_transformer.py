@@ -291,7 +291,7 @@ def test_presets(name: str, layers: int, d_model: int, d_ff: int, heads: int, dr
     c = PRESETS[name](37_000)
     assert (c.vocabulary, c.encoder_layers, c.decoder_layers) == (37_000, layers, layers)
     assert (c.d_model, c.d_ff, c.heads, c.dropout) == (d_model, d_ff, heads, dropout)
-    assert PRESETS[name](37_000, norm="pre") == c.but(norm="pre") != c
+    assert PRESETS[name](37_000, norm_kind="rms") == c.but(norm_kind="rms") != c
 
 
 BASE_ROW = 65

@@ -132,6 +132,15 @@ def test_what_is_no_number_is_noticed_before_it_reaches_the_weights() -> None:
         assert all(torch.equal(p, q) for p, q in zip(before, one.parameters, strict=True))
 
 
+def test_in_fp16_a_loss_that_is_no_number_is_noticed_too() -> None:
+    with learner(precision="fp16") as one:
+        steps(one, 1)
+        with torch.no_grad():
+            one.model.output.weight[5] = float("nan")  # type: ignore[union-attr]
+        with pytest.raises(DivergedError):
+            one.step([BATCH], BATCH.tokens)
+
+
 def test_clipping_bounds_the_gradient() -> None:
     with learner(optimiser=OptimiserConfig("adam"), clip=1e-3) as clipped:
         clipped.optimiser.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]

@@ -64,7 +64,7 @@ def names(model: nn.Module, group: dict[str, Any]) -> set[str]:
 
 def test_adam_is_the_papers() -> None:
     ours, theirs = parameters((3, 4), (5,)), parameters((3, 4), (5,))
-    run(build(nn.ParameterList(ours), OptimiserConfig()), ours, range(10), 0.01)
+    run(build(nn.ParameterList(ours), OptimiserConfig("adam")), ours, range(10), 0.01)
     run(torch.optim.Adam(theirs, lr=0.01, betas=(0.9, 0.98), eps=1e-9), theirs, range(10), None)
     torch.testing.assert_close(ours, theirs)
 
@@ -138,7 +138,7 @@ def test_muon_asks_for_a_stack() -> None:
         ({"eps": 0.0}, "eps = 0.0: it must be above 0"),
         ({"adam_ratio": math.nan}, "adam_ratio = nan"),
         ({"name": "adamw", "weight_decay": -1.0}, "weight_decay = -1.0: it must be at least 0"),
-        ({"weight_decay": 0.1}, "weight_decay = 0.1 does nothing in adam: use adamw"),
+        ({"name": "adam", "weight_decay": 0.1}, "weight_decay = 0.1 does nothing in adam: use adamw"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:

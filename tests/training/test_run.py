@@ -80,7 +80,7 @@ def test_what_happens_is_told(tmp_path: Path) -> None:
     events = run(make(tmp_path))
     assert [event.step for event in events if isinstance(event, Report)] == list(range(1, 13))
     assert [event.step for event in events if isinstance(event, Validation)] == [4, 8, 12]
-    assert [event.step for event in events if isinstance(event, Saved)] == [0, 3, 6, 9, 12, 12]
+    assert [event.step for event in events if isinstance(event, Saved)] == [0, 3, 6, 9, 12]
     assert events[-1] == Finished(12, "done")
 
 
@@ -151,6 +151,41 @@ def test_a_run_that_keeps_breaking_gives_up_with_advice(tmp_path: Path) -> None:
         list(trainer.run())
 
 
+def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    step = trainer.learner.step
+
+    def broken(parts: list, tokens: int) -> Report:  # type: ignore[type-arg]
+        report = step(parts, tokens)
+        if report.step == 6 and not trainer.retreats:
+            with torch.no_grad():
+                trainer.learner.model.output.weight[5] = float("nan")  # type: ignore[union-attr]
+        return report
+
+    trainer.learner.step = broken  # type: ignore[method-assign, assignment]
+    events = run(trainer)
+    (note,) = [event for event in events if isinstance(event, Note)]
+    assert "step 7: the loss is nan" in note.text
+    assert "back to step 3" in note.text
+    assert events[-1] == Finished(12, "done")
+
+
+def test_other_data_is_not_taken_for_the_same_run(tmp_path: Path) -> None:
+    run(make(tmp_path, steps=3))
+    other = make(tmp_path)
+    other.identity = "other"
+    with pytest.raises(ValueError, match="the training data has changed since this run began"):
+        other.resume()
+
+
+def test_patience_survives_a_resume(tmp_path: Path) -> None:
+    for attempt in range(2):
+        trainer = make(tmp_path, steps=100, patience=2)
+        trainer.validate = lambda model, step: Validation(step, -float(step), {}, [])
+        assert trainer.resume() == bool(attempt)
+        assert run(trainer)[-1] == Finished(12, "patience")
+
+
 def test_patience(tmp_path: Path) -> None:
     trainer = make(tmp_path, steps=100, patience=2)
     assert trainer.validate is not None
@@ -177,7 +212,7 @@ def test_minutes_become_steps_once_and_survive_a_resume(tmp_path: Path) -> None:
     trainer = make(tmp_path, steps=None, minutes=minutes)
     events = run(trainer)
     (note,) = [event for event in events if isinstance(event, Note)]
-    assert f"train.steps={trainer.total} repeats this run" in note.text
+    assert note.text == f"{trainer.total:,} steps will take about 0.002 minutes"
     assert events[-1] == Finished(trainer.total, "done")
     again = make(tmp_path, steps=None, minutes=minutes)
     assert again.resume()
@@ -216,6 +251,7 @@ for name, tensors in (("final", trainer.final()), ("last", t.weights(trainer))):
             killed += 1
         else:
             process.communicate()
+            assert process.returncode == 0
     assert killed == 10, f"done after {killed} kills: make the run longer"
     trainer = make(tmp_path / "through", steps=60, average=3, snapshot_every=5)
     run(trainer)

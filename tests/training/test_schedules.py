@@ -120,7 +120,7 @@ def test_ours_of_step_n_is_the_librarys_after_n_steps(name: str) -> None:
         ({"name": "trapezoid", "decay": 1.5}, r"decay = 1\.5: a share lies in \[0, 1\]"),
         ({"name": "cosine", "floor": -0.1}, r"floor = -0\.1: a share"),
         ({"name": "paper", "peak": 0.1}, r"peak = 0\.1 does nothing in the schedule 'paper': set it to null"),
-        ({"name": "linear", "decay": 0.5}, r"decay = 0\.5 does nothing in the schedule 'linear': set it to 1"),
+        ({"name": "linear", "decay": 0.5}, r"decay = 0\.5 does nothing in the schedule 'linear': set it to null"),
         ({"name": "constant", "floor": 0.5}, r"floor = 0\.5 does nothing in the schedule 'constant': set it to 0"),
     ],
 )
@@ -132,8 +132,8 @@ def test_a_setting_that_cannot_be_is_refused(settings: dict[str, Any], message: 
 def test_what_a_schedule_needs_it_asks_for() -> None:
     with pytest.raises(ValueError, match="'paper' needs d_model"):
         schedule(ScheduleConfig("paper"), total=10)
-    with pytest.raises(ValueError, match="'inverse_sqrt' needs a peak"):
-        schedule(ScheduleConfig())
+    assert schedule(ScheduleConfig(), total=1000)(200) == 0.008  # a peak and a decay that are good with muon
+    assert schedule(ScheduleConfig(), total=1000)(1000) == pytest.approx(0.008 / 751)
     for name in ("linear", "cosine", "trapezoid"):
         config = ScheduleConfig(name, peak=1.0, warmup=10)
         with pytest.raises(ValueError, match=f"'{name}' needs the total number of steps"):

@@ -1,0 +1,145 @@
+"""docs/training.md keeps its word: it names every key with its default, and its commands, recipes and Python work."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from regard import cli
+from regard import recipe as recipes
+from regard.data.corpora import CORPORA
+from regard.data.dates import date_pairs
+from regard.data.text import PairFiles
+from regard.models.transformer import PRESETS
+from regard.recipe import DataConfig, Recipe
+from regard.training.config import TrainConfig
+
+ROOT = Path(__file__).parents[1]
+TRAINING = (ROOT / "docs" / "training.md").read_text("utf-8")
+DECISIONS = [f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+MISUSE = typer.BadParameter.__mro__[1]  # what click raises for a wrong command, whichever click typer has
+GIVEN = ("data.train.source", "data.train.target", "train.steps")  # by us, to have a recipe at all
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The code blocks of a language. All are read, for the end of one would else be taken for the start of the next."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [block for name, block in found if name == language]
+
+
+def commands(text: str) -> list[str]:
+    """What follows `regard` wherever a text shows the command: in a block, or between back-ticks."""
+    lines = [line for block in blocks(text, "") for line in block.splitlines()]
+    shown = [found[1] for line in lines if (found := re.match(r"(?:torchrun .* -m )?regard (.*)", line))]
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return shown + re.findall(r"`regard ([^`]+)`", prose)
+
+
+def parse(command: str) -> dict[str, Any]:
+    """A command as the shell and the verb read it; an error if there is no such verb or option."""
+    verb, *rest = takewhile(lambda word: word not in ("<", ">", "|"), shlex.split(command, comments=True))
+    verbs: Any = typer.main.get_command(cli.app)
+    context = verbs.commands[verb].make_context(verb, rest)
+    return {"verb": verb, **context.params}
+
+
+def settings() -> dict[str, Any]:
+    """Each key of a recipe and its default, the keys of valid and test aside: they are those of train."""
+    given = Recipe(data=DataConfig(train=PairFiles("a", "b")), train=TrainConfig(steps=1))
+
+    def flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                yield from flat(value, f"{before}{key}.")
+            else:
+                yield before + key, None if before + key in GIVEN else value
+
+    found = {"data.train": None, **dict(flat(yaml.safe_load(recipes.dump(given))))}
+    shapes = [asdict(preset(100)) for preset in PRESETS.values()]
+    return found | {f"model.{key}": "*preset*" for key in shapes[0] if len({str(s[key]) for s in shapes}) > 1}
+
+
+def documented(text: str) -> dict[str, str]:
+    """Each key in the first column of a table, and what the second says of it."""
+    rows = re.findall(r"^\| (`[\w.]+`(?:, `[\w.]+`)*) \| (.+?) \| .+ \|$", text, re.MULTILINE)
+    found = [(key, default) for keys, default in rows for key in re.findall(r"[\w.]+", keys)]
+    assert len(dict(found)) == len(found), "a key stands there twice"
+    return dict(found)
+
+
+def test_every_key_is_there_with_its_default() -> None:
+    table = documented(TRAINING)
+    assert table.keys() == settings().keys()
+    for key, default in settings().items():
+        said = None if table[key] == "–" else table[key] if default == "*preset*" else yaml.safe_load(table[key])
+        assert (said, type(said)) == (default, type(default)), key
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+def test_every_command_parses(page: str, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text(blocks(TRAINING, "yaml")[0], "utf-8")
+    found = [parse(command) for command in commands((ROOT / page).read_text("utf-8"))]
+    assert {"train", "translate", "evaluate"} <= {command["verb"] for command in found}
+    for command in found:
+        if command["verb"] == "train":  # one's own file, and a run's recipe.yaml, may say what they like
+            own = "/" in command["recipe"] or command["recipe"] == "my.yaml"
+            recipes.load(str(tmp_path / "my.yaml") if own else command["recipe"], command["overrides"] or ())
+        if command["verb"] == "data":
+            assert command["corpus"] in (None, *CORPORA)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "trian my.yaml",
+        "train my.yaml --resume",
+        "train",
+        "evaluate runs/my --source test.en",
+        "translate runs/my --beam wide",
+    ],
+)
+def test_a_wrong_command_is_caught(command: str) -> None:
+    with pytest.raises((KeyError, MISUSE)):
+        parse(command)
+
+
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [(page, b) for page in ("README.md", "docs/training.md") for b in blocks((ROOT / page).read_text("utf-8"), "yaml")],
+)
+def test_every_recipe_loads(page: str, block: str, tmp_path: Path) -> None:
+    missing = {"data": "data: {corpus: tatoeba-en-es}\n", "train": "train: {steps: 1}\n"}
+    rest = "".join(text for section, text in missing.items() if not re.search(f"^{section}:", block, re.MULTILINE))
+    (tmp_path / "my.yaml").write_text(block + rest, "utf-8")
+    assert recipes.load(str(tmp_path / "my.yaml"))
+
+
+@pytest.mark.parametrize("page", ["docs/training.md", *DECISIONS])
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#]+)", path.read_text("utf-8"))
+    assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
+
+
+@pytest.mark.slow
+def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = list(islice(date_pairs(seed=1, locales=["en", "fr", "de", "es"]), 400))
+    (tmp_path / "train.en").write_text("".join(f"{pair.text}\n" for pair in pairs), "utf-8")
+    (tmp_path / "train.de").write_text("".join(f"{pair.iso}\n" for pair in pairs), "utf-8")
+    small = "encoder_layers: 1, decoder_layers: 1, d_model: 32, d_ff: 64"
+    (tmp_path / "my.yaml").write_text(
+        "data: {train: {source: train.en, target: train.de}, hold_out: 20}\ntokens: {size: 300}\n"
+        f"model: {{preset: tiny, {small}}}\ntrain: {{steps: 2, schedule: {{name: paper}}}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    (block,) = blocks(TRAINING, "python")
+    exec(compile(block, "docs/training.md", "exec"), {})
+    assert "A dog runs." in (tmp_path / "dog.html").read_text("utf-8")
