@@ -185,3 +185,87 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder: Path) -> None:
     assert done.returncode == 0
     a, b = (load_file(run / "model.safetensors") for run in (through, folder / "run"))
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_what_a_run_cannot_bear_to_change_is_refused_and_the_run_stays_as_it_is(folder: Path) -> None:
+    run = learn(folder)
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    for change in ("model.d_model=64", "tokens.size=300", "train.ema=0.9", "train.optimiser.momentum=0.9"):
+        recipe = recipes.load(str(run / "recipe.yaml"), [change])
+        with pytest.raises(ValueError, match="cannot change in a run that has begun"):
+            train(recipe, run, name="again", resume=True, console=Console(quiet=True))
+    with (folder / "train.src").open("a") as source, (folder / "train.tgt").open("a") as target:
+        source.write("5 mars 1987\n")
+        target.write("1987-03-05\n")
+    with pytest.raises(ValueError, match="the training data has changed"):
+        train(recipes.load(str(run / "recipe.yaml")), run, name="again", resume=True, console=Console(quiet=True))
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+
+def test_a_finished_run_can_be_made_longer(folder: Path) -> None:
+    run = learn(folder)
+    recipe = recipes.load(str(run / "recipe.yaml"), ["train.steps=16"])
+    assert train(recipe, run, name="longer", resume=True, console=Console(quiet=True))
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 16
+
+
+def test_which_split_a_file_is_matters(folder: Path) -> None:
+    """The same two files, once as train and valid, once as train and test: other sentences are held out."""
+    for side in ("src", "tgt"):
+        lines = (folder / f"train.{side}").read_text("utf-8").splitlines(keepends=True)
+        (folder / f"more.{side}").write_text("".join(lines[:50]), "utf-8")
+    given = ["data.{}.source=" + str(folder / "more.src"), "data.{}.target=" + str(folder / "more.tgt")]
+    for split in ("valid", "test"):
+        data = prepare(recipes.load(str(folder / "dates.yaml"), [line.format(split) for line in given]))
+        held_out = {source for source, _ in (data.test if split == "valid" else data.valid)}
+        learned = {data.tokenizer.decode(source.tolist()) for source, _ in data.train.pairs(range(len(data.train)))}
+        assert held_out
+        assert not held_out & learned
+
+
+def test_learned_positions_bound_the_search(folder: Path) -> None:
+    learn(folder, "run", "model.positions=learned", "model.max_length=41", "train.steps=6")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_from_text_to_model(folder: Path, kind: str) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    settings = [
+        f"train.distributed={kind}",
+        "train.optimiser.name=adamw",
+        "train.ema=0.9",
+        "--out",
+        str(folder / "run"),
+    ]
+    command = [*torchrun, "regard", "train", str(folder / "dates.yaml"), *settings]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("saved ") == 1  # one process speaks
+    assert isinstance(regard.load(folder / "run").translate("5 mars 1987"), str)
+    again = subprocess.run([*torchrun, "regard", "train", str(folder / "run")], env=environment, timeout=300)
+    assert again.returncode == 0
+    missing = [*torchrun, "regard", "train", str(folder / "dates.yaml"), "data.train.source=none", "--out", "x"]
+    failed = subprocess.run(missing, env=environment, capture_output=True, text=True, timeout=300)
+    assert failed.stderr.count("error: ") == 1
+    assert "none: No such file or directory" in failed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wmt14-en-de-base", "wmt14-en-de-big", "wmt14-en-fr-big"])
+def test_the_papers_recipes_run(folder: Path, name: str) -> None:
+    """Two steps on generated text, in small batches and with one layer; all else as in the paper."""
+    (folder / "few").write_text("a\nb\n")
+    sides = [(split, side) for split in ("train", "valid", "test") for side in ("source", "target")]
+    files = {"source": "train.src", "target": "train.tgt"}
+    settings = [f"data.{split}.{side}={folder / (files[side] if split == 'train' else 'few')}" for split, side in sides]
+    settings += ["tokens.size=400", "train.steps=2", "train.batch_tokens=256", "train.validate_sentences=2"]
+    settings += ["model.encoder_layers=1", "model.decoder_layers=1", "decode.beam=1", "data.limit=100"]
+    recipe = recipes.load(name, settings)
+    assert (recipe.train.optimiser.name, recipe.train.optimiser.betas) == ("adam", (0.9, 0.98))
+    assert recipe.train.schedule.name == "paper"
+    assert recipe.model.build(400).norm == "post"
+    assert train(recipe, folder / "run", name=name, console=Console(quiet=True))
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1] == {**lines[-1], "kind": "finished", "step": 2}
