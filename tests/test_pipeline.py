@@ -260,12 +260,12 @@ def test_the_papers_recipes_run(folder: Path, name: str) -> None:
     sides = [(split, side) for split in ("train", "valid", "test") for side in ("source", "target")]
     files = {"source": "train.src", "target": "train.tgt"}
     settings = [f"data.{split}.{side}={folder / (files[side] if split == 'train' else 'few')}" for split, side in sides]
-    settings += ["tokens.size=400", "train.steps=2", "train.batch_tokens=256", "train.validate_sentences=2"]
+    settings += ["tokens.size=300", "train.steps=2", "train.batch_tokens=256", "train.validate_sentences=2"]
     settings += ["model.encoder_layers=1", "model.decoder_layers=1", "decode.beam=1", "data.limit=100"]
     recipe = recipes.load(name, settings)
     assert (recipe.train.optimiser.name, recipe.train.optimiser.betas) == ("adam", (0.9, 0.98))
     assert recipe.train.schedule.name == "paper"
-    assert recipe.model.build(400).norm == "post"
+    assert recipe.model.build(300).norm == "post"
     assert train(recipe, folder / "run", name=name, console=Console(quiet=True))
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1] == {**lines[-1], "kind": "finished", "step": 2}
