@@ -23,7 +23,7 @@ from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.config import TrainConfig
 from regard.training.distributed import World
 from regard.training.journal import Journal
-from regard.training.loop import Learner
+from regard.training.loop import Learner, Report
 from regard.training.optimisers import OptimiserConfig
 from regard.training.run import Trainer
 from regard.training.stream import stream
@@ -62,11 +62,13 @@ def main() -> None:
                     Path(folder) / f"run{turn}",
                     total=args.steps,
                 )
-                start = time.perf_counter()
+                reports: list[tuple[float, int]] = []  # the moment, the labels: from one step to the next
                 with Journal(Path(folder) / f"run{turn}") as journal:
                     for event in trainer.run():
                         journal.write(event)
-                loop = sum(item.tokens for item in ready) / (time.perf_counter() - start)
+                        if isinstance(event, Report):
+                            reports.append((time.perf_counter(), event.tokens))
+                loop = sum(tokens for _, tokens in reports[1:]) / (reports[-1][0] - reports[0][0])
             ratios.append(loop / bare)
             print(f"bare steps {bare:,.0f} labels/s   loop {loop:,.0f} labels/s   ratio {loop / bare:.3f}", flush=True)
     print(f"median ratio {statistics.median(ratios):.3f}")
