@@ -6,10 +6,11 @@ from typing import Any
 
 from regard import recipe as recipes
 from regard.api import load
-from regard.data.text import read_lines, write_text
+from regard.data.text import read_lines
 from regard.evaluation.calibration import picture as draw
 from regard.evaluation.calibration import reliability
 from regard.evaluation.translation import bleu, chrf
+from regard.files import write_whole
 from regard.recipe import EvaluateConfig
 from regard.training.validation import foretell
 
@@ -44,7 +45,7 @@ def evaluate(
     references = [translator.tokenizer.joined(text) for text in targets]
     said = translator.translate(sources, beam=beam, alpha=alpha)
     if output is not None:
-        write_text(output, "".join(f"{line}\n" for line in said))
+        write_whole(output, "".join(f"{line}\n" for line in said))
     encode = translator.tokenizer.encode
     seen = foretell(translator.model, [(encode(source), encode(target)) for source, target in pairs])
     trust = reliability(seen.confidence.numpy(), seen.correct.numpy())

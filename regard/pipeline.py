@@ -27,9 +27,10 @@ from regard.api import Translator
 from regard.data.arrays import PairArrays
 from regard.data.batching import token_batches
 from regard.data.corpora import CORPORA, cache_folder, obtain, split_of
-from regard.data.text import PairFiles, Skipped, fingerprint, read_pairs, write_text
+from regard.data.text import PairFiles, Skipped, fingerprint, read_pairs
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.translation import bleu, chrf
+from regard.files import write_whole
 from regard.models import storage
 from regard.models.transformer import Transformer
 from regard.recipe import Recipe
@@ -114,7 +115,7 @@ def _build(recipe: Recipe, splits: "_Splits", folder: Path) -> None:
         count = f"{long:,} pair{'' if long == 1 else 's'}"
         remarks.append(f"skipped {count} with a side over {recipe.data.max_length} sub-words (data.max_length)")
     tokenizer.save(folder / "tokenizer.json")
-    write_text(folder / "remarks.json", json.dumps(remarks))
+    write_whole(folder / "remarks.json", json.dumps(remarks))
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ class _Run:
     def begin(self) -> None:
         """Write down what the run is, complete: the number of threads that share a batch is part of it."""
         settings = replace(self.recipe.train, shards=self.learner.shards)
-        write_text(self.directory / "recipe.yaml", recipes.dump(replace(self.recipe, train=settings)))
+        write_whole(self.directory / "recipe.yaml", recipes.dump(replace(self.recipe, train=settings)))
         self.data.tokenizer.save(self.directory / "tokenizer.json")
 
     def _rate(self, step: int) -> float:
@@ -300,7 +301,7 @@ class _Run:
             chrf(said, references, lowercase=e.lowercase),
         ]
         result = {s.name: {"score": s.value, "signature": s.signature} for s in scores}
-        write_text(self.directory / "evaluation.json", json.dumps(result, indent=2) + "\n")
+        write_whole(self.directory / "evaluation.json", json.dumps(result, indent=2) + "\n")
         for s in scores:
             say.line("held out", f"{s.name} {s.value:.1f}  {s.signature}", "bold")
         rows = np.random.default_rng(0).permutation(len(said))[:SHOWN]

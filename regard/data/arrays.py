@@ -6,7 +6,6 @@ read them and how long they are. All numbers are little-endian.
 """
 
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -17,6 +16,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from regard.files import sync
 
 FORMAT = 1
 ABOUT = "arrays.json"
@@ -64,7 +65,7 @@ class PairArrays:
             except OSError:  # another process was first
                 if not (directory / ABOUT).exists():
                     raise
-            _sync(directory.parent)
+            sync(directory.parent)
         return cls.open(directory)
 
     @classmethod
@@ -143,13 +144,4 @@ def _write(folder: Path, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], v
     about = {"format": FORMAT, "count": count, "dtype": dtype, "bytes": sizes}
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     for path in (*(folder / name for name in (*FILES, ABOUT)), folder):
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    """Return when a file, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)

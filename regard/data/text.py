@@ -10,16 +10,13 @@ import gzip
 import hashlib
 import itertools
 import json
-import os
 import re
-import secrets
 import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike, fspath
-from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 ABSURD = 2**20  # bytes: a longer line of a TSV or JSONL file is skipped without holding it
@@ -115,20 +112,6 @@ def read_lines(
 def open_bytes(path: str) -> IO[bytes]:
     """A file's bytes, unpacked if its name ends in `.gz`."""
     return cast(IO[bytes], gzip.open(path)) if path.endswith(".gz") else open(path, "rb")
-
-
-def write_text(path: str | PathLike[str], text: str) -> None:
-    """Write a file whole or not at all."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
-    try:
-        with open(partial, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def fingerprint(files: PairFiles) -> str:

@@ -15,7 +15,6 @@ if the kind is none.
 import json
 import math
 import os
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as Rust
 
 from regard.data.vocabulary import EOS, SPECIALS
+from regard.files import write_whole
 
 KINDS = ("bpe", "unigram", "wordpiece", "byte", "char", "none")
 UNK, UNKNOWN = len(SPECIALS), "<unk>"
@@ -130,17 +130,7 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write a tokenizer.json."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{secrets.token_hex(8)}.tmp")  # beside it, where os.replace is atomic
-        try:
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(self._rust.to_str(pretty=True) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(path, self._rust.to_str(pretty=True) + "\n")
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[str]]:  # for a worker process that is not forked
         return Tokenizer, (self._rust.to_str(),)

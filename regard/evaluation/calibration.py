@@ -5,7 +5,6 @@ Letters: N tokens, M bins.
 
 import math
 import os
-import secrets
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from regard.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,16 +106,7 @@ def picture(result: Reliability, path: str | os.PathLike[str]) -> None:
         figure.suptitle(f"ECE = {100 * result.ece:.2f} %", fontsize=13, fontweight="bold")
         content = BytesIO()
         figure.savefig(content, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{secrets.token_hex(8)}.tmp")  # beside it, where os.replace is atomic
-    try:
-        with partial.open("wb") as file:
-            file.write(content.getvalue())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, content.getvalue())
 
 
 def _accuracy(axes: "Axes", result: Reliability) -> None:

@@ -8,14 +8,14 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
-from pathlib import Path
 
 import torch
+
+from regard.files import write_whole
 
 SCALE = 10_000  # the page holds whole ten-thousandths: 4 digits, in half the bytes of decimal fractions
 TOLERANCE = 1e-3  # half precision may leave [0, 1] by this much
@@ -99,12 +99,4 @@ def write_page(path: str | os.PathLike[str], html: str) -> None:
     >>> with tempfile.TemporaryDirectory() as runs:
     ...     write_page(f"{runs}/quickstart/attention.html", "<!doctype html>")
     """
-    path = Path(path)
-    content = html.encode("utf-8", "xmlcharrefreplace")  # a title from a shell may hold undecodable bytes
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{secrets.token_hex(8)}.tmp")  # beside it, where os.replace is atomic
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, html.encode("utf-8", "xmlcharrefreplace"))  # a title from a shell may hold undecodable bytes

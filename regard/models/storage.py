@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from regard.files import sync
 from regard.models.catalogue import FAMILIES, NAMES, Family
 
 FORMAT = 1
@@ -53,10 +54,10 @@ def save(model: nn.Module, directory: str | Path) -> None:
         save_file(tensors, staging / WEIGHTS)
         (staging / CONFIG).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
         for file in (WEIGHTS, CONFIG):
-            _sync(staging / file)
+            sync(staging / file)
         for file in (WEIGHTS, CONFIG):
             os.replace(staging / file, directory / file)
-        _sync(directory)
+        sync(directory)
     except SafetensorError as error:
         raise OSError(f"{directory} cannot be written: {error}") from error
     except OSError as error:  # a full disk, say, which is met in a write that knows no name
@@ -174,12 +175,3 @@ def _check(what: str, tensors: Mapping[str, Tensor], blank: nn.Module) -> None:
     if wrong:
         others = f"; {len(wrong) - 1} more are wrong" if len(wrong) > 1 else ""
         raise ValueError(f"{what} does not fit its config: {wrong[0]}{others}")
-
-
-def _sync(path: Path) -> None:
-    """Have what was written to a file, or the names in a directory, on the disk before going on."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -27,6 +27,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from regard.files import sync
+
 FORMAT = 1
 FILES = TENSORS, SKELETON = "tensors.safetensors", "state.json"
 MANIFEST, BEST = "MANIFEST.json", "best.json"
@@ -69,13 +71,13 @@ def write_state(path: Path, state: Any) -> None:
             SKELETON: _write(temporary / SKELETON, [json.dumps(skeleton).encode()]),
         }
         _write(temporary / MANIFEST, [_manifest(files)])
-        _sync(temporary)
+        sync(temporary)
         old = _old(path)
         if path.exists():  # a directory cannot replace another in one step: meanwhile `read_state` finds the old one
             _discard(old)
             os.replace(path, old)
         os.replace(temporary, path)
-        _sync(path.parent)
+        sync(path.parent)
         _discard(old)
 
 
@@ -152,7 +154,7 @@ class Checkpoints:
         with _beside(path) as temporary:
             _write(temporary, [json.dumps({"step": step, "score": score}).encode()])
             os.replace(temporary, path)
-            _sync(self.directory)
+            sync(self.directory)
 
     def best_mark(self) -> tuple[int, float | None] | None:
         """Step and score of the best."""
@@ -211,7 +213,7 @@ class Snapshots:
             _, digest = _write_tensors(temporary, tensors, dtype=torch.float32)
             path = self.directory / f"{stem.name}-{digest[:16]}.safetensors"
             os.replace(temporary, path)
-            _sync(self.directory)
+            sync(self.directory)
         for other in self.paths():
             if _step(other) >= step and other != path:
                 other.unlink()
@@ -434,12 +436,3 @@ def _verify(path: Path) -> None:
             raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one in {MANIFEST}")
     if text != _manifest(found):
         raise CheckpointError(f"{manifest} is damaged")
-
-
-def _sync(directory: Path) -> None:
-    """Have the names in a directory on the disk before going on."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,0 +1,34 @@
+"""Files that are whole or not there: written beside their place, on to the disk, then renamed."""
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file whole or not at all, creating its directories; text is UTF-8.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as runs:
+    ...     write_whole(f"{runs}/quickstart/recipe.yaml", "train: {}")
+    ...     os.listdir(f"{runs}/quickstart")
+    ['recipe.yaml']
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{secrets.token_hex(8)}.tmp")  # beside it, where os.replace is atomic
+    try:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        sync(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Have what was written to a file, or the names in a directory, on the disk before going on."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
