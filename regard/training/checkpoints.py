@@ -31,7 +31,7 @@ from regard.files import sync
 
 FORMAT = 1
 FILES = TENSORS, SKELETON = "tensors.safetensors", "state.json"
-MANIFEST, BEST = "MANIFEST.json", "best.json"
+MANIFEST = "MANIFEST.json"
 CODES = {  # dtypes as safetensors spells them
     torch.float64: "F64",
     torch.float32: "F32",
@@ -95,17 +95,17 @@ def read_state(path: Path) -> Any:
 
 
 class Checkpoints:
-    """The checkpoints of a run in its `trainer/` folder: the newest `keep`, and the best.
+    """The checkpoints of a run in its `trainer/` folder: the newest `keep`.
 
     One process writes and any may read. `warn` is told of a damaged one that is passed over.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as run:
     ...     checkpoints = Checkpoints(Path(run) / "trainer", keep=1)
-    ...     for step, score in (100, 20.5), (200, 23.0), (300, 22.5):
-    ...         path = checkpoints.save(step, {"seen": 10 * step}, best=step == 200, score=score)
-    ...     path.name, checkpoints.steps(), checkpoints.latest(), checkpoints.best()
-    ('step-00000300', [200, 300], (300, {'seen': 3000}), (200, {'seen': 2000}))
+    ...     for step in 100, 200, 300:
+    ...         path = checkpoints.save(step, {"seen": 10 * step})
+    ...     path.name, checkpoints.steps(), checkpoints.latest()
+    ('step-00000300', [300], (300, {'seen': 3000}))
     """
 
     def __init__(self, directory: str | Path, *, keep: int = 2, warn: Callable[[str], None] = warnings.warn) -> None:
@@ -113,20 +113,16 @@ class Checkpoints:
             raise ValueError(f"keep = {keep}: at least 1 checkpoint must stay")
         self.directory, self.keep, self.warn = Path(directory), keep, warn
 
-    def save(self, step: int, state: Any, *, best: bool = False, score: float | None = None) -> Path:
-        """Write the state after `step` steps; once it is safe, remove what is neither among the newest nor the best.
+    def save(self, step: int, state: Any) -> Path:
+        """Write the state after `step` steps; once it is safe, remove what is not among the newest.
 
         Checkpoints of later steps, left by a run that went back, stay until this one has passed them.
         """
         _prepare(self.directory)
         path = self._path(step)
         write_state(path, state)
-        if best:
-            self.mark_best(step, score)
-        mark = self.best_mark()
         for old in [s for s in self.steps() if s <= step][: -self.keep]:
-            if mark is None or old != mark[0]:
-                self._remove(old)
+            self._remove(old)
         return path
 
     def latest(self) -> tuple[int, Any] | None:
@@ -140,33 +136,6 @@ class Checkpoints:
         if steps:
             raise CheckpointError(f"no checkpoint in {self.directory} can be read: remove it to begin anew")
         return None
-
-    def best(self) -> tuple[int, Any] | None:
-        """The step and state that were marked as the best."""
-        mark = self.best_mark()
-        return None if mark is None else (mark[0], read_state(self._path(mark[0])))
-
-    def mark_best(self, step: int, score: float | None = None) -> None:
-        """From now on this step is the best, and stays."""
-        if step not in (steps := self.steps()):
-            raise ValueError(f"{self.directory} has no checkpoint of step {step}: there are {steps}")
-        path = self.directory / BEST
-        with _beside(path) as temporary:
-            _write(temporary, [json.dumps({"step": step, "score": score}).encode()])
-            os.replace(temporary, path)
-            sync(self.directory)
-
-    def best_mark(self) -> tuple[int, float | None] | None:
-        """Step and score of the best."""
-        path = self.directory / BEST
-        try:
-            mark = json.loads(path.read_bytes())
-            return int(mark["step"]), mark["score"]
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError):
-            self.warn(f"{path} is damaged: no checkpoint counts as the best until one is marked again")
-            return None
 
     def steps(self) -> list[int]:
         """The steps of which there is a checkpoint, oldest first."""

@@ -236,7 +236,7 @@ def test_the_message_says_what_is_wrong(tmp_path: Path) -> None:
 
 def test_without_a_checkpoint_there_is_none_and_without_a_good_one_an_error(tmp_path: Path) -> None:
     checkpoints, warnings = run_of(tmp_path / "trainer")
-    assert checkpoints.latest() is checkpoints.best() is None
+    assert checkpoints.latest() is None
     assert not (tmp_path / "trainer").exists()
     checkpoints, warnings = run_of(tmp_path / "trainer", 1, 2)
     for step in (1, 2):
@@ -248,31 +248,13 @@ def test_without_a_checkpoint_there_is_none_and_without_a_good_one_an_error(tmp_
         Checkpoints(tmp_path, keep=0)
 
 
-def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
-    (checkpoints, warnings), left = run_of(tmp_path, keep=2), []
-    for step, score in [(1, 0.5), (2, 0.9), (3, 0.7), (4, 0.8), (10, 0.95), (11, 0.1), (12, 0.2), (13, 0.3)]:
-        mark = checkpoints.best_mark()
-        best = mark is None or mark[1] is None or score > mark[1]
-        path = checkpoints.save(step, state_of(step), best=best, score=score)
-        assert path == tmp_path / f"step-{step:08d}"
+def test_the_newest_stay(tmp_path: Path) -> None:
+    (checkpoints, _), left = run_of(tmp_path, keep=2), []
+    for step in (1, 2, 3, 10):
+        assert checkpoints.save(step, state_of(step)) == tmp_path / f"step-{step:08d}"
         assert same(checkpoints.latest(), (step, state_of(step)))
         left.append(checkpoints.steps())
-    assert left == [[1], [1, 2], [2, 3], [2, 3, 4], [4, 10], [10, 11], [10, 11, 12], [10, 12, 13]]
-    assert checkpoints.best_mark() == (10, 0.95)
-    assert same(checkpoints.best(), (10, state_of(10)))
-    checkpoints.mark_best(12)
-    checkpoints.save(14, state_of(14))
-    checkpoints.save(15, state_of(15))
-    assert checkpoints.steps() == [12, 14, 15]
-    assert Checkpoints(tmp_path).best_mark() == (12, None)
-    with pytest.raises(ValueError, match=r"has no checkpoint of step 10: there are \[12, 14, 15\]"):
-        checkpoints.mark_best(10)
-    (tmp_path / "step-00000012" / "state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"step-00000012/state.json is missing"):
-        checkpoints.best()
-    (tmp_path / "best.json").write_text("{}")
-    assert checkpoints.best() is None
-    assert warnings[0].startswith(f"{tmp_path / 'best.json'} is damaged")
+    assert left == [[1], [1, 2], [2, 3], [3, 10]]
 
 
 def test_a_step_can_be_saved_again_and_later_ones_wait_until_they_are_passed(tmp_path: Path) -> None:
@@ -287,7 +269,7 @@ def test_a_step_can_be_saved_again_and_later_ones_wait_until_they_are_passed(tmp
 def test_left_overs_are_swept_by_the_next_save_and_not_by_a_reader(tmp_path: Path) -> None:
     run_of(tmp_path, 1)
     shutil.copytree(tmp_path / "step-00000001", tmp_path / ".step-00000002.tmp")
-    (tmp_path / ".best.json.tmp").touch()
+    (tmp_path / ".step-00000004.tmp").touch()
     assert run_of(tmp_path)[0].steps() == [1]
     assert len(os.listdir(tmp_path)) == 3
     assert run_of(tmp_path, 3)[0].steps() == [1, 3]
@@ -318,7 +300,7 @@ def test_a_process_that_dies_at_any_moment_leaves_a_good_checkpoint(tmp_path: Pa
                 os._exit(9)
 
         sys.addaudithook(die_in_time)
-        Checkpoints(directory, keep=1).save(step, {"new": torch.ones(3)}, best=True)
+        Checkpoints(directory, keep=1).save(step, {"new": torch.ones(3)})
 
     ends = []
     for moment in range(1000):
@@ -332,7 +314,7 @@ def test_a_process_that_dies_at_any_moment_leaves_a_good_checkpoint(tmp_path: Pa
         assert ends[-1] or same(found, (4, state_of(4)))
         checkpoints, warnings = run_of(directory, 6, keep=1)
         assert warnings == []
-        assert len(checkpoints.steps()) <= 2  # the newest, the best
+        assert len(checkpoints.steps()) == 1
         assert not [name for name in os.listdir(directory) if name.startswith(".")]
         if os.waitstatus_to_exitcode(status) == 0:
             break
@@ -350,7 +332,7 @@ def test_killing_a_process_that_saves_all_the_time(tmp_path: Path) -> None:
         def save_forever(start: int = reached, writer: int = writer) -> None:
             checkpoints = Checkpoints(tmp_path, keep=1)
             for step in range(start + 1, start + 10**6):
-                checkpoints.save(step, state_of(step), best=step % 3 == 0)
+                checkpoints.save(step, state_of(step))
                 os.write(writer, struct.pack("q", step))
 
         pid = child(save_forever)
