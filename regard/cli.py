@@ -244,7 +244,8 @@ def evaluate(
         typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
         return
     table = _table(str(model), f"{result['sentences']:,} sentences, {result['tokens']:,} tokens", "", "", "")
-    table.show_header, table.columns[2].justify = False, "left"
+    table.show_header, note = False, table.columns[2]
+    note.justify, note.no_wrap, note.overflow = "left", False, "fold"  # a signature is cut nowhere, a figure never
     for name in ("bleu", "chrf"):
         table.add_row(result[name]["name"], f"{result[name]['score']:.2f}", result[name]["signature"])
     table.add_row("perplexity", f"{result['perplexity']:.3f}", "of a token, given those before it")
