@@ -1,0 +1,176 @@
+"""What a search and a model say to each other.
+
+Letters: R rows, V vocabulary, n candidates.
+
+A search holds `Rows`: unfinished sequences side by side, each of them reading one sentence. It starts them, steps them
+by a token, and reorders them; it never sees what is inside. Whoever can do these three things, in whatever way, can be
+searched: PyTorch on any device (`module.py`), a native engine, an ensemble, another runtime.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+class Best(NamedTuple):
+    """The n best continuations of each row, the best first; of equals the lower id first."""
+
+    scores: Floats  # (R, n): log-probabilities, or bare logits where no soft-max was asked for
+    tokens: Ints  # (R, n)
+
+
+class Rows(Protocol):
+    """Unfinished sequences, each of them reading one sentence: a value that the search holds."""
+
+    def start(self, sources: Sequence[Sequence[int]]) -> None:
+        """Read sentences, each with its end token; one new row for each, after the rows that are there."""
+
+    def step(self, tokens: Ints) -> Floats:
+        """Append a token to each row, (R,) -> logits of the next one (R, V), which the caller may overwrite."""
+
+    def best(self, tokens: Ints, n: int, *, normalise: bool = True) -> Best:
+        """The same step, of which only the n (or V) best continuations of each row are wanted."""
+
+    def reorder(self, rows: Ints) -> None:
+        """Row i becomes what row rows[i] was; a row may be named often or never. Rows of a sentence stay together."""
+
+
+class Searchable(Protocol):
+    """A model, ready to be searched."""
+
+    vocabulary: int
+    longest: int | None  # tokens that a sequence may have, where there is a limit
+    ragged: bool  # rows of any age share one step; if not, each `start` makes a batch of its own
+
+    def rows(self) -> Rows:
+        """No row yet."""
+
+
+class Special(NamedTuple):
+    """The ids that mean something to a search."""
+
+    bos: int
+    eos: int
+    pad: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """A sentence to be searched for, and what its output must be like."""
+
+    source: Sequence[int]  # as the model reads it, with its end
+    prefix: tuple[int, ...] = ()  # the output begins so
+    required: tuple[tuple[int, ...], ...] = ()  # phrases that it contains
+    forbidden: tuple[tuple[int, ...], ...] = ()  # phrases that it does not contain
+    seed: int = 0  # of its random numbers, where there are any
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One output of a search."""
+
+    tokens: list[int]  # without bos and eos
+    score: float  # by which hypotheses are ranked: log P over a norm of the length; NaN if not asked for
+    log_probability: float  # log P of the tokens and of eos
+    token_scores: list[float]  # its parts: log p of each token, and of eos unless it was cut
+
+
+def best_of(logits: Floats, n: int, *, normalise: bool = True) -> Best:
+    """The n (or V) best of each row of logits (R, V): the slow truth of every engine's own selection.
+
+    >>> best_of(np.array([[0.0, 2.0, 2.0, 1.0]], dtype=np.float32), 2, normalise=False).tokens.tolist()
+    [[1, 2]]
+    """
+    R, V = logits.shape
+    n = min(n, V)
+    if n < V:
+        # The n-th largest value, then every token that is larger and the first of those that equal it.
+        bound = -np.partition(-logits, n - 1, axis=1)[:, n - 1 : n]  # (R, 1)
+        larger, equal = logits > bound, logits == bound
+        wanted = n - larger.sum(1, keepdims=True)
+        chosen = larger | (equal & (equal.cumsum(1) <= wanted))
+        if np.isnan(bound).any() or not (chosen.sum(1) == n).all():
+            raise ValueError(DAMAGED)
+        tokens = chosen.nonzero()[1].reshape(R, n)
+    else:
+        tokens = np.broadcast_to(np.arange(V), (R, V))
+    values = np.take_along_axis(logits, tokens, 1)
+    order = np.argsort(-values, axis=1, kind="stable")
+    values, tokens = np.take_along_axis(values, order, 1), np.take_along_axis(tokens, order, 1)
+    if normalise:
+        top = values[:, :1]
+        with np.errstate(invalid="ignore"):
+            total = np.exp((logits - top).astype(np.float64)).sum(1, keepdims=True)
+        values = (values - top - np.log(total)).astype(np.float32)
+        if np.isnan(values).any():
+            raise ValueError(DAMAGED)
+    return Best(values, tokens)
+
+
+DAMAGED = "the model's scores are not numbers (NaN or infinite): its weights are damaged or diverged"
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """Drawing tokens by chance instead of searching for the best."""
+
+    temperature: float = 1.0  # logits are divided by it; towards 0 the likeliest token prevails
+    top_k: int | None = None  # draw from so many likeliest tokens
+    top_p: float | None = None  # draw from the likeliest tokens that together have this probability
+    min_p: float | None = None  # draw from tokens at least this share as likely as the likeliest
+    typical: float | None = None  # draw from the tokens of most typical surprise that together have this probability
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.temperature < math.inf:
+            raise ValueError(f"temperature = {self.temperature}: it must be above 0 (beam 1 takes the likeliest)")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k = {self.top_k}: it must be at least 1")
+        for name in ("top_p", "min_p", "typical"):
+            if (p := getattr(self, name)) is not None and not 0.0 < p <= 1.0:
+                raise ValueError(f"{name} = {p}: it lies above 0 and at most at 1")
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How outputs are searched for. The defaults are the paper's (§6.1)."""
+
+    beam: int = 4  # hypotheses kept; 1: greedy
+    best: int = 1  # outputs for each sentence, the best first
+    alpha: float = 0.6  # exponent of the length penalty; 0: off
+    penalty: str = "paper"  # of the length: paper, ((5 + length) / 6)^alpha; or mean, length^alpha
+    patience: float | None = None  # stop at patience x beam finished hypotheses; left out: when none can get better
+    groups: int = 1  # of a diverse beam, which divide it evenly
+    diversity: float = 0.5  # what a token costs for each earlier group that chose it at this step
+    extra: int = 50  # an output has at most this many tokens more than its input
+    shortest: int = 0  # tokens that an output has at least
+    block: int = 0  # no n-gram of this length twice; 0: off
+    repetition: float = 1.0  # logits of tokens already written are made this many times worse
+    ordered: bool = False  # required phrases appear in their order
+    scores: bool = True  # False spares greedy search the soft-max
+    sampling: SamplingConfig | None = None  # draw `best` outputs by chance instead of searching
+
+    def __post_init__(self) -> None:
+        for name, low in (("beam", 1), ("best", 1), ("groups", 1), ("extra", 0), ("shortest", 0), ("block", 0)):
+            if (value := getattr(self, name)) < low:
+                raise ValueError(f"{name} = {value}: it must be at least {low}")
+        if self.sampling is None and self.best > self.beam:
+            raise ValueError(f"best = {self.best}: a beam of {self.beam} yields at most {self.beam} outputs")
+        if not 0.0 <= self.alpha < math.inf:
+            raise ValueError(f"alpha = {self.alpha}: the exponent of the length penalty is at least 0")
+        if self.penalty not in ("paper", "mean"):
+            raise ValueError(f"penalty = {self.penalty!r}: choose paper or mean")
+        if self.patience is not None and not 0.0 < self.patience < math.inf:
+            raise ValueError(f"patience = {self.patience}: it must be above 0")
+        if self.beam % self.groups:
+            raise ValueError(f"groups = {self.groups}: they must divide the beam of {self.beam} evenly")
+        if not 0.0 <= self.diversity < math.inf:
+            raise ValueError(f"diversity = {self.diversity}: it must be at least 0")
+        if not 0.0 < self.repetition < math.inf:
+            raise ValueError(f"repetition = {self.repetition}: it must be above 0; 1 changes nothing")
