@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their place, on to the disk, then renamed."""
+"""Files that are whole or not there: written beside their place, on to the disk, then renamed. And where caches are."""
 
 import os
 import secrets
@@ -32,3 +32,11 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def cache_folder() -> Path:
+    """Where fetched things are kept."""
+    if chosen := os.environ.get("REGARD_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "regard"

@@ -26,11 +26,11 @@ from regard import recipe as recipes
 from regard.api import Translator
 from regard.data.arrays import PairArrays
 from regard.data.batching import token_batches
-from regard.data.corpora import CORPORA, cache_folder, obtain, split_of
+from regard.data.corpora import CORPORA, obtain, split_of
 from regard.data.text import PairFiles, Skipped, fingerprint, read_pairs
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.translation import bleu, chrf
-from regard.files import write_whole
+from regard.files import cache_folder, write_whole
 from regard.models import storage
 from regard.models.transformer import Transformer
 from regard.recipe import Recipe

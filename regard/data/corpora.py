@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from regard.files import cache_folder
 from regard.data.text import PairFiles, open_bytes
 
 SPLITS = ("train", "valid", "test")
@@ -211,14 +212,6 @@ CORPORA: dict[str, Corpus] = {
         ),
     )
 }
-
-
-def cache_folder() -> Path:
-    """Where fetched things are kept."""
-    if chosen := os.environ.get("REGARD_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "regard"
 
 
 def obtain(name: str, *, progress: Progress | None = None) -> dict[str, PairFiles]:

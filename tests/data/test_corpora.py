@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from regard.data import corpora
-from regard.data.corpora import CORPORA, Table, Texts, cache_folder, download, located, obtain, split_pairs
+from regard.data.corpora import CORPORA, Table, Texts, download, located, obtain, split_pairs
 from regard.data.text import PairFiles, read_lines, read_pairs
+from regard.files import cache_folder
 
 SHARED = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no data in {SHARED}; REGARD_SHARED_DATA names it")

@@ -1,0 +1,139 @@
+"""The C engine as a library: compiled for this processor at first use, and kept.
+
+The library's name holds what it was made from: the source, the compiler and the processor. A change of one of them
+makes another library; a folder that several machines share serves them all.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from regard.files import cache_folder
+
+FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC")
+NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls the processor that it runs on
+
+
+class Unavailable(Exception):
+    """Why there is no native engine here."""
+
+
+class Product(Structure):
+    _fields_ = [("K", c_int32), ("N", c_int32)] + [(name, c_void_p) for name in ("w", "q", "scale", "sum", "bias")]
+
+
+class Norm(Structure):
+    _fields_ = [("gain", c_void_p), ("bias", c_void_p)]
+
+
+class Layer(Structure):
+    _fields_ = [(name, Norm) for name in ("attention_norm", "cross_norm", "feed_forward_norm")] + [
+        (name, Product)
+        for name in ("query_key_value", "output", "query", "key_value", "cross_output", "inner", "outer")
+    ]
+
+
+class Embedding(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("table", "q", "scale", "positions")),
+        ("norm", Norm),
+        ("factor", c_float),
+        ("tokens", c_int32),
+    ]
+
+
+class Model(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("d", "heads", "kv_heads", "d_k", "d_v", "d_ff")),
+        *((name, c_int32) for name in ("encoder_layers", "decoder_layers", "pre", "activation")),
+        *((name, c_float) for name in ("score_scale", "eps")),
+        ("source", Embedding),
+        ("target", Embedding),
+        ("encoder", POINTER(Layer)),
+        ("decoder", POINTER(Layer)),
+        ("encoder_norm", Norm),
+        ("decoder_norm", Norm),
+        ("logits", Product),
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The engine, compiled if it is not there yet. Its calls let other threads run.
+
+    `CC` names the compiler, as ever; REGARD_NATIVE=0 goes without the engine.
+    """
+    if os.environ.get("REGARD_NATIVE") == "0":
+        raise Unavailable("REGARD_NATIVE=0 says so")
+    lib = ctypes.CDLL(str(_compiled()))
+    pointer, model, product = c_void_p, POINTER(Model), POINTER(Product)
+    lib.room.argtypes, lib.room.restype = [model, c_int32, c_int32], c_int64
+    lib.encode.argtypes, lib.encode.restype = [model, c_int32, *[pointer] * 4], None
+    lib.decode.argtypes = [
+        *(model, c_int32, pointer, pointer, pointer, c_int32, pointer, pointer, c_int64),
+        *(pointer, pointer, c_int32, pointer, pointer),
+    ]
+    lib.decode.restype = None
+    lib.logits.argtypes, lib.logits.restype = [product, c_int32, *[pointer] * 3], None
+    lib.best.argtypes = [product, c_int32, pointer, c_int32, c_int32, *[pointer] * 3, c_int32, pointer]
+    lib.best.restype = c_int32
+    lib.columns.argtypes, lib.columns.restype = [product, c_int32, *[pointer] * 6], None
+    return lib
+
+
+def _compiled() -> Path:
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    if not compiler or shutil.which(compiler[0]) is None:
+        raise Unavailable(f"there is no C compiler {' '.join(compiler)!r}: install one, or name it by CC")
+    source = (files("regard.native") / "engine.c").read_bytes()
+    made_from = [source, " ".join((*compiler, *FLAGS)).encode(), _run([*compiler, "--version"]).encode(), _processor()]
+    digest = hashlib.sha256(b"\0".join(made_from)).hexdigest()[:24]
+    place = cache_folder() / "native" / f"engine-{digest}.so"
+    if place.exists():
+        return place
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+            (Path(folder) / "engine.c").write_bytes(source)
+            for i, processor in enumerate(NATIVE):
+                try:
+                    _run([*compiler, *FLAGS, *processor, "-o", "engine.so", "engine.c", "-lm"], folder)
+                    break
+                except Unavailable:
+                    if i == len(NATIVE) - 1:
+                        raise
+            os.replace(Path(folder) / "engine.so", place)
+    except OSError as error:
+        raise Unavailable(f"{place.parent} cannot be written: {error.strerror}") from error
+    return place
+
+
+def _run(command: list[str], folder: str | None = None) -> str:
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{command[0]} cannot be run: {error}") from error
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise Unavailable(f"{command[0]} failed: {said[0] if said else f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def _processor() -> bytes:
+    """What distinguishes one kind of processor from another."""
+    about = [platform.system(), platform.machine(), platform.processor()]
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        about += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    except OSError:
+        pass
+    return "\n".join(about).encode()

@@ -1,0 +1,632 @@
+/* The Transformer's inference in C: the encoder, one step of the decoder, and the choice of the next tokens.
+
+   Letters: m rows, K inputs and N outputs of a product, d width of the model, S source length, T tokens so far.
+
+   Nothing here allocates or remembers: weights, caches and room to work belong to the caller (native/model.py).
+   A row never meets another: sentences lie one after the other without padding, and each number of a product is one
+   sum over k = 0, 1, 2, ... in this order, however many rows share the work. So a sentence gets the same bits alone and
+   in any company.
+
+   Vectors are those of GCC and Clang: 16 numbers, which the compiler maps to what the processor has. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#define L 16      /* numbers in a vector */
+#define PANEL 32  /* columns of a product that lie together: two vectors */
+#ifdef __AVX512F__
+#define TILE 12   /* rows that share one reading of a panel: 12 x 2 sums stay in registers */
+#else
+#define TILE 4
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(64), aligned(4), may_alias));
+
+/* y = x W + b. W lies in panels: for each of them K rows of 32 columns; in int8 K/4 rows of 32 columns of 4. */
+typedef struct {
+  int32_t K, N;
+  const float *w;       /* fp32 weights, or */
+  const int8_t *q;      /* int8 weights with, for each column, */
+  const float *scale;   /* what a unit is worth, and */
+  const int32_t *sum;   /* 128 times the sum of the column */
+  const float *bias;    /* may be absent */
+} Product;
+
+typedef struct { const float *gain, *bias; } Norm; /* no bias: RMSNorm; no gain: none at all */
+
+typedef struct {
+  Norm attention_norm, cross_norm, feed_forward_norm;
+  Product query_key_value, output;           /* self-attention */
+  Product query, key_value, cross_output;    /* attention to the source; absent in the encoder */
+  Product inner, outer;                      /* feed-forward */
+} Layer;
+
+typedef struct {
+  const float *table;   /* (V, d) fp32, or */
+  const int8_t *q;      /* int8 with */
+  const float *scale;   /* a scale for each token */
+  const float *positions; /* (longest, d), may be absent */
+  Norm norm;
+  float factor;
+  int32_t tokens;
+} Embedding;
+
+typedef struct {
+  int32_t d, heads, kv_heads, d_k, d_v, d_ff;
+  int32_t encoder_layers, decoder_layers;
+  int32_t pre, activation; /* 0 relu, 1 gelu, 2 silu, 3 glu, 4 swiglu */
+  float score_scale, eps;
+  Embedding source, target;
+  const Layer *encoder, *decoder;
+  Norm encoder_norm, decoder_norm;
+  Product logits;
+} Model;
+
+/* ---------------------------------------------------------------------------------------------- vectors */
+
+INLINE vec load(const float *p) { return *(const vec *)p; }
+INLINE void store(float *p, vec x) { *(vec *)p = x; }
+INLINE vec all(float x) { return (vec){} + x; }
+INLINE vec larger(vec a, vec b) { return (vec)(((a > b) & (ints)a) | (~(a > b) & (ints)b)); }
+
+INLINE float total(vec x) {
+  float s[L];
+  store(s, x);
+  for (int n = L / 2; n; n /= 2)
+    for (int i = 0; i < n; i++) s[i] += s[i + n];
+  return s[0];
+}
+
+/* e^x to about 2 units in the last place; 0 below -87. x = n ln 2 + r, and a polynomial for e^r. */
+INLINE vec exponential(vec x) {
+  ints small = x < all(-87.0f);
+  x = larger(x, all(-87.0f));
+  vec over = (vec)((ints)(x > all(88.0f)) & (ints)all(88.0f));
+  x = (vec)((~(x > all(88.0f)) & (ints)x)) + over;
+  const vec shift = all(12582912.0f); /* 1.5 · 2^23: adding it rounds to a whole number */
+  vec n = (x * 1.44269504f + shift) - shift;
+  vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  vec p = all(1.3981999e-3f);
+  p = p * r + 8.3334519e-3f;
+  p = p * r + 4.1665796e-2f;
+  p = p * r + 1.6666665e-1f;
+  p = p * r + 0.5f;
+  p = p * r * r + r + 1.0f;
+  ints power = (__builtin_convertvector(n, ints) + 127) << 23;
+  return (vec)(~small & (ints)(p * (vec)power));
+}
+
+/* ---------------------------------------------------------------------------------------------- products */
+
+enum { SET, RELU, ADD }; /* what happens to C: it becomes y, or max(0, y), or grows by y */
+
+INLINE void put(vec y, float *c, int mode, int room) {
+  float *to = c, edge[L];
+  if (room < L) {
+    memcpy(edge, c, sizeof(float) * room);
+    to = edge;
+  }
+  if (mode == RELU) y = larger(y, all(0.0f));
+  if (mode == ADD) y = load(to) + y;
+  store(to, y);
+  if (room < L) memcpy(c, edge, sizeof(float) * room);
+}
+
+/* m rows (a constant) times `panels` panels (a constant): each sum runs over k in order. */
+INLINE void tile(int m, int panels, const float *a, int lda, const Product *p, int panel, float *c, int ldc, int mode) {
+  vec sum[TILE * 2];
+  const int K = p->K, N = p->N;
+  const float *w = p->w + (size_t)panel * K * PANEL;
+#pragma GCC unroll 24
+  for (int i = 0; i < m * panels * 2; i++) sum[i] = all(0.0f);
+  for (int k = 0; k < K; k++) {
+#pragma GCC unroll 8
+    for (int j = 0; j < panels; j++) {
+      const float *wk = w + ((size_t)j * K + k) * PANEL;
+      vec w0 = load(wk), w1 = load(wk + L);
+#pragma GCC unroll 12
+      for (int i = 0; i < m; i++) {
+        float x = a[(size_t)i * lda + k];
+        sum[(j * m + i) * 2] += x * w0;
+        sum[(j * m + i) * 2 + 1] += x * w1;
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < panels; j++)
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+      int n = (panel + j) * PANEL + h * L, room = N - n;
+      if (room <= 0) continue;
+      vec b = all(0.0f);
+      if (p->bias) memcpy(&b, p->bias + n, sizeof(float) * (room < L ? room : L));
+#pragma GCC unroll 12
+      for (int i = 0; i < m; i++) put(sum[(j * m + i) * 2 + h] + b, c + (size_t)i * ldc + n, mode, room);
+    }
+}
+
+/* The same for rows x of bytes, quantised with the scales `unit`. Sums of integers are exact in any order. */
+INLINE void tile_int8(int m, const uint8_t *a, int lda, const float *unit, const Product *p, int panel, float *c,
+                      int ldc, int mode) {
+  const int K4 = (p->K + 3) / 4, N = p->N;
+  const int8_t *w = p->q + (size_t)panel * K4 * 4 * PANEL;
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+  __m512i sum[TILE * 2];
+#pragma GCC unroll 24
+  for (int i = 0; i < m * 2; i++) sum[i] = _mm512_setzero_si512();
+  for (int k = 0; k < K4; k++) {
+    __m512i w0 = _mm512_loadu_si512(w + (size_t)k * 4 * PANEL), w1 = _mm512_loadu_si512(w + (size_t)k * 4 * PANEL + 64);
+#pragma GCC unroll 12
+    for (int i = 0; i < m; i++) {
+      int32_t four;
+      memcpy(&four, a + (size_t)i * lda + 4 * k, 4);
+      __m512i x = _mm512_set1_epi32(four);
+      sum[i * 2] = _mm512_dpbusd_epi32(sum[i * 2], x, w0);
+      sum[i * 2 + 1] = _mm512_dpbusd_epi32(sum[i * 2 + 1], x, w1);
+    }
+  }
+#else
+  ints sum[TILE * 2];
+  for (int i = 0; i < m; i++) {
+    int32_t s[PANEL] = {0};
+    for (int k = 0; k < K4; k++)
+      for (int j = 0; j < PANEL; j++)
+        for (int f = 0; f < 4; f++)
+          s[j] += (int32_t)a[(size_t)i * lda + 4 * k + f] * w[((size_t)k * PANEL + j) * 4 + f];
+    memcpy(&sum[i * 2], s, sizeof s);
+  }
+#endif
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; h++) {
+    int n = panel * PANEL + h * L, room = N - n, part = room < L ? room : L;
+    if (room <= 0) continue;
+    vec b = all(0.0f), scale = all(0.0f);
+    ints offset = {};
+    if (p->bias) memcpy(&b, p->bias + n, sizeof(float) * part);
+    memcpy(&scale, p->scale + n, sizeof(float) * part);
+    memcpy(&offset, p->sum + n, sizeof(int32_t) * part);
+#pragma GCC unroll 12
+    for (int i = 0; i < m; i++) {
+      vec y = __builtin_convertvector((ints)sum[i * 2 + h] - offset, vec) * (unit[i] * scale) + b;
+      put(y, c + (size_t)i * ldc + n, mode, room);
+    }
+  }
+}
+
+#define CASES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+
+static void panel_of_rows(const float *a, int lda, int m, const Product *p, int panel, float *c, int ldc, int mode) {
+  int i = 0;
+  for (; i + TILE <= m; i += TILE) tile(TILE, 1, a + (size_t)i * lda, lda, p, panel, c + (size_t)i * ldc, ldc, mode);
+  a += (size_t)i * lda, c += (size_t)i * ldc;
+  switch (m - i) {
+#define ONE(r) case r: if (r < TILE) tile(r < TILE ? r : 1, 1, a, lda, p, panel, c, ldc, mode); break;
+    CASES(ONE)
+#undef ONE
+  }
+}
+
+static void panel_of_bytes(const uint8_t *a, int lda, const float *unit, int m, const Product *p, int panel, float *c,
+                           int ldc, int mode) {
+  int i = 0;
+  for (; i + TILE <= m; i += TILE)
+    tile_int8(TILE, a + (size_t)i * lda, lda, unit + i, p, panel, c + (size_t)i * ldc, ldc, mode);
+  a += (size_t)i * lda, c += (size_t)i * ldc, unit += i;
+  switch (m - i) {
+#define ONE(r) case r: if (r < TILE) tile_int8(r < TILE ? r : 1, a, lda, unit, p, panel, c, ldc, mode); break;
+    CASES(ONE)
+#undef ONE
+  }
+}
+
+/* xq = rint(x · (127 / max|x|)) + 128, in bytes; unit = max|x| / 127. The last group of four is filled with zeros. */
+static float quantise(const float *x, int K, uint8_t *to) {
+  vec top = all(0.0f);
+  float most = 0.0f;
+  int k = 0;
+  for (; k + L <= K; k += L) {
+    vec y = load(x + k);
+    top = larger(top, larger(y, -y));
+  }
+  float s[L];
+  store(s, top);
+  for (int i = 0; i < L; i++) most = s[i] > most ? s[i] : most;
+  for (; k < K; k++) most = fabsf(x[k]) > most ? fabsf(x[k]) : most;
+  float factor = most < 0x1p-120f ? 0.0f : 127.0f / most; /* as regard/core/quantised.py has it */
+  for (k = 0; k < K; k++) to[k] = (uint8_t)((int32_t)rintf(x[k] * factor) + 128);
+  for (; k % 4; k++) to[k] = 128;
+  return most / 127.0f;
+}
+
+/* C = A W + b for m rows. `room` holds m rows of bytes and m floats where the weights are int8. */
+static void product(const float *a, int lda, int m, const Product *p, float *c, int ldc, int mode, void *room) {
+  int panels = (p->N + PANEL - 1) / PANEL;
+  if (p->w) {
+    int j = 0;
+    /* Few rows: several panels at once, for a sum must wait for its last addition. */
+    if (m == 1)
+      for (; j + 4 <= panels; j += 4) tile(1, 4, a, lda, p, j, c, ldc, mode);
+    else if (m == 2)
+      for (; j + 2 <= panels; j += 2) tile(2, 2, a, lda, p, j, c, ldc, mode);
+    for (; j < panels; j++) panel_of_rows(a, lda, m, p, j, c, ldc, mode);
+  } else {
+    int ldq = (p->K + 3) / 4 * 4;
+    float *unit = room;
+    uint8_t *q = (uint8_t *)(unit + m);
+    for (int i = 0; i < m; i++) unit[i] = quantise(a + (size_t)i * lda, p->K, q + (size_t)i * ldq);
+    for (int j = 0; j < panels; j++) panel_of_bytes(q, ldq, unit, m, p, j, c, ldc, mode);
+  }
+}
+
+/* ---------------------------------------------------------------------------------------------- between products */
+
+static void normalise(const Norm *norm, const float *x, int d, float eps, float *y) {
+  vec s = all(0.0f), squares = all(0.0f);
+  float mean = 0.0f, tail = 0.0f;
+  int i;
+  if (norm->bias) {
+    for (i = 0; i + L <= d; i += L) s += load(x + i);
+    for (; i < d; i++) tail += x[i];
+    mean = (total(s) + tail) / d;
+  }
+  for (i = 0, tail = 0.0f; i + L <= d; i += L) {
+    vec away = load(x + i) - mean;
+    squares += away * away;
+  }
+  for (; i < d; i++) tail += (x[i] - mean) * (x[i] - mean);
+  float factor = 1.0f / sqrtf((total(squares) + tail) / d + eps);
+  if (norm->bias)
+    for (i = 0; i < d; i++) y[i] = (x[i] - mean) * factor * norm->gain[i] + norm->bias[i];
+  else
+    for (i = 0; i < d; i++) y[i] = x[i] * factor * norm->gain[i];
+}
+
+static void normalise_rows(const Model *M, const Norm *norm, const float *x, int m, float *y) {
+  for (int i = 0; i < m; i++) normalise(norm, x + (size_t)i * M->d, M->d, M->eps, y + (size_t)i * M->d);
+}
+
+static void embed(const Model *M, const Embedding *e, int32_t token, int32_t position, float *x) {
+  const int d = M->d;
+  if (e->table)
+    for (int i = 0; i < d; i++) x[i] = e->table[(size_t)token * d + i] * e->factor;
+  else
+    for (int i = 0; i < d; i++) x[i] = e->q[(size_t)token * d + i] * e->scale[token] * e->factor;
+  if (e->positions)
+    for (int i = 0; i < d; i++) x[i] += e->positions[(size_t)position * d + i];
+  if (e->norm.gain) normalise(&e->norm, x, d, M->eps, x);
+}
+
+/* One row of scores becomes weights; `n` of them, the rest of the last vector counts as nothing. */
+static void softmax(float *s, int n) {
+  int padded = (n + L - 1) / L * L;
+  for (int i = n; i < padded; i++) s[i] = -INFINITY;
+  vec top = load(s);
+  for (int i = L; i < padded; i += L) top = larger(load(s + i), top);
+  float t[L], most;
+  store(t, top);
+  most = t[0];
+  for (int i = 1; i < L; i++) most = t[i] > most ? t[i] : most;
+  vec sum = all(0.0f);
+  for (int i = 0; i < padded; i += L) {
+    vec e = exponential(load(s + i) - most);
+    store(s + i, e);
+    sum += e;
+  }
+  float share = 1.0f / total(sum);
+  for (int i = 0; i < padded; i += L) store(s + i, load(s + i) * share);
+}
+
+INLINE void mix(float weight, const float *v, int d_v, float *out) {
+  for (int i = 0; i < d_v; i++) out[i] += weight * v[i];
+}
+
+/* One query q (H · d_k) over S keys that lie as (G, d_k, padded S), and values (S, G · d_v) with a stride. */
+static void attend_fixed(const Model *M, const float *q, const float *keys, const float *values, int stride, int S,
+                         float *out, float *scores) {
+  int share = M->heads / M->kv_heads, padded = (S + L - 1) / L * L, d_k = M->d_k, d_v = M->d_v;
+  memset(out, 0, sizeof(float) * M->heads * d_v);
+  for (int h = 0; h < M->heads; h++) {
+    const float *qh = q + h * d_k, *kh = keys + (size_t)(h / share) * d_k * padded, *vh = values + h / share * d_v;
+    for (int s = 0; s < padded; s += L) {
+      vec sum = all(0.0f);
+      for (int i = 0; i < d_k; i++) sum += qh[i] * load(kh + (size_t)i * padded + s);
+      store(scores + s, sum * M->score_scale);
+    }
+    softmax(scores, S);
+    for (int s = 0; s < S; s++) mix(scores[s], vh + (size_t)s * stride, d_v, out + h * d_v);
+  }
+}
+
+/* One query over T cells of a cache: cell[t] says where the key and the value of position t lie. */
+static void attend_cells(const Model *M, const float *q, const float *keys, const float *values, const int32_t *cell,
+                         int T, float *out, float *scores) {
+  int share = M->heads / M->kv_heads, d_k = M->d_k, d_v = M->d_v, wk = M->kv_heads * d_k, wv = M->kv_heads * d_v;
+  int padded = (T + L - 1) / L * L;
+  for (int t = 0; t < T; t++) {
+    const float *k = keys + (size_t)cell[t] * wk;
+    for (int h = 0; h < M->heads; h++) {
+      const float *qh = q + h * d_k, *kh = k + h / share * d_k;
+      vec sum = all(0.0f);
+      float tail = 0.0f;
+      int i = 0;
+      for (; i + L <= d_k; i += L) sum += load(qh + i) * load(kh + i);
+      for (; i < d_k; i++) tail += qh[i] * kh[i];
+      scores[h * padded + t] = (total(sum) + tail) * M->score_scale;
+    }
+  }
+  memset(out, 0, sizeof(float) * M->heads * d_v);
+  for (int h = 0; h < M->heads; h++) softmax(scores + h * padded, T);
+  for (int t = 0; t < T; t++) {
+    const float *v = values + (size_t)cell[t] * wv;
+    for (int h = 0; h < M->heads; h++) mix(scores[h * padded + t], v + h / share * d_v, d_v, out + h * d_v);
+  }
+}
+
+/* Keys (S, G · d_k) with a stride -> (G, d_k, padded S), zeros at the end. */
+static void transpose_keys(const Model *M, const float *from, int stride, int S, float *to) {
+  int padded = (S + L - 1) / L * L, width = M->kv_heads * M->d_k;
+  for (int i = 0; i < width; i++) {
+    for (int s = 0; s < S; s++) to[(size_t)i * padded + s] = from[(size_t)s * stride + i];
+    for (int s = S; s < padded; s++) to[(size_t)i * padded + s] = 0.0f;
+  }
+}
+
+/* The activation of m rows of the inner layer, in place; a gate leaves d_ff numbers of 2 d_ff in each row. */
+static void activate(const Model *M, float *x, int m) {
+  const int d = M->d_ff, gated = M->activation >= 3, width = gated ? 2 * d : d;
+  for (int r = 0; r < m; r++) {
+    float *row = x + (size_t)r * width, edge[L];
+    for (int i = 0; i < d; i += L) {
+      int part = d - i < L ? d - i : L;
+      vec g = all(0.0f), y;
+      memcpy(&g, row + i, sizeof(float) * part);
+      if (M->activation == 1) {
+        for (int j = 0; j < L; j++) edge[j] = 0.5f * g[j] * (1.0f + erff(g[j] * 0.70710678f));
+        y = load(edge);
+      } else {
+        y = 1.0f / (1.0f + exponential(-g));
+        if (M->activation != 3) y *= g;
+      }
+      if (gated) {
+        vec value = all(0.0f);
+        memcpy(&value, row + d + i, sizeof(float) * part);
+        y *= value;
+      }
+      memcpy(row + i, &y, sizeof(float) * part);
+    }
+  }
+}
+
+/* ---------------------------------------------------------------------------------------------- layers */
+
+/* Room to work, for m rows; see `room` below for its size. */
+typedef struct {
+  float *x, *y, *wide, *heads, *scores, *keys;
+  void *bytes;
+} Room;
+
+/* The sub-layer's input: x itself, or normalised before (pre-norm). */
+static const float *enter(const Model *M, const Norm *norm, const Room *w, int m) {
+  if (!M->pre) return w->x;
+  normalise_rows(M, norm, w->x, m, w->y);
+  return w->y;
+}
+
+/* x has grown by the sub-layer's output: normalise it now if the norm comes after. */
+static void leave(const Model *M, const Norm *norm, const Room *w, int m) {
+  if (!M->pre) normalise_rows(M, norm, w->x, m, w->x);
+}
+
+static void feed_forward(const Model *M, const Layer *layer, const Room *w, int m) {
+  const float *in = enter(M, &layer->feed_forward_norm, w, m);
+  product(in, M->d, m, &layer->inner, w->wide, layer->inner.N, M->activation ? SET : RELU, w->bytes);
+  if (M->activation) activate(M, w->wide, m);
+  product(w->wide, layer->inner.N, m, &layer->outer, w->x, M->d, ADD, w->bytes);
+  leave(M, &layer->feed_forward_norm, w, m);
+}
+
+static size_t rounded(size_t n) { return (n + 63) / 64 * 64; }
+
+static size_t lay(const Model *M, int m, int longest, char *base, Room *w) {
+  size_t H = M->heads, wide = M->heads * M->d_k + M->kv_heads * (M->d_k + M->d_v), inner, at = 0, padded;
+  padded = (longest + L - 1) / L * L;
+  inner = (M->activation >= 3 ? 2 : 1) * (size_t)M->d_ff;
+  if (inner > wide) wide = inner;
+  size_t widest = M->d > M->d_ff ? M->d : M->d_ff;
+  if ((size_t)M->heads * M->d_v > widest) widest = M->heads * M->d_v;
+#define TAKE(field, size) w->field = (void *)(base + at), at += rounded(size)
+  TAKE(x, 4 * (size_t)m * M->d);
+  TAKE(y, 4 * (size_t)m * M->d);
+  TAKE(wide, 4 * (size_t)m * wide);
+  TAKE(heads, 4 * (size_t)m * H * M->d_v);
+  TAKE(scores, 4 * H * padded);
+  TAKE(keys, 4 * (size_t)M->kv_heads * M->d_k * padded);
+  TAKE(bytes, (size_t)m * (4 + widest + 4));
+#undef TAKE
+  return at;
+}
+
+/* Bytes that `encode` and `decode` need to work on m rows whose sentences have at most `longest` tokens. */
+int64_t room(const Model *M, int32_t m, int32_t longest) {
+  Room w;
+  return lay(M, m, longest, 0, &w);
+}
+
+/* Read n sentences: tokens one sentence after the other, their lengths, and for each of them where its memory goes: for
+   every decoder layer the keys (G, d_k, padded S) and then the values (S, G · d_v) of the attention to it. */
+void encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *lengths, float *const *memory,
+            char *space) {
+  Room w;
+  int m = 0, longest = 1, wk = M->kv_heads * M->d_k, wv = M->kv_heads * M->d_v;
+  for (int b = 0; b < n; b++) m += lengths[b], longest = lengths[b] > longest ? lengths[b] : longest;
+  lay(M, m, longest, space, &w);
+  for (int b = 0, r = 0; b < n; b++)
+    for (int s = 0; s < lengths[b]; s++, r++) embed(M, &M->source, tokens[r], s, w.x + (size_t)r * M->d);
+  for (int l = 0; l < M->encoder_layers; l++) {
+    const Layer *layer = M->encoder + l;
+    const float *in = enter(M, &layer->attention_norm, &w, m);
+    int N = layer->query_key_value.N, Q = M->heads * M->d_k;
+    product(in, M->d, m, &layer->query_key_value, w.wide, N, SET, w.bytes);
+    for (int b = 0, r = 0; b < n; r += lengths[b++]) {
+      const float *qkv = w.wide + (size_t)r * N;
+      transpose_keys(M, qkv + Q, N, lengths[b], w.keys);
+      for (int s = 0; s < lengths[b]; s++)
+        attend_fixed(M, qkv + (size_t)s * N, w.keys, qkv + Q + wk, N, lengths[b],
+                     w.heads + (size_t)(r + s) * M->heads * M->d_v, w.scores);
+    }
+    product(w.heads, M->heads * M->d_v, m, &layer->output, w.x, M->d, ADD, w.bytes);
+    leave(M, &layer->attention_norm, &w, m);
+    feed_forward(M, layer, &w, m);
+  }
+  if (M->encoder_norm.gain) normalise_rows(M, &M->encoder_norm, w.x, m, w.x);
+  for (int l = 0; l < M->decoder_layers; l++) {
+    product(w.x, M->d, m, &M->decoder[l].key_value, w.wide, wk + wv, SET, w.bytes);
+    for (int b = 0, r = 0; b < n; r += lengths[b++]) {
+      int S = lengths[b], padded = (S + L - 1) / L * L;
+      float *to = memory[b] + (size_t)l * ((size_t)wk * padded + (size_t)wv * S);
+      transpose_keys(M, w.wide + (size_t)r * (wk + wv), wk + wv, S, to);
+      to += (size_t)wk * padded;
+      for (int s = 0; s < S; s++)
+        memcpy(to + (size_t)s * wv, w.wide + (size_t)(r + s) * (wk + wv) + wk, sizeof(float) * wv);
+    }
+  }
+}
+
+/* Append a token to each of m rows -> what the last product reads, `features` (m, d).
+   keys and values: (layers, cells, width). Row r has `lengths[r]` tokens with the new one; its cells stand in
+   history + r · stride, the last of them new; it reads `sources[r]` tokens in memory[r]. */
+void decode(const Model *M, int32_t m, const int32_t *tokens, const int32_t *lengths, const int32_t *history,
+            int32_t stride, float *keys, float *values, int64_t cells, const float *const *memory,
+            const int32_t *sources, int32_t longest, float *features, char *space) {
+  Room w;
+  int wk = M->kv_heads * M->d_k, wv = M->kv_heads * M->d_v, Q = M->heads * M->d_k, V = M->heads * M->d_v;
+  lay(M, m, longest, space, &w);
+  for (int r = 0; r < m; r++) embed(M, &M->target, tokens[r], lengths[r] - 1, w.x + (size_t)r * M->d);
+  for (int l = 0; l < M->decoder_layers; l++) {
+    const Layer *layer = M->decoder + l;
+    float *k = keys + (size_t)l * cells * wk, *v = values + (size_t)l * cells * wv;
+    int N = layer->query_key_value.N;
+    const float *in = enter(M, &layer->attention_norm, &w, m);
+    product(in, M->d, m, &layer->query_key_value, w.wide, N, SET, w.bytes);
+    for (int r = 0; r < m; r++) {
+      const float *qkv = w.wide + (size_t)r * N;
+      const int32_t *cell = history + (size_t)r * stride;
+      memcpy(k + (size_t)cell[lengths[r] - 1] * wk, qkv + Q, sizeof(float) * wk);
+      memcpy(v + (size_t)cell[lengths[r] - 1] * wv, qkv + Q + wk, sizeof(float) * wv);
+      attend_cells(M, qkv, k, v, cell, lengths[r], w.heads + (size_t)r * V, w.scores);
+    }
+    product(w.heads, V, m, &layer->output, w.x, M->d, ADD, w.bytes);
+    leave(M, &layer->attention_norm, &w, m);
+    in = enter(M, &layer->cross_norm, &w, m);
+    product(in, M->d, m, &layer->query, w.wide, Q, SET, w.bytes);
+    for (int r = 0; r < m; r++) {
+      int S = sources[r], padded = (S + L - 1) / L * L;
+      const float *from = memory[r] + (size_t)l * ((size_t)wk * padded + (size_t)wv * S);
+      attend_fixed(M, w.wide + (size_t)r * Q, from, from + (size_t)wk * padded, wv, S, w.heads + (size_t)r * V,
+                   w.scores);
+    }
+    product(w.heads, V, m, &layer->cross_output, w.x, M->d, ADD, w.bytes);
+    leave(M, &layer->cross_norm, &w, m);
+    feed_forward(M, layer, &w, m);
+  }
+  if (M->decoder_norm.gain)
+    normalise_rows(M, &M->decoder_norm, w.x, m, features);
+  else
+    memcpy(features, w.x, sizeof(float) * m * M->d);
+}
+
+/* ---------------------------------------------------------------------------------------------- the next token */
+
+/* features (m, d) -> logits (m, N), N the columns of p, which may be a shortlist's. */
+void logits(const Product *p, int32_t m, const float *features, float *out, char *space) {
+  product(features, p->K, m, p, out, p->N, SET, space);
+}
+
+/* The n best of N logits, best first, of equals the lower first. 0 if they are not numbers. */
+static int choose(const float *x, int N, int n, float *scores, int32_t *tokens) {
+  int found = 0;
+  float bound = -INFINITY;
+  vec check = all(0.0f);
+  for (int i = 0; i < N; i += L) {
+    int part = N - i < L ? N - i : L;
+    vec y = all(-INFINITY);
+    if (part == L) y = load(x + i); else memcpy(&y, x + i, sizeof(float) * part);
+    check += (vec)((ints)(y != y) & 1);
+    ints above = found < n ? y == y : y > bound;
+    int64_t any[8];
+    memcpy(any, &above, sizeof any);
+    if (!(any[0] | any[1] | any[2] | any[3] | any[4] | any[5] | any[6] | any[7])) continue;
+    for (int j = 0; j < part; j++) {
+      if (found == n && !(y[j] > bound)) continue;
+      int at = found < n ? found++ : n - 1;
+      for (; at && scores[at - 1] < y[j]; at--) scores[at] = scores[at - 1], tokens[at] = tokens[at - 1];
+      scores[at] = y[j], tokens[at] = i + j;
+      if (found == n) bound = scores[n - 1];
+    }
+  }
+  return total(check) == 0.0f && found == n && scores[0] > -INFINITY && scores[0] < INFINITY;
+}
+
+/* log sum e^x. With an order-free sum of fixed-point numbers where columns may lie anywhere (a shortlist). */
+static double log_sum(const float *x, int N, float top, int free) {
+  vec sum = all(0.0f);
+  int64_t fixed = 0;
+  for (int i = 0; i < N; i += L) {
+    vec y = all(-INFINITY);
+    if (N - i >= L) y = load(x + i); else memcpy(&y, x + i, sizeof(float) * (N - i));
+    y = exponential(y - top);
+    if (free)
+      for (int j = 0; j < L; j++) fixed += (int64_t)(y[j] * 0x1p40f);
+    else
+      sum += y;
+  }
+  return top + log(free ? fixed * 0x1p-40 : (double)total(sum));
+}
+
+/* features (m, d) -> the n best columns of each row: log-probabilities (or logits) and columns, both (m, n).
+   `bias` has for each row numbers to add to its logits, -inf for what its shortlist leaves out; it may be absent.
+   `rows` rows at a time go through `space`. Returns 0 if some logits are not numbers. */
+int32_t best(const Product *p, int32_t m, const float *features, int32_t n, int32_t normalised,
+             const float *const *bias, float *scores, int32_t *tokens, int32_t rows, char *space) {
+  int N = p->N, good = 1;
+  float *x = (float *)space;
+  char *bytes = space + rounded(4 * (size_t)rows * N);
+  for (int first = 0; first < m; first += rows) {
+    int some = m - first < rows ? m - first : rows;
+    product(features + (size_t)first * p->K, p->K, some, p, x, N, SET, bytes);
+    for (int r = 0; r < some; r++) {
+      float *row = x + (size_t)r * N, *score = scores + (size_t)(first + r) * n;
+      if (bias)
+        for (int i = 0; i < N; i++) row[i] += bias[first + r][i];
+      good &= choose(row, N, n, score, tokens + (size_t)(first + r) * n);
+      if (!normalised) continue;
+      double all_of_them = log_sum(row, N, score[0], bias != 0);
+      for (int i = 0; i < n; i++) score[i] = (float)(score[i] - all_of_them);
+    }
+  }
+  return good;
+}
+
+/* Copy the columns `of` (n of them) of a product into panels of another, which has the room. */
+void columns(const Product *from, int32_t n, const int32_t *of, float *w, int8_t *q, float *scale, int32_t *sum,
+             float *bias) {
+  int K = from->K, K4 = (K + 3) / 4;
+  for (int j = 0; j < n; j++) {
+    size_t old = of[j] / PANEL, new = j / PANEL;
+    if (from->w)
+      for (int k = 0; k < K; k++)
+        w[(new * K + k) * PANEL + j % PANEL] = from->w[(old * K + k) * PANEL + of[j] % PANEL];
+    else {
+      for (int k = 0; k < K4; k++)
+        memcpy(q + ((new * K4 + k) * PANEL + j % PANEL) * 4, from->q + ((old * K4 + k) * PANEL + of[j] % PANEL) * 4, 4);
+      scale[j] = from->scale[of[j]], sum[j] = from->sum[of[j]];
+    }
+    if (from->bias) bias[j] = from->bias[of[j]];
+  }
+}
