@@ -1,6 +1,6 @@
 """A Transformer's inference in C, compiled on the machine that runs it: for searches, and as exact as they need it."""
 
-from regard.native.build import Unavailable
-from regard.native.model import Native, native
+from regard.native.build import UnavailableError
+from regard.native.model import Native
 
-__all__ = ["Native", "Unavailable", "native"]
+__all__ = ["Native", "UnavailableError"]

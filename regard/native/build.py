@@ -19,11 +19,12 @@ from pathlib import Path
 
 from regard.files import cache_folder
 
-FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC")
+PANEL, VECTOR = 32, 16  # of engine.c: columns of a product that lie together, numbers in a vector
+FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
 NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls the processor that it runs on
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """Why there is no native engine here."""
 
 
@@ -73,19 +74,21 @@ def library() -> ctypes.CDLL:
     `CC` names the compiler, as ever; REGARD_NATIVE=0 goes without the engine.
     """
     if os.environ.get("REGARD_NATIVE") == "0":
-        raise Unavailable("REGARD_NATIVE=0 says so")
+        raise UnavailableError("REGARD_NATIVE=0 says so")
     lib = ctypes.CDLL(str(_compiled()))
     pointer, model, product = c_void_p, POINTER(Model), POINTER(Product)
     lib.room.argtypes, lib.room.restype = [model, c_int32, c_int32], c_int64
-    lib.encode.argtypes, lib.encode.restype = [model, c_int32, *[pointer] * 4], None
+    lib.encode.argtypes, lib.encode.restype = [model, c_int32, *[pointer] * 5], None
     lib.decode.argtypes = [
         *(model, c_int32, pointer, pointer, pointer, c_int32, pointer, pointer, c_int64),
-        *(pointer, pointer, c_int32, pointer, pointer),
+        *(pointer, pointer, c_int32, pointer, pointer, pointer),
     ]
     lib.decode.restype = None
-    lib.logits.argtypes, lib.logits.restype = [product, c_int32, *[pointer] * 3], None
-    lib.best.argtypes = [product, c_int32, pointer, c_int32, c_int32, *[pointer] * 3, c_int32, pointer]
+    lib.logits.argtypes, lib.logits.restype = [product, c_int32, *[pointer] * 4], None
+    lib.best.argtypes = [product, c_int32, pointer, c_int32, c_int32, *[pointer] * 3, c_int32, pointer, pointer]
     lib.best.restype = c_int32
+    lib.gather.argtypes, lib.gather.restype = [c_int32], pointer
+    lib.dismiss.argtypes, lib.dismiss.restype = [pointer], None
     lib.columns.argtypes, lib.columns.restype = [product, c_int32, *[pointer] * 6], None
     return lib
 
@@ -93,7 +96,7 @@ def library() -> ctypes.CDLL:
 def _compiled() -> Path:
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if not compiler or shutil.which(compiler[0]) is None:
-        raise Unavailable(f"there is no C compiler {' '.join(compiler)!r}: install one, or name it by CC")
+        raise UnavailableError(f"there is no C compiler {' '.join(compiler)!r}: install one, or name it by CC")
     source = (files("regard.native") / "engine.c").read_bytes()
     made_from = [source, " ".join((*compiler, *FLAGS)).encode(), _run([*compiler, "--version"]).encode(), _processor()]
     digest = hashlib.sha256(b"\0".join(made_from)).hexdigest()[:24]
@@ -108,12 +111,12 @@ def _compiled() -> Path:
                 try:
                     _run([*compiler, *FLAGS, *processor, "-o", "engine.so", "engine.c", "-lm"], folder)
                     break
-                except Unavailable:
+                except UnavailableError:
                     if i == len(NATIVE) - 1:
                         raise
             os.replace(Path(folder) / "engine.so", place)
     except OSError as error:
-        raise Unavailable(f"{place.parent} cannot be written: {error.strerror}") from error
+        raise UnavailableError(f"{place.parent} cannot be written: {error.strerror}") from error
     return place
 
 
@@ -121,10 +124,10 @@ def _run(command: list[str], folder: str | None = None) -> str:
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"{command[0]} cannot be run: {error}") from error
+        raise UnavailableError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise Unavailable(f"{command[0]} failed: {said[0] if said else f'exit code {done.returncode}'}")
+        raise UnavailableError(f"{command[0]} failed: {said[0] if said else f'exit code {done.returncode}'}")
     return done.stdout
 
 

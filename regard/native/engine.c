@@ -2,7 +2,7 @@
 
    Letters: m rows, K inputs and N outputs of a product, d width of the model, S source length, T tokens so far.
 
-   Nothing here allocates or remembers: weights, caches and room to work belong to the caller (native/model.py).
+   Nothing here remembers: weights, caches, threads and room to work belong to the caller (native/model.py).
    A row never meets another: sentences lie one after the other without padding, and each number of a product is one
    sum over k = 0, 1, 2, ... in this order, however many rows share the work. So a sentence gets the same bits alone and
    in any company.
@@ -10,7 +10,11 @@
    Vectors are those of GCC and Clang: 16 numbers, which the compiler maps to what the processor has. */
 
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
 #include <immintrin.h>
@@ -100,6 +104,94 @@ INLINE vec exponential(vec x) {
   p = p * r * r + r + 1.0f;
   ints power = (__builtin_convertvector(n, ints) + 127) << 23;
   return (vec)(~small & (ints)(p * (vec)power));
+}
+
+/* ---------------------------------------------------------------------------------------------- threads */
+
+/* Helpers that wait for work: first awake, for the next product is near; after a while asleep. Work lies in pieces that
+   whoever comes takes. A helper that the system keeps away therefore costs nothing: the caller does the work alone. */
+#define MOST 64
+#define AWAKE 20000
+typedef struct {
+  int32_t threads; /* with the caller */
+  int32_t pieces;
+  atomic_int next, open, inside; /* piece to be taken; whether there is work; helpers that may be at it */
+  atomic_int round, asleep, quit;
+  void (*job)(void *, int, int);
+  void *about;
+  pthread_mutex_t lock;
+  pthread_cond_t wake;
+  pthread_t helper[MOST];
+} Team;
+
+INLINE void rest(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+static void take_pieces(Team *t) {
+  for (int i; (i = atomic_fetch_add(&t->next, 1)) < t->pieces;) t->job(t->about, i, t->pieces);
+}
+
+static void *help(void *team) {
+  Team *t = team;
+  int seen = 0;
+  for (;;) {
+    for (int i = 0; i < AWAKE && atomic_load(&t->round) == seen; i++) rest();
+    if (atomic_load(&t->round) == seen) {
+      pthread_mutex_lock(&t->lock);
+      atomic_fetch_add(&t->asleep, 1);
+      while (atomic_load(&t->round) == seen) pthread_cond_wait(&t->wake, &t->lock);
+      atomic_fetch_sub(&t->asleep, 1);
+      pthread_mutex_unlock(&t->lock);
+    }
+    seen = atomic_load(&t->round);
+    if (atomic_load(&t->quit)) return 0;
+    atomic_fetch_add(&t->inside, 1);
+    if (atomic_load(&t->open)) take_pieces(t); /* once inside, the work cannot be cleared away */
+    atomic_fetch_sub(&t->inside, 1);
+  }
+}
+
+static void call(Team *t) {
+  atomic_fetch_add(&t->round, 1);
+  if (atomic_load(&t->asleep)) {
+    pthread_mutex_lock(&t->lock);
+    pthread_cond_broadcast(&t->wake);
+    pthread_mutex_unlock(&t->lock);
+  }
+}
+
+static void together(Team *t, void (*job)(void *, int, int), void *about, int pieces) {
+  t->job = job, t->about = about, t->pieces = pieces;
+  atomic_store(&t->next, 0);
+  atomic_store(&t->open, 1);
+  call(t);
+  take_pieces(t);
+  atomic_store(&t->open, 0);
+  for (int i = 0; atomic_load(&t->inside); i++) i < AWAKE ? rest() : (void)sched_yield();
+}
+
+/* Threads that share each large product; 0 if the system gives none. */
+Team *gather(int32_t threads) {
+  Team *t = calloc(1, sizeof *t);
+  if (!t) return 0;
+  pthread_mutex_init(&t->lock, 0);
+  pthread_cond_init(&t->wake, 0);
+  for (t->threads = 1; t->threads < threads && t->threads < MOST; t->threads++)
+    if (pthread_create(&t->helper[t->threads], 0, help, t)) break;
+  return t;
+}
+
+void dismiss(Team *t) {
+  if (!t) return;
+  atomic_store(&t->quit, 1);
+  call(t);
+  for (int i = 1; i < t->threads; i++) pthread_join(t->helper[i], 0);
+  pthread_cond_destroy(&t->wake);
+  pthread_mutex_destroy(&t->lock);
+  free(t);
 }
 
 /* ---------------------------------------------------------------------------------------------- products */
@@ -244,24 +336,49 @@ static float quantise(const float *x, int K, uint8_t *to) {
   return most / 127.0f;
 }
 
+typedef struct {
+  const float *a;
+  const uint8_t *q;
+  const float *unit;
+  int lda, m, ldc, mode;
+  const Product *p;
+  float *c;
+} Work;
+
+/* Part i of n of a product: some of its panels. */
+static void some_panels(void *about, int i, int n) {
+  const Work w = *(const Work *)about;
+  int64_t panels = (w.p->N + PANEL - 1) / PANEL;
+  int j = panels * i / n, end = panels * (i + 1) / n;
+  if (w.q) {
+    for (; j < end; j++) panel_of_bytes(w.q, w.lda, w.unit, w.m, w.p, j, w.c, w.ldc, w.mode);
+    return;
+  }
+  /* Few rows: several panels at once, for a sum must wait for its last addition. */
+  if (w.m == 1)
+    for (; j + 4 <= end; j += 4) tile(1, 4, w.a, w.lda, w.p, j, w.c, w.ldc, w.mode);
+  else if (w.m == 2)
+    for (; j + 2 <= end; j += 2) tile(2, 2, w.a, w.lda, w.p, j, w.c, w.ldc, w.mode);
+  for (; j < end; j++) panel_of_rows(w.a, w.lda, w.m, w.p, j, w.c, w.ldc, w.mode);
+}
+
+#define SHARED 200000 /* multiplications that are worth a helper's attention */
+
 /* C = A W + b for m rows. `room` holds m rows of bytes and m floats where the weights are int8. */
-static void product(const float *a, int lda, int m, const Product *p, float *c, int ldc, int mode, void *room) {
-  int panels = (p->N + PANEL - 1) / PANEL;
-  if (p->w) {
-    int j = 0;
-    /* Few rows: several panels at once, for a sum must wait for its last addition. */
-    if (m == 1)
-      for (; j + 4 <= panels; j += 4) tile(1, 4, a, lda, p, j, c, ldc, mode);
-    else if (m == 2)
-      for (; j + 2 <= panels; j += 2) tile(2, 2, a, lda, p, j, c, ldc, mode);
-    for (; j < panels; j++) panel_of_rows(a, lda, m, p, j, c, ldc, mode);
-  } else {
-    int ldq = (p->K + 3) / 4 * 4;
+static void product(Team *team, const float *a, int lda, int m, const Product *p, float *c, int ldc, int mode,
+                    void *room) {
+  Work w = {a, 0, 0, lda, m, ldc, mode, p, c};
+  if (p->q) {
     float *unit = room;
     uint8_t *q = (uint8_t *)(unit + m);
-    for (int i = 0; i < m; i++) unit[i] = quantise(a + (size_t)i * lda, p->K, q + (size_t)i * ldq);
-    for (int j = 0; j < panels; j++) panel_of_bytes(q, ldq, unit, m, p, j, c, ldc, mode);
+    w.q = q, w.unit = unit, w.lda = (p->K + 3) / 4 * 4;
+    for (int i = 0; i < m; i++) unit[i] = quantise(a + (size_t)i * lda, p->K, q + (size_t)i * w.lda);
   }
+  int pieces = (p->N + 4 * PANEL - 1) / (4 * PANEL);
+  if (!team || team->threads == 1 || (int64_t)p->K * p->N * m < SHARED)
+    some_panels(&w, 0, 1);
+  else
+    together(team, some_panels, &w, pieces < 4 * team->threads ? pieces : 4 * team->threads);
 }
 
 /* ---------------------------------------------------------------------------------------------- between products */
@@ -407,6 +524,7 @@ static void activate(const Model *M, float *x, int m) {
 
 /* Room to work, for m rows; see `room` below for its size. */
 typedef struct {
+  Team *team;
   float *x, *y, *wide, *heads, *scores, *keys;
   void *bytes;
 } Room;
@@ -425,9 +543,9 @@ static void leave(const Model *M, const Norm *norm, const Room *w, int m) {
 
 static void feed_forward(const Model *M, const Layer *layer, const Room *w, int m) {
   const float *in = enter(M, &layer->feed_forward_norm, w, m);
-  product(in, M->d, m, &layer->inner, w->wide, layer->inner.N, M->activation ? SET : RELU, w->bytes);
+  product(w->team, in, M->d, m, &layer->inner, w->wide, layer->inner.N, M->activation ? SET : RELU, w->bytes);
   if (M->activation) activate(M, w->wide, m);
-  product(w->wide, layer->inner.N, m, &layer->outer, w->x, M->d, ADD, w->bytes);
+  product(w->team, w->wide, layer->inner.N, m, &layer->outer, w->x, M->d, ADD, w->bytes);
   leave(M, &layer->feed_forward_norm, w, m);
 }
 
@@ -461,8 +579,8 @@ int64_t room(const Model *M, int32_t m, int32_t longest) {
 /* Read n sentences: tokens one sentence after the other, their lengths, and for each of them where its memory goes: for
    every decoder layer the keys (G, d_k, padded S) and then the values (S, G · d_v) of the attention to it. */
 void encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *lengths, float *const *memory,
-            char *space) {
-  Room w;
+            Team *team, char *space) {
+  Room w = {.team = team};
   int m = 0, longest = 1, wk = M->kv_heads * M->d_k, wv = M->kv_heads * M->d_v;
   for (int b = 0; b < n; b++) m += lengths[b], longest = lengths[b] > longest ? lengths[b] : longest;
   lay(M, m, longest, space, &w);
@@ -472,7 +590,7 @@ void encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *len
     const Layer *layer = M->encoder + l;
     const float *in = enter(M, &layer->attention_norm, &w, m);
     int N = layer->query_key_value.N, Q = M->heads * M->d_k;
-    product(in, M->d, m, &layer->query_key_value, w.wide, N, SET, w.bytes);
+    product(w.team, in, M->d, m, &layer->query_key_value, w.wide, N, SET, w.bytes);
     for (int b = 0, r = 0; b < n; r += lengths[b++]) {
       const float *qkv = w.wide + (size_t)r * N;
       transpose_keys(M, qkv + Q, N, lengths[b], w.keys);
@@ -480,13 +598,13 @@ void encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *len
         attend_fixed(M, qkv + (size_t)s * N, w.keys, qkv + Q + wk, N, lengths[b],
                      w.heads + (size_t)(r + s) * M->heads * M->d_v, w.scores);
     }
-    product(w.heads, M->heads * M->d_v, m, &layer->output, w.x, M->d, ADD, w.bytes);
+    product(w.team, w.heads, M->heads * M->d_v, m, &layer->output, w.x, M->d, ADD, w.bytes);
     leave(M, &layer->attention_norm, &w, m);
     feed_forward(M, layer, &w, m);
   }
   if (M->encoder_norm.gain) normalise_rows(M, &M->encoder_norm, w.x, m, w.x);
   for (int l = 0; l < M->decoder_layers; l++) {
-    product(w.x, M->d, m, &M->decoder[l].key_value, w.wide, wk + wv, SET, w.bytes);
+    product(w.team, w.x, M->d, m, &M->decoder[l].key_value, w.wide, wk + wv, SET, w.bytes);
     for (int b = 0, r = 0; b < n; r += lengths[b++]) {
       int S = lengths[b], padded = (S + L - 1) / L * L;
       float *to = memory[b] + (size_t)l * ((size_t)wk * padded + (size_t)wv * S);
@@ -503,8 +621,8 @@ void encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *len
    history + r · stride, the last of them new; it reads `sources[r]` tokens in memory[r]. */
 void decode(const Model *M, int32_t m, const int32_t *tokens, const int32_t *lengths, const int32_t *history,
             int32_t stride, float *keys, float *values, int64_t cells, const float *const *memory,
-            const int32_t *sources, int32_t longest, float *features, char *space) {
-  Room w;
+            const int32_t *sources, int32_t longest, float *features, Team *team, char *space) {
+  Room w = {.team = team};
   int wk = M->kv_heads * M->d_k, wv = M->kv_heads * M->d_v, Q = M->heads * M->d_k, V = M->heads * M->d_v;
   lay(M, m, longest, space, &w);
   for (int r = 0; r < m; r++) embed(M, &M->target, tokens[r], lengths[r] - 1, w.x + (size_t)r * M->d);
@@ -513,7 +631,7 @@ void decode(const Model *M, int32_t m, const int32_t *tokens, const int32_t *len
     float *k = keys + (size_t)l * cells * wk, *v = values + (size_t)l * cells * wv;
     int N = layer->query_key_value.N;
     const float *in = enter(M, &layer->attention_norm, &w, m);
-    product(in, M->d, m, &layer->query_key_value, w.wide, N, SET, w.bytes);
+    product(w.team, in, M->d, m, &layer->query_key_value, w.wide, N, SET, w.bytes);
     for (int r = 0; r < m; r++) {
       const float *qkv = w.wide + (size_t)r * N;
       const int32_t *cell = history + (size_t)r * stride;
@@ -521,17 +639,17 @@ void decode(const Model *M, int32_t m, const int32_t *tokens, const int32_t *len
       memcpy(v + (size_t)cell[lengths[r] - 1] * wv, qkv + Q + wk, sizeof(float) * wv);
       attend_cells(M, qkv, k, v, cell, lengths[r], w.heads + (size_t)r * V, w.scores);
     }
-    product(w.heads, V, m, &layer->output, w.x, M->d, ADD, w.bytes);
+    product(w.team, w.heads, V, m, &layer->output, w.x, M->d, ADD, w.bytes);
     leave(M, &layer->attention_norm, &w, m);
     in = enter(M, &layer->cross_norm, &w, m);
-    product(in, M->d, m, &layer->query, w.wide, Q, SET, w.bytes);
+    product(w.team, in, M->d, m, &layer->query, w.wide, Q, SET, w.bytes);
     for (int r = 0; r < m; r++) {
       int S = sources[r], padded = (S + L - 1) / L * L;
       const float *from = memory[r] + (size_t)l * ((size_t)wk * padded + (size_t)wv * S);
       attend_fixed(M, w.wide + (size_t)r * Q, from, from + (size_t)wk * padded, wv, S, w.heads + (size_t)r * V,
                    w.scores);
     }
-    product(w.heads, V, m, &layer->cross_output, w.x, M->d, ADD, w.bytes);
+    product(w.team, w.heads, V, m, &layer->cross_output, w.x, M->d, ADD, w.bytes);
     leave(M, &layer->cross_norm, &w, m);
     feed_forward(M, layer, &w, m);
   }
@@ -544,8 +662,8 @@ void decode(const Model *M, int32_t m, const int32_t *tokens, const int32_t *len
 /* ---------------------------------------------------------------------------------------------- the next token */
 
 /* features (m, d) -> logits (m, N), N the columns of p, which may be a shortlist's. */
-void logits(const Product *p, int32_t m, const float *features, float *out, char *space) {
-  product(features, p->K, m, p, out, p->N, SET, space);
+void logits(const Product *p, int32_t m, const float *features, float *out, Team *team, char *space) {
+  product(team, features, p->K, m, p, out, p->N, SET, space);
 }
 
 /* The n best of N logits, best first, of equals the lower first. 0 if they are not numbers. */
@@ -593,13 +711,13 @@ static double log_sum(const float *x, int N, float top, int free) {
    `bias` has for each row numbers to add to its logits, -inf for what its shortlist leaves out; it may be absent.
    `rows` rows at a time go through `space`. Returns 0 if some logits are not numbers. */
 int32_t best(const Product *p, int32_t m, const float *features, int32_t n, int32_t normalised,
-             const float *const *bias, float *scores, int32_t *tokens, int32_t rows, char *space) {
+             const float *const *bias, float *scores, int32_t *tokens, int32_t rows, Team *team, char *space) {
   int N = p->N, good = 1;
   float *x = (float *)space;
   char *bytes = space + rounded(4 * (size_t)rows * N);
   for (int first = 0; first < m; first += rows) {
     int some = m - first < rows ? m - first : rows;
-    product(features + (size_t)first * p->K, p->K, some, p, x, N, SET, bytes);
+    product(team, features + (size_t)first * p->K, p->K, some, p, x, N, SET, bytes);
     for (int r = 0; r < some; r++) {
       float *row = x + (size_t)r * N, *score = scores + (size_t)(first + r) * n;
       if (bias)

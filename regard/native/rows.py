@@ -1,0 +1,256 @@
+"""The rows of a search in the C engine.
+
+Letters: R rows, V vocabulary, d width of the model, n columns.
+
+The past of a row is a list of cells, one for each token: places in one pool of keys and values. To reorder rows is to
+copy these lists; no key and no value moves, and what a sentence's rows share is stored once. What the encoder found is
+one block for each sentence, which all of its rows read.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.decoding.protocol import DAMAGED, Best, Floats, Ints
+from regard.native import build
+
+if TYPE_CHECKING:
+    from regard.native.model import Native
+
+ENCODE = 512  # source tokens that go through the encoder together: the room to work stays small
+SELECT = 48  # rows whose logits are held at once: they stay in the second cache
+
+Int32 = NDArray[np.int32]
+
+
+class NativeRows:
+    """The rows of one search in the C engine (`regard.decoding.protocol.Rows`)."""
+
+    def __init__(self, model: "Native") -> None:
+        self.model = model
+        self.lengths: Int32 = np.zeros(0, np.int32)  # (R,) tokens of each row
+        self.sentence: Int32 = np.zeros(0, np.int32)  # (R,) which one it reads
+        self.history: Int32 = np.zeros((0, 32), np.int32)  # (R, room for tokens): its cells
+        # Of each sentence, by its number; numbers are used again.
+        self.memory: list[Floats | None] = []
+        self.address: Ints = np.zeros(0, np.int64)
+        self.source_length: Int32 = np.zeros(0, np.int32)
+        self.list: list[Ints | None] = []  # the ids of its shortlist
+        # The pool.
+        self.free: Int32 = np.zeros(0, np.int32)
+        self.owner: Int32 = np.zeros(0, np.int32)  # which sentence has a cell, or -1
+        self.keys: Floats = np.zeros((model.layers, 0, model.key_width), np.float32)
+        self.values: Floats = np.zeros((model.layers, 0, model.value_width), np.float32)
+        self.space = np.zeros(0, np.uint8)
+        self.features: Floats = np.zeros((0, model.d), np.float32)
+        self.columns: Columns | None = None
+        self.team: int | None = None
+        if model.threads > 1:
+            self.team = model.library.gather(model.threads)
+            weakref.finalize(self, model.library.dismiss, self.team)
+
+    def start(self, sources: Sequence[Sequence[int]]) -> None:
+        lengths = np.array([len(source) for source in sources], np.int32)
+        self.model.reach(int(lengths.max(initial=0)))
+        numbers = self._numbers(len(sources))
+        for i, source in zip(numbers, sources, strict=True):
+            block = np.empty(self.model.memory_size(len(source)), np.float32)
+            self.memory[i], self.address[i], self.source_length[i] = block, block.ctypes.data, len(source)
+            if self.model.shortlists is not None:
+                self.list[i] = np.asarray(self.model.shortlists.of(source), np.int64)
+        first = 0
+        while first < len(sources):
+            last, tokens = first + 1, int(lengths[first])
+            while last < len(sources) and tokens + lengths[last] <= ENCODE:
+                tokens += int(lengths[last])
+                last += 1
+            ids = np.concatenate([np.asarray(source, np.int32) for source in sources[first:last]])
+            address = self.address[numbers[first:last]]
+            space = self._space(self.model.library.room(self.model.c, tokens, int(lengths[first:last].max())))
+            self.model.library.encode(
+                self.model.c,
+                last - first,
+                ids.ctypes.data,
+                lengths[first:last].ctypes.data,
+                address.ctypes.data,
+                self.team,
+                space,
+            )
+            first = last
+        R, new = len(self.lengths), len(sources)
+        self.lengths = np.concatenate([self.lengths, np.zeros(new, np.int32)])
+        self.sentence = np.concatenate([self.sentence, np.array(numbers, np.int32)])
+        history = np.zeros((R + new, self.history.shape[1]), np.int32)
+        history[:R] = self.history
+        self.history, self.columns = history, None
+
+    def step(self, tokens: Ints) -> Floats:
+        features = self._advance(tokens)
+        out = np.empty((len(tokens), self.model.vocabulary), np.float32)
+        if self.model.shortlists is None:
+            self._logits(self.model.c.logits, features, out)
+        else:
+            columns = self._columns()
+            some = np.empty((len(tokens), len(columns.ids)), np.float32)
+            self._logits(columns.product, features, some)
+            out.fill(-np.inf)
+            out[:, columns.ids] = some + columns.bias[columns.index[self.sentence]]
+        if np.isnan(out).any():
+            raise ValueError(DAMAGED)
+        return out
+
+    def best(self, tokens: Ints, n: int, *, normalise: bool = True) -> Best:
+        features = self._advance(tokens)
+        R, product, bias, columns = len(tokens), self.model.c.logits, None, None
+        if self.model.shortlists is not None:
+            columns = self._columns()
+            product = columns.product
+            at = columns.bias.ctypes.data + columns.index[self.sentence] * columns.bias.strides[0]
+            bias = at.astype(np.int64)
+        n = min(n, product.N)
+        scores, chosen = np.empty((R, n), np.float32), np.empty((R, n), np.int32)
+        block = min(R, SELECT)
+        space = self._space(4 * block * (product.N + 16) + block * (product.K + 8) + 128)
+        fine = self.model.library.best(
+            product,
+            R,
+            features.ctypes.data,
+            n,
+            normalise,
+            None if bias is None else bias.ctypes.data,
+            scores.ctypes.data,
+            chosen.ctypes.data,
+            block,
+            self.team,
+            space,
+        )
+        if not fine:
+            raise ValueError(DAMAGED)
+        return Best(scores, chosen.astype(np.int64) if columns is None else columns.ids[chosen])
+
+    def reorder(self, rows: Ints) -> None:
+        before = self.sentence
+        self.lengths, self.sentence, self.history = self.lengths[rows], self.sentence[rows], self.history[rows]
+        there = np.zeros(len(self.memory), bool)
+        there[before] = True
+        there[self.sentence] = False
+        if there.any():  # who has left
+            for i in there.nonzero()[0]:
+                self.memory[i] = self.list[i] = None
+            cells = there[self.owner].nonzero()[0] if len(self.owner) else self.owner
+            cells = cells[self.owner[cells] >= 0]
+            self.owner[cells] = -1
+            self.free = np.concatenate([self.free, cells.astype(np.int32)])
+            self.columns = None
+
+    def _advance(self, tokens: Ints) -> Floats:
+        """Append a token to each row -> (R, d), what the last product reads."""
+        R = len(tokens)
+        if len(self.lengths) != R:
+            raise ValueError(f"{R} tokens for {len(self.lengths)} rows: give one to each")
+        if R and not 0 <= tokens.min() <= tokens.max() < self.model.c.target.tokens:
+            raise ValueError(f"token ids lie in 0..{self.model.c.target.tokens - 1}")
+        if len(self.free) < R:
+            self._grow(R)
+        cells, self.free = self.free[len(self.free) - R :], self.free[: len(self.free) - R]
+        longest = int(self.lengths.max(initial=0)) + 1
+        self.model.reach(longest)
+        if longest > self.history.shape[1]:
+            self.history = np.concatenate([self.history, np.zeros_like(self.history)], 1)
+        self.history[np.arange(R), self.lengths] = cells
+        self.lengths += 1
+        self.owner[cells] = self.sentence
+        sources = self.source_length[self.sentence]
+        if len(self.features) < R:
+            self.features = np.empty((2 * R, self.model.d), np.float32)
+        tokens = tokens.astype(np.int32)
+        address = self.address[self.sentence]
+        widest = max(longest, int(sources.max(initial=0)))
+        space = self._space(self.model.library.room(self.model.c, R, widest))
+        self.model.library.decode(
+            self.model.c,
+            R,
+            tokens.ctypes.data,
+            self.lengths.ctypes.data,
+            self.history.ctypes.data,
+            self.history.shape[1],
+            self.keys.ctypes.data,
+            self.values.ctypes.data,
+            self.keys.shape[1],
+            address.ctypes.data,
+            sources.ctypes.data,
+            widest,
+            self.features.ctypes.data,
+            self.team,
+            space,
+        )
+        return self.features[:R]
+
+    def _numbers(self, count: int) -> list[int]:
+        """Numbers for so many new sentences."""
+        vacant = [i for i, block in enumerate(self.memory) if block is None][:count]
+        more = count - len(vacant)
+        vacant += range(len(self.memory), len(self.memory) + more)
+        self.memory += [None] * more
+        self.list += [None] * more
+        self.address = np.concatenate([self.address, np.zeros(more, np.int64)])
+        self.source_length = np.concatenate([self.source_length, np.zeros(more, np.int32)])
+        return vacant
+
+    def _grow(self, cells: int) -> None:
+        """Double the pool, or make it larger by so many cells if that is more."""
+        old = self.keys.shape[1]
+        more = max(cells, old, 256)
+        for name in ("keys", "values"):
+            pool = getattr(self, name)
+            larger = np.empty((pool.shape[0], old + more, pool.shape[2]), np.float32)
+            larger[:, :old] = pool
+            setattr(self, name, larger)
+        self.free = np.concatenate([self.free, np.arange(old, old + more, dtype=np.int32)])
+        self.owner = np.concatenate([self.owner, np.full(more, -1, np.int32)])
+
+    def _space(self, size: int) -> int:
+        """The address of so many bytes to work in, at a multiple of 64."""
+        if len(self.space) < size + 64:
+            self.space = np.empty(size + size // 2 + 64, np.uint8)
+        return -(-self.space.ctypes.data // 64) * 64
+
+    def _logits(self, product: build.Product, features: Floats, out: Floats) -> None:
+        R = len(features)
+        space = self._space(R * (product.K + 8) + 64)
+        self.model.library.logits(product, R, features.ctypes.data, out.ctypes.data, self.team, space)
+
+    def _columns(self) -> "Columns":
+        """The columns that the sentences at work may use."""
+        if self.columns is None:
+            here = np.unique(self.sentence)
+            lists = [ids for i in here if (ids := self.list[i]) is not None]
+            self.columns = Columns(self.model, here, lists, len(self.memory))
+        return self.columns
+
+
+class Columns:
+    """The last product, narrowed to the shortlists of some sentences."""
+
+    def __init__(self, model: "Native", sentences: Int32, lists: list[Ints], count: int) -> None:
+        self.ids = np.unique(np.concatenate(lists))  # (n,)
+        whole, n = model.c.logits, len(self.ids)
+        panels, groups = -(-n // build.PANEL), -(-whole.K // 4)
+        self.w = np.zeros((panels, whole.K, build.PANEL) if whole.w else 0, np.float32)
+        self.q = np.zeros(0 if whole.w else (panels, groups, build.PANEL, 4), np.int8)
+        self.scale, self.sum = np.zeros(n, np.float32), np.zeros(n, np.int32)
+        self.offset = np.zeros(n if whole.bias else 0, np.float32)
+        parts = (self.w, self.q, self.scale, self.sum, self.offset)
+        ids = self.ids.astype(np.int32)
+        model.library.columns(whole, n, ids.ctypes.data, *(part.ctypes.data for part in parts))
+        w, q, scale, total, offset = (part.ctypes.data if part.size else None for part in parts)
+        self.product = build.Product(whole.K, n, w, q, scale, total, offset)
+        # What is not on a sentence's own list is not for it, though it is computed: its output depends on no other.
+        self.bias = np.full((len(sentences), n), -np.inf, np.float32)
+        for row, own in zip(self.bias, lists, strict=True):
+            row[np.searchsorted(self.ids, own)] = 0.0
+        self.index = np.zeros(count, np.int64)  # which row of `bias` a sentence has
+        self.index[sentences] = np.arange(len(sentences))

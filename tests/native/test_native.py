@@ -1,0 +1,255 @@
+"""The C engine says what the PyTorch model says, and to each row the same bits in any company."""
+
+import copy
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from regard.core.quantised import quantise
+from regard.decoding.protocol import best_of
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.native import Native, UnavailableError, build
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+pytestmark = needs_compiler
+
+V = 133
+KINDS = {
+    "post": {},
+    "pre": {"norm": "pre"},
+    "gelu": {"feed_forward": "gelu"},
+    "swiglu": {"feed_forward": "swiglu", "norm_kind": "rms"},
+    "learned": {"feed_forward": "glu", "positions": "learned", "tie": "none", "bias": False},
+    "grouped": {"kv_heads": 2},
+    "odd": {"d_model": 36, "heads": 3, "d_k": 7, "d_v": 5, "d_ff": 50, "positions": "none"},
+    "scaled": {"scale": 0.3, "scale_embedding": False, "tie": "target", "source_vocabulary": 90},
+}
+
+
+def build_model(seed: int = 0, **changes: object) -> Transformer:
+    torch.manual_seed(seed)
+    config = TransformerConfig.tiny(V, encoder_layers=2, decoder_layers=2).but(**changes)
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "bias" in name or "norm" in name:
+                p.add_(0.2 * torch.randn_like(p))
+    return model
+
+
+def sentences(count: int, seed: int = 1, longest: int = 40) -> list[list[int]]:
+    draw = np.random.default_rng(seed)
+    return [draw.integers(4, 90, draw.integers(1, longest)).tolist() for _ in range(count)]
+
+
+def truth(model: Transformer, source: list[int], prefix: list[int]) -> NDArray[np.float32]:
+    with torch.inference_mode():
+        return model(torch.tensor([source]), torch.tensor([prefix]))[0, -1].numpy()
+
+
+def play(engine: Native, model: Transformer | None = None) -> list[NDArray[np.float32]]:
+    """Start, step and reorder rows in many ways; the logits of each step, compared with the model's if there is one."""
+    draw, (a, b, c, d) = np.random.default_rng(2), sentences(4)
+    rows, texts, prefixes, seen = engine.rows(), [a, b], [[], []], []
+    rows.start(texts)
+    for t in range(8):
+        if t == 3:  # others come later
+            rows.start([c, d])
+            texts, prefixes = [*texts, c, d], [*prefixes, [], []]
+        if (order := {4: [0, 0, 1, 2, 2, 3], 6: [5, 0, 1]}.get(t)) is not None:
+            rows.reorder(np.array(order))
+            texts, prefixes = [texts[i] for i in order], [list(prefixes[i]) for i in order]
+        tokens = draw.integers(4, V, len(texts))
+        for prefix, token in zip(prefixes, tokens.tolist(), strict=True):
+            prefix.append(token)
+        logits = rows.step(tokens)
+        seen.append(logits)
+        if model is not None:
+            expected = np.stack([truth(model, *row) for row in zip(texts, prefixes, strict=True)])
+            np.testing.assert_allclose(logits, expected, atol=2e-5)
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_says_what_pytorch_says(kind: str) -> None:
+    model = build_model(**KINDS[kind])
+    play(Native(model), model)
+
+
+@pytest.mark.parametrize("kind", ["pre", "learned", "odd"])
+def test_int8_multiplies_the_same_whole_numbers(kind: str) -> None:
+    model = quantise(build_model(**KINDS[kind]))
+    assert isinstance(model, Transformer)
+    # A number at the edge of two whole ones may fall to either side, by the last bit of what came before it.
+    ours = np.concatenate(play(Native(model)))
+    theirs = np.concatenate(play(Native(build_model(**KINDS[kind]))))
+    rows, source, prefix = Native(model).rows(), sentences(1)[0], [5, 6, 7]
+    rows.start([source])
+    for token in prefix:
+        logits = rows.step(np.array([token]))
+    np.testing.assert_allclose(logits[0], truth(model, source, prefix), atol=0.05)
+    assert 0 < np.abs(ours - theirs).max() < 0.5
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_row_gets_the_same_bits_in_any_company(int8: bool) -> None:
+    model = build_model(norm="pre")
+    engine, texts, draw = Native(quantise(model) if int8 else model), sentences(30), np.random.default_rng(0)
+    tokens = draw.integers(4, V, (6, len(texts)))
+
+    def run(order: list[int], threads: int = 1) -> list[NDArray[np.float32]]:
+        rows = engine.with_threads(threads).rows()
+        rows.start([texts[i] for i in order])
+        return [rows.step(tokens[t, order]) for t in range(6)]
+
+    together = run(list(range(len(texts))))
+    for order in ([3], [29, 0], list(range(29, -1, -1)), list(range(5, 18))):
+        for step, alone in zip(together, run(order), strict=True):
+            assert np.array_equal(alone, step[order])
+    for step, shared in zip(together, run(list(range(len(texts))), threads=3), strict=True):
+        assert np.array_equal(step, shared)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_best_is_the_best_of_the_logits(normalise: bool) -> None:
+    model = build_model(norm="pre")
+    with torch.no_grad():
+        model.output.weight[50:60] = model.output.weight[40:50]  # equals: the lower id comes first
+    engine, texts = Native(model), sentences(60)
+    a, b = engine.rows(), engine.rows()
+    a.start(texts), b.start(texts)
+    tokens = np.full(60, 1)
+    for n in (1, 2, 8, V, 1000):
+        found, expected = a.best(tokens, n, normalise=normalise), best_of(b.step(tokens), n, normalise=normalise)
+        assert np.array_equal(found.tokens, expected.tokens)
+        np.testing.assert_allclose(found.scores, expected.scores, atol=2e-6)
+        tokens = expected.tokens[:, 0]
+
+
+class Lists:
+    """Each sentence may use tokens that its own differ from by a multiple of five."""
+
+    def of(self, source: list[int]) -> NDArray[np.int64]:
+        return np.arange(sum(source) % 5, V, 5)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_shortlist_is_a_mask_and_depends_on_no_other_sentence(int8: bool) -> None:
+    model = build_model(norm="pre")
+    model = quantise(model) if int8 else model
+    engine, whole, texts = Native(model, shortlists=Lists()), Native(model), sentences(12)
+    rows, plain = engine.rows(), whole.rows()
+    rows.start(texts), plain.start(texts)
+    tokens = np.arange(12) + 4
+    found, logits = rows.best(tokens, 3), plain.step(tokens)
+    for i, text in enumerate(texts):
+        hidden = np.setdiff1d(np.arange(V), Lists().of(text))
+        logits[i, hidden] = -np.inf
+    expected = best_of(logits, 3)
+    assert np.array_equal(found.tokens, expected.tokens)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
+    again, stepped = rows.best(tokens, 3), plain.step(tokens)
+    rows.reorder(np.array([7]))
+    alone = engine.rows()
+    alone.start([texts[7]])
+    for _ in range(2):
+        last = alone.best(tokens[7:8], 3)
+    assert np.array_equal(last.scores[0], again.scores[7])
+    assert np.array_equal(last.tokens[0], again.tokens[7])
+    assert stepped.shape == (12, V)
+    assert np.isinf(rows.step(tokens[7:8])).sum() == V - len(Lists().of(texts[7]))
+
+
+def test_a_long_output_outgrows_every_first_guess() -> None:
+    model = build_model()
+    rows = Native(model).rows()
+    source = sentences(1, longest=300)[0] * 10
+    rows.start([source[:300]])
+    prefix: list[int] = []
+    for t in range(300):
+        prefix.append(4 + t % 100)
+        logits = rows.step(np.array(prefix[-1:]))
+    np.testing.assert_allclose(logits[0], truth(model, source[:300], prefix), atol=2e-5)
+
+
+def test_cells_of_those_who_left_are_used_again() -> None:
+    rows = Native(build_model()).rows()
+    for _ in range(20):
+        rows.start(sentences(16))
+        for _ in range(10):
+            rows.step(np.full(len(rows.lengths), 5))
+        rows.reorder(np.zeros(0, np.int64))
+    assert rows.keys.shape[1] <= 512
+    assert len(rows.memory) == 16
+
+
+def test_damaged_weights_are_told() -> None:
+    model = build_model()
+    with torch.no_grad():
+        model.output.weight[7] = torch.nan
+    for step in ("step", "best"):
+        rows = Native(model).rows()
+        rows.start(sentences(2))
+        with pytest.raises(ValueError, match="damaged or diverged"):
+            getattr(rows, step)(np.array([1, 1]), *([2] if step == "best" else []))
+
+
+def test_a_token_for_each_row_and_of_the_vocabulary() -> None:
+    rows = Native(build_model()).rows()
+    rows.start(sentences(2))
+    with pytest.raises(ValueError, match="3 tokens for 2 rows"):
+        rows.step(np.array([1, 1, 1]))
+    with pytest.raises(ValueError, match=f"0..{V - 1}"):
+        rows.step(np.array([1, V]))
+
+
+@pytest.mark.parametrize("positions", ["rope", "alibi", "t5", "shaw"])
+def test_what_it_cannot_do_it_says(positions: str) -> None:
+    with pytest.raises(UnavailableError, match="positions"):
+        Native(build_model(positions=positions))
+    with pytest.raises(UnavailableError, match="ConvolutionFeedForward"):
+        Native(build_model(feed_forward="convolution"))
+
+
+def test_weights_are_copied() -> None:
+    model = build_model()
+    engine, before = Native(model), copy.deepcopy(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    play(engine, before)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+    build.library.cache_clear()
+    yield tmp_path
+    build.library.cache_clear()
+
+
+def test_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build.library()
+    (made,) = (fresh / "native").iterdir()
+    when = made.stat().st_mtime_ns
+    build.library.cache_clear()
+    build.library()
+    assert made.stat().st_mtime_ns == when
+
+
+def test_says_why_there_is_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(UnavailableError, match="no C compiler 'no-such-compiler'"):
+        build.library()
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(UnavailableError, match="false failed"):
+        build.library()
+    assert not (fresh / "native").exists() or not list((fresh / "native").iterdir())
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("REGARD_NATIVE", "0")
+    with pytest.raises(UnavailableError, match="REGARD_NATIVE=0"):
+        build.library()
