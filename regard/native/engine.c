@@ -7,7 +7,8 @@
    sum over k = 0, 1, 2, ... in this order, however many rows share the work. So a sentence gets the same bits alone and
    in any company.
 
-   Vectors are those of GCC and Clang: 16 numbers, which the compiler maps to what the processor has. */
+   Vectors are those of GCC and Clang: 16 numbers, which the compiler maps to what the processor has. The widths d_k and
+   d_v of a head are multiples of 16: the caller fills them up with zeros. */
 
 #include <math.h>
 #include <pthread.h>
@@ -16,7 +17,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -79,12 +80,50 @@ INLINE void store(float *p, vec x) { *(vec *)p = x; }
 INLINE vec all(float x) { return (vec){} + x; }
 INLINE vec larger(vec a, vec b) { return (vec)(((a > b) & (ints)a) | (~(a > b) & (ints)b)); }
 
+INLINE int any(ints mask) {
+#ifdef __AVX512F__
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+#else
+  int64_t m[8];
+  memcpy(m, &mask, sizeof m);
+  return (m[0] | m[1] | m[2] | m[3] | m[4] | m[5] | m[6] | m[7]) != 0;
+#endif
+}
+
+/* Lanes in the order a, b, a, b, ... of pieces of `n`: of the first pieces of each pair, and of the second. */
+#define PIECES(n, f) ((f) / (n) % 2 * L + (f) / (2 * (n)) * 2 * (n) + (f) % (n))
+#define SHUFFLE(n, a, b, o)                                                                                         \
+  __builtin_shufflevector(a, b, PIECES(n, 0) + o, PIECES(n, 1) + o, PIECES(n, 2) + o, PIECES(n, 3) + o,              \
+                          PIECES(n, 4) + o, PIECES(n, 5) + o, PIECES(n, 6) + o, PIECES(n, 7) + o, PIECES(n, 8) + o,  \
+                          PIECES(n, 9) + o, PIECES(n, 10) + o, PIECES(n, 11) + o, PIECES(n, 12) + o,                 \
+                          PIECES(n, 13) + o, PIECES(n, 14) + o, PIECES(n, 15) + o)
+#define FOLD(n, a, b) (SHUFFLE(n, a, b, 0) + SHUFFLE(n, a, b, n))
+
+/* The sums of 16 vectors, as one vector. */
+INLINE vec sums(const vec *x) {
+  vec a[8], b[4];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) a[i] = FOLD(8, x[i], x[i + 8]);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) b[i] = FOLD(4, a[i], a[i + 4]);
+  vec c0 = FOLD(2, b[0], b[2]), c1 = FOLD(2, b[1], b[3]);
+  return FOLD(1, c0, c1);
+}
+
 INLINE float total(vec x) {
-  float s[L];
-  store(s, x);
-  for (int n = L / 2; n; n /= 2)
-    for (int i = 0; i < n; i++) s[i] += s[i + n];
-  return s[0];
+  x = FOLD(8, x, x);
+  x = FOLD(4, x, x);
+  x = FOLD(2, x, x);
+  x = FOLD(1, x, x);
+  return x[0];
+}
+
+INLINE float largest(vec x) {
+  x = larger(SHUFFLE(8, x, x, 0), SHUFFLE(8, x, x, 8));
+  x = larger(SHUFFLE(4, x, x, 0), SHUFFLE(4, x, x, 4));
+  x = larger(SHUFFLE(2, x, x, 0), SHUFFLE(2, x, x, 2));
+  x = larger(SHUFFLE(1, x, x, 0), SHUFFLE(1, x, x, 1));
+  return x[0];
 }
 
 /* e^x to about 2 units in the last place; 0 below -87. x = n ln 2 + r, and a polynomial for e^r. */
@@ -320,15 +359,12 @@ static void panel_of_bytes(const uint8_t *a, int lda, const float *unit, int m, 
 /* xq = rint(x · (127 / max|x|)) + 128, in bytes; unit = max|x| / 127. The last group of four is filled with zeros. */
 static float quantise(const float *x, int K, uint8_t *to) {
   vec top = all(0.0f);
-  float most = 0.0f;
   int k = 0;
   for (; k + L <= K; k += L) {
     vec y = load(x + k);
     top = larger(top, larger(y, -y));
   }
-  float s[L];
-  store(s, top);
-  for (int i = 0; i < L; i++) most = s[i] > most ? s[i] : most;
+  float most = largest(top);
   for (; k < K; k++) most = fabsf(x[k]) > most ? fabsf(x[k]) : most;
   float factor = most < 0x1p-120f ? 0.0f : 127.0f / most; /* as regard/core/quantised.py has it */
   for (k = 0; k < K; k++) to[k] = (uint8_t)((int32_t)rintf(x[k] * factor) + 128);
@@ -425,10 +461,7 @@ static void softmax(float *s, int n) {
   for (int i = n; i < padded; i++) s[i] = -INFINITY;
   vec top = load(s);
   for (int i = L; i < padded; i += L) top = larger(load(s + i), top);
-  float t[L], most;
-  store(t, top);
-  most = t[0];
-  for (int i = 1; i < L; i++) most = t[i] > most ? t[i] : most;
+  float most = largest(top);
   vec sum = all(0.0f);
   for (int i = 0; i < padded; i += L) {
     vec e = exponential(load(s + i) - most);
@@ -439,49 +472,76 @@ static void softmax(float *s, int n) {
   for (int i = 0; i < padded; i += L) store(s + i, load(s + i) * share);
 }
 
-INLINE void mix(float weight, const float *v, int d_v, float *out) {
-  for (int i = 0; i < d_v; i++) out[i] += weight * v[i];
+/* Σ weight[s] · value s, for n vectors (a constant) of each value, which lies at `cell` or else in order. */
+INLINE void mix(int n, const float *weight, const float *values, size_t stride, const int32_t *cell, int S, float *out) {
+  vec even[4], odd[4];
+#pragma GCC unroll 4
+  for (int j = 0; j < n; j++) even[j] = odd[j] = all(0.0f);
+  int s = 0;
+  for (; s + 2 <= S; s += 2) {
+    const float *a = values + (cell ? cell[s] : s) * stride, *b = values + (cell ? cell[s + 1] : s + 1) * stride;
+#pragma GCC unroll 4
+    for (int j = 0; j < n; j++) {
+      even[j] += weight[s] * load(a + j * L);
+      odd[j] += weight[s + 1] * load(b + j * L);
+    }
+  }
+  if (s < S)
+#pragma GCC unroll 4
+    for (int j = 0; j < n; j++) even[j] += weight[s] * load(values + (cell ? cell[s] : s) * stride + j * L);
+#pragma GCC unroll 4
+  for (int j = 0; j < n; j++) store(out + j * L, even[j] + odd[j]);
+}
+
+INLINE void mix_all(int d_v, const float *weight, const float *values, size_t stride, const int32_t *cell, int S,
+                    float *out) {
+  for (int i = 0; i < d_v; i += 4 * L)
+    switch ((d_v - i) / L) {
+      case 1: mix(1, weight, values + i, stride, cell, S, out + i); break;
+      case 2: mix(2, weight, values + i, stride, cell, S, out + i); break;
+      case 3: mix(3, weight, values + i, stride, cell, S, out + i); break;
+      default: mix(4, weight, values + i, stride, cell, S, out + i);
+    }
 }
 
 /* One query q (H · d_k) over S keys that lie as (G, d_k, padded S), and values (S, G · d_v) with a stride. */
 static void attend_fixed(const Model *M, const float *q, const float *keys, const float *values, int stride, int S,
                          float *out, float *scores) {
   int share = M->heads / M->kv_heads, padded = (S + L - 1) / L * L, d_k = M->d_k, d_v = M->d_v;
-  memset(out, 0, sizeof(float) * M->heads * d_v);
   for (int h = 0; h < M->heads; h++) {
-    const float *qh = q + h * d_k, *kh = keys + (size_t)(h / share) * d_k * padded, *vh = values + h / share * d_v;
+    const float *qh = q + h * d_k, *kh = keys + (size_t)(h / share) * d_k * padded;
     for (int s = 0; s < padded; s += L) {
-      vec sum = all(0.0f);
-      for (int i = 0; i < d_k; i++) sum += qh[i] * load(kh + (size_t)i * padded + s);
-      store(scores + s, sum * M->score_scale);
+      vec sum[4] = {all(0.0f), all(0.0f), all(0.0f), all(0.0f)};
+      for (int i = 0; i < d_k; i += 4)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) sum[j] += qh[i + j] * load(kh + (size_t)(i + j) * padded + s);
+      store(scores + s, ((sum[0] + sum[1]) + (sum[2] + sum[3])) * M->score_scale);
     }
     softmax(scores, S);
-    for (int s = 0; s < S; s++) mix(scores[s], vh + (size_t)s * stride, d_v, out + h * d_v);
+    mix_all(d_v, scores, values + h / share * d_v, stride, 0, S, out + h * d_v);
   }
 }
 
 /* One query over T cells of a cache: cell[t] says where the key and the value of position t lie. */
 static void attend_cells(const Model *M, const float *q, const float *keys, const float *values, const int32_t *cell,
                          int T, float *out, float *scores) {
-  int share = M->heads / M->kv_heads, d_k = M->d_k, d_v = M->d_v, wk = M->kv_heads * d_k, wv = M->kv_heads * d_v;
-  int padded = (T + L - 1) / L * L;
-  for (int t = 0; t < T; t++) {
-    const float *k = keys + (size_t)cell[t] * wk;
-    for (int h = 0; h < M->heads; h++) {
-      const float *qh = q + h * d_k, *kh = k + h / share * d_k;
-      vec sum = all(0.0f);
-      float tail = 0.0f;
-      int i = 0;
-      for (; i + L <= d_k; i += L) sum += load(qh + i) * load(kh + i);
-      for (; i < d_k; i++) tail += qh[i] * kh[i];
-      scores[h * padded + t] = (total(sum) + tail) * M->score_scale;
+  int share = M->heads / M->kv_heads, d_k = M->d_k, d_v = M->d_v;
+  size_t wk = M->kv_heads * d_k, wv = M->kv_heads * d_v;
+  for (int h = 0; h < M->heads; h++) {
+    const float *qh = q + h * d_k, *kh = keys + h / share * d_k;
+    for (int t = 0; t < T; t += L) {
+      vec x[L];
+#pragma GCC unroll 16
+      for (int j = 0; j < L; j++) {
+        x[j] = all(0.0f);
+        if (t + j >= T) continue;
+        const float *k = kh + cell[t + j] * wk;
+        for (int i = 0; i < d_k; i += L) x[j] += load(qh + i) * load(k + i);
+      }
+      store(scores + t, sums(x) * M->score_scale);
     }
-  }
-  memset(out, 0, sizeof(float) * M->heads * d_v);
-  for (int h = 0; h < M->heads; h++) softmax(scores + h * padded, T);
-  for (int t = 0; t < T; t++) {
-    const float *v = values + (size_t)cell[t] * wv;
-    for (int h = 0; h < M->heads; h++) mix(scores[h * padded + t], v + h / share * d_v, d_v, out + h * d_v);
+    softmax(scores, T);
+    mix_all(d_v, scores, values + h / share * d_v, wv, cell, T, out + h * d_v);
   }
 }
 
@@ -552,7 +612,7 @@ static void feed_forward(const Model *M, const Layer *layer, const Room *w, int 
 static size_t rounded(size_t n) { return (n + 63) / 64 * 64; }
 
 static size_t lay(const Model *M, int m, int longest, char *base, Room *w) {
-  size_t H = M->heads, wide = M->heads * M->d_k + M->kv_heads * (M->d_k + M->d_v), inner, at = 0, padded;
+  size_t wide = M->heads * M->d_k + M->kv_heads * (M->d_k + M->d_v), inner, at = 0, padded;
   padded = (longest + L - 1) / L * L;
   inner = (M->activation >= 3 ? 2 : 1) * (size_t)M->d_ff;
   if (inner > wide) wide = inner;
@@ -562,8 +622,8 @@ static size_t lay(const Model *M, int m, int longest, char *base, Room *w) {
   TAKE(x, 4 * (size_t)m * M->d);
   TAKE(y, 4 * (size_t)m * M->d);
   TAKE(wide, 4 * (size_t)m * wide);
-  TAKE(heads, 4 * (size_t)m * H * M->d_v);
-  TAKE(scores, 4 * H * padded);
+  TAKE(heads, 4 * (size_t)m * M->heads * M->d_v);
+  TAKE(scores, 4 * padded);
   TAKE(keys, 4 * (size_t)M->kv_heads * M->d_k * padded);
   TAKE(bytes, (size_t)m * (4 + widest + 4));
 #undef TAKE
@@ -666,29 +726,38 @@ void logits(const Product *p, int32_t m, const float *features, float *out, Team
   product(team, features, p->K, m, p, out, p->N, SET, space);
 }
 
+typedef struct {
+  int n, found;
+  float bound, *scores;
+  int32_t *tokens;
+} Chosen;
+
+/* Let some logits, `first` being the id of the first, take their place among the best n. */
+static void consider(Chosen *c, const float *x, int count, int first) {
+  for (int j = 0; j < count; j++) {
+    if (c->found == c->n && !(x[j] > c->bound)) continue;
+    int at = c->found < c->n ? c->found++ : c->n - 1;
+    for (; at && c->scores[at - 1] < x[j]; at--)
+      c->scores[at] = c->scores[at - 1], c->tokens[at] = c->tokens[at - 1];
+    c->scores[at] = x[j], c->tokens[at] = first + j;
+    if (c->found == c->n) c->bound = c->scores[c->n - 1];
+  }
+}
+
 /* The n best of N logits, best first, of equals the lower first. 0 if they are not numbers. */
 static int choose(const float *x, int N, int n, float *scores, int32_t *tokens) {
-  int found = 0;
-  float bound = -INFINITY;
-  vec check = all(0.0f);
-  for (int i = 0; i < N; i += L) {
-    int part = N - i < L ? N - i : L;
-    vec y = all(-INFINITY);
-    if (part == L) y = load(x + i); else memcpy(&y, x + i, sizeof(float) * part);
-    check += (vec)((ints)(y != y) & 1);
-    ints above = found < n ? y == y : y > bound;
-    int64_t any[8];
-    memcpy(any, &above, sizeof any);
-    if (!(any[0] | any[1] | any[2] | any[3] | any[4] | any[5] | any[6] | any[7])) continue;
-    for (int j = 0; j < part; j++) {
-      if (found == n && !(y[j] > bound)) continue;
-      int at = found < n ? found++ : n - 1;
-      for (; at && scores[at - 1] < y[j]; at--) scores[at] = scores[at - 1], tokens[at] = tokens[at - 1];
-      scores[at] = y[j], tokens[at] = i + j;
-      if (found == n) bound = scores[n - 1];
-    }
+  Chosen c = {n, 0, -INFINITY, scores, tokens};
+  ints good = {};
+  int i = 0, fine = 1;
+  good = ~good;
+  for (; i + 4 * L <= N; i += 4 * L) {
+    vec a = load(x + i), b = load(x + i + L), d = load(x + i + 2 * L), e = load(x + i + 3 * L);
+    good &= (a == a) & (b == b) & (d == d) & (e == e);
+    if (c.found < n || any(larger(larger(a, b), larger(d, e)) > c.bound)) consider(&c, x + i, 4 * L, i);
   }
-  return total(check) == 0.0f && found == n && scores[0] > -INFINITY && scores[0] < INFINITY;
+  consider(&c, x + i, N - i, i);
+  for (; i < N; i++) fine &= x[i] == x[i];
+  return fine && !any(~good) && c.found == n && scores[0] > -INFINITY && scores[0] < INFINITY;
 }
 
 /* log sum e^x. With an order-free sum of fixed-point numbers where columns may lie anywhere (a shortlist). */

@@ -105,13 +105,16 @@ class Native:
             raise UnavailableError("its normalisations differ in eps")
         if not isinstance(attention, MultiHeadAttention):
             raise UnavailableError(f"it has a {type(attention).__name__} in place of attention")
+        shapes = {(m.heads, m.kv_heads, m.d_k, m.d_v) for m in model.modules() if isinstance(m, MultiHeadAttention)}
+        if len(shapes) != 1:
+            raise UnavailableError("its attentions differ in shape")
         scale = attention.config.scale
         return build.Model(
             d=attention.config.d_model,
             heads=attention.heads,
             kv_heads=attention.kv_heads,
-            d_k=attention.d_k,
-            d_v=attention.d_v,
+            d_k=_whole(attention.d_k),
+            d_v=_whole(attention.d_v),
             d_ff=ffn.outer.in_features if isinstance(ffn, FeedForward | GatedFeedForward) else 0,
             encoder_layers=len(encoder.layers),
             decoder_layers=len(decoder.layers),
@@ -140,14 +143,17 @@ class Native:
             assert residual is None or isinstance(residual, Residual)
         if type(attention.sublayer.positions) is not Positions:
             raise UnavailableError(f"{type(attention.sublayer.positions).__name__} positions")
+        shape = attention.sublayer
+        queries, keys = _heads(shape.heads, shape.d_k), _heads(shape.kv_heads, shape.d_k)
+        values, mixed = _heads(shape.kv_heads, shape.d_v), _heads(shape.heads, shape.d_v)
         result.attention_norm = self._norm(attention.norm)
-        result.query_key_value = self._product(attention.sublayer.query_key_value)
-        result.output = self._product(attention.sublayer.output)
+        result.query_key_value = self._product(shape.query_key_value, _beside(queries, keys, values))
+        result.output = self._product(shape.output, None, mixed)
         if cross is not None:
             result.cross_norm = self._norm(cross.norm)
-            result.query = self._product(cross.sublayer.query)
-            result.key_value = self._product(cross.sublayer.key_value)
-            result.cross_output = self._product(cross.sublayer.output)
+            result.query = self._product(cross.sublayer.query, queries)
+            result.key_value = self._product(cross.sublayer.key_value, _beside(keys, values))
+            result.cross_output = self._product(cross.sublayer.output, None, mixed)
         _activation(ffn.sublayer)
         result.feed_forward_norm = self._norm(ffn.norm)
         result.inner, result.outer = self._product(ffn.sublayer.inner), self._product(ffn.sublayer.outer)
@@ -177,24 +183,55 @@ class Native:
             result.table = self._address(tokens.weight.float())
         return result
 
-    def _product(self, linear: nn.Module) -> build.Product:
-        """A linear layer in panels: (N, K) -> (N / 32, K, 32); in int8 (N / 32, K / 4, 32, 4)."""
+    def _product(self, linear: nn.Module, rows: Tensor | None = None, columns: Tensor | None = None) -> build.Product:
+        """A linear layer in panels: (N, K) -> (N / 32, K, 32); in int8 (N / 32, K / 4, 32, 4).
+
+        `rows` and `columns` say which of its outputs and inputs stand where, -1: a zero.
+        """
         if not isinstance(linear, nn.Linear | Int8Linear):
             raise UnavailableError(f"a {type(linear).__name__} in place of a product")
-        bias = None if linear.bias is None else linear.bias.float()
-        result = build.Product(K=linear.in_features, N=linear.out_features, bias=self._address(bias))
-        panels, groups = -(-linear.out_features // build.PANEL), -(-linear.in_features // 4)
-        if isinstance(linear, nn.Linear):
-            w = torch.zeros(panels * build.PANEL, linear.in_features)
-            w[: linear.out_features] = linear.weight
-            result.w = self._address(w.unflatten(0, (panels, build.PANEL)).transpose(1, 2))
+        weight = _arrange(_arrange(linear.weight, rows).T, columns).T  # (N, K)
+        bias = None if linear.bias is None else _arrange(linear.bias.float(), rows)
+        (N, K), four = weight.shape, 4 if isinstance(linear, Int8Linear) else 1
+        result = build.Product(K=K, N=N, bias=self._address(bias))
+        panels, groups = -(-N // build.PANEL), -(-K // four)
+        laid = torch.zeros(panels * build.PANEL, groups * four, dtype=torch.float32 if four == 1 else torch.int8)
+        laid[:N, :K] = weight
+        address = self._address(laid.view(panels, build.PANEL, groups, four).transpose(1, 2))
+        if isinstance(linear, Int8Linear):
+            result.q, result.scale = address, self._address(_arrange(linear.scale, rows))
+            result.sum = self._address(128 * weight.sum(1, dtype=torch.int32))
         else:
-            q = torch.zeros(panels * build.PANEL, groups * 4, dtype=torch.int8)
-            q[: linear.out_features, : linear.in_features] = linear.weight
-            result.q = self._address(q.view(panels, build.PANEL, groups, 4).transpose(1, 2))
-            result.scale = self._address(linear.scale)
-            result.sum = self._address(128 * linear.weight.sum(1, dtype=torch.int32))
+            result.w = address
         return result
+
+
+def _whole(d: int) -> int:
+    """The width of a head, filled up to whole vectors."""
+    return -(-d // build.VECTOR) * build.VECTOR
+
+
+def _heads(heads: int, d: int) -> Tensor:
+    """Where the numbers of each head stand when it is filled up: their old places, or -1."""
+    places = torch.full((heads, _whole(d)), -1)
+    places[:, :d] = torch.arange(heads * d).view(heads, d)
+    return places.flatten()
+
+
+def _beside(*parts: Tensor) -> Tensor:
+    """The places of several matrices that lie side by side."""
+    first, placed = 0, []
+    for part in parts:
+        placed.append(torch.where(part < 0, -1, part + first))
+        first += int(part.max()) + 1
+    return torch.cat(placed)
+
+
+def _arrange(x: Tensor, places: Tensor | None) -> Tensor:
+    """The rows of x at these places, zeros for -1."""
+    if places is None:
+        return x
+    return torch.cat([x, x.new_zeros(1, *x.shape[1:])])[places]
 
 
 def _absolute(embedding: Any) -> Positions:
