@@ -67,6 +67,15 @@ class Model(Structure):
     ]
 
 
+class Rows(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("lengths", "sentence", "history")),
+        ("stride", c_int64),
+        *((name, c_void_p) for name in ("memory", "sources", "keys", "values", "owner")),
+        ("cells", c_int64),
+    ]
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The engine, compiled if it is not there yet. Its calls let other threads run.
@@ -78,12 +87,9 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(_compiled()))
     pointer, model, product = c_void_p, POINTER(Model), POINTER(Product)
     lib.room.argtypes, lib.room.restype = [model, c_int32, c_int32], c_int64
-    lib.encode.argtypes, lib.encode.restype = [model, c_int32, *[pointer] * 5], None
-    lib.decode.argtypes = [
-        *(model, c_int32, pointer, pointer, pointer, c_int32, pointer, pointer, c_int64),
-        *(pointer, pointer, c_int32, pointer, pointer, pointer),
-    ]
-    lib.decode.restype = None
+    lib.encode.argtypes, lib.encode.restype = [model, c_int32, *[pointer] * 5], c_int32
+    lib.decode.argtypes = [model, POINTER(Rows), c_int32, pointer, pointer, c_int32, *[pointer] * 3]
+    lib.decode.restype = c_int32
     lib.logits.argtypes, lib.logits.restype = [product, c_int32, *[pointer] * 4], None
     lib.best.argtypes = [product, c_int32, pointer, c_int32, c_int32, *[pointer] * 3, c_int32, pointer, pointer]
     lib.best.restype = c_int32

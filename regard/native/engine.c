@@ -636,13 +636,15 @@ int64_t room(const Model *M, int32_t m, int32_t longest) {
   return lay(M, m, longest, 0, &w);
 }
 
-/* Read n sentences: tokens one sentence after the other, their lengths, and for each of them where its memory goes: for
+/* Read n sentences (0, and nothing is done, if a token is none): tokens one sentence after the other, their lengths, and for each of them where its memory goes: for
    every decoder layer the keys (G, d_k, padded S) and then the values (S, G · d_v) of the attention to it. */
-void encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *lengths, float *const *memory,
-            Team *team, char *space) {
+int32_t encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *lengths, float *const *memory,
+               Team *team, char *space) {
   Room w = {.team = team};
   int m = 0, longest = 1, wk = M->kv_heads * M->d_k, wv = M->kv_heads * M->d_v;
   for (int b = 0; b < n; b++) m += lengths[b], longest = lengths[b] > longest ? lengths[b] : longest;
+  for (int r = 0; r < m; r++)
+    if (tokens[r] < 0 || tokens[r] >= M->source.tokens) return 0;
   lay(M, m, longest, space, &w);
   for (int b = 0, r = 0; b < n; b++)
     for (int s = 0; s < lengths[b]; s++, r++) embed(M, &M->source, tokens[r], s, w.x + (size_t)r * M->d);
@@ -674,38 +676,56 @@ void encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *len
         memcpy(to + (size_t)s * wv, w.wide + (size_t)(r + s) * (wk + wv) + wk, sizeof(float) * wv);
     }
   }
+  return 1;
 }
 
-/* Append a token to each of m rows -> what the last product reads, `features` (m, d).
-   keys and values: (layers, cells, width). Row r has `lengths[r]` tokens with the new one; its cells stand in
-   history + r · stride, the last of them new; it reads `sources[r]` tokens in memory[r]. */
-void decode(const Model *M, int32_t m, const int32_t *tokens, const int32_t *lengths, const int32_t *history,
-            int32_t stride, float *keys, float *values, int64_t cells, const float *const *memory,
-            const int32_t *sources, int32_t longest, float *features, Team *team, char *space) {
+/* Rows of unfinished sentences. A row's past is a list of cells in one pool of keys and values. */
+typedef struct {
+  int32_t *lengths;        /* (m,) tokens of each row */
+  const int32_t *sentence; /* (m,) which sentence it reads */
+  int32_t *history;        /* (m, stride) its cells */
+  int64_t stride;
+  const float *const *memory; /* of each sentence, what `encode` made of it */
+  const int32_t *sources;     /* and its length */
+  float *keys, *values;       /* (layers, cells, width) */
+  int32_t *owner;             /* (cells,) which sentence has a cell */
+  int64_t cells;
+} Rows;
+
+/* Append a token to each of m rows, in the cells given -> what the last product reads, `features` (m, d).
+   No row has more than `longest` tokens, nor its source. Returns 0, and does nothing, if a token is none. */
+int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, const int32_t *cells, int32_t longest,
+               float *features, Team *team, char *space) {
   Room w = {.team = team};
   int wk = M->kv_heads * M->d_k, wv = M->kv_heads * M->d_v, Q = M->heads * M->d_k, V = M->heads * M->d_v;
+  for (int r = 0; r < m; r++)
+    if (tokens[r] < 0 || tokens[r] >= M->target.tokens) return 0;
   lay(M, m, longest, space, &w);
-  for (int r = 0; r < m; r++) embed(M, &M->target, tokens[r], lengths[r] - 1, w.x + (size_t)r * M->d);
+  for (int r = 0; r < m; r++) {
+    embed(M, &M->target, tokens[r], rows->lengths[r], w.x + (size_t)r * M->d);
+    rows->history[r * rows->stride + rows->lengths[r]++] = cells[r];
+    rows->owner[cells[r]] = rows->sentence[r];
+  }
   for (int l = 0; l < M->decoder_layers; l++) {
     const Layer *layer = M->decoder + l;
-    float *k = keys + (size_t)l * cells * wk, *v = values + (size_t)l * cells * wv;
+    float *k = rows->keys + l * rows->cells * wk, *v = rows->values + l * rows->cells * wv;
     int N = layer->query_key_value.N;
     const float *in = enter(M, &layer->attention_norm, &w, m);
     product(w.team, in, M->d, m, &layer->query_key_value, w.wide, N, SET, w.bytes);
     for (int r = 0; r < m; r++) {
       const float *qkv = w.wide + (size_t)r * N;
-      const int32_t *cell = history + (size_t)r * stride;
-      memcpy(k + (size_t)cell[lengths[r] - 1] * wk, qkv + Q, sizeof(float) * wk);
-      memcpy(v + (size_t)cell[lengths[r] - 1] * wv, qkv + Q + wk, sizeof(float) * wv);
-      attend_cells(M, qkv, k, v, cell, lengths[r], w.heads + (size_t)r * V, w.scores);
+      memcpy(k + (size_t)cells[r] * wk, qkv + Q, sizeof(float) * wk);
+      memcpy(v + (size_t)cells[r] * wv, qkv + Q + wk, sizeof(float) * wv);
+      attend_cells(M, qkv, k, v, rows->history + r * rows->stride, rows->lengths[r], w.heads + (size_t)r * V,
+                   w.scores);
     }
     product(w.team, w.heads, V, m, &layer->output, w.x, M->d, ADD, w.bytes);
     leave(M, &layer->attention_norm, &w, m);
     in = enter(M, &layer->cross_norm, &w, m);
     product(w.team, in, M->d, m, &layer->query, w.wide, Q, SET, w.bytes);
     for (int r = 0; r < m; r++) {
-      int S = sources[r], padded = (S + L - 1) / L * L;
-      const float *from = memory[r] + (size_t)l * ((size_t)wk * padded + (size_t)wv * S);
+      int S = rows->sources[rows->sentence[r]], padded = (S + L - 1) / L * L;
+      const float *from = rows->memory[rows->sentence[r]] + (size_t)l * ((size_t)wk * padded + (size_t)wv * S);
       attend_fixed(M, w.wide + (size_t)r * Q, from, from + (size_t)wk * padded, wv, S, w.heads + (size_t)r * V,
                    w.scores);
     }
@@ -717,6 +737,7 @@ void decode(const Model *M, int32_t m, const int32_t *tokens, const int32_t *len
     normalise_rows(M, &M->decoder_norm, w.x, m, features);
   else
     memcpy(features, w.x, sizeof(float) * m * M->d);
+  return 1;
 }
 
 /* ---------------------------------------------------------------------------------------------- the next token */

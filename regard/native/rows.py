@@ -9,7 +9,7 @@ one block for each sentence, which all of its rows read.
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,17 +34,19 @@ class NativeRows:
         self.lengths: Int32 = np.zeros(0, np.int32)  # (R,) tokens of each row
         self.sentence: Int32 = np.zeros(0, np.int32)  # (R,) which one it reads
         self.history: Int32 = np.zeros((0, 32), np.int32)  # (R, room for tokens): its cells
+        self.longest = 0  # tokens of a row or a source at most
         # Of each sentence, by its number; numbers are used again.
         self.memory: list[Floats | None] = []
         self.address: Ints = np.zeros(0, np.int64)
-        self.source_length: Int32 = np.zeros(0, np.int32)
+        self.sources: Int32 = np.zeros(0, np.int32)  # its length
         self.list: list[Ints | None] = []  # the ids of its shortlist
         # The pool.
         self.free: Int32 = np.zeros(0, np.int32)
         self.owner: Int32 = np.zeros(0, np.int32)  # which sentence has a cell, or -1
         self.keys: Floats = np.zeros((model.layers, 0, model.key_width), np.float32)
         self.values: Floats = np.zeros((model.layers, 0, model.value_width), np.float32)
-        self.space = np.zeros(0, np.uint8)
+        self.c = build.Rows()
+        self.space, self.aligned = np.zeros(64, np.uint8), 0
         self.features: Floats = np.zeros((0, model.d), np.float32)
         self.columns: Columns | None = None
         self.team: int | None = None
@@ -54,11 +56,12 @@ class NativeRows:
 
     def start(self, sources: Sequence[Sequence[int]]) -> None:
         lengths = np.array([len(source) for source in sources], np.int32)
-        self.model.reach(int(lengths.max(initial=0)))
+        self.longest = max(self.longest, int(lengths.max(initial=0)))
+        self.model.reach(self.longest)
         numbers = self._numbers(len(sources))
         for i, source in zip(numbers, sources, strict=True):
             block = np.empty(self.model.memory_size(len(source)), np.float32)
-            self.memory[i], self.address[i], self.source_length[i] = block, block.ctypes.data, len(source)
+            self.memory[i], self.address[i], self.sources[i] = block, block.ctypes.data, len(source)
             if self.model.shortlists is not None:
                 self.list[i] = np.asarray(self.model.shortlists.of(source), np.int64)
         first = 0
@@ -67,18 +70,7 @@ class NativeRows:
             while last < len(sources) and tokens + lengths[last] <= ENCODE:
                 tokens += int(lengths[last])
                 last += 1
-            ids = np.concatenate([np.asarray(source, np.int32) for source in sources[first:last]])
-            address = self.address[numbers[first:last]]
-            space = self._space(self.model.library.room(self.model.c, tokens, int(lengths[first:last].max())))
-            self.model.library.encode(
-                self.model.c,
-                last - first,
-                ids.ctypes.data,
-                lengths[first:last].ctypes.data,
-                address.ctypes.data,
-                self.team,
-                space,
-            )
+            self._encode(sources[first:last], lengths[first:last], self.address[numbers[first:last]])
             first = last
         R, new = len(self.lengths), len(sources)
         self.lengths = np.concatenate([self.lengths, np.zeros(new, np.int32)])
@@ -86,6 +78,7 @@ class NativeRows:
         history = np.zeros((R + new, self.history.shape[1]), np.int32)
         history[:R] = self.history
         self.history, self.columns = history, None
+        self._tell()
 
     def step(self, tokens: Ints) -> Floats:
         features = self._advance(tokens)
@@ -140,54 +133,66 @@ class NativeRows:
         if there.any():  # who has left
             for i in there.nonzero()[0]:
                 self.memory[i] = self.list[i] = None
-            cells = there[self.owner].nonzero()[0] if len(self.owner) else self.owner
-            cells = cells[self.owner[cells] >= 0]
+            there = np.append(there, [False])  # for the owner -1, which is nobody
+            cells = there[self.owner].nonzero()[0]
             self.owner[cells] = -1
             self.free = np.concatenate([self.free, cells.astype(np.int32)])
+            self.longest = max(self.lengths.max(initial=0), self.sources[self.sentence].max(initial=0))
             self.columns = None
+        self._tell()
+
+    def _encode(self, sources: Sequence[Sequence[int]], lengths: Int32, address: Ints) -> None:
+        ids = np.concatenate([np.asarray(source, np.int32) for source in sources])
+        space = self._space(self.model.library.room(self.model.c, len(ids), int(lengths.max())))
+        read = self.model.library.encode(
+            self.model.c,
+            len(sources),
+            ids.ctypes.data,
+            lengths.ctypes.data,
+            address.ctypes.data,
+            self.team,
+            space,
+        )
+        if not read:
+            raise ValueError(_outside(ids, self.model.c.source.tokens))
 
     def _advance(self, tokens: Ints) -> Floats:
         """Append a token to each row -> (R, d), what the last product reads."""
         R = len(tokens)
         if len(self.lengths) != R:
             raise ValueError(f"{R} tokens for {len(self.lengths)} rows: give one to each")
-        if R and not 0 <= tokens.min() <= tokens.max() < self.model.c.target.tokens:
-            raise ValueError(f"token ids lie in 0..{self.model.c.target.tokens - 1}")
         if len(self.free) < R:
             self._grow(R)
-        cells, self.free = self.free[len(self.free) - R :], self.free[: len(self.free) - R]
-        longest = int(self.lengths.max(initial=0)) + 1
-        self.model.reach(longest)
-        if longest > self.history.shape[1]:
-            self.history = np.concatenate([self.history, np.zeros_like(self.history)], 1)
-        self.history[np.arange(R), self.lengths] = cells
-        self.lengths += 1
-        self.owner[cells] = self.sentence
-        sources = self.source_length[self.sentence]
+        self.longest += 1
+        self.model.reach(self.longest)
+        if self.longest > self.history.shape[1]:
+            self.history = np.concatenate([self.history, np.zeros((R, self.longest), np.int32)], 1)
+            self._tell()
         if len(self.features) < R:
             self.features = np.empty((2 * R, self.model.d), np.float32)
-        tokens = tokens.astype(np.int32)
-        address = self.address[self.sentence]
-        widest = max(longest, int(sources.max(initial=0)))
-        space = self._space(self.model.library.room(self.model.c, R, widest))
-        self.model.library.decode(
+        cells, tokens = self.free[len(self.free) - R :], np.ascontiguousarray(tokens, np.int64)
+        space = self._space(self.model.library.room(self.model.c, R, self.longest))
+        written = self.model.library.decode(
             self.model.c,
+            self.c,
             R,
             tokens.ctypes.data,
-            self.lengths.ctypes.data,
-            self.history.ctypes.data,
-            self.history.shape[1],
-            self.keys.ctypes.data,
-            self.values.ctypes.data,
-            self.keys.shape[1],
-            address.ctypes.data,
-            sources.ctypes.data,
-            widest,
+            cells.ctypes.data,
+            self.longest,
             self.features.ctypes.data,
             self.team,
             space,
         )
+        if not written:
+            raise ValueError(_outside(tokens, self.model.c.target.tokens))
+        self.free = self.free[: len(self.free) - R]
         return self.features[:R]
+
+    def _tell(self) -> None:
+        """Tell the engine where everything is now."""
+        c = self.c
+        c.lengths, c.sentence = self.lengths.ctypes.data, self.sentence.ctypes.data
+        c.history, c.stride = self.history.ctypes.data, self.history.shape[1]
 
     def _numbers(self, count: int) -> list[int]:
         """Numbers for so many new sentences."""
@@ -197,7 +202,8 @@ class NativeRows:
         self.memory += [None] * more
         self.list += [None] * more
         self.address = np.concatenate([self.address, np.zeros(more, np.int64)])
-        self.source_length = np.concatenate([self.source_length, np.zeros(more, np.int32)])
+        self.sources = np.concatenate([self.sources, np.zeros(more, np.int32)])
+        self.c.memory, self.c.sources = self.address.ctypes.data, self.sources.ctypes.data
         return vacant
 
     def _grow(self, cells: int) -> None:
@@ -211,12 +217,15 @@ class NativeRows:
             setattr(self, name, larger)
         self.free = np.concatenate([self.free, np.arange(old, old + more, dtype=np.int32)])
         self.owner = np.concatenate([self.owner, np.full(more, -1, np.int32)])
+        self.c.keys, self.c.values = self.keys.ctypes.data, self.values.ctypes.data
+        self.c.owner, self.c.cells = self.owner.ctypes.data, old + more
 
     def _space(self, size: int) -> int:
         """The address of so many bytes to work in, at a multiple of 64."""
         if len(self.space) < size + 64:
             self.space = np.empty(size + size // 2 + 64, np.uint8)
-        return -(-self.space.ctypes.data // 64) * 64
+            self.aligned = -(-self.space.ctypes.data // 64) * 64
+        return self.aligned
 
     def _logits(self, product: build.Product, features: Floats, out: Floats) -> None:
         R = len(features)
@@ -230,6 +239,10 @@ class NativeRows:
             lists = [ids for i in here if (ids := self.list[i]) is not None]
             self.columns = Columns(self.model, here, lists, len(self.memory))
         return self.columns
+
+
+def _outside(ids: NDArray[np.integer[Any]], tokens: int) -> str:
+    return f"token ids lie in 0..{tokens - 1}, got {ids.min()}..{ids.max()}: does the tokenizer belong to this model?"
 
 
 class Columns:
