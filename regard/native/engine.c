@@ -129,7 +129,7 @@ INLINE float largest(vec x) {
 /* e^x to about 2 units in the last place; 0 below -87. x = n ln 2 + r, and a polynomial for e^r. */
 INLINE vec exponential(vec x) {
   ints small = x < all(-87.0f);
-  x = larger(x, all(-87.0f));
+  x = larger(all(-87.0f), x);
   vec over = (vec)((ints)(x > all(88.0f)) & (ints)all(88.0f));
   x = (vec)((~(x > all(88.0f)) & (ints)x)) + over;
   const vec shift = all(12582912.0f); /* 1.5 · 2^23: adding it rounds to a whole number */
@@ -243,7 +243,7 @@ INLINE void put(vec y, float *c, int mode, int room) {
     memcpy(edge, c, sizeof(float) * room);
     to = edge;
   }
-  if (mode == RELU) y = larger(y, all(0.0f));
+  if (mode == RELU) y = larger(all(0.0f), y); /* in this order what is no number stays */
   if (mode == ADD) y = load(to) + y;
   store(to, y);
   if (room < L) memcpy(c, edge, sizeof(float) * room);
@@ -358,14 +358,19 @@ static void panel_of_bytes(const uint8_t *a, int lda, const float *unit, int m, 
 
 /* xq = rint(x · (127 / max|x|)) + 128, in bytes; unit = max|x| / 127. The last group of four is filled with zeros. */
 static float quantise(const float *x, int K, uint8_t *to) {
-  vec top = all(0.0f);
+  vec top = all(0.0f), nothing = all(0.0f);
   int k = 0;
   for (; k + L <= K; k += L) {
     vec y = load(x + k);
     top = larger(top, larger(y, -y));
+    nothing += y - y; /* unless it is no number */
   }
-  float most = largest(top);
-  for (; k < K; k++) most = fabsf(x[k]) > most ? fabsf(x[k]) : most;
+  float most = largest(top) + total(nothing);
+  for (; k < K; k++) most = fabsf(x[k]) <= most ? most : fabsf(x[k]);
+  if (!(most < INFINITY)) {
+    memset(to, 128, (K + 3) / 4 * 4);
+    return NAN; /* damage shows */
+  }
   float factor = most < 0x1p-120f ? 0.0f : 127.0f / most; /* as regard/core/quantised.py has it */
   for (k = 0; k < K; k++) to[k] = (uint8_t)((int32_t)rintf(x[k] * factor) + 128);
   for (; k % 4; k++) to[k] = 128;

@@ -187,10 +187,14 @@ def test_cells_of_those_who_left_are_used_again() -> None:
     assert len(rows.memory) == 16
 
 
-def test_damaged_weights_are_told() -> None:
-    model = build_model()
+@pytest.mark.parametrize(
+    ("int8", "part"), [(False, "output.weight"), (True, "decoder.layers.0.feed_forward.norm.bias")]
+)
+def test_damaged_weights_are_told(int8: bool, part: str) -> None:
+    model = build_model(norm="pre")
     with torch.no_grad():
-        model.output.weight[7] = torch.nan
+        model.get_parameter(part)[7] = torch.nan
+    model = quantise(model) if int8 else model
     for step in ("step", "best"):
         rows = Native(model).rows()
         rows.start(sentences(2))
