@@ -267,7 +267,8 @@ class MultiHeadAttention(nn.Module):
         """x (B, T, d_model), memory (B, S, d_memory) -> (B, T, d_model); without W_O (B, T, heads · d_v).
 
         With a cache, x holds the new positions only: self-attention adds their keys and values to the cache;
-        attention to a memory projects it at the first step and reads the cache from then on.
+        attention to a memory projects it at the first step and reads the cache from then on. x may have K rows in a
+        row for each row of the memory, as the hypotheses of a beam have that read one sentence: it is copied for none.
         """
         _check_width("x", x, self.config.d_model)
         scale = self.d_k**-0.5 if self.config.scale is None else self.config.scale
@@ -282,11 +283,15 @@ class MultiHeadAttention(nn.Module):
             if (relative := self.positions.bias(q, k.shape[2], offset, scale)) is not None:
                 bias = relative if bias is None else bias + relative
         if self.weights.watchers:
-            weights = self.weights(attention_weights(q, k, mask=mask, bias=bias, scale=scale))  # (B, H, T, S)
-            heads = drop(weights, dropout) @ v.repeat_interleave(self.heads // self.kv_heads, 1)
+            K = max(1, len(x) // max(1, len(q)))
+            weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale)  # (B, H, K·T, S)
+            weights = self.weights(weights.unflatten(2, (K, -1)).transpose(1, 2).flatten(0, 1))  # (B·K, H, T, S)
+            v = v.repeat_interleave(K, 0).repeat_interleave(self.heads // self.kv_heads, 1)
+            heads = drop(weights, dropout) @ v
         else:
             heads = attend(q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, backend=self.config.backend)
-        return self.output(heads.transpose(1, 2).flatten(2))  # (B, T, H·d_v) W_O
+        y = self.output(heads.transpose(1, 2).flatten(2))  # (B, K·T, H·d_v) W_O
+        return y.reshape(*x.shape[:2], y.shape[2])
 
     def _from_itself(self, x: Tensor, cache: KeyValues | None, offset: int) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.query_key_value(x).split(self.widths, -1)
@@ -295,17 +300,23 @@ class MultiHeadAttention(nn.Module):
         return (q, k, v) if cache is None else (q, *cache.extend(k, v))
 
     def _from_memory(self, x: Tensor, memory: Tensor | None, cache: KeyValues | None) -> tuple[Tensor, Tensor, Tensor]:
-        q = _split(self.query(x), self.heads)
         if cache is not None and cache.keys is not None and cache.values is not None:
-            return q, cache.keys, cache.values
-        if memory is None:
+            k, v = cache.keys, cache.values
+        elif memory is None:
             raise ValueError("this attention reads a memory: pass it, or a cache that has seen it")
-        _check_width("memory", memory, self.key_value.in_features)
-        k, v = self.key_value(memory).split(self.widths[1:], -1)
-        k, v = _split(k, self.kv_heads), _split(v, self.kv_heads)
-        if cache is not None:
-            cache.keys, cache.values, cache.length = k, v, k.shape[2]
-        return q, k, v
+        else:
+            _check_width("memory", memory, self.key_value.in_features)
+            k, v = self.key_value(memory).split(self.widths[1:], -1)
+            k, v = _split(k, self.kv_heads), _split(v, self.kv_heads)
+            if cache is not None:
+                cache.keys, cache.values, cache.length = k, v, k.shape[2]
+        if len(x) != len(k):  # K rows read one memory: as K · T queries of one row
+            if not len(k) or len(x) % len(k):
+                raise ValueError(
+                    f"x and the memory do not fit together: {len(x)} rows read {len(k)}; give x as many, or a multiple"
+                )
+            x = x.reshape(len(k), -1, x.shape[2])  # (B·K, T, d_model) -> (B, K·T, d_model)
+        return _split(self.query(x), self.heads), k, v
 
 
 def _check_width(name: str, x: Tensor, width: int) -> None:

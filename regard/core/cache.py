@@ -79,10 +79,12 @@ class LayerCache:
     cross_attention: KeyValues = field(default_factory=KeyValues)
     feed_forward: Window = field(default_factory=Window)
 
-    def reorder(self, index: Tensor) -> None:
-        self.self_attention.reorder(index)
-        self.cross_attention.reorder(index)
-        self.feed_forward.reorder(index)
+    def reorder(self, rows: Tensor | None, memory: Tensor | None) -> None:
+        if rows is not None:
+            self.self_attention.reorder(rows)
+            self.feed_forward.reorder(rows)
+        if memory is not None:
+            self.cross_attention.reorder(memory)
 
 
 class Cache(list[LayerCache]):
@@ -101,7 +103,7 @@ class Cache(list[LayerCache]):
         """How many positions have been decoded."""
         return self[0].self_attention.length if self else 0
 
-    def reorder(self, index: Tensor) -> None:
-        """Keep the rows `index` (n,) of the batch, in that order."""
+    def reorder(self, rows: Tensor | None, memory: Tensor | None) -> None:
+        """Keep these rows (n,) of what was decoded, and these of the memory, in that order; None leaves them alone."""
         for layer in self:
-            layer.reorder(index)
+            layer.reorder(rows, memory)

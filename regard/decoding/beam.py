@@ -1,159 +1,277 @@
-"""Beam search (§6.1): the likeliest few beginnings, side by side.
+"""Beam search (§6.1): the likeliest few beginnings of each sentence, side by side.
 
-Letters: B sentences, A of them still at work, K width, S source length, T tokens so far, V vocabulary.
+Letters: A sentences at work, K beam, G groups of W beginnings each (K = G · W), R rows, V vocabulary, n candidates of a
+row, C candidates of a group.
+
+All sentences take their step together, whatever their age, in a few calls of numpy. What the rows have written is kept
+as it came about: for each step which row continues which, and with what token. An output is read from its end.
 """
 
 import math
+from bisect import insort
 from dataclasses import dataclass
+from itertools import chain, takewhile
+from typing import Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from regard.decoding.greedy import EncoderDecoder
+from regard.decoding.edits import edit, log_soft_max, needed
+from regard.decoding.protocol import Best, Floats, Hypothesis, Ints, Request, Rows, SearchConfig, Special, best_of
+
+PAST = 1024  # steps that are kept, needed or not
+FLOOR = -100.0  # log p of a token of a prefix that the model, or a shortlist, holds impossible
+
+
+def length_penalty(length: int, alpha: float, penalty: str = "paper") -> float:
+    """lp(Y) of Wu et al. (2016, eq. 14), or a power of the length |Y|, which counts eos; 1 if alpha = 0.
+
+    >>> length_penalty(1, 0.6), length_penalty(25, 0.0), length_penalty(25, 1.0), length_penalty(25, 1.0, "mean")
+    (1.0, 1.0, 5.0, 25.0)
+    """
+    return float(((5 + length) / 6 if penalty == "paper" else length) ** alpha)
+
+
+def maximum(request: Request, config: SearchConfig, longest: int | None) -> int:
+    """How many tokens an output may have, eos included."""
+    limit = len(request.source) + config.extra
+    return limit if longest is None else min(limit, longest)
+
+
+def whole(config: SearchConfig, request: Request) -> bool:
+    """Whether a search for this sentence must see the score of every token, not only of the best few."""
+    return bool(request.prefix) or needed(config, request)
+
+
+class Step(NamedTuple):
+    """How the rows after a step came about, (R,) each."""
+
+    tokens: Ints
+    parents: Ints  # the row before the step that a row continues
+    log_p: Floats  # of the token
+
+
+class Ended(NamedTuple):
+    """A finished hypothesis: a row, and the token in which it ended."""
+
+    score: float
+    log_probability: float
+    steps: int  # that the search had done
+    row: int  # at that time
+    length: int  # of the row
+    token: int | None  # the last one, if there is one
+    log_p: float  # of this token
 
 
 @dataclass(frozen=True)
-class Hypothesis:
-    """One output of the search."""
+class Sentence:
+    """A sentence at work."""
 
-    tokens: list[int]  # without bos and eos
-    score: float  # log P / lp, by which hypotheses are ranked
-    log_probability: float  # log P of the tokens and of eos
+    index: int
+    request: Request
+    kept: list[list[Ended]]  # for each group its best finished hypotheses
 
 
-def length_penalty(length: int, alpha: float) -> float:
-    """lp(Y) of Wu et al. (2016, eq. 14), where |Y| = `length` counts eos; 1 for every length if alpha = 0.
+class Beam:
+    """Sentences under beam search: the `Fleet` of greedy search, of n-best lists and of diverse groups as well.
 
-    >>> length_penalty(1, 0.6), length_penalty(25, 0.0), length_penalty(25, 1.0)
-    (1.0, 1.0, 5.0)
+    Each step continues the W best beginnings of a group by every token and looks at the 2 · W best of these: those
+    among the first W that end in eos are finished, and the first W others go on. At the maximum length the first W are
+    finished as they are. A finished hypothesis has the score log P / lp; of equal ones the earlier, the one of the
+    better beginning, the likelier token and the lower id come first. A sentence leaves when none of its beginnings can
+    finish among the best any more or, with patience, when so many have finished. W = 1 is greedy: the first to end is
+    the answer.
+
+    Diverse groups (Vijayakumar et al., 2018) choose one after the other: a token costs `diversity` for each beginning
+    of an earlier group that goes on with it at this step. The price decides the choice only, scores stay the model's.
+    Each group keeps its W best, and the outputs are the best of all these, each once.
     """
-    return float(((5 + length) / 6) ** alpha)
 
+    def __init__(self, config: SearchConfig, special: Special, longest: int | None) -> None:
+        self.width = K = config.beam
+        self._config, self._special, self._longest = config, special, longest
+        self._group = W = K // config.groups
+        self._keep = config.best if config.groups == 1 else W
+        # Of 2 · W candidates at most W end. Earlier groups make at most K - W tokens dearer, and all others stand as
+        # they did: a row's best 2 · W by then are among its best 2 · W + K - W before.
+        self._n = 1 if K == 1 else 2 * W + K - W
+        self._bare = K == 1 and not config.scores
+        self._whole = False
+        self._sentences: list[Sentence] = []
+        # Their numbers, (A,) each; `bound` is the score that a group must beat, that of the last hypothesis it keeps,
+        # and `log_p` that of each beginning, -inf where there is none.
+        numbers: list[Any] = [(name, np.int64) for name in ("length", "limit", "prefix", "ended")]
+        numbers += [("norm", float), ("bound", float, config.groups), ("log_p", float, K)]
+        self._state = np.zeros(0, numbers)
+        self._row = np.empty((0, K), np.int64)  # of each beginning, (A, K): at first one for all
+        self._newest = np.empty(0, np.int64)  # (R,): the last token of each row
+        self._past: list[Step] = []
+        self._steps = 0  # of the past, those no longer kept included
 
-@torch.inference_mode()
-def beam(
-    model: EncoderDecoder,
-    source: Tensor,
-    *,
-    bos: int,
-    eos: int,
-    pad: int,
-    width: int = 4,
-    alpha: float = 0.6,
-    maximum: Tensor | int,
-    best: int = 1,
-) -> list[list[Hypothesis]]:
-    """source (B, S) -> for each sentence its `best` hypotheses, the best first; fewer only where fewer exist.
+    def __len__(self) -> int:
+        return len(self._newest)
 
-    Each step continues the `width` best beginnings of a sentence by every token and looks at the 2 · width best of
-    these: those among the first `width` that end in `eos` are finished, and the first `width` others go on. At
-    `maximum` tokens, eos included, (B,) or one for all, the first `width` are finished as they are. A finished
-    hypothesis has the score log P / lp; of equal ones the earlier, the one of the better beginning, and the lower
-    token id come first. Width 1 is greedy search.
+    def add(self, indexed: list[tuple[int, Request]]) -> None:
+        config, A = self._config, len(indexed)
+        new = np.zeros(A, self._state.dtype)
+        new["limit"] = [maximum(request, config, self._longest) for _, request in indexed]
+        new["prefix"] = [len(request.prefix) for _, request in indexed]
+        new["norm"] = [length_penalty(n, config.alpha, config.penalty) for n in new["limit"].tolist()]
+        new["bound"] = new["log_p"] = -math.inf
+        new["log_p"][:, :: self._group] = 0.0  # one beginning for each group
+        self._state = np.append(self._state, new)
+        self._row = np.append(self._row, np.tile(len(self) + np.arange(A)[:, None], self.width), axis=0)
+        self._newest = np.append(self._newest, np.full(A, self._special.bos))
+        self._sentences += [Sentence(i, request, [[] for _ in range(config.groups)]) for i, request in indexed]
+        self._whole = self._whole or any(whole(config, request) for _, request in indexed)
 
-    The model's memory and cache must offer `reorder(index)`: the rows `index` of the batch, in that order.
-    """
-    _check(width, alpha, best)
-    limits = _limits(maximum, len(source))
-    limit = torch.tensor(limits)  # (A,)
-    kept: list[list[Hypothesis]] = [[] for _ in limits]
-    memory, cache = model.encode(source), model.new_cache()
-    rows = list(range(len(source)))  # which sentences are at work
-    # The bookkeeping stays on the CPU in fp64: few numbers, and sums of many logarithms.
-    prefix = torch.full((len(rows), 1, 1), bos)  # (A, 1, T); after the first step (A, K, T)
-    log_p = torch.zeros(len(rows), 1, dtype=torch.float64)  # (A, 1), (A, K)
-    length = 0
-    while rows:
-        length += 1
-        A, beams, _ = prefix.shape
-        newest = prefix[:, :, -1:].flatten(0, 1).to(source.device)
-        logits = model.decode(newest, memory, cache)[:, -1]  # (A·K, V)
-        gain, token = _top_log_probabilities(logits, 2 * width)  # (A·K, n)
-        total = log_p[:, :, None] + gain.unflatten(0, (A, beams))  # (A, K, n)
-        if beams < width:  # the first step: the other beginnings are not there yet
-            total = F.pad(total, (0, 0, 0, width - beams), value=-math.inf)
-            token = F.pad(token.unflatten(0, (A, beams)), (0, 0, 0, width - beams), value=pad)
-        total, order = total.flatten(1).sort(dim=1, descending=True, stable=True)
-        total, order = total[:, : 2 * width], order[:, : 2 * width]
-        token = token.reshape(A, -1).gather(1, order)
-        parent = order // gain.shape[1] % beams  # % for those that are not there
+    def step(self, rows: Rows) -> list[tuple[int, list[Hypothesis]]]:
+        state, A, K, G, W = self._state, len(self._state), self.width, self._config.groups, self._group
+        gain, token = self._candidates(rows)  # (R, n)
+        if len(self) < A * K:
+            gain, token = gain[self._row], token[self._row]
+        total: NDArray[np.float64] = state["log_p"].reshape(-1, 1) + gain.reshape(A * K, -1)  # (A·K, n)
+        best, go_on = self._choose(total, token)  # (A, G, C), (A, K): where in `total`
+        state["length"] += 1
+        full = state["length"] == state["limit"]
+        ends = (token.take(best[:, :, :W]) == self._special.eos) | full[:, None, None]
+        if ends.any():
+            self._finish(ends, best, total, gain, token)
 
-        ends = (token == eos) | (limit == length)[:, None]
-        for i, k in (ends & total.isfinite())[:, :width].nonzero().tolist():
-            y = [*prefix[i, parent[i, k], 1:].tolist(), *([] if token[i, k] == eos else [int(token[i, k])])]
-            p = float(total[i, k])
-            of_row = kept[rows[i]]
-            of_row.append(Hypothesis(y, p / length_penalty(length, alpha), p))
-            of_row.sort(key=lambda h: -h.score)  # stable: the earlier of equals stays before
-            del of_row[best:]
+        parent = self._row.take(go_on // total.shape[1])
+        gain, token, log_p = gain.take(go_on), token.take(go_on), total.take(go_on)  # (A, K)
+        log_p[token == self._special.eos] = -math.inf  # there were not enough others
+        # log P only falls, and lp is largest at the limit: a beginning can come to no more than log P / lp(limit).
+        stay = (log_p.reshape(A, G, W).max(2) / state["norm"][:, None] > state["bound"]).any(1) & ~full
+        if self._config.patience is not None:
+            stay &= state["ended"] < self._config.patience * K
+        outputs = []
+        if stay.all():
+            state["log_p"] = log_p
+        else:
+            outputs = [(self._sentences[a].index, self._outputs(a)) for a in np.flatnonzero(~stay).tolist()]
+            self._sentences = [self._sentences[a] for a in np.flatnonzero(stay).tolist()]
+            parent, gain, token, self._state = parent[stay], gain[stay], token[stay], state[stay]
+            self._state["log_p"] = log_p[stay]
+        self._write(rows, parent, gain, token)
+        return outputs
 
-        # At most one end for each beginning, so `width` of the 2 · width candidates go on.
-        log_p, go_on = total.masked_fill(token == eos, -math.inf).sort(dim=1, descending=True, stable=True)
-        log_p, go_on = log_p[:, :width], go_on[:, :width]
-        parent, token = parent.gather(1, go_on), token.gather(1, go_on)
-        stay = torch.tensor(
-            [
-                length < limits[b] and _can_improve(kept[b], leader, limits[b], width, alpha, best)
-                for b, leader in zip(rows, log_p[:, 0].tolist(), strict=True)
-            ]
-        )
-        prefix = torch.cat([prefix[torch.arange(A)[:, None], parent], token[:, :, None]], 2)[stay]
-        index = (torch.arange(A)[:, None] * beams + parent)[stay].flatten().to(source.device)
-        cache.reorder(index)
-        if beams < width or not stay.all():  # else each sentence has the rows that it had
-            memory = memory.reorder(index)
-        log_p, limit = log_p[stay], limit[stay]
-        rows = [b for b, stays in zip(rows, stay.tolist(), strict=True) if stays]
-    return kept
+    def settled(self, index: int) -> list[int]:
+        a = next(a for a, sentence in enumerate(self._sentences) if sentence.index == index)
+        alive = set(self._row[a, self._state["log_p"][a] > -math.inf].tolist())
+        said = [self._read(self._steps, row, int(self._state["length"][a]))[0] for row in alive]
+        said += [self._hypothesis(ended).tokens for ended in chain(*self._sentences[a].kept)]
+        return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*said, strict=False))]
 
+    def _candidates(self, rows: Rows) -> Best:
+        """The n best continuations of each row, (R, n); of a row inside a prefix nothing but the prefix."""
+        if not self._whole:
+            return rows.best(self._newest, self._n, normalise=not self._bare)
+        log_p = log_soft_max(rows.step(self._newest))  # (R, V)
+        inside = np.flatnonzero(self._state["length"] < self._state["prefix"])
+        row = self._row[inside, 0]
+        token = [self._sentences[a].request.prefix[self._state["length"][a]] for a in inside.tolist()]
+        forced = np.maximum(log_p[row, token], FLOOR)
+        if any(needed(self._config, sentence.request) for sentence in self._sentences):
+            owner = np.repeat(np.arange(len(self._sentences)), np.diff(self._row[:, 0], append=len(self)))  # (R,)
+            length = self._state["length"][owner].tolist()
+            written = [self._read(self._steps, r, n)[0] for r, n in enumerate(length)]
+            requests = [self._sentences[a].request for a in owner.tolist()]
+            edit(log_p, written, requests, self._config, self._special)
+        log_p[row] = -math.inf
+        log_p[row, token] = forced
+        return best_of(log_p, self._n, normalise=False)
 
-def _can_improve(kept: list[Hypothesis], leader: float, limit: int, width: int, alpha: float, best: int) -> bool:
-    """Whether the likeliest unfinished hypothesis, of log P = `leader`, may still finish among the `best`.
+    def _choose(self, total: NDArray[np.float64], token: Ints) -> tuple[Ints, Ints]:
+        """The C best candidates of each group, the best first, (A, G, C), and those that go on, (A, K)."""
+        A, G, W, eos = len(self._sentences), self._config.groups, self._group, self._special.eos
+        size = W * total.shape[1]
+        value, token, first = -total.reshape(A, G, size), token.reshape(A, G, size), np.arange(A)[:, None]
+        best, go_on = [], list[Ints]()
+        for g in range(G):
+            if g:
+                chosen = np.concatenate(go_on, axis=1)
+                earlier = np.where(np.isfinite(total.take(chosen)), token.take(chosen), eos)  # (A, gW)
+                same = (token[:, g, :, None] == earlier[:, None]) & (earlier != eos)[:, None]  # (A, size, gW)
+                value[:, g] += self._config.diversity * same.sum(2)
+            order = value[:, g].argsort(axis=1, kind="stable")[:, : 2 * W] + (first * G + g) * size
+            others, ends = order[:, :W], token.take(order) == eos
+            if ends.any():
+                others = order.take(ends.argsort(axis=1, kind="stable")[:, :W] + first * order.shape[1])
+            best.append(order)
+            go_on.append(others)
+        return (best[0][:, None], go_on[0]) if G == 1 else (np.stack(best, axis=1), np.concatenate(go_on, axis=1))
 
-    log P only falls, and lp is largest at the greatest length: none can reach more than leader / lp(limit).
-    """
-    if leader == -math.inf:
-        return False
-    if len(kept) < best:
-        return True
-    # With one beginning at a time nothing is compared, and the first to finish is the greedy answer.
-    return width > 1 and leader / length_penalty(limit, alpha) > kept[-1].score
+    def _finish(
+        self, ends: NDArray[np.bool_], best: Ints, total: NDArray[np.float64], gain: Floats, token: Ints
+    ) -> None:
+        """Keep the candidates that end, if they are good enough."""
+        config, n = self._config, total.shape[1]
+        for a, g, i in np.argwhere(ends).tolist():
+            at = int(best[a, g, i])
+            p = float(total.take(at))
+            if p == -math.inf:
+                continue
+            self._state["ended"][a] += 1
+            length = int(self._state["length"][a])
+            score = p / length_penalty(length, config.alpha, config.penalty)
+            if score > self._state["bound"][a, g]:
+                kept, row = self._sentences[a].kept[g], int(self._row.take(at // n))
+                end = Ended(score, p, self._steps, row, length - 1, int(token.take(at)), float(gain.take(at)))
+                insort(kept, end, key=lambda ended: -ended.score)  # after its equals
+                del kept[self._keep :]
+                if len(kept) == self._keep:
+                    self._state["bound"][a, g] = math.inf if self._group == 1 else kept[-1].score
 
+    def _outputs(self, a: int) -> list[Hypothesis]:
+        """The best that a sentence has come to: where it could neither end nor go on, what it had before this step."""
+        length = int(self._state["length"][a]) - 1
+        norm = length_penalty(max(length, 1), self._config.alpha, self._config.penalty)
+        ended = list(chain(*self._sentences[a].kept)) or [
+            Ended(p / norm, p, self._steps, row, length, None, 0.0)
+            for p, row in zip(self._state["log_p"][a].tolist(), self._row[a].tolist(), strict=True)
+            if p > -math.inf
+        ]
+        outputs: dict[tuple[int, ...], Hypothesis] = {}
+        for hypothesis in map(self._hypothesis, sorted(ended, key=lambda ended: -ended.score)):
+            outputs.setdefault(tuple(hypothesis.tokens), hypothesis)
+            if len(outputs) == self._config.best:
+                break
+        return list(outputs.values())
 
-def _top_log_probabilities(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """logits (R, V) -> log-probabilities and ids of the n (or V) likeliest tokens, (R, n), in fp64, on the CPU.
+    def _hypothesis(self, ended: Ended) -> Hypothesis:
+        tokens, scores = self._read(ended.steps, ended.row, ended.length)
+        if ended.token is not None:
+            scores.append(ended.log_p)
+            if ended.token != self._special.eos:
+                tokens.append(ended.token)
+        if self._bare:
+            return Hypothesis(tokens, math.nan, math.nan, [])
+        return Hypothesis(tokens, ended.score, ended.log_probability, scores)
 
-    Equals come in the order of their ids, which `topk` alone does not promise.
-    """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    value, token = logits.topk(min(n + 1, logits.shape[1]))
-    if value.shape[1] > n:  # where the first that is left out equals the last that is taken, choose by id
-        tied = ((value[:, n] == value[:, n - 1]) & value[:, n].isfinite()).nonzero()[:, 0]
-        exact, ids = logits[tied].sort(dim=1, descending=True, stable=True)
-        value[tied], token[tied] = exact[:, : n + 1], ids[:, : n + 1]
-        value, token = value[:, :n], token[:, :n]
-    token, by_id = token.sort(dim=1)
-    value, by_value = value.gather(1, by_id).sort(dim=1, descending=True, stable=True)
-    gain = (value - logits.logsumexp(1, keepdim=True)).clamp(max=0.0)  # rounding may leave a little above 0
-    if gain.isnan().any():
-        raise ValueError("the model's scores are not numbers (NaN or infinite): its weights are damaged or diverged")
-    return gain.cpu().double(), token.gather(1, by_value).cpu()
+    def _write(self, rows: Rows, parent: Ints, gain: Floats, token: Ints) -> None:
+        """Continue the rows of the parents, all (A, K): with all beginnings, or with one as far as a prefix goes."""
+        A, K = token.shape
+        if self._whole and (inside := self._state["length"] <= self._state["prefix"]).any():
+            count = np.where(inside, 1, K)[:, None]
+            self._row = count.cumsum()[:, None] - count + np.minimum(np.arange(K), count - 1)
+            first = np.arange(K) < count
+            parent, gain, token = parent[first], gain[first], token[first]
+        else:
+            self._row = np.arange(A * K).reshape(A, K)
+        self._newest, parent = token.ravel(), parent.ravel()
+        rows.reorder(parent)
+        self._past.append(Step(self._newest, parent, gain.ravel()))
+        self._steps += 1
+        if len(self._past) > PAST:
+            del self._past[: len(self._past) - int(self._state["length"].max(initial=0))]
 
-
-def _limits(maximum: Tensor | int, B: int) -> list[int]:
-    if isinstance(maximum, Tensor) and maximum.shape != (B,):
-        raise ValueError(f"maximum {tuple(maximum.shape)} must be a number, or one for each of the {B} sentences")
-    limits: list[int] = maximum.tolist() if isinstance(maximum, Tensor) else [maximum] * B
-    if min(limits, default=1) < 1:
-        raise ValueError(f"maximum = {min(limits)}: it must be at least 1")
-    return limits
-
-
-def _check(width: int, alpha: float, best: int) -> None:
-    if width < 1:
-        raise ValueError(f"width = {width}: a beam has at least 1 hypothesis")
-    if not 1 <= best <= width:
-        raise ValueError(f"best = {best}: a beam of width {width} yields 1 to {width} hypotheses")
-    if not 0.0 <= alpha < math.inf:
-        raise ValueError(f"alpha = {alpha}: the exponent of the length penalty is at least 0")
+    def _read(self, steps: int, row: int, length: int) -> tuple[list[int], list[float]]:
+        """The last tokens that a row had written after so many steps, and their log p."""
+        last = len(self._past) - self._steps + steps
+        tokens, scores = [], []
+        for step in reversed(self._past[last - length : last]):
+            tokens.append(int(step.tokens[row]))
+            scores.append(float(step.log_p[row]))
+            row = int(step.parents[row])
+        return tokens[::-1], scores[::-1]

@@ -1,7 +1,9 @@
 """BLEU and chrF by sacreBLEU, each figure with the signature without which it compares with nothing."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
@@ -59,6 +61,32 @@ def chrf(
     from sacrebleu.metrics.chrf import CHRF
 
     return _score(CHRF(lowercase=lowercase), hypotheses, references)
+
+
+def sentence_chrf(hypothesis: str, reference: str) -> float:
+    """chrF2 of one sentence, 0 to 100: sacreBLEU's, but quick where the same few texts are compared again and again.
+
+    >>> round(sentence_chrf("the cat sat", "the cat sits"), 1)
+    61.0
+    """
+    (said, h), (meant, r) = _ngrams(hypothesis), _ngrams(reference)
+    orders = range(1, min(said, meant, ORDER) + 1)
+    matches = [0] * (ORDER + 1)
+    for ngram in h.keys() & r.keys():
+        matches[len(ngram)] += min(h[ngram], r[ngram])
+    precision = sum(matches[n] / (said - n + 1) for n in orders)
+    recall = sum(matches[n] / (meant - n + 1) for n in orders)
+    return 100 * 5 * precision * recall / (4 * precision + recall) / len(orders) if precision else 0.0
+
+
+ORDER = 6  # of n-grams of characters
+
+
+@lru_cache(maxsize=512)
+def _ngrams(text: str) -> tuple[int, Counter[str]]:
+    """How many characters there are, spaces aside, and how often each n-gram of up to ORDER of them."""
+    text = "".join(text.split())
+    return len(text), Counter(text[i : i + n] for n in range(1, ORDER + 1) for i in range(len(text) - n + 1))
 
 
 def _score(metric: Any, hypotheses: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]) -> Score:

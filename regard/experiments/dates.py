@@ -17,7 +17,9 @@ from rich.text import Text
 from regard.data.batching import Batch, collate
 from regard.data.dates import LOCALES, WrittenDate, date_pairs, vocabulary
 from regard.data.vocabulary import BOS, EOS, PAD
-from regard.decoding.greedy import greedy
+from regard.decoding.module import Module
+from regard.decoding.pool import search
+from regard.decoding.protocol import Request, SearchConfig, Special
 from regard.inspection.maps import translation_maps
 from regard.inspection.page import attention_page, write_page
 from regard.models.transformer import Transformer, TransformerConfig
@@ -85,10 +87,11 @@ def train(model: Transformer, steps: int, seed: int, console: Console) -> None:
 
 def ask(model: Transformer, dates: list[WrittenDate]) -> list[Answer]:
     """What the model makes of written dates."""
-    model.eval()
-    source = _collate(dates).source
-    said = greedy(model, source, bos=BOS, eos=EOS, pad=PAD, maximum=source.shape[1] + 50)  # §6.1: input length + 50
-    return [Answer(date, "".join(vocabulary().decode(row))) for date, row in zip(dates, said.tolist(), strict=True)]
+    requests = [Request([*vocabulary().encode(date.text), EOS]) for date in dates]
+    greedy = SearchConfig(beam=1, scores=False)
+    found = search(Module(model.eval(), pad=PAD), requests, greedy, Special(BOS, EOS, PAD))
+    said = ("".join(vocabulary().decode(best.tokens)) for (best,) in found)
+    return [Answer(date, text) for date, text in zip(dates, said, strict=True)]
 
 
 def page(model: Transformer, answer: Answer) -> str:

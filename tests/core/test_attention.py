@@ -289,6 +289,28 @@ def test_cross_attention_projects_its_memory_once() -> None:
         MultiHeadAttention(AttentionConfig(12, 3))(x, memory)
 
 
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("T", [1, 4])
+@pytest.mark.parametrize("K", [2, 5])
+def test_rows_that_read_one_memory_share_it(K: int, T: int, watched: bool) -> None:
+    attention = MultiHeadAttention(AttentionConfig(12, 4, kv_heads=2), d_memory=7)
+    x, memory = torch.randn(3 * K, T, 12), torch.randn(3, 6, 7)
+    mask = padding(torch.tensor([[1] * 6, [1] * 2 + [0] * 4, [0] * 6]).bool()).dense(1, 6, memory.device)
+    expected = attention(x, memory.repeat_interleave(K, 0), mask=mask.repeat_interleave(K, 0))
+    seen: list[Tensor] = []
+    if watched:
+        attention.weights.watchers.append(lambda weights: seen.append(weights) or weights)
+    cache = KeyValues()
+    torch.testing.assert_close(attention(x, memory, mask=mask), expected)
+    torch.testing.assert_close(attention(x, memory, mask=mask, cache=cache), expected)
+    torch.testing.assert_close(attention(x, None, mask=mask, cache=cache), expected)
+    assert cache.keys is not None
+    assert len(cache.keys) == 3  # as it was, for every row
+    assert [weights.shape for weights in seen] == [(3 * K, 4, T, 6)] * (3 if watched else 0)
+    with pytest.raises(ValueError, match=f"do not fit together: {3 * K + 1} rows read 3"):
+        attention(torch.cat([x, x[:1]]), memory)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -49,18 +49,19 @@ def test_a_window_holds_the_last_inputs() -> None:
 
 def test_a_stack_reorders_every_part_of_every_layer_and_an_empty_one_is_left_alone() -> None:
     cache, index = Cache.empty(2), torch.tensor([1])
-    cache.reorder(index)
+    cache.reorder(index, index)
     assert (len(cache), cache.length) == (2, 0)
     x = torch.randn(2, 1, 3, 4)
     for layer in cache:
         layer.self_attention.extend(x, x)
         layer.cross_attention.extend(x, x)
         layer.feed_forward.slide(x[:, 0], 3)
-    cache.reorder(index)
+    cache.reorder(index, None)  # rows of what was decoded
+    cache.reorder(None, torch.tensor([1, 0, 1]))  # and of the memory
     assert cache.length == 3
     for layer in cache:
         assert torch.equal(layer.self_attention.keys[:, :, :3], x[1:])
-        assert torch.equal(layer.cross_attention.values[:, :, :3], x[1:])
+        assert torch.equal(layer.cross_attention.values[:, :, :3], x[[1, 0, 1]])
         assert torch.equal(layer.feed_forward.past, x[1:, 0, 1:])
 
 

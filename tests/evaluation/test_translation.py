@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sacrebleu.metrics import BLEU, CHRF
 
-from regard.evaluation.translation import Score, bleu, chrf
+from regard.evaluation.translation import Score, bleu, chrf, sentence_chrf
 
 HYPOTHESES = ["The cat sat on the mat.", "There is no dog, is there?", "Il pleut “à verse” aujourd'hui !"]
 REFERENCES = ["A cat sat on the mat.", "Is there no dog here?", "Il pleut à verse, aujourd'hui !"]
@@ -52,6 +52,15 @@ def test_tokenisation_and_case_matter_and_are_in_the_signature() -> None:
     assert "|case:lc|" in scores[3].signature
     chinese = bleu(["今天下雨了"], ["今天下大雨了"], tokenize="zh")
     assert chinese.value > bleu(["今天下雨了"], ["今天下大雨了"]).value == 0.0
+
+
+def test_sentence_chrf_equals_sacrebleu() -> None:
+    texts = [*HYPOTHESES, *REFERENCES, *OTHERS, "", " ", "a", "ab", "abc", "aaaaaaaaa", "今天下雨了", "a\u00a0b c", "é"]
+    metric = CHRF()
+    for hypothesis in texts:
+        for reference in texts:
+            expected = metric.sentence_score(hypothesis, [reference]).score
+            assert sentence_chrf(hypothesis, reference) == pytest.approx(expected, rel=1e-12, abs=0)
 
 
 @pytest.mark.parametrize("lowercase", [False, True])

@@ -8,7 +8,9 @@ import torch
 from regard.data.batching import Batch, collate
 from regard.data.generated import Pair, sequence_pairs
 from regard.data.vocabulary import BOS, EOS, PAD, Vocabulary
-from regard.decoding.greedy import greedy
+from regard.decoding.module import Module
+from regard.decoding.pool import search
+from regard.decoding.protocol import Request, SearchConfig, Special
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
@@ -43,7 +45,8 @@ def test_a_small_model_learns(task: str) -> None:
     known = {pair.source for pairs in batches for pair in pairs}
     unseen = (p for p in sequence_pairs(task, symbols=DIGITS, lengths=LENGTHS, seed=1) if p.source not in known)
     test = list(islice(unseen, 1000))
-    model.eval()
-    said = greedy(model, batch(test).source, bos=BOS, eos=EOS, pad=PAD, maximum=20)
-    right = sum(VOCABULARY.decode(row) == list(pair.target) for row, pair in zip(said.tolist(), test, strict=True))
+    requests = [Request([*VOCABULARY.encode(pair.source), EOS]) for pair in test]
+    greedy = SearchConfig(beam=1, scores=False)
+    found = search(Module(model.eval(), pad=PAD), requests, greedy, Special(BOS, EOS, PAD))
+    right = sum(VOCABULARY.decode(h.tokens) == list(pair.target) for (h,), pair in zip(found, test, strict=True))
     assert right / len(test) >= 0.99

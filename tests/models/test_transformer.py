@@ -172,7 +172,7 @@ def test_a_reordered_cache_continues_the_chosen_rows(variant: str) -> None:
     model, index = build(**VARIANTS[variant]), torch.tensor([2, 0, 0, 1])
     cache = model.new_cache()
     model.decode(TARGET[:, :5], model.encode(SOURCE), cache)
-    cache.reorder(index)
+    cache.reorder(index, index)
     memory = model.encode(SOURCE[index])
     for end in (6, 7):
         close(
@@ -294,6 +294,15 @@ def test_presets(name: str, layers: int, d_model: int, d_ff: int, heads: int, dr
     assert PRESETS[name](37_000, norm_kind="rms") == c.but(norm_kind="rms") != c
 
 
+def test_the_shallow_preset_has_its_depth_in_the_encoder() -> None:
+    tiny, shallow = (PRESETS[name](10_000) for name in ("tiny", "shallow"))
+    assert (shallow.encoder_layers, shallow.decoder_layers, shallow.norm) == (6, 1, "pre")
+    same = ("d_model", "d_ff", "heads", "dropout", "tie", "positions")
+    assert all(getattr(shallow, key) == getattr(tiny, key) for key in same)
+    sizes = [sum(p.numel() for p in Transformer(c).decoder.layers.parameters()) for c in (tiny, shallow)]
+    assert sizes[0] == 4 * sizes[1]
+
+
 BASE_ROW = 65
 TABLE_3: dict[str, tuple[dict[str, Any], int]] = {  # changes to the base model, millions of parameters
     "base": ({}, BASE_ROW),
@@ -374,7 +383,7 @@ def test_every_parameter_learns_from_the_chunked_loss_as_from_the_logits() -> No
         ({"positions": "rotary"}, "unknown positions 'rotary': choose one of none, .*rope"),
         ({"norm": "sandwich"}, "unknown norm 'sandwich': choose one of post, pre"),
         ({"norm_kind": "batch"}, "unknown norm_kind 'batch': choose one of layer, rms"),
-        ({"feed_forward": "tanh"}, "unknown feed_forward 'tanh': choose one of relu, gelu, glu, swiglu, convolution"),
+        ({"feed_forward": "tanh"}, "unknown feed_forward 'tanh': choose one of relu, gelu, silu, .*convolution"),
         ({"tie": "source"}, "unknown tie 'source': choose one of all, target, none"),
         ({"backend": "flash"}, "unknown attention backend 'flash'"),
         ({"source_vocabulary": 30}, "they have 30 and 23 entries: use one joint vocabulary, or tie='target'"),

@@ -1,0 +1,169 @@
+"""Any PyTorch encoder-decoder, ready to be searched.
+
+Letters: B sentences, S source length, R rows, K rows for each sentence, V vocabulary, n candidates.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.decoding.protocol import DAMAGED, Best, Floats, Ints
+
+
+class EncoderDecoder(Protocol):
+    """What decoding asks of a PyTorch model.
+
+    A memory offers `reorder(index)`, which returns those rows of it; a cache offers `reorder(rows, memory)`, which
+    keeps those rows of what was decoded and those of what it holds of the memory; None leaves them as they are.
+    """
+
+    config: Any  # `vocabulary`, and what else the model is made of
+
+    def encode(self, source: Tensor) -> Any:
+        """(B, S) -> a memory of B rows."""
+
+    def decode(self, target: Tensor, memory: Any, cache: Any = None) -> Tensor:
+        """The newest tokens (R, 1) -> logits (R, 1, V). R = B · K: each row of the memory serves K rows in a row."""
+
+    def new_cache(self) -> Any:
+        """What `decode` remembers of the tokens before."""
+
+
+class Module:
+    """A PyTorch model as a `Searchable`, on the device where it is, in eval mode.
+
+    Sentences that start together are one padded batch, so their scores hang, in the last digits, on the company they
+    are in. `bitwise` gives each a batch of its own: then shapes, and with one thread for PyTorch every bit, depend on
+    nothing but the sentence; it takes longer.
+    """
+
+    ragged = False
+
+    def __init__(
+        self, model: EncoderDecoder, *, pad: int, device: torch.device | str | None = None, bitwise: bool = False
+    ) -> None:
+        if getattr(model, "training", False):
+            raise ValueError("the model is in training mode, where dropout changes its scores: call model.eval() first")
+        if device is None:
+            device = next((p.device for p in model.parameters()), None) if isinstance(model, torch.nn.Module) else None
+        self.model, self.pad, self.device, self.bitwise = model, pad, torch.device(device or "cpu"), bitwise
+        config = model.config
+        self.vocabulary: int = config.vocabulary
+        self.source_vocabulary: int = getattr(config, "source_vocabulary", None) or config.vocabulary
+        learned = getattr(config, "positions", None) == "learned"
+        self.longest: int | None = config.max_length if learned else None
+
+    def rows(self) -> "ModuleRows":
+        return ModuleRows(self)
+
+
+class ModuleRows:
+    """Rows in groups that began together: a group is of one age, and has a memory and a cache of its own."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._groups: list[_Group] = []
+
+    @torch.inference_mode()
+    def start(self, sources: Sequence[Sequence[int]]) -> None:
+        module = self._module
+        for ids in sources:
+            if not 0 <= min(ids) <= max(ids) < module.source_vocabulary:
+                raise ValueError(
+                    f"a sentence has the ids {min(ids)} to {max(ids)}, the model reads 0 to "
+                    f"{module.source_vocabulary - 1}: was it made with another tokenizer?"
+                )
+        for batch in [[ids] for ids in sources] if module.bitwise else [sources]:
+            source = np.full((len(batch), max(map(len, batch))), module.pad)
+            for line, ids in zip(source, batch, strict=True):
+                line[: len(ids)] = ids
+            self._groups.append(_Group(module.model, torch.from_numpy(source).to(module.device)))
+
+    @torch.inference_mode()
+    def step(self, tokens: Ints) -> Floats:
+        return _joined([logits.cpu().numpy() for logits in self._logits(tokens)])
+
+    @torch.inference_mode()
+    def best(self, tokens: Ints, n: int, *, normalise: bool = True) -> Best:
+        parts = [_best(logits, n, normalise) for logits in self._logits(tokens)]
+        return Best(_joined([part.scores for part in parts]), _joined([part.tokens for part in parts]))
+
+    @torch.inference_mode()
+    def reorder(self, rows: Ints) -> None:
+        bounds = np.cumsum([0] + [len(group.sentence) for group in self._groups])
+        group = np.searchsorted(bounds, rows, side="right") - 1
+        edges = [*np.flatnonzero(np.diff(group, prepend=-1)).tolist(), len(rows)]
+        order = [int(group[edge]) for edge in edges[:-1]]
+        assert len(set(order)) == len(order), "rows that began together stay together"
+        groups = [self._groups[g] for g in order]
+        for g, begin, end, part in zip(order, edges, edges[1:], groups, strict=False):
+            part.reorder(rows[begin:end] - bounds[g])
+        self._groups = groups
+
+    def _logits(self, tokens: Ints) -> list[Tensor]:
+        newest = torch.from_numpy(tokens).to(self._module.device)
+        parts = newest.split([len(group.sentence) for group in self._groups])
+        return [group.step(part) for group, part in zip(self._groups, parts, strict=True)]
+
+
+class _Group:
+    """Rows of one age: their memory has a row for K of them, where every sentence has K; otherwise one for each."""
+
+    def __init__(self, model: EncoderDecoder, source: Tensor) -> None:
+        self.model, self.memory, self.cache = model, model.encode(source), model.new_cache()
+        self.device = source.device
+        self.sentence = np.arange(len(source))  # of each row
+        self.memories = len(source)  # rows of the memory
+
+    def step(self, newest: Tensor) -> Tensor:
+        """The newest token of each row, (R,) -> logits (R, V) in fp32."""
+        return self.model.decode(newest[:, None], self.memory, self.cache)[:, -1].float()
+
+    def reorder(self, rows: Ints) -> None:
+        R, K = len(rows), len(self.sentence) // self.memories
+        if _in_order(rows, len(self.sentence)):
+            return
+        self.sentence = self.sentence[rows]
+        first = np.flatnonzero(np.diff(self.sentence, prepend=-1))  # rows where another sentence begins
+        even = R % len(first) == 0 and np.array_equal(first, np.arange(0, R, R // len(first)))
+        memory = (rows[first] if even else rows) // K
+        chosen = None
+        if not _in_order(memory, self.memories):
+            self.memories, chosen = len(memory), torch.from_numpy(memory).to(self.device)
+            self.memory = self.memory.reorder(chosen)
+        self.cache.reorder(torch.from_numpy(rows).to(self.device), chosen)
+
+
+def _in_order(index: Ints, size: int) -> bool:
+    """Whether an index of so many rows leaves them as they are."""
+    return len(index) == size and bool((index == np.arange(size)).all())
+
+
+def _best(logits: Tensor, n: int, normalise: bool) -> Best:
+    """`protocol.best_of` where the logits (R, V) are."""
+    value, token = logits.topk(min(n + 1, logits.shape[1]))
+    if value.shape[1] > n:  # `topk` takes any of equals: where that matters, sort, which keeps them in order
+        tied = (value[:, n] == value[:, n - 1]).nonzero()[:, 0]
+        if len(tied):
+            exact, ids = logits[tied].sort(dim=1, descending=True, stable=True)
+            value[tied], token[tied] = exact[:, : n + 1], ids[:, : n + 1]
+        value, token = value[:, :n], token[:, :n]
+    if n > 1:
+        token, by_id = token.sort(dim=1)
+        value, by_value = value.gather(1, by_id).sort(dim=1, descending=True, stable=True)
+        token = token.gather(1, by_value)
+    if normalise:
+        value = (value - logits.logsumexp(1, keepdim=True)).clamp(max=0.0)  # rounding may leave a little above 0
+    scores = value.cpu().numpy()
+    if not (scores[:, 0] < math.inf).all():  # where there is one that is no number, the first of the row is none
+        raise ValueError(DAMAGED)
+    return Best(scores, token.cpu().numpy())
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,0 +1,31 @@
+"""A second opinion on the outputs of a search."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from regard.decoding.protocol import Hypothesis
+
+
+def rescore(hypotheses: Sequence[Hypothesis], scores: Sequence[float], weight: float) -> list[Hypothesis]:
+    """The hypotheses with the score: their own + weight · the other, the best first; of equals the earlier first.
+
+    The other scores may come from anywhere. From a model that was trained on reversed targets, which knows how outputs
+    end where a left-to-right one knows how they begin, on the scale of `Hypothesis.score` if alpha = 1 and penalty =
+    mean:
+
+        pairs = [(source, h.tokens[::-1]) for h in hypotheses]
+        parts = log_probabilities(right_to_left, pairs, special=special)  # decoding/scoring.py
+        first = rescore(hypotheses, [sum(p) / len(p) for p in parts], weight=1.0)[0]
+
+    >>> two = [Hypothesis([5], -1.0, -1.0, [-0.5, -0.5]), Hypothesis([6], -1.5, -1.5, [-1.0, -0.5])]
+    >>> [(h.tokens, h.score) for h in rescore(two, [-4.0, -1.0], 0.5)]
+    [([6], -2.0), ([5], -3.0)]
+    """
+    if len(scores) != len(hypotheses):
+        raise ValueError(f"{len(hypotheses)} hypotheses but {len(scores)} scores: give one for each")
+    rescored = [replace(h, score=h.score + weight * other) for h, other in zip(hypotheses, scores, strict=True)]
+    for i, h in enumerate(rescored):
+        if math.isnan(h.score):
+            raise ValueError(f"hypothesis {i + 1} has no score to add to: search with scores=True")
+    return sorted(rescored, key=lambda h: -h.score)

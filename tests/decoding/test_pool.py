@@ -1,0 +1,201 @@
+"""Sentences come and go, and neither company nor threads change what is found."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.decoding.pool import search, stream
+from regard.decoding.protocol import Floats, Hypothesis, Ints, Request, SamplingConfig, SearchConfig, Special
+from tests.decoding.toys import SPECIAL, Markov, MarkovRows, random_markov
+
+
+def requests(seed: int, count: int, vocabulary: int = 8) -> list[Request]:
+    """Sentences of many lengths; some have prefixes, or words that are forbidden."""
+    random = np.random.default_rng(seed)
+    return [
+        Request(
+            [int(random.integers(3))] * int(random.integers(1, 9)),
+            prefix=tuple(random.integers(3, vocabulary, random.choice([0, 0, 3])).tolist()),
+            forbidden=((4,),) if random.random() < 0.2 else (),
+            seed=i,
+        )
+        for i in range(count)
+    ]
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "beam": {"best": 3},
+    "greedy": {"beam": 1},
+    "bare": {"beam": 1, "scores": False},
+    "diverse": {"beam": 6, "groups": 3, "best": 6},
+    "patient": {"patience": 1.0, "penalty": "mean", "alpha": 1.0, "best": 4},
+    "blocked": {"block": 2, "shortest": 3},
+    "sampled": {"best": 3, "sampling": SamplingConfig(temperature=0.7)},
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.integers(0, 12),
+    st.sampled_from(sorted(CONFIGS)),
+    st.booleans(),
+    st.fixed_dictionaries({"rows": st.integers(1, 30), "tokens": st.integers(1, 60), "workers": st.integers(1, 3)}),
+)
+def test_neither_company_nor_order_nor_threads_change_anything(
+    seed: int, count: int, name: str, ragged: bool, limits: dict[str, int]
+) -> None:
+    model, config = random_markov(seed % 7, ragged=ragged), SearchConfig(**{"extra": 5} | CONFIGS[name])
+    asked = requests(seed, count)
+    alone = [search(model, [one], config, SPECIAL)[0] for one in asked]
+    model.steps.clear()
+    assert key(search(model, asked, config, SPECIAL, **limits)) == key(alone)
+    assert max(model.steps, default=0) <= max(limits["rows"], config.beam, config.best)
+    order = np.random.default_rng(seed).permutation(count).tolist()
+    shuffled = search(model, [asked[i] for i in order], config, SPECIAL, **limits)
+    assert key(shuffled) == key([alone[i] for i in order])
+
+
+def key(found: list[list[Hypothesis]]) -> str:
+    return repr(found)  # in which NaN equals NaN
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from(sorted(set(CONFIGS) - {"sampled"})))
+def test_a_stream_is_the_best_output_in_pieces(seed: int, name: str) -> None:
+    model, config = random_markov(seed % 7), SearchConfig(**{"extra": 9} | CONFIGS[name])
+    for request in requests(seed, 3):
+        pieces = list(stream(model, request, config, SPECIAL))
+        assert all(pieces)
+        assert [token for piece in pieces for token in piece] == search(model, [request], config, SPECIAL)[0][0].tokens
+
+
+def test_greedy_search_streams_token_by_token_and_a_beam_as_soon_as_it_is_sure() -> None:
+    sure = np.full((1, 5, 5), -9.0, np.float32)
+    for a, b in ((1, 3), (3, 4), (4, 0), (0, 2)):
+        sure[0, a, b] = 0.0
+    for beam in (1, 4):
+        model, said = Markov(sure), list[tuple[int, int]]()
+        for piece in stream(model, Request([0], prefix=(3,)), SearchConfig(beam=beam), SPECIAL):
+            said += [(token, len(model.steps)) for token in piece]
+        assert [token for token, _ in said] == [3, 4, 0]
+        assert said[0] == (3, 1)  # a prefix is certain
+    model = Markov(sure)
+    greedy = stream(model, Request([0]), SearchConfig(beam=1), SPECIAL)
+    assert [(piece, len(model.steps)) for piece in greedy] == [([3], 1), ([4], 2), ([0], 3)]
+
+
+# Who is at work
+
+
+class Watched(Markov):
+    """It remembers how many sentences each start had, and how many rows were at work."""
+
+    def __init__(self, tables: Floats, *, ragged: bool) -> None:
+        super().__init__(tables, ragged=ragged)
+        self.starts: list[tuple[int, int]] = []
+
+    def rows(self) -> MarkovRows:
+        starts = self.starts
+
+        class Rows(MarkovRows):
+            def start(self, sources: Any) -> None:
+                starts.append((len(sources), len(self.sentence)))
+                super().start(sources)
+
+        return Rows(self)
+
+
+def clock() -> Floats:
+    """Sentence i writes 3 again and again, and is cut at its limit."""
+    tables = np.full((1, 4, 4), -50.0, np.float32)
+    tables[:, :, 3] = 0.0
+    return tables
+
+
+def test_places_are_filled_again_at_once_or_when_half_are_free() -> None:
+    asked = [Request([0] * n) for n in (1, 2, 3, 4, 5, 6, 7, 8)]  # each takes as many steps
+    ragged, padded = Watched(clock(), ragged=True), Watched(clock(), ragged=False)
+    for model in (ragged, padded):
+        found = search(model, asked, SearchConfig(beam=1, extra=0), SPECIAL, rows=4)
+        assert [len(one.tokens) for (one,) in found] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert ragged.starts == [(4, 0), (1, 3), (1, 3), (1, 3), (1, 3)]  # the longest first
+    assert padded.starts == [(4, 0), (2, 2), (2, 2)]
+
+
+def test_sentences_share_the_tokens_there_are_and_one_may_have_them_all() -> None:
+    model = Watched(clock(), ragged=True)
+    asked = [Request([0] * n) for n in (9, 4, 3, 2)]
+    search(model, asked, SearchConfig(beam=1, extra=0), SPECIAL, tokens=7)
+    assert model.starts == [(1, 0), (2, 0), (1, 1)]  # 9; 4 and 3; 2, when 3 is done
+
+
+def test_workers_share_the_sentences() -> None:
+    meeting, names = threading.Barrier(2, timeout=30), set[str]()
+
+    class Met(Markov):
+        def rows(self) -> MarkovRows:
+            meeting.wait()  # both are at work
+            names.add(threading.current_thread().name)
+            return super().rows()
+
+    found = search(Met(clock()), [Request([0] * n) for n in range(1, 30)], SearchConfig(), SPECIAL, workers=2)
+    assert all(found)
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_in_a_worker_stops_all_and_is_raised(workers: int) -> None:
+    class Broken(Markov):
+        def rows(self) -> MarkovRows:
+            return BrokenRows(self)
+
+    class BrokenRows(MarkovRows):
+        def step(self, tokens: Ints) -> Floats:
+            if len(self.model.steps) == 40:
+                raise ValueError("the disk is full")
+            return super().step(tokens)
+
+    model = Broken(clock())
+    with pytest.raises(ValueError, match="the disk is full"):
+        search(model, [Request([0] * 20)] * 200, SearchConfig(), SPECIAL, rows=8, workers=workers)
+    assert len(model.steps) < 200  # of the thousands there would have been
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request([]), "sentence 1 is empty"),
+        (Request([0] * 41), "sentence 1 has 41 tokens, the model reads 40 at most: split it"),
+        (Request([0], prefix=(3,) * 12), "the prefix of sentence 1 has 12 tokens, its output may have 11"),
+        (Request([0], prefix=(3, 2)), "the prefix of sentence 1 contains the end token 2"),
+        (Request([0], prefix=(3, 8)), r"token 8 \(prefix, sentence 1\) is none of the model's: they are 0 to 7"),
+        (Request([0], required=((3,), (-1,))), r"token -1 \(required, sentence 1\)"),
+        (Request([0], forbidden=((99, 3),)), r"token 99 \(forbidden, sentence 1\)"),
+    ],
+)
+def test_what_cannot_be_searched_for_is_refused_before_anything_is(request_: Request, message: str) -> None:
+    model = random_markov(0)
+    model.longest = 40
+    with pytest.raises(ValueError, match=message):
+        search(model, [Request([0]), request_], SearchConfig(extra=10), SPECIAL)
+    with pytest.raises(ValueError, match=message.replace("sentence 1", "sentence 0")):
+        list(stream(model, request_, SearchConfig(extra=10), SPECIAL))
+    assert model.steps == []
+
+
+def test_contradictions_and_nothing_at_all() -> None:
+    model = random_markov(0)
+    for name in ("rows", "tokens", "workers"):
+        with pytest.raises(ValueError, match=f"{name} = 0: it must be at least 1"):
+            search(model, [], SearchConfig(), SPECIAL, **{name: 0})
+    with pytest.raises(ValueError, match="required phrases, which need a beam search"):
+        search(model, [Request([0], required=((3,),))], SearchConfig(sampling=SamplingConfig()), SPECIAL)
+    assert search(model, [], SearchConfig(), Special(1, 2, 0), workers=2) == []
