@@ -65,7 +65,7 @@ class Prepared:
 
 def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
     """Read the text, learn the sub-words and write token arrays, once: `folder` is a cache by content."""
-    splits = _splits(recipe)
+    splits = find_splits(recipe)
     if folder is None:
         sums = {split: fingerprint(files) for split, files in splits.files.items()}
         tokens = {**asdict(recipe.tokens), "dropout": 0.0}  # which acts in training only
@@ -89,7 +89,7 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
     return Prepared(tokenizer, arrays, **held_out, remarks=remarks, identity=folder.name)
 
 
-def _build(recipe: Recipe, splits: "_Splits", folder: Path) -> None:
+def _build(recipe: Recipe, splits: "Splits", folder: Path) -> None:
     folder.mkdir()
     skipped, limit = Skipped(), recipe.data.limit
     pairs = islice(splits.pairs("train", skipped), limit)
@@ -119,7 +119,7 @@ def _build(recipe: Recipe, splits: "_Splits", folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class _Splits:
+class Splits:
     """The files of each split; where `modulus` is set, sentences of train are held out for those that have none."""
 
     files: dict[str, PairFiles]
@@ -135,7 +135,8 @@ class _Splits:
         return (pair for pair in pairs if split_of(pair[0], self.modulus, held_out) == split)
 
 
-def _splits(recipe: Recipe) -> _Splits:
+def find_splits(recipe: Recipe) -> Splits:
+    """Where a recipe's text is, split by split; a corpus that is known by name is fetched if need be."""
     data = recipe.data
     if data.corpus is not None:
         files = obtain(data.corpus)
@@ -143,11 +144,11 @@ def _splits(recipe: Recipe) -> _Splits:
         given = {"train": data.train, "valid": data.valid, "test": data.test}
         files = {name: split for name, split in given.items() if split is not None}
     if "valid" in files and "test" in files:
-        return _Splits(files)
+        return Splits(files)
     count = sum(1 for _ in read_pairs(files["train"]))
     if count < 20:
         raise ValueError(f"{count} training pairs are too few to hold any out: give data.valid and data.test")
-    return _Splits(files, modulus=max(20, count // data.hold_out))  # at most a twentieth each
+    return Splits(files, modulus=max(20, count // data.hold_out))  # at most a twentieth each
 
 
 def train(recipe: Recipe, directory: Path, *, name: str, resume: bool = False, console: Console | None = None) -> bool:

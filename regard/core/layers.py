@@ -16,7 +16,7 @@ from regard.core.dropout import Dropout, dropout
 from regard.core.positions import Positions
 
 Choice = TypeVar("Choice")
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"glu": torch.sigmoid, "swiglu": F.silu}
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
@@ -149,13 +149,22 @@ class Residual(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token vectors times √d_model, plus positions, then dropout (§3.4, §3.5, §5.4). `tokens` may be shared."""
+    """Token vectors times √d_model, plus positions, then dropout (§3.4, §3.5, §5.4). `tokens` may be shared.
+
+    Some models normalise the sum (BART): `norm`.
+    """
 
     def __init__(
-        self, tokens: nn.Embedding, positions: Positions, *, dropout: float = 0.0, scale: float | None = None
+        self,
+        tokens: nn.Embedding,
+        positions: Positions,
+        *,
+        norm: nn.Module | None = None,
+        dropout: float = 0.0,
+        scale: float | None = None,
     ) -> None:
         super().__init__()
-        self.tokens, self.positions = tokens, positions
+        self.tokens, self.positions, self.norm = tokens, positions, norm
         self.scale = math.sqrt(tokens.embedding_dim) if scale is None else scale
         self.dropout = Dropout(dropout)
 
@@ -170,4 +179,5 @@ class Embedding(nn.Module):
                 f"token ids lie in 0..{self.tokens.num_embeddings - 1}, got {int(tokens.min())}..{int(tokens.max())}: "
                 "does the tokenizer belong to this model?"
             ) from error
-        return self.dropout(self.positions.add(x, offset))
+        x = self.positions.add(x, offset)
+        return self.dropout(x if self.norm is None else self.norm(x))

@@ -70,7 +70,7 @@ def breakdown(config: TransformerConfig, sentences: int = 1, source: int = 25, t
     norm = c.d_model * (2 if c.norm_kind == "layer" else 1)  # gain and bias; gain
     last = c.norm == "pre"  # a pre-norm stack ends with a norm
     return [
-        Part("embeddings", source_words + words),
+        Part("embeddings", source_words + words + 2 * c.embedding_norm * norm),
         Part("positions", *_positions(c, d_k, S, T)),
         Part("encoder self-attention", N * attention, N * attention_flops(source, source)),
         Part("encoder feed-forward", N * feed_forward, N * 2 * S * W),
@@ -79,7 +79,7 @@ def breakdown(config: TransformerConfig, sentences: int = 1, source: int = 25, t
         Part("decoder cross-attention", M * attention, M * attention_flops(target, source)),
         Part("decoder feed-forward", M * feed_forward, M * 2 * T * W),
         Part("decoder norms", (3 * M + last) * norm),
-        Part("output", words if c.tie == "none" else 0, 2 * T * words),
+        Part("output", (words if c.tie == "none" else 0) + c.output_bias * c.vocabulary, 2 * T * words),
     ]
 
 

@@ -1,7 +1,8 @@
 """The model part of a model directory: `config.json`, which says what to build, and `model.safetensors`, its weights.
 
 Nothing in them is code. A tensor that goes by several names, as tied embeddings do, is written once, under its first
-name: the model that is built from the config ties the same names again.
+name: the model that is built from the config ties the same names again. Of a quantised model the config also says
+`"precision": "int8"`; of any other, its dtype is that of its tensors.
 """
 
 import json
@@ -12,13 +13,14 @@ from dataclasses import MISSING, asdict, fields
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from regard.core.quantised import dequantise, is_quantised, quantise
 from regard.files import sync
 from regard.models.catalogue import FAMILIES, NAMES, Family
 
@@ -45,8 +47,10 @@ def save(model: nn.Module, directory: str | Path) -> None:
         raise ValueError(f"a {type(model).__name__} cannot be saved: the families are {', '.join(FAMILIES)}")
     settings: Any = model.config
     tensors = {names[0]: tensor.detach().contiguous() for names, tensor in _named(model)}
-    _check("the model", tensors, _blank(FAMILIES[name], settings))
+    int8 = is_quantised(model)
+    _check("the model", tensors, _blank(FAMILIES[name], settings, int8))
     about = {"format": FORMAT, "family": name, "regard": version("regard"), "config": asdict(settings)}
+    about |= {"precision": "int8"} if int8 else {}
     staging = directory / ".saving"
     try:
         shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
@@ -69,11 +73,11 @@ def save(model: nn.Module, directory: str | Path) -> None:
 def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> nn.Module:
     """The model of a directory, in eval mode; its weights as they were saved, or converted to `dtype`.
 
-    No random number is drawn.
+    A quantised model given a `dtype` is a plain one of that dtype. No random number is drawn.
     """
     path = Path(directory) / WEIGHTS
-    family, settings = _read(Path(directory))
-    model = _blank(family, settings)
+    family, settings, int8 = _read(Path(directory))
+    model = _blank(family, settings, int8)
     if not path.is_file():
         raise ValueError(f"{directory} is not a whole model directory: it has no {WEIGHTS}")
     try:
@@ -82,6 +86,8 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from error
     _check(str(path), tensors, model)
+    if int8 and dtype is not None:
+        tensors, model = dequantise(tensors), _blank(family, settings)
     state: dict[str, Tensor] = {}
     for names, blank in _named(model):
         tensor = tensors.pop(names[0])
@@ -97,10 +103,16 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
 
 def config(directory: str | Path) -> Any:
     """The config of the model of a directory, such as a `TransformerConfig`, without its weights."""
-    return _read(Path(directory))[1]
+    return _read(Path(directory)).config
 
 
-def _read(directory: Path) -> tuple[Family, Any]:
+class _About(NamedTuple):
+    family: Family
+    config: Any
+    int8: bool  # quantised
+
+
+def _read(directory: Path) -> _About:
     path = directory / CONFIG
     if not directory.is_dir():
         raise ValueError(f"{directory} is not a directory: name one that holds a model, with {CONFIG} and {WEIGHTS}")
@@ -120,8 +132,10 @@ def _read(directory: Path) -> tuple[Family, Any]:
     family = FAMILIES.get(str(about.get("family")))
     if family is None:
         raise ValueError(f"{path}: unknown family {about.get('family')!r}: choose one of {', '.join(FAMILIES)}")
+    if about.get("precision") not in (None, "int8"):
+        raise ValueError(f"{path}: unknown precision {about['precision']!r}: it is int8, or left out")
     try:
-        return family, _configure(family.config, about["config"])
+        return _About(family, _configure(family.config, about["config"]), about.get("precision") == "int8")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -143,10 +157,11 @@ def _configure(kind: type[Any], settings: dict[str, Any]) -> Any:
     return kind(**settings)
 
 
-def _blank(family: Family, settings: Any) -> nn.Module:
-    """The model that a config builds, with names and shapes but without memory."""
+def _blank(family: Family, settings: Any, int8: bool = False) -> nn.Module:
+    """The model that a config builds, quantised if `int8`, with names and shapes but without memory."""
     with torch.device("meta"):
-        return family.model(settings)
+        model = family.model(settings)
+        return quantise(model) if int8 else model
 
 
 def _named(model: nn.Module) -> list[tuple[list[str], Tensor]]:

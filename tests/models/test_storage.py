@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from regard.core.quantised import is_quantised, quantise
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -99,6 +100,39 @@ def test_weights_are_converted_on_request(tmp_path: Path) -> None:
     assert {x.device.type for x in storage.load(tmp_path, device="meta").parameters()} == {"meta"}
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_quantised_model_comes_back_bit_for_bit(tmp_path: Path, variant: str) -> None:
+    model = quantise(build(**VARIANTS[variant])).eval()
+    storage.save(model, tmp_path)
+    first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert json.loads(first["config.json"])["precision"] == "int8"
+    random = torch.get_rng_state()
+    loaded = storage.load(tmp_path)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert is_quantised(loaded)
+    assert storage.config(tmp_path) == model.config
+    assert torch.equal(loaded(SOURCE, TARGET), model(SOURCE, TARGET))
+    assert [*dict(loaded.named_parameters())] == [*dict(model.named_parameters())]  # a shared one once
+    storage.save(loaded, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
+    for dtype in (torch.float32, torch.bfloat16):
+        plain = storage.load(tmp_path, dtype=dtype)
+        assert not is_quantised(plain)
+        assert {x.dtype for x in plain.parameters()} == {dtype}
+        assert [*dict(plain.named_parameters())] == [*dict(build(**VARIANTS[variant]).named_parameters())]
+    torch.testing.assert_close(
+        storage.load(tmp_path, dtype=torch.float32)(SOURCE, TARGET), model(SOURCE, TARGET), atol=0.1, rtol=0.1
+    )
+
+
+def test_a_quantised_file_is_a_quarter_as_large(tmp_path: Path) -> None:
+    model = build(d_model=128, d_ff=256)
+    storage.save(model, tmp_path / "fp32")
+    storage.save(quantise(model), tmp_path / "int8")
+    sizes = [(tmp_path / kind / "model.safetensors").stat().st_size for kind in ("fp32", "int8")]
+    assert sizes[1] < 0.28 * sizes[0]
+
+
 def edit(directory: Path, **changes: Any) -> None:
     """Change settings in `config.json`."""
     about = json.loads((directory / "config.json").read_text())
@@ -111,6 +145,12 @@ def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -
     tensors = {name: x.clone() for name, x in load_file(directory / "model.safetensors").items()}
     change(tensors)
     save_file(tensors, directory / "model.safetensors")
+
+
+def declare(directory: Path, precision: Any) -> None:
+    """Say in `config.json` that the model is of this precision."""
+    about = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(about | {"precision": precision}))
 
 
 def put(name: str, text: str) -> Callable[[Path], Any]:
@@ -148,6 +188,15 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no word": (lambda d: edit(d, tie=None), r"config.json: tie = None: expected a word"),
     "impossible": (lambda d: edit(d, heads=5), r"config.json: .*heads"),
     "no choice": (lambda d: edit(d, positions="here"), r"config.json: unknown positions 'here': choose one of"),
+    "other precision": (
+        lambda d: declare(d, "int4"),
+        r"config.json: unknown precision 'int4': it is int8, or left out",
+    ),
+    "precision of a kind": (lambda d: declare(d, ["int8"]), r"config.json: unknown precision \['int8'\]"),
+    "not quantised": (
+        lambda d: declare(d, "int8"),
+        r"does not fit its config: 'source_embedding.tokens.weight' is torch.float32, not torch.int8; ",
+    ),
     "no weights": (
         lambda d: (d / "model.safetensors").unlink(),
         r"model is not a whole model directory: it has no model.safetensors",
