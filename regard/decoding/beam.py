@@ -10,17 +10,28 @@ as it came about: for each step which row continues which, and with what token. 
 import math
 from bisect import insort
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard.decoding.edits import edit, log_soft_max, needed
-from regard.decoding.protocol import Best, Floats, Hypothesis, Ints, Request, Rows, SearchConfig, Special, best_of
+from regard.decoding.protocol import (
+    FLOOR,
+    Best,
+    Floats,
+    Hypothesis,
+    Ints,
+    Request,
+    Rows,
+    SearchConfig,
+    Special,
+    best_of,
+    common_beginning,
+)
 
 PAST = 1024  # steps that are kept, needed or not
-FLOOR = -100.0  # log p of a token of a prefix that the model, or a shortlist, holds impossible
 
 
 def length_penalty(length: int, alpha: float, penalty: str = "paper") -> float:
@@ -161,7 +172,7 @@ class Beam:
         alive = set(self._row[a, self._state["log_p"][a] > -math.inf].tolist())
         said = [self._read(self._steps, row, int(self._state["length"][a]))[0] for row in alive]
         said += [self._hypothesis(ended).tokens for ended in chain(*self._sentences[a].kept)]
-        return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*said, strict=False))]
+        return common_beginning(said)
 
     def _candidates(self, rows: Rows) -> Best:
         """The n best continuations of each row, (R, n); of a row inside a prefix nothing but the prefix."""

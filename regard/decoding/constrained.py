@@ -12,16 +12,23 @@ import math
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 
 from regard.decoding.beam import length_penalty, maximum
 from regard.decoding.edits import Phrases, completing, edit, log_soft_max, needed
-from regard.decoding.protocol import Floats, Hypothesis, Request, Rows, SearchConfig, Special, best_of
-
-FLOOR = -100.0  # log p of a token that is required although the model, or a shortlist, holds it impossible
+from regard.decoding.protocol import (
+    FLOOR,
+    Floats,
+    Hypothesis,
+    Request,
+    Rows,
+    SearchConfig,
+    Special,
+    best_of,
+    common_beginning,
+)
 
 
 class Lacking(NamedTuple):
@@ -254,7 +261,7 @@ class Constrained:
     def settled(self, index: int) -> list[int]:
         sentence = next(sentence for sentence in self._sentences if sentence.index == index)
         said = [beginning.tokens for beginning in sentence.beginnings] + [output.tokens for output in sentence.kept]
-        return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*said, strict=False))]
+        return common_beginning(said)
 
     def _hold(self, sentence: Sentence, beginning: Beginning, log_p: Floats, own: Floats) -> list[int]:
         """Forbid what would leave too little room, in place, (V,); return the tokens that help."""

@@ -9,7 +9,9 @@ from typing import Protocol
 import torch
 
 from regard.decoding.beam import Beam, maximum, whole
+from regard.decoding.constrained import Constrained, check
 from regard.decoding.protocol import Hypothesis, Request, Rows, Searchable, SearchConfig, Special
+from regard.decoding.sampling import Sampling
 
 
 class Fleet(Protocol):
@@ -129,12 +131,8 @@ def stream(model: Searchable, request: Request, config: SearchConfig, special: S
 
 def _kind(request: Request, config: SearchConfig) -> Kind:
     if config.sampling is not None:
-        from regard.decoding.sampling import Sampling
-
         return Sampling
     if request.required:
-        from regard.decoding.constrained import Constrained
-
         return Constrained
     return Beam
 
@@ -157,6 +155,8 @@ def _check(request: Request, index: int, model: Searchable, config: SearchConfig
         raise ValueError(f"the prefix of sentence {index} contains the end token {special.eos}: leave it out")
     if request.required and config.sampling is not None:
         raise ValueError(f"sentence {index} has required phrases, which need a beam search: leave `sampling` out")
+    if request.required:
+        check(request, config, special, limit)
     phrases = {"prefix": (request.prefix,), "required": request.required, "forbidden": request.forbidden}
     for name, lists in phrases.items():
         for token in (token for phrase in lists for token in phrase):

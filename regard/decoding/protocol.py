@@ -8,8 +8,9 @@ searched: PyTorch on any device (`module.py`), a native engine, an ensemble, ano
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -114,6 +115,16 @@ def best_of(logits: Floats, n: int, *, normalise: bool = True) -> Best:
     return Best(values, tokens)
 
 
+def common_beginning(outputs: Iterable[Sequence[int]]) -> list[int]:
+    """The tokens with which all of them begin.
+
+    >>> common_beginning([[5, 6, 7], [5, 6], [5, 6, 8]])
+    [5, 6]
+    """
+    return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*outputs, strict=False))]
+
+
+FLOOR = -100.0  # log p of a token that is asked for although the model, or a shortlist, holds it impossible
 DAMAGED = "the model's scores are not numbers (NaN or infinite): its weights are damaged or diverged"
 
 

@@ -8,14 +8,22 @@ neither the company in a batch nor the number of workers changes an output.
 
 import math
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard.decoding.beam import length_penalty, maximum
 from regard.decoding.edits import edit, log_soft_max, needed
-from regard.decoding.protocol import Floats, Hypothesis, Request, Rows, SamplingConfig, SearchConfig, Special
+from regard.decoding.protocol import (
+    Floats,
+    Hypothesis,
+    Request,
+    Rows,
+    SamplingConfig,
+    SearchConfig,
+    Special,
+    common_beginning,
+)
 
 
 def distribution(log_p: Floats, config: SamplingConfig) -> Floats:
@@ -164,4 +172,4 @@ class Sampling:
     def settled(self, index: int) -> list[int]:
         draws = [draw for draw in self._draws if draw.sentence.index == index]
         said = [draw.tokens for draw in draws] + [output.tokens for output in draws[0].sentence.outputs.values()]
-        return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*said, strict=False))]
+        return common_beginning(said)
