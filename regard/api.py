@@ -1,65 +1,221 @@
 """regard for a person: `load` a model directory, and use it."""
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, cast, overload
 
+import numpy as np
 import torch
 from torch import nn
 
 from regard import recipe as recipes
+from regard.asks import (
+    Alternative,
+    Answer,
+    Ask,
+    Links,
+    Part,
+    Score,
+    Settings,
+    Translation,
+    joined,
+    one_sentence,
+    short,
+    unread,
+    windows,
+)
+from regard.core.attention import Tap
+from regard.core.quantised import is_quantised, quantise
 from regard.data.batching import collate
-from regard.data.tokenizers import Tokenizer
+from regard.data.lexicon import Shortlist
+from regard.data.sentences import shorten, split
+from regard.data.tokenizers import UNK, Tokenizer
 from regard.data.vocabulary import BOS, EOS, PAD
-from regard.decoding.beam import beam
+from regard.decoding import pool, scoring
+from regard.decoding.beam import maximum
+from regard.decoding.constrained import check
+from regard.decoding.ensemble import Ensemble
+from regard.decoding.module import EncoderDecoder, Module
+from regard.decoding.protocol import Hypothesis, Request, Searchable, Special
+from regard.decoding.risk import choose
+from regard.evaluation.translation import sentence_chrf
+from regard.inspection.alignment import align_words, source_attention, words_of_prefixes, words_of_spans
 from regard.inspection.maps import translation_maps
 from regard.inspection.page import attention_page
 from regard.models import storage
-from regard.recipe import DecodeConfig
+from regard.native import Native, Shortlists, UnavailableError
+from regard.recipe import DataConfig, DecodeConfig
 
-AHEAD = 2_000  # lines read at a time, to be sorted by length
+SPECIAL = Special(BOS, EOS, PAD)
+ENGINES = ("auto", "native", "torch")
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": None}
+ALIGNED = 2_048  # tokens whose attention is held at a time
 
 
 class Translator:
-    """A trained model and its tokenizer: text in, text out.
+    """A trained model and its tokenizer: text in, text out. Several models make an ensemble.
 
-    >>> translator = load("runs/quickstart")              # doctest: +SKIP
-    >>> translator.translate("Where is the library?")     # doctest: +SKIP
+    The settings of each method are the names in `Settings`, `SearchConfig` and `SamplingConfig`; docs/decoding.md
+    explains them.
+
+    >>> translator = load("runs/quickstart")                       # doctest: +SKIP
+    >>> translator.translate("Where is the library?", beam=8)      # doctest: +SKIP
     '¿Dónde está la biblioteca?'
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, decode: DecodeConfig | None = None) -> None:
-        self.model, self.tokenizer, self.decode = model.eval(), tokenizer, decode or DecodeConfig()
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        tokenizer: Tokenizer,
+        decode: DecodeConfig | None = None,
+        *,
+        engine: str = "auto",
+        workers: int | None = None,
+        rows: int = 256,
+        bitwise: bool = False,
+        longest: int | None = None,
+        shortlists: Shortlists | None = None,
+    ) -> None:
+        """`longest`: sub-words of a sentence that the model is used to; `rows` are searched side by side."""
+        if engine not in ENGINES:
+            raise ValueError(f"engine = {engine!r}: choose one of {', '.join(ENGINES)}")
+        for name, value in (("workers", workers), ("rows", rows)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} = {value}: it must be at least 1")
+        self.models = [each.eval() for each in ([model] if isinstance(model, nn.Module) else model)]
+        self.model, self.tokenizer, self.decode = self.models[0], tokenizer, decode or DecodeConfig()
+        self.engine, self.rows, self.bitwise = engine, rows, bitwise
+        configs: list[Any] = [each.config for each in self.models]
+        tables = [c.max_length - 1 for c in configs if c.positions == "learned"]  # the end has a place, too
+        self.reach = min(tables, default=None)
+        self.longest = min((n for n in (longest, self.reach) if n is not None), default=None)
+        self._workers, self._shortlists = workers, shortlists
+        self._made: tuple[object, Searchable] | None = None  # an engine, and what it was made from
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.model.parameters()).device
 
+    @property
+    def searchable(self) -> Searchable:
+        """The engine that searches drive: PyTorch while somebody watches a tap, and made anew for changed weights."""
+        watched = any(tap.watchers for model in self.models for tap in model.modules() if isinstance(tap, Tap))
+        made_from = watched, [(p.data_ptr(), p._version) for model in self.models for p in model.parameters()]
+        if self._made is None or self._made[0] != made_from:
+            engines = [self._engine(model, watched) for model in self.models]
+            self._made = made_from, engines[0] if len(engines) == 1 else Ensemble(engines)
+        return self._made[1]
+
+    def _engine(self, model: nn.Module, watched: bool) -> Searchable:
+        if self.engine != "torch" and self.device.type == "cpu" and not watched:
+            try:
+                return Native(model, shortlists=self._shortlists)
+            except UnavailableError as error:
+                reason = str(error)
+        else:
+            reason = "a tap is watched" if watched else f"the engine is {self.engine}, the device {self.device}"
+        if self.engine == "native":
+            raise ValueError(f"there is no native engine for this model ({reason}): use torch")
+        if self._shortlists is not None:
+            raise ValueError(f"shortlists are for the native engine, and it cannot be used ({reason})")
+        return Module(cast(EncoderDecoder, model), pad=PAD, bitwise=self.bitwise)
+
     @overload
-    def translate(self, text: str, *, beam: int | None = None, alpha: float | None = None) -> str: ...
+    def translate(self, text: str, **settings: Any) -> str: ...
     @overload
-    def translate(self, text: list[str], *, beam: int | None = None, alpha: float | None = None) -> list[str]: ...
-    def translate(
-        self, text: str | list[str], *, beam: int | None = None, alpha: float | None = None
-    ) -> str | list[str]:
-        """The translation of a sentence, or of each in a list; `beam` 1 is greedy."""
-        said = list(self.translate_lines([text] if isinstance(text, str) else text, beam=beam, alpha=alpha))
+    def translate(self, text: list[str], **settings: Any) -> list[str]: ...
+    def translate(self, text: str | list[str], **settings: Any) -> str | list[str]:
+        """The translation of a text, or of each in a list; `beam=1` is greedy. A blank text stays as it is."""
+        said = list(self.translate_lines([text] if isinstance(text, str) else text, **settings))
         return said[0] if isinstance(text, str) else said
 
-    def translate_lines(
-        self, lines: Iterable[str], *, beam: int | None = None, alpha: float | None = None, batch_tokens: int = 2048
-    ) -> Iterator[str]:
-        """A translation for each line, in order and in constant memory; a blank line stays blank."""
-        stream = iter(lines)
-        while chunk := list(islice(stream, AHEAD)):
-            ids = self.tokenizer.encode_batch([line if line.strip() else "" for line in chunk])
-            said = [""] * len(chunk)
-            for rows in _by_length(ids, batch_tokens):
-                for row, tokens in zip(rows, self._search([ids[i] for i in rows], beam, alpha), strict=True):
-                    said[row] = self.tokenizer.decode(tokens)
-            yield from said
+    def translate_lines(self, lines: Iterable[str], **settings: Any) -> Iterator[str]:
+        """A translation for each line, in order and in constant memory."""
+        chosen = Settings.of(settings, self.decode).bare()
+        for window in windows(Ask(line) for line in lines):
+            for answer in self.answers(window, chosen):
+                yield answer.translations[0].text
+
+    @overload
+    def hypotheses(self, text: str, **settings: Any) -> list[Translation]: ...
+    @overload
+    def hypotheses(self, text: list[str], **settings: Any) -> list[list[Translation]]: ...
+    def hypotheses(self, text: str | list[str], **settings: Any) -> list[Translation] | list[list[Translation]]:
+        """The `best` outputs for a text, or for each in a list, with scores; `align=True` adds word alignments."""
+        chosen = Settings.of(settings, self.decode)
+        asks = (Ask(each) for each in ([text] if isinstance(text, str) else text))
+        found = [answer.translations for window in windows(asks) for answer in self.answers(window, chosen)]
+        return found[0] if isinstance(text, str) else found
+
+    def stream(self, text: str, **settings: Any) -> Iterator[str]:
+        """The translation of a text, piece by piece as it becomes certain: together they are `translate(text)`."""
+        chosen = Settings.of(settings, self.decode)
+        if chosen.mbr or chosen.search.best > 1:
+            raise ValueError("mbr and best compare whole outputs: there is nothing to stream of them")
+        (parts,), _ = self._parts([Ask(text)], chosen)
+        read = sum(bool(part.ids) for part in parts)
+        for part in parts:
+            if part.ids:
+                request = self._request(part, Ask(text), read, chosen)
+                yield from self._pieces(pool.stream(self._alone(), request, chosen.search, SPECIAL))
+            if rest := part.gap if part.ids else part.text + part.gap:
+                yield rest
+
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
+        """How likely the model holds each target as a translation of its source."""
+        if len(sources) != len(targets):
+            raise ValueError(f"{len(sources)} sources and {len(targets)} targets: they must be as many")
+        pairs = list(zip(map(self._ids, sources), map(self._ids, targets), strict=True))
+        read = [([*source, EOS], target) for source, target in pairs]
+        each = [
+            scoring.log_probabilities(cast(EncoderDecoder, model), read, special=SPECIAL, device=self.device)
+            for model in self.models
+        ]
+        found = []
+        for (_, target), rows in zip(pairs, zip(*each, strict=True), strict=True):
+            log_p = (np.logaddexp.reduce(np.array(rows, np.float64)) - math.log(len(rows))).tolist()
+            found.append(Score(math.fsum(log_p), [*self.tokenizer.pieces(target), "</s>"], log_p))
+        return found
+
+    def align(self, source: str, target: str, *, layer: int | None = None) -> Links:
+        """Which word of the source each word of the target comes from: (source word, target word), from 0."""
+        read, written = self._ids(source), self._ids(target)
+        words = words_of_spans(target, self.tokenizer.spans(target))
+        return self._aligned([(source, read, written, words)], layer)[0]
+
+    def alternatives(self, text: str, prefix: str = "", count: int = 5, **settings: Any) -> list[Alternative]:
+        """The likeliest tokens after the beginning `prefix` of an output, each with the output that it leads to."""
+        if count < 1:
+            raise ValueError(f"count = {count}: it must be at least 1")
+        chosen = Settings.of({**settings, "prefix": prefix}, self.decode)
+        (parts,), _ = self._parts([Ask(text)], chosen)
+        read = [part for part in parts if part.ids]
+        if len(read) != 1:
+            raise ValueError(f"alternatives are for one sentence, got {len(read)}: {short(text)}")
+        request = self._request(read[0], Ask(text), 1, chosen)
+        before = (BOS, *request.prefix)
+        rows = self.searchable.rows()
+        rows.start([request.source])
+        for token in before[:-1]:
+            rows.step(np.array([token]))
+        best = rows.best(np.array(before[-1:]), count)
+        tokens = best.tokens[0].tolist()
+        going = [replace(request, prefix=(*request.prefix, token)) for token in tokens if token != EOS]
+        found = iter(self._search(going, chosen.bare()))
+        outputs = [list(request.prefix) if token == EOS else next(found)[0].tokens for token in tokens]
+        return [
+            Alternative(piece, math.exp(log_p), said)
+            for piece, log_p, said in zip(
+                self.tokenizer.pieces(tokens),
+                best.scores[0].tolist(),
+                self.tokenizer.decode_batch(outputs),
+                strict=True,
+            )
+        ]
 
     def attention_page(self, text: str, target: str | None = None) -> str:
         """A self-contained HTML page of every head while the model writes its translation, or a given one."""
@@ -70,45 +226,200 @@ class Translator:
         maps = translation_maps(self.model, batch.source.to(self.device), batch.target.to(self.device), *pieces)
         return attention_page(maps, title=f"{text} → {said}")
 
-    def _search(self, ids: list[list[int]], width: int | None, alpha: float | None) -> list[list[int]]:
-        source = collate([(row, []) for row in ids]).source.to(self.device)
-        maximum = torch.tensor([len(row) + 1 + self.decode.extra for row in ids], device=self.device)
-        config: Any = self.model.config
-        if config.positions == "learned":  # no further than the table goes
-            maximum.clamp_(max=config.max_length)
-        found = beam(
-            self.model,  # type: ignore[arg-type]
-            source,
-            bos=BOS,
-            eos=EOS,
-            pad=PAD,
-            width=self.decode.beam if width is None else width,
-            alpha=self.decode.alpha if alpha is None else alpha,
-            maximum=maximum,
-        )
-        return [hypotheses[0].tokens for hypotheses in found]
+    def answers(self, asks: Sequence[Ask], settings: Settings) -> list[Answer]:
+        """The outputs for each of some texts, all at once in memory: what the other methods are made of."""
+        texts, cuts = self._parts(asks, settings)
+        read = [[part for part in parts if part.ids] for parts in texts]
+        requests = [
+            self._request(part, ask, len(row), settings) for ask, row in zip(asks, read, strict=True) for part in row
+        ]
+        found = self._search(requests, settings)
+        said = iter(self._translations([part for row in read for part in row], found, settings))
+        answers = []
+        for parts, cut in zip(texts, cuts, strict=True):
+            each = [next(said) if part.ids else [unread(part.text)] for part in parts]
+            outputs = min((len(e) for e, part in zip(each, parts, strict=True) if part.ids), default=1)
+            whole = [joined(parts, [e[min(k, len(e) - 1)] for e in each]) for k in range(outputs)]
+            answers.append(Answer(whole, cut))
+        return answers
+
+    def _ids(self, text: str) -> list[int]:
+        ids = self.tokenizer.encode(text)
+        if self.reach is not None and len(ids) > self.reach:
+            raise ValueError(f"{short(text)} has {len(ids)} sub-words, the model has positions for {self.reach}")
+        return ids
+
+    def _parts(self, asks: Sequence[Ask], settings: Settings) -> tuple[list[list[Part]], list[int]]:
+        """What the model reads of each text, and how many sentences of it had to be cut."""
+        pieces = [split(ask.text) if settings.split else one_sentence(ask.text) for ask in asks]
+        ids = iter(self.tokenizer.encode_batch([piece.text for row in pieces for piece in row]))
+        texts, cuts = [], []
+        encode, longest = self.tokenizer.encode, math.inf if self.longest is None else self.longest
+        for ask, row in zip(asks, pieces, strict=True):
+            parts: list[Part] = []
+            cut = 0
+            for piece in row:
+                read = next(ids)
+                if len(read) <= longest:
+                    parts.append(Part(piece.text, read, piece.gap))
+                    continue
+                if settings.long == "refuse":
+                    raise ValueError(
+                        f"{ask.place or short(piece.text)}: a sentence of {len(read)} sub-words; the model is used to "
+                        f"{longest} at most: shorten it, or have it cut by long = split"
+                    )
+                cut += 1
+                *some, last = shorten(piece.text, lambda text: len(encode(text)) <= longest)
+                parts += [Part(text, encode(text), gap) for text, gap in (*some, (last.text, piece.gap))]
+            texts.append(parts)
+            cuts.append(cut)
+        return texts, cuts
+
+    def _request(self, part: Part, ask: Ask, parts: int, settings: Settings) -> Request:
+        place = ask.place or short(ask.text)
+        prefix, require = ask.prefix or settings.prefix, (*settings.require, *ask.require)
+        forbid = (*settings.forbid, *ask.forbid)
+        source, seed = [*part.ids, EOS], 0
+        if settings.search.sampling is not None:
+            key = f"{settings.seed} {part.text}".encode()
+            seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
+        if not (prefix or require or forbid):
+            return Request(source, seed=seed)
+        if parts > 1 and (prefix or require):
+            raise ValueError(f"{place}: it is read in {parts} parts, and no phrase says of which it is required")
+        if require and settings.search.sampling is not None:
+            raise ValueError(f"{place}: phrases cannot be required of an output that is drawn by chance")
+        begin = tuple(self._phrase(prefix, place)) if prefix.strip() else ()
+        required = tuple(tuple(self._phrase(text, place)) for text in require)
+        # What the model has no sub-words for it cannot write anyway.
+        forbidden = tuple(tuple(ids) for text in forbid if UNK not in (ids := self.tokenizer.encode(text.strip())))
+        if not all(forbidden):
+            raise ValueError(f"{place}: a forbidden phrase is empty: leave it out")
+        request = Request(source, begin, required, forbidden, seed)
+        limit = maximum(request, settings.search, self.searchable.longest)
+        if len(begin) > limit:
+            raise ValueError(f"{place}: the prefix has {len(begin)} sub-words, and the output at most {limit}")
+        try:
+            check(request, settings.search, SPECIAL, limit)
+        except ValueError as error:
+            message = str(error)
+            for phrase in (*required, *forbidden, begin):
+                message = message.replace(str(phrase), repr(self.tokenizer.decode(phrase)))
+            raise ValueError(f"{place}: {message}") from None
+        return request
+
+    def _phrase(self, text: str, place: str) -> list[int]:
+        ids = self.tokenizer.encode(text.strip())
+        if not ids or UNK in ids:
+            raise ValueError(f"{place}: the model has no sub-words to write {text!r} with")
+        return ids
+
+    def _search(self, requests: Sequence[Request], settings: Settings) -> list[list[Hypothesis]]:
+        engine = self._alone() if len(requests) == 1 else self.searchable
+        workers = self._workers or (torch.get_num_threads() if engine.ragged else 1)
+        return pool.search(engine, requests, settings.search, SPECIAL, rows=self.rows, workers=workers)
+
+    def _alone(self) -> Searchable:
+        """The engine for one sentence at a time: the cores share each product."""
+        engine = self.searchable
+        return engine.with_threads(self._workers or torch.get_num_threads()) if isinstance(engine, Native) else engine
+
+    def _translations(
+        self, parts: list[Part], found: list[list[Hypothesis]], settings: Settings
+    ) -> list[list[Translation]]:
+        """The outputs of each part as text."""
+        texts = iter(self.tokenizer.decode_batch([h.tokens for hypotheses in found for h in hypotheses]))
+        named = [[(next(texts), h) for h in hypotheses] for hypotheses in found]
+        if settings.mbr is not None:
+            named = [[each[choose([text for text, _ in each], sentence_chrf)]] for each in named]
+        links: Iterator[Links | None] = iter([None] * sum(map(len, named)))
+        if settings.align:
+            pairs = [(part, h.tokens) for part, each in zip(parts, named, strict=True) for _, h in each]
+            links = iter(self._aligned([(part.text, part.ids, ids, self._words(ids)) for part, ids in pairs]))
+        pieces = self.tokenizer.pieces
+        return [
+            [
+                Translation(text, pieces(h.tokens), h.score, h.log_probability, h.token_scores, next(links))
+                for text, h in each
+            ]
+            for each in named
+        ]
+
+    def _words(self, ids: list[int]) -> list[int]:
+        """The word of its text that each of some ids is a part of."""
+        return words_of_prefixes(self.tokenizer.decode_batch([ids[: i + 1] for i in range(len(ids))]))
+
+    def _aligned(
+        self, pairs: Sequence[tuple[str, list[int], list[int], list[int]]], layer: int | None = None
+    ) -> list[Links]:
+        """Alignments of pairs (source text, its ids, target ids, words of the target ids)."""
+        links: list[Links] = [[] for _ in pairs]
+        for rows in scoring.batches([(source, target) for _, source, target, _ in pairs], ALIGNED):
+            batch = collate([(pairs[i][1], pairs[i][2]) for i in rows]).to(self.device)
+            weights = [source_attention(model, batch.source, batch.target, layer=layer) for model in self.models]
+            for i, row in zip(rows, torch.stack(weights).mean(0), strict=True):
+                text, _, _, words = pairs[i]
+                links[i] = align_words(row, words_of_spans(text, self.tokenizer.spans(text)), words)
+        return links
+
+    def _pieces(self, tokens: Iterable[list[int]]) -> Iterator[str]:
+        """Text of more and more tokens, as far as those to come cannot change it."""
+        ids: list[int] = []
+        said = 0
+        for more in tokens:
+            ids += more
+            text = self.tokenizer.certain(ids)
+            if len(text) > said:
+                yield text[said:]
+                said = len(text)
+        if rest := self.tokenizer.decode(ids)[said:]:
+            yield rest
 
 
-def load(directory: str | Path, *, device: str = "cpu") -> Translator:
-    """The model in a directory that `regard train` has written."""
+def load(
+    directory: str | Path | Sequence[str | Path],
+    *,
+    device: str = "cpu",
+    engine: str = "auto",
+    workers: int | None = None,
+    rows: int = 256,
+    bitwise: bool = False,
+    precision: str | None = None,
+    shortlist: bool = False,
+) -> Translator:
+    """The model in a directory that `regard train` has written; several directories make an ensemble.
+
+    `engine` is native (compiled C, on the CPU), torch, or the first of them that there is; `workers` are threads.
+    `precision` is that of the weights as they are on the disk, or fp32, bf16, int8. `shortlist` restricts the output
+    to tokens that go with the source, as `regard shortlist` has learned it.
+    """
+    if precision not in (None, *PRECISIONS):
+        raise ValueError(f"precision = {precision!r}: choose one of {', '.join(PRECISIONS)}")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"there is no device {device!r} here ({str(error).splitlines()[0]}): use cpu") from None
-    directory = Path(directory)
-    model = storage.load(directory, device=device)
-    tokenizer = Tokenizer.load(directory / "tokenizer.json")
-    recipe = directory / "recipe.yaml"
-    return Translator(model, tokenizer, recipes.load(str(recipe)).decode if recipe.exists() else None)
-
-
-def _by_length(ids: list[list[int]], tokens: int) -> Iterator[list[int]]:
-    """Rows that are not blank in batches of similar length: rows times the longest is at most `tokens`, or one row."""
-    batch: list[int] = []
-    for row in sorted((i for i, row in enumerate(ids) if row), key=lambda i: -len(ids[i])):
-        if batch and (len(batch) + 1) * (len(ids[batch[0]]) + 1) > tokens:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
+    places = [Path(directory)] if isinstance(directory, str | Path) else list(map(Path, directory))
+    if not places:
+        raise ValueError("an ensemble has at least 1 model, got none")
+    models = [storage.load(place, device=device, dtype=PRECISIONS.get(precision or "")) for place in places]
+    if precision == "int8":
+        models = [model if is_quantised(model) else quantise(model) for model in models]
+    tokenizers = [Tokenizer.load(place / "tokenizer.json") for place in places]
+    for place, tokenizer in zip(places, tokenizers, strict=True):
+        if tokenizer.__reduce__() != tokenizers[0].__reduce__():
+            raise ValueError(f"{places[0]} and {place} have different tokens: an ensemble shares one tokenizer")
+    recipe = places[0] / "recipe.yaml"
+    told = recipes.load(str(recipe)) if recipe.exists() else None
+    longest = DataConfig.max_length if told is None else told.data.max_length
+    return Translator(
+        models,
+        tokenizers[0],
+        None if told is None else told.decode,
+        engine=engine,
+        workers=workers,
+        rows=rows,
+        bitwise=bitwise,
+        longest=longest,
+        shortlists=Shortlist.load(places[0]) if shortlist else None,
+    )

@@ -6,7 +6,6 @@ torch takes a second to load, so each verb imports what it needs when it runs: h
 import json
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 import regard
+from regard.translating import score, translate
 
 if TYPE_CHECKING:
     from regard.models.accounting import Footprint, PaperRun, Part
@@ -64,7 +64,9 @@ def _regard(
 
 @app.command()
 def info(
-    preset: Annotated[str, typer.Argument(metavar="PRESET|MODEL", help="tiny, small, base, big; or a model directory")],
+    preset: Annotated[
+        str, typer.Argument(metavar="PRESET|MODEL", help="tiny, shallow, small, base, big, or a directory")
+    ],
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings to change, as heads=16 positions=rope")
     ] = None,
@@ -188,29 +190,8 @@ def data(
         console.print(f"  {split:6} {pairs.source}  {pairs.target}", soft_wrap=True)
 
 
-@app.command()
-def translate(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
-    files: Annotated[list[Path] | None, typer.Argument(help="Text files, a sentence a line.  [default: stdin]")] = None,
-    beam: Annotated[int | None, typer.Option(min=1, help="Width of the search; 1 is greedy.")] = None,
-    alpha: Annotated[float | None, typer.Option(min=0.0, help="Length penalty.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu",
-) -> None:
-    """Translate text, a sentence a line, to standard output."""
-    from regard.api import load
-    from regard.data.text import Skipped, read_lines
-
-    translator = load(model, device=device)
-    skipped = Skipped()
-    for file in files or [Path("-")]:
-        if str(file) == "-" and sys.stdin.isatty():
-            for line in _typed():
-                typer.echo(translator.translate(line, beam=beam, alpha=alpha))
-            continue
-        for said in translator.translate_lines(read_lines(file, skipped=skipped), beam=beam, alpha=alpha):
-            typer.echo(said)
-    if skipped.report():
-        typer.echo(skipped.report(), err=True)
+app.command()(translate)
+app.command()(score)
 
 
 @app.command()
@@ -255,6 +236,82 @@ def evaluate(
 
 
 @app.command()
+def quantize(
+    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    out: Annotated[Path, typer.Argument(help="The new one.")],
+    precision: Annotated[str, typer.Option(help="int8, bf16 or fp32")] = "int8",
+) -> None:
+    """Write a model in smaller numbers: a quarter of the size in int8."""
+    from regard.adaptation.quantise import quantize_directory
+
+    sizes = quantize_directory(model, out, precision)
+    typer.echo(f"{out}: {_bytes(sizes.after)} of weights in {precision}, {_bytes(sizes.before)} in {model}")
+
+
+@app.command()
+def shortlist(
+    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    source: Annotated[Path | None, typer.Option(help="Text to learn from.  [default: what it was trained on]")] = None,
+    target: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
+    size: Annotated[int, typer.Option(min=1, help="Candidates for each source token.")] = 100,
+    common: Annotated[int, typer.Option(min=0, help="Frequent tokens that every sentence has.")] = 200,
+) -> None:
+    """Learn which target tokens go with which source tokens, for a quicker output layer."""
+    from regard.shortlist import make_shortlist
+
+    made = make_shortlist(model, source, target, size=size, common=common)
+    few = f"{made.coverage.size:,.0f} of {made.vocabulary:,} tokens for a sentence"
+    typer.echo(f"{made.pairs:,} pairs: {few}, {made.coverage.covered:.1%} covered")
+
+
+@app.command()
+def distill(
+    teacher: Annotated[Path, typer.Argument(help="The model directory of the teacher.")],
+    recipe: Annotated[str, typer.Argument(help="The student: a shipped name, or a .yaml file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="settings to change, as train.steps=100")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The student's directory.  [default: runs/RECIPE]")] = None,
+    beam: Annotated[int, typer.Option(min=1, help="Width of the teacher's search.")] = 5,
+    mix: Annotated[bool, typer.Option("--mix", help="Learn from people's translations, too.")] = False,
+) -> None:
+    """Train a student on a teacher's translations; the same command again goes on where it was stopped."""
+    from regard import recipe as recipes
+    from regard.distil import distil
+
+    name = Path(recipe).stem
+    loaded = recipes.load(recipe, overrides or ())
+    if not distil(teacher, loaded, out or Path("runs") / name, name=name, beam=beam, mix=mix):
+        sys.exit(130)
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    out: Annotated[Path, typer.Argument(help="Where the other program's files go.")],
+    to: Annotated[str, typer.Option(help="ctranslate2, onnx or hf")],
+    quantization: Annotated[str | None, typer.Option(help="For ctranslate2: int8, float16, ...")] = None,
+) -> None:
+    """Write a model for another program: CTranslate2, ONNX Runtime, Hugging Face's transformers."""
+    from regard.convert import export
+
+    export(model, out, to, quantization=quantization)
+    typer.echo(f"{out}: {model} for {to}")
+
+
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(help="A directory of Hugging Face's: Marian, BART, Pegasus, mBART.")],
+    out: Annotated[Path, typer.Argument(help="The new model directory.")],
+) -> None:
+    """Make a model directory of one of Hugging Face's."""
+    from regard.convert import import_
+
+    import_(source, out)
+    typer.echo(f"{out}: try `regard translate {out}`")
+
+
+@app.command()
 def demo(
     directory: Annotated[Path | None, typer.Option(help="Where everything goes.  [default: runs/quickstart]")] = None,
     dates: Annotated[bool, typer.Option("--dates", help="Learn to read dates instead: needs no corpus.")] = False,
@@ -265,15 +322,6 @@ def demo(
     from regard.experiments.demo import demo
 
     demo(directory, dates=dates, steps=steps, seed=seed)
-
-
-def _typed() -> Iterator[str]:
-    """Lines that a person types, until end of file."""
-    while True:
-        try:
-            yield input("> ")
-        except EOFError:
-            return
 
 
 def _table(title: str, caption: str, *columns: str) -> Table:

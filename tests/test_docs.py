@@ -14,6 +14,7 @@ import yaml
 
 from regard import cli
 from regard import recipe as recipes
+from regard.asks import SETTINGS, Settings
 from regard.data.corpora import CORPORA
 from regard.data.dates import date_pairs
 from regard.data.text import PairFiles
@@ -23,6 +24,7 @@ from regard.training.config import TrainConfig
 
 ROOT = Path(__file__).parents[1]
 TRAINING = (ROOT / "docs" / "training.md").read_text("utf-8")
+DECODING = (ROOT / "docs" / "decoding.md").read_text("utf-8")
 DECISIONS = [f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
 MISUSE = typer.BadParameter.__mro__[1]  # what click raises for a wrong command, whichever click typer has
 GIVEN = ("data.train.source", "data.train.target", "train.steps")  # by us, to have a recipe at all
@@ -121,7 +123,34 @@ def test_every_recipe_loads(page: str, block: str, tmp_path: Path) -> None:
     assert recipes.load(str(tmp_path / "my.yaml"))
 
 
-@pytest.mark.parametrize("page", ["docs/training.md", *DECISIONS])
+def test_every_setting_of_a_translation_is_there_with_its_default() -> None:
+    settings = Settings()
+    values = {**asdict(settings.search), **{name: value for name, value in asdict(settings).items() if value != ""}}
+    table = documented(DECODING)
+    assert list(table) == SETTINGS
+    for name, said in table.items():
+        if said.startswith("the recipe's"):
+            assert said == f"the recipe's `decode.{name}`"
+        else:
+            assert (not values.get(name)) if said == "–" else (yaml.safe_load(said) == values[name]), name
+
+
+def test_every_command_about_decoding_parses_and_names_every_option() -> None:
+    found = [parse(command) for command in commands(DECODING)]
+    assert {command["verb"] for command in found} == {"translate", "score"}
+    verbs: Any = typer.main.get_command(cli.app)
+    options = [each for verb in ("translate", "score") for each in verbs.commands[verb].params]
+    names = {name for each in options for name in each.opts if name.startswith("--")}
+    assert names - set(re.findall(r"--[a-z-]+", DECODING)) == {"--output"}  # which is -o
+
+
+@pytest.mark.parametrize("page", ["docs/small-and-fast.md", "docs/convert.md"])
+def test_every_other_command_parses(page: str) -> None:
+    found = [parse(command) for command in commands((ROOT / page).read_text("utf-8"))]
+    assert {command["verb"] for command in found} & {"quantize", "export"}
+
+
+@pytest.mark.parametrize("page", ["docs/training.md", "docs/decoding.md", "docs/small-and-fast.md", *DECISIONS])
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page
     links = re.findall(r"\]\(([^)#]+)", path.read_text("utf-8"))

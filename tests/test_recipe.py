@@ -253,7 +253,7 @@ NO_TAGS = "a recipe has no anchors, aliases or tags (& * !): quote it, or write 
             "my.yaml:5: train: give exactly one of steps, epochs, minutes; got epochs and minutes",
         ),
         (GOOD + "  clip: -1\n", "my.yaml:8: train.clip = -1.0: it must be at least 0"),
-        (GOOD.replace("tiny", "huge"), "my.yaml:4: model.preset = 'huge': choose one of tiny, small, base, big"),
+        (GOOD.replace("tiny", "huge"), "my.yaml:4: model.preset = 'huge': choose one of tiny, shallow, small, base, big"),
         ("data: {}\ntrain: {steps: 1}", "my.yaml:1: data: give exactly one of corpus (a name) and train (your files)"),
         (
             "data: {corpus: x, max_length: 99}\nmodel: {max_length: 99, positions: learned}\ntrain: {steps: 1}",
@@ -291,7 +291,7 @@ def test_a_mistake_in_a_file_is_told_in_one_line(text: str | bytes, message: str
         ("data.train={tsv: a.tsv, columsn: [0, 1]}", "unknown key 'columsn' in data.train; did you mean 'columns'?"),
         ("train.clip=-1", "train.clip = -1.0: it must be at least 0"),
         ("model.vocabulary=8000", "model.vocabulary comes from the tokens: leave it out"),
-        ("model.preset=huge", "model.preset = 'huge': choose one of tiny, small, base, big"),
+        ("model.preset=huge", "model.preset = 'huge': choose one of tiny, shallow, small, base, big"),
     ],
 )
 def test_a_mistake_in_an_override_looks_alike(text: str, message: str) -> None:
@@ -361,7 +361,7 @@ recipes = st.builds(
     tokens=st.builds(TokensConfig, size=st.integers(300, 10**6), lowercase=st.booleans(), dropout=shares),
     model=st.builds(
         ModelConfig,
-        st.sampled_from(["tiny", "small", "base", "big"]),
+        st.sampled_from(["tiny", "shallow", "small", "base", "big"]),
         st.fixed_dictionaries(
             {},
             optional={

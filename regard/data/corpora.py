@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from regard.files import cache_folder
 from regard.data.text import PairFiles, open_bytes
+from regard.files import cache_folder
 
 SPLITS = ("train", "valid", "test")
 HELD_OUT = 1_000  # sentences of a corpus that we split ourselves, in valid and in test

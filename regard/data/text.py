@@ -94,16 +94,21 @@ def read_pairs(
 
 
 def read_lines(
-    path: str | PathLike[str], *, max_characters: int = 1_000_000, skipped: Skipped | None = None
+    path: str | PathLike[str],
+    *,
+    max_characters: int = 1_000_000,
+    skipped: Skipped | None = None,
+    errors: str = "strict",
 ) -> Iterator[str]:
     """The lines of a text file, a `.gz`, or standard input ("-"), empty ones too: one comes out for each line.
 
-    A line over `max_characters` is cut there and counted in `skipped`.
+    A line over `max_characters` is cut there and counted in `skipped`. Bytes that are no text are an error, or each
+    becomes � if `errors` is "replace".
     """
     name = fspath(path)
     limit = 4 * max_characters + 8  # a character takes up to 4 bytes; the rest: a byte order mark, the line's end
     with nullcontext(sys.stdin.buffer) if name == "-" else open_bytes(name) as stream:
-        for line in _lines(stream, "standard input" if name == "-" else name, limit):
+        for line in _lines(stream, "standard input" if name == "-" else name, limit, errors):
             if skipped is not None and len(line.text) > max_characters:
                 skipped.cut += 1
             yield line.text[:max_characters]
@@ -130,7 +135,7 @@ class _Line(NamedTuple):
     whole: bool  # or only the beginning of one over the limit
 
 
-def _lines(stream: IO[bytes], name: str, limit: int) -> Iterator[_Line]:
+def _lines(stream: IO[bytes], name: str, limit: int, errors: str = "strict") -> Iterator[_Line]:
     """The lines of a stream of UTF-8; of a line over `limit` bytes only the beginning is held."""
     try:
         for number in itertools.count(1):
@@ -141,11 +146,13 @@ def _lines(stream: IO[bytes], name: str, limit: int) -> Iterator[_Line]:
                 rest = stream.readline(limit)
             whole = rest is raw
             try:
-                text, _ = codecs.utf_8_decode(raw, "strict", whole)  # the limit may have split the last character
+                text, _ = codecs.utf_8_decode(raw, errors, whole)  # the limit may have split the last character
             except UnicodeDecodeError as error:
                 where = f"{name}, line {number}: byte {error.start + 1} of the line (0x{raw[error.start]:02x})"
                 raise ValueError(f"{where} is not UTF-8; save the file as UTF-8 text") from None
-            if "\0" in text:
+            if "\0" in text and errors == "replace":
+                text = text.replace("\0", "\ufffd")
+            elif "\0" in text:
                 raise ValueError(f"{name}, line {number} holds a NUL byte; save the file as UTF-8 text without it")
             if number == 1:
                 text = text.removeprefix("\ufeff")  # the byte order mark of some editors

@@ -152,6 +152,14 @@ class Tokenizer:
                     raise ValueError(f"{text!r} is not Unicode text: it holds half of a surrogate pair") from None
             raise
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where in a text each token of `encode(text)` stands, from one character to before another.
+
+        >>> Tokenizer.learn(TokensConfig("char", size=0), ["abc"]).spans("a?c")
+        [(0, 1), (1, 2), (2, 3)]
+        """
+        return self._rust.encode(text).offsets
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids up to the first EOS, without the specials; bytes that are no UTF-8 become �."""
         return self.decode_batch([ids])[0]
@@ -159,6 +167,21 @@ class Tokenizer:
     def decode_batch(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """The text of each row of ids."""
         return self._rust.decode_batch([self._ordinary(ids) for ids in rows], skip_special_tokens=False)
+
+    def certain(self, ids: Sequence[int]) -> str:
+        """The text with which `decode` begins for these ids and any others after them.
+
+        >>> tokens = Tokenizer.learn(TokensConfig("byte", size=0), ["x"])
+        >>> [tokens.certain(tokens.encode("a☕")[:n]) for n in range(5)]
+        ['', 'a', 'a', 'a', 'a☕']
+        """
+        if self.kind == "unigram":  # a byte makes a character, or none, together with all the bytes around it
+            whole = [n for n, i in enumerate(ids, start=1) if i >= len(RESERVED) + len(_BYTES)]
+            return self.decode(ids[: max(whole, default=0)])
+        text = self.decode(ids)
+        if self.kind == "wordpiece":  # the decoder makes "don't" of "do n't" and of "do not"
+            return " ".join(text.split(" ")[:-2])
+        return text.rstrip("\ufffd")
 
     def joined(self, text: str) -> str:
         """A text as `decode` writes it: sub-words of a text in `@@` form put together, any other text as it is."""

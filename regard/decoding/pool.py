@@ -64,6 +64,7 @@ def search(
         _check(requests[i], i, model, config, special)
         queues.setdefault((_kind(requests[i], config), whole(config, requests[i])), deque()).append(i)
     results: list[list[Hypothesis]] = [[] for _ in requests]
+    workers = min(workers, len(requests))
     lock, stop = Lock(), Event()
 
     def draw(queue: deque[int], room: int, tokens: int, alone: bool) -> list[int]:
@@ -96,7 +97,7 @@ def search(
                     results[i] = outputs
                     del at_work[i]
 
-    if workers == 1:
+    if workers <= 1:
         work()
         return results
     cores = torch.get_num_threads()

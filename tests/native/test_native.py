@@ -25,6 +25,8 @@ KINDS = {
     "swiglu": {"feed_forward": "swiglu", "norm_kind": "rms"},
     "learned": {"feed_forward": "glu", "positions": "learned", "tie": "none", "bias": False},
     "grouped": {"kv_heads": 2},
+    "marian": {"feed_forward": "silu", "output_bias": True},
+    "bart": {"feed_forward": "gelu", "embedding_norm": True, "output_bias": True, "positions": "learned"},
     "odd": {"d_model": 36, "heads": 3, "d_k": 7, "d_v": 5, "d_ff": 50, "positions": "none"},
     "scaled": {"scale": 0.3, "scale_embedding": False, "tie": "target", "source_vocabulary": 90},
 }

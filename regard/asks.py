@@ -1,0 +1,203 @@
+"""What may be asked of a translator, and what it answers.
+
+A text is read in parts: sentences, if it is to be split, and pieces of those that are too long. White space between
+them is never read, and stands in the answer where it stood in the text.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from regard.data.sentences import Piece
+from regard.decoding.protocol import SamplingConfig, SearchConfig
+from regard.recipe import DecodeConfig
+
+AHEAD, CHARACTERS = 2_000, 2**20  # lines, and characters of them, that are translated together
+SAMPLING = [each.name for each in fields(SamplingConfig)]
+SEARCH = [each.name for each in fields(SearchConfig) if each.name not in ("scores", "sampling")]
+PHRASES = ("require", "forbid")
+LONG = ("split", "refuse")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a text is translated."""
+
+    search: SearchConfig = field(default_factory=SearchConfig)
+    seed: int = 0  # of sampling; what is drawn for a sentence hangs on it and on the sentence alone
+    mbr: int | None = None  # draw so many outputs, and take the one that the others agree with most
+    split: bool = False  # a text is several sentences: translate each, and keep what is between them
+    long: str = "split"  # what to do with a sentence longer than the model has seen: split it, or refuse
+    align: bool = False  # say which word comes from which
+    prefix: str = ""  # the output begins so
+    require: tuple[str, ...] = ()  # phrases that it contains
+    forbid: tuple[str, ...] = ()  # phrases that it does not contain
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed = {self.seed}: it is a whole number from 0")
+        if self.long not in LONG:
+            raise ValueError(f"long = {self.long!r}: choose {' or '.join(LONG)}")
+        if self.mbr is not None and self.mbr < 2:
+            raise ValueError(f"mbr = {self.mbr}: it takes at least 2 outputs to compare")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], default: DecodeConfig | None = None) -> "Settings":
+        """From names and values; None is as if left out. A recipe's section `decode` says what is then the case.
+
+        >>> Settings.of({"beam": 8, "best": 3, "seed": None}).search.best
+        3
+        >>> Settings.of({"beem": 8})
+        Traceback (most recent call last):
+        ValueError: there is no setting 'beem': did you mean 'beam'?
+        """
+        given = {name: value for name, value in given.items() if value is not None}
+        for name in given.keys() - set(SETTINGS):
+            near = get_close_matches(name, SETTINGS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SETTINGS)}"
+            raise ValueError(f"there is no setting {name!r}: {hint}")
+        base = default or DecodeConfig()
+        search: dict[str, Any] = {"beam": base.beam, "alpha": base.alpha, "extra": base.extra}
+        search |= {name: given[name] for name in SEARCH if name in given}
+        sampling = {name: given[name] for name in SAMPLING if name in given}
+        mbr = given.get("mbr", 0)
+        if mbr > 1:
+            if "best" in given:
+                raise ValueError(f"best = {given['best']}: mbr chooses one of its {mbr} outputs; leave one of them out")
+            search["best"] = mbr
+        config = SamplingConfig(**sampling) if sampling or mbr else None
+        own = {each.name: given[each.name] for each in fields(cls) if each.name in given}
+        own |= {name: _phrases(given[name]) for name in PHRASES if name in given}
+        return cls(SearchConfig(**search, sampling=config), **own)
+
+    def bare(self) -> "Settings":
+        """The same where nobody asks for scores: greedy search does without a soft-max."""
+        alone = self.search.beam == 1 and self.search.best == 1
+        return replace(self, search=replace(self.search, scores=False)) if alone else self
+
+
+def _phrases(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+SETTINGS = [*SEARCH, *SAMPLING, *(each.name for each in fields(Settings) if each.name != "search")]
+Links = list[tuple[int, int]]  # (word of the source, word of the target), from 0
+
+
+@dataclass(frozen=True)
+class Translation:
+    """An output. Of a text in several parts, it has the texts and tokens of all, and the sums of their scores."""
+
+    text: str
+    tokens: list[str]  # sub-words, as a person reads them
+    score: float  # by which outputs are ranked: log P over a norm of the length
+    log_probability: float  # log P of the tokens and of the end
+    token_scores: list[float]  # its parts: log p of each token, and of the end unless the output was cut
+    alignment: Links | None = None  # where asked for
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely the model holds a translation that is given."""
+
+    log_probability: float
+    tokens: list[str]  # sub-words, the end last
+    token_scores: list[float]  # log p of each, given those before
+
+    @property
+    def perplexity(self) -> float:
+        """Of a token: exp of the mean surprise."""
+        return math.exp(-self.log_probability / len(self.token_scores))
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A token that may come next, how probable it is, and the output that it leads to."""
+
+    token: str
+    probability: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A text to translate, with what is asked of its output alone."""
+
+    text: str
+    place: str = ""  # where it stands, for errors
+    id: object = None  # whatever its owner knows it by
+    prefix: str = ""
+    require: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outputs for a text, the best first."""
+
+    translations: list[Translation]
+    cut: int = 0  # of its sentences, so many were too long, and were read in parts
+
+
+class Part(NamedTuple):
+    """What the model reads at once, and the white space after it."""
+
+    text: str
+    ids: list[int]  # none: it stays as it is
+    gap: str
+
+
+def windows(asks: Iterable[Ask]) -> Iterator[list[Ask]]:
+    """Texts in groups to be translated together: so many that sorting them by length pays, and memory is bounded."""
+    window: list[Ask] = []
+    size = 0
+    for ask in asks:
+        window.append(ask)
+        size += len(ask.text)
+        if len(window) == AHEAD or size >= CHARACTERS:
+            yield window
+            window, size = [], 0
+    if window:
+        yield window
+
+
+def one_sentence(text: str) -> list[Piece]:
+    """A text as one sentence, with the white space around it."""
+    inner = text.strip()
+    lead = text[: len(text) - len(text.lstrip())] if inner else text
+    return [*([Piece("", lead)] if lead else []), *([Piece(inner, text[len(lead) + len(inner) :])] if inner else [])]
+
+
+def unread(text: str) -> Translation:
+    """What stays as it is."""
+    return Translation(text, [], 0.0, 0.0, [], [])
+
+
+def joined(parts: Sequence[Part], said: Sequence[Translation]) -> Translation:
+    """One output for a text out of those of its parts."""
+    if len(parts) == 1 and not parts[0].gap:
+        return said[0]
+    links: Links = []
+    counts, ends = [0, 0], ["", ""]  # words so far, and their last character, in source and target
+    for part, each in zip(parts, said, strict=True):
+        # Where no white space is between, as in Chinese, a word goes on.
+        i, j = (count - bool(end.strip()) for count, end in zip(counts, ends, strict=True))
+        links += [(i + a, j + b) for a, b in each.alignment or ()]
+        texts = [ends[0] + part.text, ends[1] + each.text]
+        counts = [i + len(texts[0].split()), j + len(texts[1].split())]
+        ends = [(text + part.gap)[-1:] for text in texts]
+    return Translation(
+        "".join(each.text + part.gap for part, each in zip(parts, said, strict=True)),
+        [token for each in said for token in each.tokens],
+        math.fsum(each.score for each in said),
+        math.fsum(each.log_probability for each in said),
+        [score for each in said for score in each.token_scores],
+        None if any(each.alignment is None for each in said) else links,
+    )
+
+
+def short(text: str) -> str:
+    """A text as an error quotes it."""
+    return repr(text if len(text) <= 40 else f"{text[:39]}…")

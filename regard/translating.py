@@ -1,0 +1,277 @@
+"""The verbs `regard translate` and `regard score`: their options, and how what comes back is written.
+
+torch takes a second to load: what needs it is imported when a verb runs.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from regard.api import Translator
+    from regard.asks import Answer, Ask, Score, Settings, Translation
+    from regard.bulk import Notes, Output
+
+SEARCH, CHANCE, PHRASES, TEXT, WRITTEN, ENGINE = (
+    "How outputs are searched for",
+    "Outputs by chance",
+    "What outputs must be like",
+    "How text is read",
+    "What is written",
+    "What does the work",
+)
+PAIRS = 2_000  # scored together
+
+
+def translate(
+    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    files: Annotated[list[Path] | None, typer.Argument(help="Text files, a sentence a line.  [default: stdin]")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here.  [default: stdout]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was interrupted.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that is there.")] = False,
+    beam: Annotated[int | None, typer.Option(help="Width of the search; 1 is greedy.", rich_help_panel=SEARCH)] = None,
+    best: Annotated[int | None, typer.Option(help="Outputs for each line.", rich_help_panel=SEARCH)] = None,
+    alpha: Annotated[float | None, typer.Option(help="Length penalty; 0: off.", rich_help_panel=SEARCH)] = None,
+    penalty: Annotated[str | None, typer.Option(help="Its form: paper, mean.", rich_help_panel=SEARCH)] = None,
+    patience: Annotated[
+        float | None, typer.Option(help="Stop at patience x beam finished outputs.", rich_help_panel=SEARCH)
+    ] = None,
+    groups: Annotated[int | None, typer.Option(help="Of a diverse beam.", rich_help_panel=SEARCH)] = None,
+    diversity: Annotated[float | None, typer.Option(help="How unlike groups are.", rich_help_panel=SEARCH)] = None,
+    extra: Annotated[
+        int | None, typer.Option(help="Sub-words that an output may have more than its input.", rich_help_panel=SEARCH)
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--sample", help="Draw outputs at this temperature.", rich_help_panel=CHANCE)
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="From the likeliest k tokens.", rich_help_panel=CHANCE)] = None,
+    top_p: Annotated[float | None, typer.Option(help="From the likeliest share p.", rich_help_panel=CHANCE)] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="From tokens p times as likely as the best.", rich_help_panel=CHANCE)
+    ] = None,
+    typical: Annotated[float | None, typer.Option(help="From the most typical share.", rich_help_panel=CHANCE)] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed, the same outputs.", rich_help_panel=CHANCE)] = None,
+    mbr: Annotated[
+        int | None, typer.Option(help="Draw so many, take the one the others agree with.", rich_help_panel=CHANCE)
+    ] = None,
+    require: Annotated[
+        list[str] | None, typer.Option(metavar="PHRASE", help="Every output has it.", rich_help_panel=PHRASES)
+    ] = None,
+    forbid: Annotated[
+        list[str] | None, typer.Option(metavar="PHRASE", help="No output has it.", rich_help_panel=PHRASES)
+    ] = None,
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="Required phrases come in their order.", rich_help_panel=PHRASES)
+    ] = False,
+    shortest: Annotated[int | None, typer.Option(help="Least sub-words of one.", rich_help_panel=PHRASES)] = None,
+    block: Annotated[int | None, typer.Option(help="No n-gram of this length twice.", rich_help_panel=PHRASES)] = None,
+    repetition: Annotated[
+        float | None, typer.Option(help="Above 1, what was written is less likely again.", rich_help_panel=PHRASES)
+    ] = None,
+    split: Annotated[bool, typer.Option("--split", help="A line has several sentences.", rich_help_panel=TEXT)] = False,
+    long: Annotated[str | None, typer.Option(help="Sentences too long: split, refuse.", rich_help_panel=TEXT)] = None,
+    invalid: Annotated[str, typer.Option(help="What is not UTF-8: refuse, replace.", rich_help_panel=TEXT)] = "refuse",
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="Lines are JSON, in and out.", rich_help_panel=TEXT)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON lines.", rich_help_panel=WRITTEN)] = False,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Add sub-words and their log p to JSON.", rich_help_panel=WRITTEN)
+    ] = False,
+    align: Annotated[
+        bool, typer.Option("--align", help="Add which word comes from which.", rich_help_panel=WRITTEN)
+    ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Write each word as soon as it is certain.", rich_help_panel=WRITTEN)
+    ] = False,
+    ensemble: Annotated[
+        list[Path] | None, typer.Option(metavar="MODEL", help="One more model to ask.", rich_help_panel=ENGINE)
+    ] = None,
+    engine: Annotated[str, typer.Option(help="auto, native, torch", rich_help_panel=ENGINE)] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps", rich_help_panel=ENGINE)] = "cpu",
+    workers: Annotated[int | None, typer.Option(help="Threads.  [default: all cores]", rich_help_panel=ENGINE)] = None,
+    rows: Annotated[int, typer.Option(help="Beginnings side by side, at most.", rich_help_panel=ENGINE)] = 256,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16, int8.  [default: the model's]", rich_help_panel=ENGINE)
+    ] = None,
+    shortlist: Annotated[
+        bool, typer.Option("--shortlist", help="Only tokens that go with the source.", rich_help_panel=ENGINE)
+    ] = False,
+    bitwise: Annotated[
+        bool, typer.Option("--bitwise", help="With torch: the same bits in any company.", rich_help_panel=ENGINE)
+    ] = False,
+) -> None:
+    """Translate text, a sentence a line. Without an option, as the model's recipe says."""
+    options = dict(locals())
+    from regard.api import load
+    from regard.asks import SETTINGS, Settings
+    from regard.bulk import Notes, Output, about_files, read_asks
+    from regard.data.text import Skipped
+
+    if invalid not in ("refuse", "replace"):
+        raise ValueError(f"invalid = {invalid!r}: choose refuse or replace")
+    if (resume or overwrite) and output is None:
+        raise ValueError("--resume and --overwrite are about an output file: name it by -o")
+    if resume and overwrite:
+        raise ValueError("--resume goes on with an output and --overwrite begins again: choose one")
+    if tokens and not (as_json or jsonl):
+        raise ValueError("--tokens adds to JSON: ask for --json")
+    if stream and (as_json or jsonl or align or output is not None):
+        raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
+    models, inputs = [model, *(ensemble or ())], files or [Path("-")]
+    given = {name: options[name] for name in SETTINGS if name != "prefix"}  # which only a line of its own can have
+    translator = load(
+        models,
+        device=device,
+        engine=engine,
+        workers=workers,
+        rows=rows,
+        bitwise=bitwise,
+        precision=precision,
+        shortlist=shortlist,
+    )
+    settings = Settings.of(given, translator.decode)
+    if not (as_json or jsonl):
+        settings = settings.bare()
+    form = Form(as_json or jsonl, tokens, settings)
+    if inputs == [Path("-")] and sys.stdin.isatty():
+        asks = _typed()
+        if stream:
+            _stream(translator, asks, given)
+        for index, ask in enumerate(asks):
+            for line in form.lines(index, ask, translator.answers([ask], settings)[0]):
+                typer.echo(line)
+        return
+    skipped, notes = Skipped(), Notes(translator.longest)
+    asks = read_asks(inputs, jsonl=jsonl, errors="replace" if invalid == "replace" else "strict", skipped=skipped)
+    if stream:
+        _stream(translator, asks, given)
+        return
+    about: dict[str, Any] = {}
+    if output is not None:
+        about = {**asdict(settings.search), **asdict(settings), "search": "", "engine": engine, "invalid": invalid}
+        about |= {"precision": precision, "shortlist": shortlist}
+        about |= {"jsonl": jsonl, "json": as_json, "tokens": tokens, **about_files(models, inputs)}
+    with Output(output, about, inputs, resume=resume, overwrite=overwrite) as written:
+        _translate(translator, settings, form, asks, written, notes)
+    notes.report(skipped)
+
+
+class Form:
+    """How an answer is written: as text, or as JSON."""
+
+    def __init__(self, as_json: bool, tokens: bool, settings: "Settings") -> None:
+        self.as_json, self.tokens = as_json, tokens
+        self.align, self.several = settings.align, settings.search.best > 1 and settings.mbr is None
+
+    def lines(self, index: int, ask: "Ask", answer: "Answer") -> Iterator[str]:
+        """One line, or in text one for each of several outputs: `index ||| text ||| score`, as Moses has them."""
+        if self.as_json:
+            yield json.dumps(self._row(ask, answer), ensure_ascii=False)
+            return
+        for each in answer.translations:
+            parts = [each.text.replace("\n", " ")]  # a line stays a line
+            if self.several:
+                parts = [str(index), *parts, f"{each.score:.4f}"]
+            if self.align:
+                parts.append(" ".join(f"{i}-{j}" for i, j in each.alignment or ()))
+            yield " ||| ".join(parts)
+
+    def _row(self, ask: "Ask", answer: "Answer") -> dict[str, Any]:
+        row: dict[str, Any] = {} if ask.id is None else {"id": ask.id}
+        row |= {"text": ask.text, **self._output(answer.translations[0])}
+        if self.several:
+            row["hypotheses"] = [self._output(each) for each in answer.translations]
+        return row
+
+    def _output(self, each: "Translation") -> dict[str, Any]:
+        row = {"translation": each.text, "score": each.score, "log_probability": each.log_probability}
+        if self.align:
+            row["alignment"] = each.alignment
+        return row | ({"tokens": each.tokens, "token_scores": each.token_scores} if self.tokens else {})
+
+
+def _translate(
+    translator: "Translator",
+    settings: "Settings",
+    form: Form,
+    asks: "Iterable[Ask]",
+    written: "Output",
+    notes: "Notes",
+) -> None:
+    from regard.asks import windows
+
+    for window in windows(islice(asks, written.done, None)):
+        answers = translator.answers(window, settings)
+        both = list(zip(window, answers, strict=True))
+        lines = [line for i, each in enumerate(both, start=written.done) for line in form.lines(i, *each)]
+        written.write(lines, window)
+        for each in both:
+            notes.see(*each)
+
+
+def _stream(translator: "Translator", asks: "Iterable[Ask]", given: dict[str, Any]) -> None:
+    for ask in asks:
+        for piece in translator.stream(ask.text, **given):
+            sys.stdout.write(piece.replace("\n", " "))
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def _typed() -> "Iterator[Ask]":
+    """What a person types, line by line, until end of file."""
+    from regard.asks import Ask
+
+    while True:
+        try:
+            yield Ask(input("> "))
+        except EOFError:
+            return
+
+
+def score(
+    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    source: Annotated[Path, typer.Option(help="Text, a sentence a line.")],
+    target: Annotated[Path, typer.Option(help="Its translation, line by line.")],
+    per_token: Annotated[bool, typer.Option("--per-token", help="Add each sub-word and its log p.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON lines.")] = False,
+    ensemble: Annotated[list[Path] | None, typer.Option(metavar="MODEL", help="One more model to ask.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps")] = "cpu",
+) -> None:
+    """Say how likely a model holds given translations: log P and perplexity, pair by pair."""
+    from regard.api import load
+    from regard.data.text import read_lines
+
+    translator = load([model, *(ensemble or ())], device=device)
+    lines = zip_longest(read_lines(source), read_lines(target))
+    pairs = count = 0
+    total = 0.0
+    while window := list(islice(lines, PAIRS)):
+        uneven = next((i for i, pair in enumerate(window) if None in pair), None)
+        if uneven is not None:
+            shorter = source if window[uneven][0] is None else target
+            raise ValueError(f"{shorter} has only {pairs + uneven:,} lines: {source} and {target} go line by line")
+        for found in translator.score([a for a, _ in window], [b for _, b in window]):
+            typer.echo(_scored(found, per_token, as_json))
+            pairs, count, total = pairs + 1, count + len(found.token_scores), total + found.log_probability
+    perplexity = math.exp(-total / count)
+    typer.echo(f"{pairs:,} pairs, {count:,} tokens: log P {total:,.3f}, perplexity {perplexity:.3f}", err=True)
+
+
+def _scored(found: "Score", per_token: bool, as_json: bool) -> str:
+    if as_json:
+        row: dict[str, Any] = {"log_probability": found.log_probability, "perplexity": found.perplexity}
+        if per_token:
+            row |= {"tokens": found.tokens, "token_scores": found.token_scores}
+        return json.dumps(row, ensure_ascii=False)
+    cells = [f"{found.log_probability:.4f}", f"{found.perplexity:.4f}"]
+    if per_token:
+        each = zip(found.tokens, found.token_scores, strict=True)
+        cells.append(" ".join(f"{token} {log_p:.4f}" for token, log_p in each))
+    return "\t".join(cells)

@@ -1,0 +1,308 @@
+"""A translator in Python: every search by name, the same answers in any company, and nothing of a text lost."""
+
+import math
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import regard
+from regard.api import Translator
+from regard.asks import Ask, Settings
+from regard.data.tokenizers import KINDS, Tokenizer, TokensConfig
+from regard.data.vocabulary import BOS, EOS
+from regard.decoding.risk import choose
+from regard.evaluation.translation import sentence_chrf
+from regard.models import storage
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.native import Native, UnavailableError
+
+LINES = [
+    "a dog runs",
+    "two men sit on a bench",
+    "a woman reads.",
+    "the man in the hat looks at a dog, don't do not ☕ 中文",
+]
+SIZES = {"bpe": 290, "unigram": 290, "wordpiece": 60, "byte": 0, "char": 0, "none": 0}
+
+
+def tokenizer(kind: str = "bpe") -> Tokenizer:
+    return Tokenizer.learn(TokensConfig(kind, size=SIZES[kind]), LINES * 3)
+
+
+def make(seed: int = 3, kind: str = "bpe", **changes: object) -> Translator:
+    """A model that has learned nothing, whose outputs are short."""
+    tokens = tokenizer(kind)
+    torch.manual_seed(seed)
+    settings = {"encoder_layers": 1, "decoder_layers": 2, "d_model": 32, "d_ff": 32, "heads": 2, **changes}
+    model = Transformer(TransformerConfig.tiny(len(tokens), **settings))
+    model.output.weight.data *= 4.0  # surer of itself
+    return Translator(model, tokens, regard.recipe.DecodeConfig(extra=6), engine="torch")
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    return make()
+
+
+def test_a_list_is_translated_as_one_by_one_and_white_space_is_kept(translator: Translator) -> None:
+    texts = [*LINES, "", "  ", "\n", f"  {LINES[0]}\t"]
+    together = translator.translate(texts)
+    assert together == [translator.translate(text) for text in texts]
+    assert together[4:7] == ["", "  ", "\n"]
+    assert together[7] == f"  {together[0]}\t"
+    assert list(translator.translate_lines(iter(texts))) == together
+    assert translator.translate(LINES, beam=1) != translator.translate(LINES, beam=4)
+
+
+def test_hypotheses_are_sorted_and_their_parts_make_the_whole(translator: Translator) -> None:
+    for text, found in zip(LINES, translator.hypotheses(LINES, best=3), strict=True):
+        assert len(found) == 3
+        assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
+        assert found[0].text == translator.translate(text)
+        for h in found:
+            assert math.fsum(h.token_scores) == pytest.approx(h.log_probability, abs=1e-4)
+            assert len(h.tokens) <= len(h.token_scores) <= len(h.tokens) + 1
+            assert h.alignment is None
+    assert translator.hypotheses("")[0].text == ""
+
+
+def test_a_score_is_that_of_the_search(translator: Translator) -> None:
+    (found,) = translator.hypotheses(LINES[0], beam=3)
+    ids = translator.tokenizer.encode(found.text)
+    if translator.tokenizer.pieces(ids) == found.tokens:  # else the text has another, likelier segmentation
+        (score,) = translator.score([LINES[0]], [found.text])
+        assert score.token_scores[: len(found.token_scores)] == pytest.approx(found.token_scores, abs=1e-4)
+    scores = translator.score(LINES, LINES[::-1])
+    for score, source, target in zip(scores, LINES, LINES[::-1], strict=True):
+        assert score.tokens == [*translator.tokenizer.pieces(translator.tokenizer.encode(target)), "</s>"]
+        assert score.log_probability == pytest.approx(translator.score([source], [target])[0].log_probability, abs=1e-4)
+        assert score.perplexity == pytest.approx(math.exp(-sum(score.token_scores) / len(score.token_scores)))
+    with pytest.raises(ValueError, match="1 sources and 2 targets"):
+        translator.score(["a"], ["b", "c"])
+
+
+@pytest.mark.parametrize("settings", [{}, {"beam": 1}, {"beam": 8, "alpha": 0.0}, {"temperature": 1.0, "seed": 3}])
+def test_what_is_streamed_is_the_translation(translator: Translator, settings: dict[str, object]) -> None:
+    for text in [*LINES, "", "  ", f" {LINES[0]} "]:
+        pieces = list(translator.stream(text, **settings))
+        assert "".join(pieces) == translator.translate(text, **settings)
+        assert all(pieces)
+    two = "a dog runs. Two men sit."
+    assert "".join(translator.stream(two, split=True, **settings)) == translator.translate(two, split=True, **settings)
+    with pytest.raises(ValueError, match="nothing to stream"):
+        list(translator.stream("a", mbr=4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_text_that_was_streamed_is_never_taken_back(kind: str, data: st.DataObject) -> None:
+    """Whatever the tokens, bytes of half characters among them."""
+    translator = of_kind(kind)
+    ids = data.draw(st.lists(st.integers(3, len(translator.tokenizer) - 1), max_size=12))
+    steps = [ids[i : i + 1] for i in range(len(ids))]
+    assert "".join(translator._pieces(steps)) == translator.tokenizer.decode(ids)
+
+
+@cache
+def of_kind(kind: str) -> Translator:
+    return make(kind=kind)
+
+
+def test_sentences_are_translated_each_and_what_is_between_them_is_kept(translator: Translator) -> None:
+    text = "  A dog runs. Two men sit!\n\n A woman reads. "
+    each = [translator.translate(s) for s in ("A dog runs.", "Two men sit!", "A woman reads.")]
+    assert translator.translate(text, split=True) == f"  {each[0]} {each[1]}\n\n {each[2]} "
+    (found,) = translator.hypotheses(text, split=True)
+    parts = [translator.hypotheses(s)[0] for s in ("A dog runs.", "Two men sit!", "A woman reads.")]
+    assert found.log_probability == pytest.approx(sum(p.log_probability for p in parts), abs=1e-4)
+    assert found.tokens == [token for p in parts for token in p.tokens]
+
+
+def test_a_sentence_too_long_is_read_in_parts_or_refused() -> None:
+    translator = make()
+    translator.longest = 8
+    text = "a dog runs, a dog runs, a dog runs, " + "x" * 40
+    answer, other = translator.answers([Ask(text), Ask("a dog")], Settings.of({}, translator.decode))
+    assert (answer.cut, other.cut) == (1, 0)
+    (parts,), _ = translator._parts([Ask(text)], Settings())
+    assert "".join(part.text + part.gap for part in parts) == text
+    assert len(parts) > 4
+    assert all(len(part.ids) <= 8 for part in parts)
+    expected = "".join(translator.translate(part.text) + part.gap for part in parts)
+    assert answer.translations[0].text == translator.translate(text) == expected
+    with pytest.raises(ValueError, match=r"a sentence of .* sub-words; the model is used to 8"):
+        translator.translate(text, long="refuse")
+    with pytest.raises(ValueError, match=r"my.txt:7: a sentence of"):
+        translator.answers([Ask(text, "my.txt:7")], Settings.of({"long": "refuse"}))
+    assert translator.translate("a dog", long="refuse") == other.translations[0].text
+
+
+def test_learned_positions_are_a_limit() -> None:
+    translator = make(positions="learned", max_length=12)
+    assert translator.longest == 11
+    assert translator.translate("a dog runs " * 10)
+    with pytest.raises(ValueError, match="positions for 11"):
+        translator.score(["a"], ["a dog runs " * 10])
+
+
+def test_a_line_of_a_hundred_thousand_characters_is_read_in_short_parts() -> None:
+    limited = make()
+    limited.longest = 50
+    for text in ("a dog runs, two men sit " * 4_200, "x" * 100_000):
+        (parts,), (cut,) = limited._parts([Ask(text)], Settings())
+        assert max(len(part.ids) for part in parts) <= 50
+        assert "".join(part.text + part.gap for part in parts) == text
+        assert cut == 1
+    assert limited.translate("two men sit " * 100, beam=1, extra=0)
+
+
+@pytest.mark.parametrize("text", ["😀🎉", "Ωμέγα", "日本語", "\u202eabc", "e\u0301", "a\u2028b", "\ufeffx"])
+def test_any_text_is_text(translator: Translator, text: str) -> None:
+    assert isinstance(translator.translate(text), str)
+    assert isinstance(translator.translate(text, split=True, align=True), str)
+
+
+def test_prefix_required_and_forbidden_phrases(translator: Translator) -> None:
+    text = LINES[1]
+    assert translator.translate(text, prefix="a woman").startswith("a woman")
+    assert translator.translate(f"  {text}", prefix="a woman").startswith("  a woman")
+    assert "".join(translator.stream(f" {text}", prefix="a woman")).startswith(" a woman")
+    said = translator.translate(text, require=["a dog", "two men"])
+    assert "a dog" in said
+    assert "two men" in said
+    ordered = translator.translate(text, require=["a dog", "two men"], ordered=True)
+    assert ordered.index("a dog") < ordered.index("two men")
+    free = translator.hypotheses(text)[0]
+    piece = free.tokens[0].replace("▁", " ").strip()
+    ids = translator.tokenizer.encode(piece)
+    forbidden = translator.tokenizer.pieces(ids)
+    again = translator.hypotheses(text, forbid=piece)[0].tokens
+    assert not any(again[i : i + len(forbidden)] == forbidden for i in range(len(again)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"require": "a dog", "forbid": "dog"}, "'a dog' contains 'dog', which is forbidden"),
+        ({"prefix": "a dog", "forbid": "dog"}, "the prefix 'a dog' contains 'dog'"),
+        ({"require": " "}, "no sub-words to write ' ' with"),
+        ({"forbid": " "}, "a forbidden phrase is empty"),
+        ({"prefix": "dog " * 90}, "the prefix has .* sub-words, and the output at most"),
+        ({"require": ["dog " * 90]}, "raise extra = 6"),
+        ({"require": "a", "temperature": 1.0}, "drawn by chance"),
+        ({"require": "a", "split": True}, "read in 2 parts"),
+        ({"prefix": "a", "split": True}, "read in 2 parts"),
+    ],
+)
+def test_what_cannot_be_satisfied_is_refused(translator: Translator, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^'A dog runs. Two men.': .*{message}"):
+        translator.translate("A dog runs. Two men.", **settings)
+
+
+def test_chance_hangs_on_the_seed_and_the_sentence_alone(translator: Translator) -> None:
+    draw = {"temperature": 1.0, "best": 4, "seed": 5}
+    together = translator.hypotheses(LINES, **draw)
+    assert together[::-1] == translator.hypotheses(LINES[::-1], **draw)
+    assert [h.text for h in together[0]] == [h.text for h in translator.hypotheses(LINES[0], **draw)]
+    assert together != translator.hypotheses(LINES, **{**draw, "seed": 6})
+    assert len({h.text for h in together[0]}) > 1
+
+
+def test_minimum_bayes_risk_takes_the_one_that_the_others_agree_with(translator: Translator) -> None:
+    draws = [h.text for h in translator.hypotheses(LINES[0], temperature=0.7, best=8, seed=2)]
+    expected = draws[choose(draws, sentence_chrf)]
+    assert translator.translate(LINES[0], temperature=0.7, mbr=8, seed=2) == expected
+    assert len(translator.hypotheses(LINES[0], mbr=8)) == 1
+
+
+def test_alternatives_are_the_models_next_tokens(translator: Translator) -> None:
+    found = translator.alternatives(LINES[0], "a woman", 4)
+    ids = translator.tokenizer.encode("a woman")
+    source = torch.tensor([[*translator.tokenizer.encode(LINES[0]), EOS]])
+    with torch.inference_mode():
+        p = translator.model(source, torch.tensor([[BOS, *ids]]))[0, -1].softmax(0)
+    top = p.topk(4)
+    assert [a.token for a in found] == translator.tokenizer.pieces(top.indices.tolist())
+    assert [a.probability for a in found] == pytest.approx(top.values.tolist(), rel=1e-3)
+    for alternative, token in zip(found, top.indices.tolist(), strict=True):
+        assert alternative.text.startswith(translator.tokenizer.decode([*ids, token]).rstrip("\ufffd"))
+    assert len(translator.alternatives(f" {LINES[0]}")) == 5
+    with pytest.raises(ValueError, match="for one sentence, got 0"):
+        translator.alternatives("  ")
+    with pytest.raises(ValueError, match="count = 0"):
+        translator.alternatives("a", count=0)
+
+
+def test_alignments_name_words_that_are_there(translator: Translator) -> None:
+    for text, (found,) in zip(LINES, translator.hypotheses(LINES, align=True), strict=True):
+        assert found.alignment is not None
+        assert [j for _, j in found.alignment] == list(range(len(found.text.split())))
+        assert all(0 <= i < len(text.split()) for i, _ in found.alignment)
+    links = translator.align("a dog runs", "two men sit on a bench")
+    assert [j for _, j in links] == list(range(6))
+    assert {i for i, _ in links} <= {0, 1, 2}
+    assert links == translator.align("a dog runs", "two men sit on a bench", layer=None)
+
+
+def test_an_ensemble_of_a_model_with_itself_is_the_model(translator: Translator, tmp_path: Path) -> None:
+    twice = Translator([translator.model, translator.model], translator.tokenizer, translator.decode, engine="torch")
+    assert twice.translate(LINES) == translator.translate(LINES)
+    assert twice.align(*LINES[:2]) == translator.align(*LINES[:2])
+    for a, b in zip(twice.score(LINES, LINES), translator.score(LINES, LINES), strict=True):
+        assert a.log_probability == pytest.approx(b.log_probability, abs=1e-4)
+    other = make(seed=4)
+    both = Translator([translator.model, other.model], translator.tokenizer, translator.decode, engine="torch")
+    mean = [
+        math.log((math.exp(a) + math.exp(b)) / 2)
+        for a, b in zip(
+            translator.score(LINES[:1], LINES[1:2])[0].token_scores,
+            other.score(LINES[:1], LINES[1:2])[0].token_scores,
+            strict=True,
+        )
+    ]
+    assert both.score(LINES[:1], LINES[1:2])[0].token_scores == pytest.approx(mean, abs=1e-4)
+
+
+def save(translator: Translator, directory: Path) -> Path:
+    storage.save(translator.model, directory)
+    translator.tokenizer.save(directory / "tokenizer.json")
+    return directory
+
+
+def test_loading_one_and_several(translator: Translator, tmp_path: Path) -> None:
+    first, second = save(translator, tmp_path / "a"), save(make(seed=4), tmp_path / "b")
+    one = regard.load(first, engine="torch")
+    assert one.longest == 256  # there is no recipe that says otherwise
+    assert one.translate(LINES, extra=6) == translator.translate(LINES)
+    assert regard.load([first, second], engine="torch").translate(LINES[0], extra=6)
+    stranger = save(make(kind="char"), tmp_path / "c")
+    with pytest.raises(ValueError, match="have different tokens"):
+        regard.load([first, stranger])
+    with pytest.raises(ValueError, match="at least 1 model"):
+        regard.load([])
+    for wrong in ({"engine": "warp"}, {"workers": 0}, {"rows": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            regard.load(first, **wrong)  # type: ignore[arg-type]
+
+
+def test_engines_give_the_same_translations(translator: Translator) -> None:
+    try:
+        Native(translator.model)
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+    both = [
+        Translator(translator.model, translator.tokenizer, translator.decode, engine=engine, workers=workers)
+        for engine, workers in (("native", 2), ("auto", 1))
+    ]
+    for each in both:
+        assert isinstance(each.searchable, Native)
+        assert each.translate(LINES) == translator.translate(LINES)
+    unusual = make(positions="alibi")
+    strict = Translator(unusual.model, unusual.tokenizer, engine="native")
+    with pytest.raises(ValueError, match="no native engine for this model"):
+        strict.translate("a dog")
+    assert not isinstance(Translator(unusual.model, unusual.tokenizer).searchable, Native)
