@@ -1,9 +1,11 @@
 """A translator in Python: every search by name, the same answers in any company, and nothing of a text lost."""
 
 import math
+import shutil
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 import regard
 from regard.api import Translator
 from regard.asks import Ask, Settings
+from regard.data.lexicon import Shortlist
 from regard.data.tokenizers import KINDS, Tokenizer, TokensConfig
 from regard.data.vocabulary import BOS, EOS
 from regard.decoding.risk import choose
@@ -20,6 +23,7 @@ from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import Native, UnavailableError
 
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 LINES = [
     "a dog runs",
     "two men sit on a bench",
@@ -306,3 +310,54 @@ def test_engines_give_the_same_translations(translator: Translator) -> None:
     with pytest.raises(ValueError, match="no native engine for this model"):
         strict.translate("a dog")
     assert not isinstance(Translator(unusual.model, unusual.tokenizer).searchable, Native)
+
+
+@needs_compiler
+def test_a_head_that_is_watched_or_silenced_is_the_one_that_translates() -> None:
+    translator = make()
+    native = Translator(translator.model, translator.tokenizer, translator.decode)
+    before = native.translate(LINES)
+    assert isinstance(native.searchable, Native)
+    with regard.record(native.model) as seen:
+        assert native.translate(LINES[:1], beam=1) == translator.translate(LINES[:1], beam=1)
+    assert seen["decoder.layers.1.cross_attention"].shape[1] == 2
+    heads = {f"decoder.layers.{i}.cross_attention": {0: 0.0, 1: 0.0} for i in range(2)}
+    with regard.edit(native.model, heads):
+        assert native.translate(LINES) != before
+    assert native.translate(LINES) == before
+
+
+@needs_compiler
+def test_weights_that_change_are_the_ones_that_translate() -> None:
+    translator = make()
+    native = Translator(translator.model, translator.tokenizer, translator.decode, engine="native")
+    before = native.translate(LINES)
+    with torch.no_grad():
+        native.model.get_parameter("output.weight").neg_()
+    changed = native.translate(LINES)
+    assert changed != before
+    assert changed == translator.translate(LINES)
+
+
+@needs_compiler
+def test_precision_and_shortlist_of_what_is_loaded(tmp_path: Path) -> None:
+    translator = make()
+    storage.save(translator.model, tmp_path)
+    translator.tokenizer.save(tmp_path / "tokenizer.json")
+    plain = regard.load(tmp_path)
+    for precision in ("fp32", "bf16", "int8"):
+        said = regard.load(tmp_path, precision=precision).hypotheses(LINES[0], extra=0)[0].log_probability
+        expected = plain.hypotheses(LINES[0], extra=0)[0].log_probability
+        assert said == pytest.approx(expected, rel=0.1)
+        assert (said == expected) == (precision == "fp32")
+    with pytest.raises(ValueError, match="precision = 'int4': choose one of fp32, bf16, int8"):
+        regard.load(tmp_path, precision="int4")
+    with pytest.raises(ValueError, match="make one with `regard shortlist"):
+        regard.load(tmp_path, shortlist=True)
+    V = len(translator.tokenizer)
+    Shortlist(np.zeros(V + 1, np.int64), np.zeros(0, np.int32), np.arange(20, 60, dtype=np.int32)).save(tmp_path)
+    listed = regard.load(tmp_path, shortlist=True)
+    ids = {i for line in LINES for i in translator.tokenizer.encode(line)} | set(range(20, 60))
+    assert set(listed.tokenizer.encode("".join(listed.translate(LINES)))) <= ids | {0, 1, 2, 3}
+    with pytest.raises(ValueError, match="shortlists are for the native engine"):
+        regard.load(tmp_path, shortlist=True, engine="torch").translate("a dog")
