@@ -253,7 +253,10 @@ NO_TAGS = "a recipe has no anchors, aliases or tags (& * !): quote it, or write 
             "my.yaml:5: train: give exactly one of steps, epochs, minutes; got epochs and minutes",
         ),
         (GOOD + "  clip: -1\n", "my.yaml:8: train.clip = -1.0: it must be at least 0"),
-        (GOOD.replace("tiny", "huge"), "my.yaml:4: model.preset = 'huge': choose one of tiny, shallow, small, base, big"),
+        (
+            GOOD.replace("tiny", "huge"),
+            "my.yaml:4: model.preset = 'huge': choose one of tiny, shallow, small, base, big",
+        ),
         ("data: {}\ntrain: {steps: 1}", "my.yaml:1: data: give exactly one of corpus (a name) and train (your files)"),
         (
             "data: {corpus: x, max_length: 99}\nmodel: {max_length: 99, positions: learned}\ntrain: {steps: 1}",

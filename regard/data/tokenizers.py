@@ -7,6 +7,7 @@ unigram    a likely piece of a word, or a byte                   nothing        
 char       a character                                           unseen characters        text without the unknown
 wordpiece  a piece of a word, ##piece inside one, punctuation    words of unseen letters  words, spaced as in English
 none       what stands between spaces, @@ joins it to the next   unseen tokens            words, one space between
+other      what it was in the program that it was imported from
 
 Ids 0 to 3 are <pad>, <s>, </s> and <unk>. No text gives the first three: "<s>" in a text is three characters, and <unk>
 if the kind is none.
@@ -92,11 +93,12 @@ class Tokenizer:
             raise ValueError(f"{name} is no tokenizer.json that this version can read: {error}") from None
         parts = _parts(self._rust)
         kinds = [kind for kind in KINDS for lowercase in (False, True) if _parts(_blank(kind, lowercase)) == parts]
-        if not kinds or [self._rust.id_to_token(i) for i in range(len(RESERVED))] != list(RESERVED):
+        imported = self._rust.post_processor is not None  # regard itself learns tokenizers without
+        if not (kinds or imported) or [self._rust.id_to_token(i) for i in range(len(RESERVED))] != list(RESERVED):
             raise ValueError(
                 f"{name} is a tokenizer of another program, or of a newer regard: learn one with this regard"
             )
-        (self.kind,) = kinds
+        self.kind = kinds[0] if kinds else "other"
 
     @classmethod
     def learn(cls, config: TokensConfig, lines: Iterable[str]) -> "Tokenizer":

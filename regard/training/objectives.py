@@ -30,8 +30,8 @@ class SequenceLoss(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
         """source (B, S), target and labels (B, T), right-padded with PAD -> a number."""
-        hidden, weight = self.model.features(source, target), self.model.output.weight
+        hidden, weight, bias = self.model.features(source, target), self.model.output.weight, self.model.output.bias
         if torch.is_autocast_enabled(hidden.device.type):
             low = torch.get_autocast_dtype(hidden.device.type)
-            hidden, weight = hidden.to(low), weight.to(low)
-        return linear_cross_entropy(hidden, weight, labels, smoothing=self.smoothing, ignore=PAD)
+            hidden, weight, bias = hidden.to(low), weight.to(low), None if bias is None else bias.to(low)
+        return linear_cross_entropy(hidden, weight, labels, bias=bias, smoothing=self.smoothing, ignore=PAD)

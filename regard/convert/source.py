@@ -1,0 +1,72 @@
+"""A model directory, read to be written in another format."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tokenizers import Tokenizer as Rust
+from torch import Tensor
+
+from regard.data.tokenizers import Tokenizer
+from regard.models import storage
+from regard.models.transformer import Transformer, TransformerConfig
+
+TOKENIZER = "tokenizer.json"
+
+
+class Source(NamedTuple):
+    """What every export begins with."""
+
+    model: Transformer
+    tokenizer: Rust
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "Source":
+        """The model of a directory, in fp32, and its tokenizer."""
+        path = Path(directory) / TOKENIZER
+        model = storage.load(directory, dtype=torch.float32)
+        if type(model) is not Transformer:
+            raise ValueError(f"{directory} holds a {type(model).__name__}: only a Transformer can be exported")
+        if not path.is_file():
+            raise ValueError(f"{directory} is not a whole model directory: it has no {TOKENIZER}")
+        Tokenizer.load(path)  # says what is wrong with it
+        tokenizer = Rust.from_file(str(path))
+        for name in ("vocabulary", "source_vocabulary"):
+            if (size := getattr(model.config, name)) not in (None, tokenizer.get_vocab_size()):
+                raise ValueError(
+                    f"{path} has {tokenizer.get_vocab_size()} tokens, but the model's {name} is {size}: they do not "
+                    "belong together"
+                )
+        return cls(model, tokenizer)
+
+    @property
+    def config(self) -> TransformerConfig:
+        return self.model.config
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the model by each of its names."""
+        return self.model.state_dict()
+
+    @property
+    def pieces(self) -> list[str]:
+        """The vocabulary, in the order of its ids."""
+        return [str(self.tokenizer.id_to_token(i)) for i in range(self.tokenizer.get_vocab_size())]
+
+
+def refuse(config: TransformerConfig, format: str, **valid: tuple[object, ...]) -> None:
+    """Raise if a setting is none of those that a format can express.
+
+    >>> refuse(TransformerConfig.tiny(50, positions="rope"), "CTranslate2", positions=("sinusoidal", "learned"))
+    Traceback (most recent call last):
+    ValueError: CTranslate2 cannot express positions = 'rope', only 'sinusoidal', 'learned'
+    """
+    for name, values in valid.items():
+        if (value := getattr(config, name)) not in values:
+            raise ValueError(f"{format} cannot express {name} = {value!r}, only {', '.join(map(repr, values))}")
+
+
+def same_heads(config: TransformerConfig) -> dict[str, tuple[object, ...]]:
+    """The settings of heads that share d_model evenly, for `refuse`."""
+    width = config.d_model // config.heads
+    return {"kv_heads": (None, config.heads), "d_k": (None, width), "d_v": (None, width)}

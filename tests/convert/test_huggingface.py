@@ -1,0 +1,248 @@
+"""The transformers package opens what regard exports, and regard what it saved: with equal logits and outputs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Rust
+from torch import Tensor
+
+from regard.convert import export, import_
+from regard.convert.foreign import write
+from regard.data.tokenizers import Tokenizer
+from regard.data.vocabulary import BOS, EOS, PAD
+from regard.models import storage
+from regard.models.transformer import Transformer
+from tests.convert.toys import before, learn, padded, search, sentences
+
+transformers = pytest.importorskip("transformers")
+KINDS: dict[str, dict[str, Any]] = {
+    "MarianMTModel": {},
+    "PegasusForConditionalGeneration": {"norm": "pre", "feed_forward": "gelu"},
+    "BartForConditionalGeneration": {"positions": "learned", "max_length": 30, "embedding_norm": True},
+    "MBartForConditionalGeneration": {"norm": "pre", "positions": "learned", "max_length": 30, "embedding_norm": True},
+}
+
+
+def load(directory: Path) -> Transformer:
+    model = storage.load(directory)
+    assert isinstance(model, Transformer)
+    return model
+
+
+def logits(theirs: Any, source: Tensor, target: Tensor, pad: int = PAD) -> Tensor:
+    with torch.inference_mode():
+        keep = (source != pad).long()
+        return theirs(input_ids=source, attention_mask=keep, decoder_input_ids=target).logits
+
+
+def check_export(directory: Path, out: Path, architecture: str) -> None:
+    export(directory, out, "hf")
+    theirs, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(out, output_loading_info=True)
+    assert type(theirs).__name__ == architecture
+    assert not any(report.values())  # no tensor is missing, left over or of another shape
+    ours, tokenizer = load(directory), Tokenizer.load(directory / "tokenizer.json")
+    auto = transformers.AutoTokenizer.from_pretrained(out)
+    texts = sentences(4, seed=3)
+    rows = tokenizer.encode_batch(texts)
+    batch = auto(texts, padding=True, return_tensors="pt")
+    source = padded(rows)
+    assert batch["input_ids"].tolist() == source.tolist()
+    target = torch.randint(3, len(tokenizer), (len(rows), 5))
+    torch.testing.assert_close(logits(theirs, source, target), ours(source, target), atol=1e-4, rtol=0)
+    for width in (1, 3):
+        found = theirs.generate(
+            input_ids=source,
+            attention_mask=batch["attention_mask"],
+            num_beams=width,
+            do_sample=False,
+            length_penalty=0.0,
+            max_new_tokens=8,
+        )
+        expected = [search(ours, row, width, 8) for row in rows]
+        assert [before(row, EOS) for row in found.tolist()] == expected
+        assert [auto.decode(row, skip_special_tokens=True) for row in expected] == tokenizer.decode_batch(expected)
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_transformers_writes_the_same(build: Callable[..., Path], tmp_path: Path, architecture: str) -> None:
+    check_export(build(output_bias=True, **KINDS[architecture]), tmp_path / "out", architecture)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie": "none", "scale_embedding": False, "feed_forward": "silu"},
+        {"tie": "target", "bias": False},
+        {"tie": "target", "norm": "pre"},
+        {"tie": "none", "norm": "pre"},
+    ],
+    ids=str,
+)
+def test_ties_and_missing_biases_are_kept(build: Callable[..., Path], tmp_path: Path, changes: dict[str, Any]) -> None:
+    kind = "PegasusForConditionalGeneration" if changes.get("norm") == "pre" else "MarianMTModel"
+    check_export(build("none", **changes), tmp_path / "out", kind)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "byte", "char", "none"])
+def test_there_and_back_is_the_same_directory(build: Callable[..., Path], tmp_path: Path, kind: str) -> None:
+    directory = build(kind, tie="none", output_bias=True)
+    export(directory, tmp_path / "hf", "hf")
+    import_(tmp_path / "hf", tmp_path / "back")
+    ours, back = load(directory), load(tmp_path / "back")
+    assert back.config == ours.config
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor), name
+    first, second = (path / "tokenizer.json" for path in (directory, tmp_path / "back"))
+    assert first.read_text("utf-8") == second.read_text("utf-8")
+
+
+def foreign_model(architecture: str, directory: Path, tokens: int, **changes: Any) -> Any:
+    """A random model of transformers, saved; no parameter is at its neutral value."""
+    torch.manual_seed(1)
+    kind = getattr(transformers, architecture)
+    settings: dict[str, Any] = {"vocab_size": tokens, "d_model": 32, "max_position_embeddings": 40}
+    for stack in ("encoder", "decoder"):
+        settings |= {f"{stack}_layers": 2, f"{stack}_ffn_dim": 40, f"{stack}_attention_heads": 4}
+    model = kind(kind.config_class(**settings | changes)).eval()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if "embed_positions" not in name or architecture.startswith(("B", "MB")):
+            with torch.no_grad():
+                tensor.add_(0.3 * torch.randn_like(tensor))
+    model.save_pretrained(directory)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "never"),
+    [
+        # Marian's way: it starts with padding, which it must not write.
+        (
+            "MarianMTModel",
+            {"decoder_start_token_id": 0, "activation_function": "swish", "scale_embedding": True},
+            [1, 0],
+        ),
+        ("PegasusForConditionalGeneration", {"decoder_start_token_id": 0, "scale_embedding": True}, [1]),
+        ("BartForConditionalGeneration", {"decoder_start_token_id": 2}, [1]),  # BART's: it starts with the end
+        ("MBartForConditionalGeneration", {"decoder_start_token_id": 9, "activation_function": "relu"}, []),
+    ],
+)
+def test_a_model_of_transformers_writes_the_same_here(
+    tmp_path: Path, architecture: str, changes: dict[str, Any], never: list[int]
+) -> None:
+    tokenizer, out = learn("none"), tmp_path / "out"
+    start = changes["decoder_start_token_id"]
+    ids = {"pad_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": None}
+    theirs = foreign_model(architecture, tmp_path / "hf", len(tokenizer), **ids | changes)
+    if PAD in never:
+        (tmp_path / "hf" / "generation_config.json").write_text(json.dumps({"bad_words_ids": [[0]]}))
+    tokenizer.save(tmp_path / "tokenizer.json")
+    write(Rust.from_file(str(tmp_path / "tokenizer.json")), tmp_path / "hf")
+    import_(tmp_path / "hf", out)
+    ours, learnt = load(out), Tokenizer.load(out / "tokenizer.json")
+
+    row = {i: i for i in range(len(learnt))}  # ours -> theirs
+    if start != 9:
+        assert len(learnt) == len(tokenizer) + 1  # the start has a row of its own
+        row = {i: i - 1 for i in row} | {0: 0, 1: start, 2: 2, 3: 3, 4: 1}
+    else:
+        row = {i: i - (i <= 9) for i in row} | {0: 0, 1: 9, 2: 2, 3: 3, 4: 1}
+    source = padded(learnt.encode_batch(sentences(4, seed=3)))
+    target = torch.randint(4, len(learnt), (4, 5))
+    target[:, 0] = BOS
+    numbers = torch.tensor([row[i] for i in range(len(learnt))])
+    expected = logits(theirs, numbers[source], numbers[target])[:, :, numbers]
+    expected[:, :, never] = -1e4
+    found = ours(source, target)
+    usual = [i for i in range(len(learnt)) if i not in never]
+    torch.testing.assert_close(found[:, :, usual], expected[:, :, usual], atol=1e-4, rtol=0)
+    assert (found[:, :, never] < -9000).all()
+    for width in (1, 3):
+        outputs = theirs.generate(
+            input_ids=numbers[source],
+            attention_mask=(source != PAD).long(),
+            num_beams=width,
+            do_sample=False,
+            length_penalty=0.0,
+            max_new_tokens=8,
+            **({"bad_words_ids": [[0]]} if PAD in never else {}),
+        )
+        for text, output in zip(sentences(4, seed=3), outputs.tolist(), strict=True):
+            assert [row[i] for i in search(ours, learnt.encode(text), width, 8)] == before(output, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_kind": "rms"}, "Hugging Face cannot express norm_kind = 'rms', only 'layer'"),
+        ({"feed_forward": "swiglu"}, "Hugging Face cannot express feed_forward = 'swiglu'"),
+        ({"scale": 0.5}, "Hugging Face cannot express scale = 0.5, only None"),
+        ({"kv_heads": 1}, "Hugging Face cannot express kv_heads = 1"),
+        (
+            {"positions": "learned"},
+            "no model with norm = 'post', positions = 'learned' and embedding_norm = False",
+        ),
+    ],
+)
+def test_what_cannot_be_expressed_is_named(
+    build: Callable[..., Path], tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        export(build(**changes), tmp_path / "out", "hf")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "t5"}, "config.json: model_type = 't5' cannot be imported, only marian, pegasus, bart, mbart"),
+        ({"decoder_ffn_dim": 99}, "encoder_ffn_dim = 48 and decoder_ffn_dim = 99 differ, which regard cannot express"),
+        ({"activation_function": "tanh"}, "activation_function = 'tanh' cannot be expressed, only relu, gelu, silu"),
+        ({"d_model": None}, "config.json has no d_model"),
+        ({"decoder_layers": 3}, "model.safetensors has no tensor 'model.decoder.layers.2.self_attn.q_proj.weight'"),
+        ({"vocab_size": 20}, "the tokenizer has an id 299, but vocab_size = 20"),
+        ({"d_model": 64}, "does not fit its config.json: .*q_proj.weight' has the shape .32, 32., not .64, 64."),
+    ],
+)
+def test_a_directory_that_cannot_be_imported_is_named(
+    build: Callable[..., Path], tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    export(build(), tmp_path / "hf", "hf")
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes))
+    with pytest.raises(ValueError, match=message):
+        import_(tmp_path / "hf", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_are_missing_are_named_and_no_pickle_is_opened(build: Callable[..., Path], tmp_path: Path) -> None:
+    hf = tmp_path / "hf"
+    export(build(), hf, "hf")
+    (hf / "model.safetensors").rename(hf / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"no model.safetensors but pytorch_model.bin, which regard does not open"):
+        import_(hf, tmp_path / "out")
+    (hf / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"neither tokenizer.json nor source.spm and vocab.json: load its tokenizer"):
+        import_(hf, tmp_path / "out")
+    (hf / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"is not a directory of a Hugging Face model: it has no config.json"):
+        import_(hf, tmp_path / "out")
+
+
+def test_nothing_is_overwritten(build: Callable[..., Path], tmp_path: Path) -> None:
+    directory = build()
+    (tmp_path / "out").mkdir()
+    export(directory, tmp_path / "out", "hf")  # an empty one is welcome
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(ValueError, match="out is already there: name a new directory, or remove it first"):
+        export(directory, tmp_path / "out", "hf")
+    with pytest.raises(ValueError, match="out is already there"):
+        import_(tmp_path / "out", tmp_path / "out")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    with pytest.raises(ValueError, match="unknown format 'tflite': choose one of ctranslate2, hf, onnx"):
+        export(directory, tmp_path / "new", "tflite")
+    with pytest.raises(ValueError, match="quantization = 'int8' is for ctranslate2: leave it out for hf"):
+        export(directory, tmp_path / "new", "hf", quantization="int8")
