@@ -2,12 +2,13 @@
 
     python bench/decode.py runs/multi30k [tiny] [base] [--limit N] [--rounds N]
 
-The model is a trained one of a tiny pre-norm shape on Multi30k's sub-words; `base` is the same function in the paper's
-base shape (grow.py). Each contestant has a process of its own, and they take turns. `batched` is the whole test set at
-once, in target tokens a second; `single` is a sentence at a time, in milliseconds (median and 95th percentile), with
-one thread or two, whichever was quicker for its first sentences. Greedy search, and a beam of 4 whose hypotheses are
-ranked by mean log-probability and whose search ends with the fourth that is finished, as CTranslate2 has it. Printed are medians over the rounds; a ratio is the median of the
-rounds' ratios. Peak memory is what the model and a batched beam search add to the resident set of a process.
+The model is a trained one of a tiny pre-norm shape on Multi30k's sub-words; `base` is the same function in the
+paper's base shape (grow.py). Each contestant has a process of its own, and they take turns. `batched` is the whole
+test set at once, in target tokens a second; `single` is a sentence at a time, in milliseconds (median and 95th
+percentile), with one thread or two, whichever was quicker for its first sentences. Greedy search, and a beam of 4
+whose hypotheses are ranked by mean log-probability and whose search ends with the fourth that is finished, as
+CTranslate2 has it. Printed are medians over the rounds; a ratio is the median of the rounds' ratios. Peak memory is
+what the model and a batched beam search add to the resident set of a process.
 """
 
 import argparse
