@@ -152,6 +152,12 @@ CONTESTANTS: dict[str, tuple[Callable[..., Any], str, str]] = {
 PEER = {"CTranslate2 int8": "regard int8"}  # whom a ratio compares with; the others: regard
 
 
+def timed(translate: Translate, rows: Ids, beam: int) -> tuple[Ids, float]:
+    start = time.perf_counter()
+    outputs = translate(rows, beam)
+    return outputs, time.perf_counter() - start
+
+
 def work(name: str, directory: Path, limit: int | None, memory: bool) -> None:
     """A contestant in its own process: for each line `mode beam` on standard input a round, answered with figures.
 
@@ -172,31 +178,24 @@ def work(name: str, directory: Path, limit: int | None, memory: bool) -> None:
         return
     batched, single = build(directory / kind, engine)
     batched(rows[:8], max(BEAMS))
+    choices = [single(threads) for threads in range(1, CORES + 1)]
     alone: dict[int, Translate] = {}
     for beam in BEAMS:
-        times = {}
-        for threads in range(1, CORES + 1):
-            translate = single(threads)
-            translate(rows[:1], beam)
-            start = time.perf_counter()
-            for row in rows[:10]:
-                translate([row], beam)
-            times[threads] = time.perf_counter() - start
-        alone[beam] = single(min(times, key=times.__getitem__))
+        times = [[timed(translate, [row], beam)[1] for row in rows[:20] * 2] for translate in choices]
+        alone[beam] = choices[int(statistics.median(times[1]) < statistics.median(times[0]))]
     print("ready", flush=True)
     for line in sys.stdin:
         mode, width = line.split()
         beam, outputs, taken = int(width), [], []
         if mode == "batched":
             torch.set_num_threads(1)
-            start = time.perf_counter()
-            outputs = batched(rows, beam)
-            taken = [time.perf_counter() - start]
+            outputs, seconds = timed(batched, rows, beam)
+            taken = [seconds]
         else:
             for row in rows:
-                start = time.perf_counter()
-                outputs += alone[beam]([row], beam)
-                taken.append(time.perf_counter() - start)
+                output, seconds = timed(alone[beam], [row], beam)
+                outputs += output
+                taken.append(seconds)
         tokens = sum(len(row) + 1 for row in outputs)
         figures = {"tokens_a_second": tokens / sum(taken), "milliseconds": [1000 * t for t in taken]}
         if mode == "batched":
@@ -300,7 +299,7 @@ def main() -> None:
             limit = ["--limit", str(args.limit)] if args.limit else []
             found, memory = compete(Path(directory), limit, args.rounds)
             for beam in BEAMS:
-                Console().print(table(shape, beam, found, memory))
+                Console(width=120).print(table(shape, beam, found, memory))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regard.native.model import Native
 
 ENCODE = 512  # source tokens that go through the encoder together: the room to work stays small
-SELECT = 48  # rows whose logits are held at once: they stay in the second cache
+SELECT = 12  # rows whose logits are held at once: they stay in the second cache
 
 Int32 = NDArray[np.int32]
 
