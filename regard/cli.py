@@ -124,7 +124,7 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="settings to change, as train.steps=100")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The model directory.  [default: runs/RECIPE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="The model directory. (default: runs/RECIPE)")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there already.")] = False,
     dump: Annotated[bool, typer.Option("--dump", help="Print the whole recipe and stop.")] = False,
 ) -> None:
@@ -170,7 +170,7 @@ def recipes() -> None:
 
 @app.command()
 def data(
-    corpus: Annotated[str | None, typer.Argument(help="Fetch this one.  [default: list them all]")] = None,
+    corpus: Annotated[str | None, typer.Argument(help="Fetch this one. (default: list them all)")] = None,
 ) -> None:
     """List the corpora that regard knows, or fetch one."""
     from regard.data.corpora import CORPORA, located, obtain
@@ -201,8 +201,8 @@ def evaluate(
     reference: Annotated[Path, typer.Option(help="What a person made of it, line by line.")],
     beam: Annotated[int | None, typer.Option(min=1, help="Width of the search; 1 is greedy.")] = None,
     alpha: Annotated[float | None, typer.Option(min=0.0, help="Length penalty.")] = None,
-    tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's tokeniser.  [default: the recipe's]")] = None,
-    lowercase: Annotated[bool | None, typer.Option(help="Compare in lower case.  [default: the recipe's]")] = None,
+    tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's tokeniser. (default: the recipe's)")] = None,
+    lowercase: Annotated[bool | None, typer.Option(help="Compare in lower case. (default: the recipe's)")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the reliability diagram here (.svg, .png).")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the translations here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -251,7 +251,7 @@ def quantize(
 @app.command()
 def shortlist(
     model: Annotated[Path, typer.Argument(help="A model directory.")],
-    source: Annotated[Path | None, typer.Option(help="Text to learn from.  [default: what it was trained on]")] = None,
+    source: Annotated[Path | None, typer.Option(help="Text to learn from. (default: what it was trained on)")] = None,
     target: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
     size: Annotated[int, typer.Option(min=1, help="Candidates for each source token.")] = 100,
     common: Annotated[int, typer.Option(min=0, help="Frequent tokens that every sentence has.")] = 200,
@@ -271,7 +271,7 @@ def distill(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="settings to change, as train.steps=100")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The student's directory.  [default: runs/RECIPE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="The student's directory. (default: runs/RECIPE)")] = None,
     beam: Annotated[int, typer.Option(min=1, help="Width of the teacher's search.")] = 5,
     mix: Annotated[bool, typer.Option("--mix", help="Learn from people's translations, too.")] = False,
 ) -> None:
@@ -313,9 +313,9 @@ def import_(
 
 @app.command()
 def demo(
-    directory: Annotated[Path | None, typer.Option(help="Where everything goes.  [default: runs/quickstart]")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Where everything goes. (default: runs/quickstart)")] = None,
     dates: Annotated[bool, typer.Option("--dates", help="Learn to read dates instead: needs no corpus.")] = False,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.  [default: about five minutes]")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps. (default: about five minutes)")] = None,
     seed: Annotated[int, typer.Option(help="The same seed and steps give the same run.")] = 1,
 ) -> None:
     """Train a translator in about five minutes, and see where it looks."""

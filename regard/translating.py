@@ -32,8 +32,8 @@ PAIRS = 2_000  # scored together
 
 def translate(
     model: Annotated[Path, typer.Argument(help="A model directory.")],
-    files: Annotated[list[Path] | None, typer.Argument(help="Text files, a sentence a line.  [default: stdin]")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here.  [default: stdout]")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="Text files, a sentence a line. (default: stdin)")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here. (default: stdout)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was interrupted.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that is there.")] = False,
     beam: Annotated[int | None, typer.Option(help="Width of the search; 1 is greedy.", rich_help_panel=SEARCH)] = None,
@@ -94,10 +94,10 @@ def translate(
     ] = None,
     engine: Annotated[str, typer.Option(help="auto, native, torch", rich_help_panel=ENGINE)] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, mps", rich_help_panel=ENGINE)] = "cpu",
-    workers: Annotated[int | None, typer.Option(help="Threads.  [default: all cores]", rich_help_panel=ENGINE)] = None,
+    workers: Annotated[int | None, typer.Option(help="Threads. (default: all cores)", rich_help_panel=ENGINE)] = None,
     rows: Annotated[int, typer.Option(help="Beginnings side by side, at most.", rich_help_panel=ENGINE)] = 256,
     precision: Annotated[
-        str | None, typer.Option(help="fp32, bf16, int8.  [default: the model's]", rich_help_panel=ENGINE)
+        str | None, typer.Option(help="fp32, bf16, int8. (default: the model's)", rich_help_panel=ENGINE)
     ] = None,
     shortlist: Annotated[
         bool, typer.Option("--shortlist", help="Only tokens that go with the source.", rich_help_panel=ENGINE)

@@ -19,6 +19,7 @@ from regard.data.corpora import CORPORA
 from regard.data.dates import date_pairs
 from regard.data.text import PairFiles
 from regard.models.transformer import PRESETS
+from regard.pipeline import train
 from regard.recipe import DataConfig, Recipe
 from regard.training.config import TrainConfig
 
@@ -157,8 +158,9 @@ def test_links_lead_somewhere(page: str) -> None:
     assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
 
 
-@pytest.mark.slow
-def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def dates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, and us in it, with text and a recipe of which nothing is learned but quickly."""
     pairs = list(islice(date_pairs(seed=1, locales=["en", "fr", "de", "es"]), 400))
     (tmp_path / "train.en").write_text("".join(f"{pair.text}\n" for pair in pairs), "utf-8")
     (tmp_path / "train.de").write_text("".join(f"{pair.iso}\n" for pair in pairs), "utf-8")
@@ -169,6 +171,22 @@ def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_python_runs(dates: Path) -> None:
     (block,) = blocks(TRAINING, "python")
     exec(compile(block, "docs/training.md", "exec"), {})
-    assert "A dog runs." in (tmp_path / "dog.html").read_text("utf-8")
+    assert "A dog runs." in (dates / "dog.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_the_python_about_decoding_runs(dates: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(recipes.load("my.yaml"), Path("runs/quickstart"), name="quickstart", resume=False)
+    names: dict[str, Any] = {}
+    first, second = blocks(DECODING, "python")
+    exec(compile(first, "docs/decoding.md", "exec"), names)
+    capsys.readouterr()
+    exec(compile(second, "docs/decoding.md", "exec"), names)
+    assert capsys.readouterr().out.endswith("\n")
