@@ -151,16 +151,17 @@ class Translator:
         found = [answer.translations for window in windows(asks) for answer in self.answers(window, chosen)]
         return found[0] if isinstance(text, str) else found
 
-    def stream(self, text: str, **settings: Any) -> Iterator[str]:
+    def stream(self, text: str | Ask, **settings: Any) -> Iterator[str]:
         """The translation of a text, piece by piece as it becomes certain: together they are `translate(text)`."""
         chosen = Settings.of(settings, self.decode)
         if chosen.mbr or chosen.search.best > 1:
             raise ValueError("mbr and best compare whole outputs: there is nothing to stream of them")
-        (parts,), _ = self._parts([Ask(text)], chosen)
+        ask = Ask(text) if isinstance(text, str) else text
+        (parts,), _ = self._parts([ask], chosen)
         read = sum(bool(part.ids) for part in parts)
         for part in parts:
             if part.ids:
-                request = self._request(part, Ask(text), read, chosen)
+                request = self._request(part, ask, read, chosen)
                 yield from self._pieces(pool.stream(self._alone(), request, chosen.search, SPECIAL))
             if rest := part.gap if part.ids else part.text + part.gap:
                 yield rest
@@ -412,6 +413,12 @@ def load(
     recipe = places[0] / "recipe.yaml"
     told = recipes.load(str(recipe)) if recipe.exists() else None
     longest = DataConfig.max_length if told is None else told.data.max_length
+    listed = Shortlist.load(places[0]) if shortlist else None
+    if listed is not None and len(listed.offsets) - 1 != len(tokenizers[0]):
+        raise ValueError(
+            f"{places[0]} has a shortlist for {len(listed.offsets) - 1:,} tokens, not for its {len(tokenizers[0]):,}: "
+            f"make it again with `regard shortlist {places[0]}`"
+        )
     return Translator(
         models,
         tokenizers[0],
@@ -421,5 +428,5 @@ def load(
         rows=rows,
         bitwise=bitwise,
         longest=longest,
-        shortlists=Shortlist.load(places[0]) if shortlist else None,
+        shortlists=listed,
     )

@@ -30,13 +30,17 @@ def read_asks(files: Sequence[Path], *, jsonl: bool, errors: str, skipped: Skipp
     """What the lines of some files ask for; "-" is standard input."""
     for file in files:
         name = "standard input" if str(file) == "-" else str(file)
-        for number, line in enumerate(read_lines(file, skipped=skipped, errors=errors), start=1):
+        for number, line in enumerate(read_lines(file, skipped=skipped, errors=errors, may_be_empty=True), start=1):
             yield _ask(line, f"{name}:{number}") if jsonl else Ask(line, f"{name}:{number}")
+
+
+def _no_constant(name: str) -> None:
+    raise json.JSONDecodeError(f"it has no {name}", name, 0)
 
 
 def _ask(line: str, place: str) -> Ask:
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise ValueError(f'{place} is no JSON ({reason}): write {{"text": "..."}}') from None
@@ -51,6 +55,8 @@ def _ask(line: str, place: str) -> Ask:
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             kind = "text" if key in ("text", "prefix") else "a list of texts"
             raise ValueError(f"{place}: {key!r} is {kind}, got {json.dumps(value)[:40]}")
+        if key == "id":
+            texts = [json.dumps(value, ensure_ascii=False)]  # whatever it is: it is written again
         if any(NO_TEXT.search(text) for text in texts):
             raise ValueError(f"{place}: {key!r} holds a NUL or half a surrogate pair, which is no text; remove it")
     phrases = {key: tuple(row[key]) for key in ("require", "forbid") if key in row}
@@ -91,6 +97,9 @@ class Output:
         self._file: IO[bytes] | None = None
         if path is None:
             return
+        for file in inputs:  # before anything is replaced
+            if str(file) != "-" and (file.is_dir() or not os.access(file, os.R_OK)):
+                raise ValueError(f"{file} is {'a directory' if file.is_dir() else 'not there, or not to be read'}")
         if any(file.exists() and path.exists() and file.samefile(path) for file in inputs):
             raise ValueError(f"{path} is what is to be translated: write to another file")
         self.note = path.with_name(f"{path.name}.progress")
@@ -124,8 +133,10 @@ class Output:
         assert self.path is not None
         try:
             note = json.loads(self.note.read_text("utf-8"))
-            about, self.done, size = note["about"], int(note["done"]), int(note["bytes"])
-        except (ValueError, KeyError, TypeError):
+            about, self.done, size = dict(note["about"]), int(note["done"]), int(note["bytes"])
+            if min(self.done, size) < 0:
+                raise ValueError
+        except (ValueError, KeyError, TypeError, OverflowError):
             raise ValueError(f"{self.note} is damaged: begin again by --overwrite") from None
         for key, value in json.loads(json.dumps(self.about)).items():
             if about.get(key) != value:
@@ -152,15 +163,16 @@ class Output:
 
 
 def about_files(models: Sequence[Path], files: Sequence[Path]) -> dict[str, Any]:
-    """What distinguishes models and inputs from others: digests of the weights, names and sizes of the inputs."""
-    digests = []
-    for model in models:
-        with open(model / "model.safetensors", "rb") as weights:
-            digests.append(hashlib.file_digest(weights, "sha256").hexdigest()[:16])
+    """What distinguishes models and inputs from others: digests of the weights, names and digests of the inputs."""
     return {
-        "model": digests,
-        "input": [[str(file), os.stat(file).st_size if file.is_file() else None] for file in files],
+        "model": [_digest(model / "model.safetensors") for model in models],
+        "input": [[str(file), _digest(file) if file.is_file() else None] for file in files],
     }
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 class Notes:

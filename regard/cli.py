@@ -32,9 +32,6 @@ def main() -> None:
     """
     try:
         app(prog_name="regard")
-    except BrokenPipeError:  # who reads has had enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except (ValueError, OSError) as mistake:
         if os.environ.get("REGARD_TRACEBACK"):
             raise

@@ -48,7 +48,10 @@ Pair = tuple[str, str]
 SHOWN = 5  # held-out sentences shown at the end
 FORMAT = 1  # of prepared data
 FIXED = ("data", "tokens", "model")  # sections that cannot change in a run that has begun
-PRODUCTS = ("trainer", "tensorboard", "metrics.jsonl", "model.safetensors", "config.json", "evaluation.json")
+PRODUCTS = (
+    *("trainer", "tensorboard", "metrics.jsonl", "evaluation.json"),
+    *("model.safetensors", "config.json", "shortlist.safetensors"),
+)
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ def translate(
     asks = read_asks(inputs, jsonl=jsonl, errors="replace" if invalid == "replace" else "strict", skipped=skipped)
     if stream:
         _stream(translator, asks, given)
+        notes.report(skipped)
         return
     about: dict[str, Any] = {}
     if output is not None:
@@ -217,7 +218,7 @@ def _translate(
 
 def _stream(translator: "Translator", asks: "Iterable[Ask]", given: dict[str, Any]) -> None:
     for ask in asks:
-        for piece in translator.stream(ask.text, **given):
+        for piece in translator.stream(ask, **given):
             sys.stdout.write(piece.replace("\n", " "))
             sys.stdout.flush()
         sys.stdout.write("\n")

@@ -361,3 +361,6 @@ def test_precision_and_shortlist_of_what_is_loaded(tmp_path: Path) -> None:
     assert set(listed.tokenizer.encode("".join(listed.translate(LINES)))) <= ids | {0, 1, 2, 3}
     with pytest.raises(ValueError, match="shortlists are for the native engine"):
         regard.load(tmp_path, shortlist=True, engine="torch").translate("a dog")
+    Shortlist(np.zeros(V + 9, np.int64), np.zeros(0, np.int32), np.arange(20, 60, dtype=np.int32)).save(tmp_path)
+    with pytest.raises(ValueError, match=f"a shortlist for {V + 8} tokens, not for its {V}"):
+        regard.load(tmp_path, shortlist=True)

@@ -250,10 +250,28 @@ def test_another_run_does_not_go_on_with_it(model: Path, text: Path, tmp_path: P
     assert out.read_text().count("\n") == 6
     out.write_bytes(b"")
     assert "is shorter than" in run_fails(*command)
-    note.write_text("{")
-    assert "is damaged" in run_fails(*command)
+    for damage in ("{", '{"about": 3, "done": 0, "bytes": 0}', '{"about": {}, "done": -1, "bytes": 0}'):
+        note.write_text(damage)
+        assert "is damaged" in run_fails(*command)
     show("translate", model, text, "-o", out, "--overwrite")
     assert not note.exists()
+
+
+def test_a_run_does_not_go_on_with_other_text_of_the_same_size(model: Path, tmp_path: Path) -> None:
+    command = ["translate", model, tmp_path / "in", "-o", tmp_path / "out"]
+    (tmp_path / "in").write_bytes(b"a dog\n\xff\n")
+    assert "not UTF-8" in run_fails(*command)
+    (tmp_path / "in").write_bytes(b"a man\nx\n")
+    assert "was begun with input = " in run_fails(*command, "--resume")
+
+
+def test_an_output_is_kept_when_an_input_is_not_there(model: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("precious")
+    for wrong in (tmp_path / "nothing", tmp_path):
+        assert str(wrong) in run_fails("translate", model, text, wrong, "-o", out, "--overwrite")
+    assert out.read_text() == "precious"
+    assert not (tmp_path / "out.progress").exists()
 
 
 def test_lines_that_are_too_long_are_named_and_counted(model: Path, tmp_path: Path) -> None:
@@ -333,6 +351,8 @@ def test_mistakes(fail: Fail, model: Path, text: Path, tmp_path: Path) -> None:
         ('{"text": "a", "require": "dog"}', "'require' is a list of texts, got \"dog\""),
         ('{"text": "a", "prefix": ["dog"]}', "'prefix' is text, got [\"dog\"]"),
         ('{"text": "a\\ud800"}', "'text' holds a NUL or half a surrogate pair"),
+        ('{"text": "a", "id": ["\\ud800"]}', "'id' holds a NUL or half a surrogate pair"),
+        ('{"text": "a", "id": NaN}', "is no JSON (it has no NaN)"),
         ("[" * 100_000, "is no JSON (RecursionError)"),
     ],
 )

@@ -74,6 +74,12 @@ def _marian(directory: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not a unigram model of SentencePiece: it cannot be imported")
     ids = settings(directory, MARIAN[1])
     scores = {piece.piece: piece.score for piece in spm.pieces if piece.type == piece.NORMAL}
+    if not scores:
+        raise ValueError(f"{path} is damaged, it has no pieces: copy it again")
+    if not all(isinstance(ids.get(name), int) for name in (UNKNOWN, SPECIALS[EOS], *ids)):
+        raise ValueError(
+            f"{directory / MARIAN[1]} is damaged: it needs an id for each piece, and for {UNKNOWN} and {SPECIALS[EOS]}"
+        )
     # A piece of the target's only is chosen where SentencePiece finds nothing known: at its price for the unknown.
     unknown = min(scores.values()) - 10
     vocabulary = [(piece, scores.get(piece, unknown * len(piece))) for piece in sorted(ids, key=ids.__getitem__)]
@@ -105,7 +111,7 @@ class Numbering(NamedTuple):
         ids: dict[str, int] = {}
         for key in ("pad_token_id", "decoder_start_token_id", "eos_token_id"):
             value = about.get(key)
-            if not isinstance(value, int):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ValueError(f"{directory}: {key} = {value!r} is not a token's id: set it in config.json")
             ids[key] = value
         pad, start, eos = ids.values()

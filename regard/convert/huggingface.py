@@ -107,11 +107,14 @@ def read(directory: Path) -> tuple[Transformer, Tokenizer]:
     if not about:
         raise ValueError(f"{directory} is not a directory of a Hugging Face model: it has no {CONFIG}")
     about |= {key: value for key, value in foreign.settings(directory, GENERATION).items() if value is not None}
-    if (name := about.get("model_type")) not in KINDS:
+    if not isinstance(name := about.get("model_type"), str) or name not in KINDS:
         raise ValueError(f"{directory / CONFIG}: model_type = {name!r} cannot be imported, only {', '.join(KINDS)}")
-    c = _config(directory, about, KINDS[name])
     content = foreign.read(directory)
-    numbering = foreign.Numbering.of(directory, content, about)
+    try:
+        c = _config(directory, about, KINDS[name])
+        numbering = foreign.Numbering.of(directory, content, about)
+    except TypeError as error:
+        raise ValueError(f"{directory / CONFIG} holds a value of a wrong kind ({error}): copy it again") from error
     state = _ours(directory, _load(directory), c, numbering)
     c = c.but(vocabulary=len(numbering.rows), output_bias="output.bias" in state)
     model = Transformer(c)

@@ -17,7 +17,7 @@ CLOSING = "\"'”’»›)]}」』）】》〉〕"  # may stand between the stop
 OPENING = "\"'“„‘‚«‹»›([{¿¡「『（【《〈–—-•*"  # may stand before the first letter of a sentence
 CLAUSES = ",;:،؛、，；：–—"  # where a long sentence is cut first
 
-# What a full stop follows without ending a sentence. Those that often end one (etc., Inc., a.m.) are not here: if they
+# What a full stop follows without ending a sentence. Those that often end one (etc., Inc.) are not here: if they
 # do not, the next word is mostly in lower case, and says so.
 ABBREVIATION = re.compile(
     r"""
@@ -105,7 +105,7 @@ def _middle(text: str) -> tuple[int, int]:
     """Where to cut a text in two: the beginning and the end of the white space that is left between the halves."""
     middle, low, high = len(text) // 2, len(text) // 4, len(text) - len(text) // 4
     spaces = [found.span() for found in re.finditer(r"\s+", text)]
-    inside = [(begin, end) for begin, end in spaces if low <= begin and end <= high]
+    inside = [(begin, end) for begin, end in spaces if (low <= begin and end <= high) or begin < middle < end]
     clauses = [(begin, end) for begin, end in inside if text[begin - 1] in CLAUSES + STOPS]
     clauses += [(i, i) for i in range(low + 1, high) if text[i - 1] in "、，；：" and not text[i].isspace()]
     for cuts in (clauses, inside):

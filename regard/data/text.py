@@ -99,16 +99,17 @@ def read_lines(
     max_characters: int = 1_000_000,
     skipped: Skipped | None = None,
     errors: str = "strict",
+    may_be_empty: bool = False,
 ) -> Iterator[str]:
     """The lines of a text file, a `.gz`, or standard input ("-"), empty ones too: one comes out for each line.
 
     A line over `max_characters` is cut there and counted in `skipped`. Bytes that are no text are an error, or each
-    becomes � if `errors` is "replace".
+    becomes � if `errors` is "replace"; so is a file without any line, unless it `may_be_empty`.
     """
     name = fspath(path)
     limit = 4 * max_characters + 8  # a character takes up to 4 bytes; the rest: a byte order mark, the line's end
     with nullcontext(sys.stdin.buffer) if name == "-" else open_bytes(name) as stream:
-        for line in _lines(stream, "standard input" if name == "-" else name, limit, errors):
+        for line in _lines(stream, "standard input" if name == "-" else name, limit, errors, may_be_empty):
             if skipped is not None and len(line.text) > max_characters:
                 skipped.cut += 1
             yield line.text[:max_characters]
@@ -135,7 +136,9 @@ class _Line(NamedTuple):
     whole: bool  # or only the beginning of one over the limit
 
 
-def _lines(stream: IO[bytes], name: str, limit: int, errors: str = "strict") -> Iterator[_Line]:
+def _lines(
+    stream: IO[bytes], name: str, limit: int, errors: str = "strict", may_be_empty: bool = False
+) -> Iterator[_Line]:
     """The lines of a stream of UTF-8; of a line over `limit` bytes only the beginning is held."""
     try:
         for number in itertools.count(1):
@@ -160,7 +163,7 @@ def _lines(stream: IO[bytes], name: str, limit: int, errors: str = "strict") -> 
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         reason = str(error).rstrip(".")
         raise ValueError(f"{name} is no whole gzip file ({reason}); compress it again, or drop .gz") from None
-    if number == 1:
+    if number == 1 and not may_be_empty:
         raise ValueError(f"{name} is empty; it needs at least one line")
 
 

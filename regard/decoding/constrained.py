@@ -30,6 +30,8 @@ from regard.decoding.protocol import (
     common_beginning,
 )
 
+STATES = 300  # that are looked at to tell whether room suffices: there may be exponentially many
+
 
 class Lacking(NamedTuple):
     """What a beginning lacks."""
@@ -54,7 +56,7 @@ class Goal:
         self._forbidden = tuple(phrase for phrase in request.forbidden if phrase[-1] in self._required)
         self._reach = max(map(len, self._forbidden), default=1) - 1
         self.special_cases = self._required.union(*self._forbidden)  # any other token ends whatever was begun
-        self._feasible: dict[tuple[Lacking, tuple[int, ...], int], bool] = {}
+        self._known: dict[tuple[Lacking, tuple[int, ...], int], bool] = {}
 
     def after(self, lacking: Lacking, tokens: Iterable[int]) -> Lacking:
         """What is lacking after more tokens.
@@ -91,7 +93,11 @@ class Goal:
         return sorted(token for token in starts if self.after(lacking, [token]).tokens < lacking.tokens)
 
     def feasible(self, lacking: Lacking, written: Sequence[int], room: int) -> bool:
-        """Whether so many more tokens suffice."""
+        """Whether so many more tokens suffice; of what is too entangled to tell, that they do not."""
+        self._left = STATES
+        return self._suffices(lacking, written, room)
+
+    def _suffices(self, lacking: Lacking, written: Sequence[int], room: int) -> bool:
         if not self._forbidden or lacking.tokens > room:
             return lacking.tokens <= room
         # With a free token before each phrase nothing forbidden can arise between them.
@@ -99,12 +105,18 @@ class Goal:
             return True
         end = tuple(written[max(len(written) - self._reach, 0) :])
         key = lacking, end, room
-        if key not in self._feasible:
-            self._feasible[key] = any(
-                self.feasible(self.after(lacking, [token]), (*end, token), room - 1)
-                for token in self.helpful(lacking, end)
-            ) or self.feasible(Lacking(lacking.phrases), (), room - 1)
-        return self._feasible[key]
+        if key in self._known:
+            return self._known[key]
+        self._left -= 1
+        if self._left < 0:
+            return False
+        enough = any(
+            self._suffices(self.after(lacking, [token]), (*end, token), room - 1)
+            for token in self.helpful(lacking, end)
+        ) or self._suffices(Lacking(lacking.phrases), (), room - 1)
+        if enough or self._left >= 0:  # otherwise it may be for want of looking
+            self._known[key] = enough
+        return enough
 
 
 def check(request: Request, config: SearchConfig, special: Special, maximum: int) -> None:

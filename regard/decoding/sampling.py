@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from regard.decoding.beam import length_penalty, maximum
 from regard.decoding.edits import edit, log_soft_max, needed
 from regard.decoding.protocol import (
+    FLOOR,
     Floats,
     Hypothesis,
     Request,
@@ -36,7 +37,7 @@ def distribution(log_p: Floats, config: SamplingConfig) -> Floats:
     >>> distribution(log_p, SamplingConfig(top_k=2)).tolist()
     [[0.625, 0.375, 0.0]]
     """
-    x = log_p / np.float32(config.temperature)
+    x = log_p / np.float32(max(config.temperature, 1e-30))  # less changes nothing, and fp32 would overflow
     if config.top_k is not None and config.top_k < x.shape[1]:
         x[x < -np.partition(-x, config.top_k - 1, axis=1)[:, config.top_k - 1, None]] = -math.inf
     top = x.max(1, keepdims=True)
@@ -153,7 +154,8 @@ class Sampling:
             if t < len(sentence.request.prefix):
                 token, possible = sentence.request.prefix[t], True
             if possible:  # otherwise edits forbid every token, and it ends as it is
-                draw.scores.append(float(log_p[r, token]))
+                gain = float(log_p[r, token])
+                draw.scores.append(max(gain, FLOOR) if t < len(sentence.request.prefix) else gain)
                 if token != self._special.eos:
                     draw.tokens.append(token)
             if possible and token != self._special.eos and len(draw.tokens) < sentence.limit:

@@ -84,7 +84,11 @@ def library() -> ctypes.CDLL:
     """
     if os.environ.get("REGARD_NATIVE") == "0":
         raise UnavailableError("REGARD_NATIVE=0 says so")
-    lib = ctypes.CDLL(str(_compiled()))
+    place = _compiled()
+    try:
+        lib = ctypes.CDLL(str(place))
+    except OSError as error:  # it was cut short, or lies where nothing may be executed
+        raise UnavailableError(f"{error}: remove it, or let REGARD_CACHE name another folder") from error
     pointer, model, product = c_void_p, POINTER(Model), POINTER(Product)
     lib.room.argtypes, lib.room.restype = [model, c_int32, c_int32], c_int64
     lib.encode.argtypes, lib.encode.restype = [model, c_int32, *[pointer] * 5], c_int32
@@ -100,16 +104,19 @@ def library() -> ctypes.CDLL:
 
 
 def _compiled() -> Path:
-    compiler = shlex.split(os.environ.get("CC", "cc"))
+    try:
+        compiler = shlex.split(os.environ.get("CC", "cc"))
+    except ValueError as error:
+        raise UnavailableError(f"CC = {os.environ['CC']}: {error}") from error
     if not compiler or shutil.which(compiler[0]) is None:
         raise UnavailableError(f"there is no C compiler {' '.join(compiler)!r}: install one, or name it by CC")
     source = (files("regard.native") / "engine.c").read_bytes()
     made_from = [source, " ".join((*compiler, *FLAGS)).encode(), _run([*compiler, "--version"]).encode(), _processor()]
     digest = hashlib.sha256(b"\0".join(made_from)).hexdigest()[:24]
     place = cache_folder() / "native" / f"engine-{digest}.so"
-    if place.exists():
-        return place
     try:
+        if place.exists():
+            return place
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as folder:
             (Path(folder) / "engine.c").write_bytes(source)
@@ -122,7 +129,7 @@ def _compiled() -> Path:
                         raise
             os.replace(Path(folder) / "engine.so", place)
     except OSError as error:
-        raise UnavailableError(f"{place.parent} cannot be written: {error.strerror}") from error
+        raise UnavailableError(f"{place.parent} cannot be used: {error.strerror}") from error
     return place
 
 

@@ -92,11 +92,15 @@ INLINE int any(ints mask) {
 
 /* Lanes in the order a, b, a, b, ... of pieces of `n`: of the first pieces of each pair, and of the second. */
 #define PIECES(n, f) ((f) / (n) % 2 * L + (f) / (2 * (n)) * 2 * (n) + (f) % (n))
-#define SHUFFLE(n, a, b, o)                                                                                         \
-  __builtin_shufflevector(a, b, PIECES(n, 0) + o, PIECES(n, 1) + o, PIECES(n, 2) + o, PIECES(n, 3) + o,              \
-                          PIECES(n, 4) + o, PIECES(n, 5) + o, PIECES(n, 6) + o, PIECES(n, 7) + o, PIECES(n, 8) + o,  \
-                          PIECES(n, 9) + o, PIECES(n, 10) + o, PIECES(n, 11) + o, PIECES(n, 12) + o,                 \
-                          PIECES(n, 13) + o, PIECES(n, 14) + o, PIECES(n, 15) + o)
+#define LANES(n, o)                                                                                                  \
+  PIECES(n, 0) + o, PIECES(n, 1) + o, PIECES(n, 2) + o, PIECES(n, 3) + o, PIECES(n, 4) + o, PIECES(n, 5) + o,        \
+      PIECES(n, 6) + o, PIECES(n, 7) + o, PIECES(n, 8) + o, PIECES(n, 9) + o, PIECES(n, 10) + o, PIECES(n, 11) + o,  \
+      PIECES(n, 12) + o, PIECES(n, 13) + o, PIECES(n, 14) + o, PIECES(n, 15) + o
+#ifdef __clang__
+#define SHUFFLE(n, a, b, o) __builtin_shufflevector(a, b, LANES(n, o))
+#else /* GCC has the other one since version 12 only */
+#define SHUFFLE(n, a, b, o) __builtin_shuffle(a, b, (ints){LANES(n, o)})
+#endif
 #define FOLD(n, a, b) (SHUFFLE(n, a, b, 0) + SHUFFLE(n, a, b, n))
 
 /* The sums of 16 vectors, as one vector. */
@@ -366,7 +370,8 @@ static float quantise(const float *x, int K, uint8_t *to) {
     nothing += y - y; /* unless it is no number */
   }
   float most = largest(top) + total(nothing);
-  for (; k < K; k++) most = fabsf(x[k]) <= most ? most : fabsf(x[k]);
+  for (; k < K; k++)
+    if (!(fabsf(x[k]) <= most) && most == most) most = fabsf(x[k]); /* what is no number stays */
   if (!(most < INFINITY)) {
     memset(to, 128, (K + 3) / 4 * 4);
     return NAN; /* damage shows */
@@ -641,8 +646,9 @@ int64_t room(const Model *M, int32_t m, int32_t longest) {
   return lay(M, m, longest, 0, &w);
 }
 
-/* Read n sentences (0, and nothing is done, if a token is none): tokens one sentence after the other, their lengths, and for each of them where its memory goes: for
-   every decoder layer the keys (G, d_k, padded S) and then the values (S, G · d_v) of the attention to it. */
+/* Read n sentences: tokens one sentence after the other, their lengths, and for each of them where its memory goes: for
+   every decoder layer the keys (G, d_k, padded S) and then the values (S, G · d_v) of the attention to it.
+   Returns 0, and does nothing, if a token is none. */
 int32_t encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *lengths, float *const *memory,
                Team *team, char *space) {
   Room w = {.team = team};

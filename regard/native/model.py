@@ -5,6 +5,8 @@ Letters: V vocabulary, S source length, N outputs and K inputs of a product.
 
 import copy
 from collections.abc import Sequence
+from ctypes import c_int32
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,7 +57,7 @@ class Native:
         self.longest = min(tables) if tables else None
         self.d, self.layers = int(self.c.d), int(self.c.decoder_layers)
         self.key_width, self.value_width = self.c.kv_heads * self.c.d_k, self.c.kv_heads * self.c.d_v
-        self._reach = 0
+        self._reach, self._growing = c_int32(0), Lock()  # of the position tables: shared by `with_threads`, as they are
         self.reach(256)
 
     def rows(self) -> "NativeRows":
@@ -69,15 +71,16 @@ class Native:
 
     def reach(self, length: int) -> None:
         """Have position tables at least so long."""
-        if length <= self._reach:
-            return
-        length = max(length, 2 * self._reach)
-        for embedding, positions in zip((self.c.source, self.c.target), self.positions, strict=True):
-            if isinstance(positions, Sinusoidal):  # the old table stays: another thread may be reading it
-                embedding.positions = self._address(sinusoid(torch.arange(length), self.d).float())
-            elif isinstance(positions, Learned):
-                embedding.positions = self._address(positions.table.float())
-        self._reach = length
+        with self._growing:  # a search that wants less must not put a shorter one in the place of a longer one
+            if length <= self._reach.value:
+                return
+            length = max(length, 2 * self._reach.value)
+            for embedding, positions in zip((self.c.source, self.c.target), self.positions, strict=True):
+                if isinstance(positions, Sinusoidal):  # the old table stays: another thread may be reading it
+                    embedding.positions = self._address(sinusoid(torch.arange(length), self.d).float())
+                elif isinstance(positions, Learned):
+                    embedding.positions = self._address(positions.table.float())
+            self._reach.value = length
 
     def memory_size(self, S: int) -> int:
         """Numbers in the block of a sentence of S tokens."""
@@ -108,6 +111,11 @@ class Native:
         shapes = {(m.heads, m.kv_heads, m.d_k, m.d_v) for m in model.modules() if isinstance(m, MultiHeadAttention)}
         if len(shapes) != 1:
             raise UnavailableError("its attentions differ in shape")
+        layers: list[Any] = [*encoder.layers, *decoder.layers]
+        if len({(_activation(f), f.outer.in_features) for f in (layer.feed_forward.sublayer for layer in layers)}) != 1:
+            raise UnavailableError("its feed-forward layers differ in shape or activation")
+        if len({m.place for m in model.modules() if isinstance(m, Residual)}) != 1:
+            raise UnavailableError("its normalisations differ in place")
         scale = attention.config.scale
         return build.Model(
             d=attention.config.d_model,

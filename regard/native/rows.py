@@ -7,6 +7,7 @@ copy these lists; no key and no value moves, and what a sentence's rows share is
 one block for each sentence, which all of its rows read.
 """
 
+import os
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -52,10 +53,11 @@ class NativeRows:
         self.team: int | None = None
         if model.threads > 1:
             self.team = model.library.gather(model.threads)
-            weakref.finalize(self, model.library.dismiss, self.team)
+            weakref.finalize(self, _dismiss, model, self.team, os.getpid())
 
     def start(self, sources: Sequence[Sequence[int]]) -> None:
         lengths = np.array([len(source) for source in sources], np.int32)
+        self._check(lengths)
         self.longest = max(self.longest, int(lengths.max(initial=0)))
         self.model.reach(self.longest)
         numbers = self._numbers(len(sources))
@@ -161,6 +163,7 @@ class NativeRows:
         R = len(tokens)
         if len(self.lengths) != R:
             raise ValueError(f"{R} tokens for {len(self.lengths)} rows: give one to each")
+        self._check(self.lengths + 1)
         if len(self.free) < R:
             self._grow(R)
         self.longest += 1
@@ -187,6 +190,12 @@ class NativeRows:
             raise ValueError(_outside(tokens, self.model.c.target.tokens))
         self.free = self.free[: len(self.free) - R]
         return self.features[:R]
+
+    def _check(self, lengths: Int32) -> None:
+        """Refuse a sequence that has more tokens than there are positions."""
+        longest = self.model.longest
+        if longest is not None and (length := int(lengths.max(initial=0))) > longest:
+            raise ValueError(f"a sequence of {length} tokens: the model has positions for {longest}")
 
     def _tell(self) -> None:
         """Tell the engine where everything is now."""
@@ -239,6 +248,11 @@ class NativeRows:
             lists = [ids for i in here if (ids := self.list[i]) is not None]
             self.columns = Columns(self.model, here, lists, len(self.memory))
         return self.columns
+
+
+def _dismiss(model: "Native", team: int | None, process: int) -> None:
+    if os.getpid() == process:  # a forked process has the team but none of its threads, and would wait for them
+        model.library.dismiss(team)
 
 
 def _outside(ids: NDArray[np.integer[Any]], tokens: int) -> str:

@@ -30,7 +30,9 @@ class SequenceLoss(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
         """source (B, S), target and labels (B, T), right-padded with PAD -> a number."""
-        hidden, weight, bias = self.model.features(source, target), self.model.output.weight, self.model.output.bias
+        hidden, output = self.model.features(source, target), self.model.output
+        weight: Tensor = output.weight
+        bias: Tensor | None = output.bias
         if torch.is_autocast_enabled(hidden.device.type):
             low = torch.get_autocast_dtype(hidden.device.type)
             hidden, weight, bias = hidden.to(low), weight.to(low), None if bias is None else bias.to(low)

@@ -128,6 +128,18 @@ def test_a_text_is_cut_as_before(tmp_path: Path, kind: Any) -> None:
     torch.testing.assert_close(found[:, same], expected_logits[:, numbers], atol=1e-4, rtol=0)
 
 
+def test_a_damaged_marian_is_named(tmp_path: Path) -> None:
+    directory = tmp_path / "marian"
+    marian(directory)
+    for damage in ({"</s>": 0}, {"<unk>": 1, "</s>": "0"}):
+        (directory / "vocab.json").write_text(json.dumps(damage))
+        with pytest.raises(ValueError, match=r"vocab.json is damaged: it needs an id for each piece"):
+            import_(directory, tmp_path / "out")
+    (directory / "source.spm").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"source.spm is damaged, it has no pieces"):
+        import_(directory, tmp_path / "out")
+
+
 def test_what_is_put_after_a_text_must_be_the_end(tmp_path: Path) -> None:
     bart(tmp_path / "hf")
     path = tmp_path / "hf" / "tokenizer.json"

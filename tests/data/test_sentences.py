@@ -85,6 +85,7 @@ def test_a_long_sentence_is_cut_after_a_clause_then_at_white_space_then_anywhere
     assert parts("a b c d e, f g h i j", 12) == ["a b c d e,", "f g h i j"]
     assert parts("天气很好，我们去公园吧", 6) == ["天气很好，", "我们去公园吧"]
     assert parts("one two three four", 9) == ["one two", "three", "four"]
+    assert parts("one two" + " " * 40 + "three", 9) == ["one two", "three"]  # no white space is read
     assert parts("aaaabbbb", 4) == ["aaaa", "bbbb"]
     assert parts("e\u0301" * 3, 3) == ["e\u0301", "e\u0301", "e\u0301"]  # a letter stays with its accent
     assert "👩\u200d🚀" in parts("👩\u200d🚀👩\u200d🚀", 3)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from regard.decoding.beam import Beam, length_penalty, maximum
 from regard.decoding.constrained import FLOOR, Beginning, Candidate, Constrained, Goal, Lacking, check, share
 from regard.decoding.pool import search, stream
-from regard.decoding.protocol import Hypothesis, Request, SearchConfig
+from regard.decoding.protocol import Hypothesis, Request, SearchConfig, Special
 from tests.decoding.toys import SPECIAL, Markov, drive, random_markov
 
 EOS = SPECIAL.eos
@@ -335,3 +335,10 @@ def test_what_cannot_be_is_refused(asked: dict[str, Any], changes: dict[str, Any
         check(request, config, SPECIAL, maximum(request, config, None))
     with pytest.raises(ValueError, match=message):
         constrained(random_markov(0, V, 1), [request], **changes)
+
+
+def test_phrases_that_are_hopelessly_entangled_are_refused_at_once() -> None:
+    ids = range(10, 40)
+    required, forbidden = tuple((i,) for i in ids), tuple((a, b) for a in ids for b in ids if a != b)
+    with pytest.raises(ValueError, match="do not fit"):
+        check(Request([2], required=required, forbidden=forbidden), SearchConfig(), Special(1, 2, 0), 58)

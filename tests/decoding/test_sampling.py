@@ -57,6 +57,12 @@ def hugging_face(log_p: Tensor, **settings: float) -> Tensor:
     return log_p.softmax(-1)
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-40, 1e-300])
+def test_at_any_low_temperature_the_likeliest_prevails(temperature: float) -> None:
+    log_p = np.log(np.array([[0.2, 0.5, 0.3]], dtype=np.float32))
+    assert distribution(log_p, SamplingConfig(temperature=temperature)).tolist() == [[0.0, 1.0, 0.0]]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 1000),

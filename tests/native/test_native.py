@@ -1,7 +1,10 @@
 """The C engine says what the PyTorch model says, and to each row the same bits in any company."""
 
 import copy
+import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +12,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from regard.core.layers import FeedForward
 from regard.core.quantised import quantise
-from regard.decoding.protocol import best_of
+from regard.decoding.pool import search
+from regard.decoding.protocol import Request, SamplingConfig, SearchConfig, Special, best_of
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import Native, UnavailableError, build
 
@@ -204,6 +209,68 @@ def test_damaged_weights_are_told(int8: bool, part: str) -> None:
             getattr(rows, step)(np.array([1, 1]), *([2] if step == "best" else []))
 
 
+@pytest.mark.parametrize("at", [3, 48, 49])
+def test_damage_inside_a_row_is_told_in_int8_too(at: int) -> None:
+    model = build_model(**KINDS["odd"])  # 50 inner numbers: three vectors and two
+    with torch.no_grad():
+        model.get_parameter("decoder.layers.0.feed_forward.sublayer.inner.bias")[at] = torch.nan
+    rows = Native(quantise(model)).rows()
+    rows.start(sentences(1))
+    with pytest.raises(ValueError, match="damaged or diverged"):
+        rows.step(np.array([1]))
+
+
+def test_position_tables_grow_once_for_all_and_never_shrink() -> None:
+    engine = Native(build_model())
+    for _ in range(3):
+        engine.with_threads(2).rows().start([[5] * 1000])
+        kept = len(engine._kept)
+    assert len(engine._kept) == kept
+    engine.reach(300)
+    assert len(engine._kept) == kept
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(engine.reach, range(2000, 9000, 50)))
+    assert len(engine._kept[-1]) == engine._reach.value >= 8950
+
+
+def test_no_sequence_outgrows_a_table_of_learned_positions() -> None:
+    engine = Native(build_model(positions="learned", max_length=20))
+    rows = engine.rows()
+    with pytest.raises(ValueError, match="21 tokens: the model has positions for 20"):
+        rows.start([[5] * 21])
+    rows = engine.rows()
+    rows.start([[5] * 20])
+    for _ in range(20):
+        rows.step(np.array([5]))
+    with pytest.raises(ValueError, match="21 tokens"):
+        rows.step(np.array([5]))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_waits_for_no_thread_that_it_has_not() -> None:
+    rows = Native(build_model()).with_threads(3).rows()
+    rows.start(sentences(2))
+    if not (child := os.fork()):
+        del rows
+        os._exit(0)
+    for _ in range(200):
+        if os.waitpid(child, os.WNOHANG) == (child, 0):
+            return
+        time.sleep(0.05)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    pytest.fail("it waits")
+
+
+def test_a_prefix_outside_the_shortlist_has_a_score() -> None:
+    engine, request = Native(build_model(), shortlists=Lists()), Request([5, 5, 2], prefix=(100,))
+    for config in (SearchConfig(extra=3), SearchConfig(extra=3, sampling=SamplingConfig())):
+        assert 100 not in Lists().of([5, 5, 2])
+        ((output,),) = search(engine, [request], config, Special(1, 2, 0))
+        assert output.tokens[0] == 100
+        assert output.token_scores[0] == -100.0
+
+
 def test_a_token_for_each_row_and_of_the_vocabulary() -> None:
     rows = Native(build_model()).rows()
     rows.start(sentences(2))
@@ -219,6 +286,17 @@ def test_what_it_cannot_do_it_says(positions: str) -> None:
         Native(build_model(positions=positions))
     with pytest.raises(UnavailableError, match="ConvolutionFeedForward"):
         Native(build_model(feed_forward="convolution"))
+
+
+def test_layers_that_differ_are_not_taken_for_alike() -> None:
+    model = build_model()
+    model.encoder.layers[0].feed_forward.sublayer = FeedForward(model.config.d_model, 512, "gelu")
+    with pytest.raises(UnavailableError, match="feed-forward layers differ"):
+        Native(model)
+    model = build_model()
+    model.encoder.layers[0].feed_forward.place = "pre"
+    with pytest.raises(UnavailableError, match="differ in place"):
+        Native(model)
 
 
 def test_weights_are_copied() -> None:
@@ -251,6 +329,9 @@ def test_says_why_there_is_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(UnavailableError, match="no C compiler 'no-such-compiler'"):
         build.library()
+    monkeypatch.setenv("CC", "cc '-O1")
+    with pytest.raises(UnavailableError, match="No closing quotation"):
+        build.library()
     monkeypatch.setenv("CC", "false")
     with pytest.raises(UnavailableError, match="false failed"):
         build.library()
@@ -258,4 +339,13 @@ def test_says_why_there_is_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("CC")
     monkeypatch.setenv("REGARD_NATIVE", "0")
     with pytest.raises(UnavailableError, match="REGARD_NATIVE=0"):
+        build.library()
+
+
+def test_says_why_the_cache_does_not_serve(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build._compiled().write_bytes(b"")  # as a full disk may leave it
+    with pytest.raises(UnavailableError, match="file too short: remove it"):
+        build.library()
+    monkeypatch.setenv("REGARD_CACHE", str(fresh / ("x" * 300)))
+    with pytest.raises(UnavailableError, match="cannot be used"):
         build.library()
