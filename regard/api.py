@@ -317,7 +317,9 @@ class Translator:
 
     def _search(self, requests: Sequence[Request], settings: Settings) -> list[list[Hypothesis]]:
         engine = self._alone() if len(requests) == 1 else self.searchable
-        workers = self._workers or (torch.get_num_threads() if engine.ragged else 1)
+        # PyTorch's products have threads of their own.
+        torch_only = isinstance(engine, Module) or (isinstance(engine, Ensemble) and not engine.ragged)
+        workers = self._workers or (1 if torch_only else torch.get_num_threads())
         return pool.search(engine, requests, settings.search, SPECIAL, rows=self.rows, workers=workers)
 
     def _alone(self) -> Searchable:

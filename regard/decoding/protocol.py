@@ -48,7 +48,7 @@ class Searchable(Protocol):
 
     vocabulary: int
     longest: int | None  # tokens that a sequence may have, where there is a limit
-    ragged: bool  # rows of any age share one step; if not, each `start` makes a batch of its own
+    ragged: bool  # a `start` costs no more than its sentences; if not, few and large ones are better
 
     def rows(self) -> Rows:
         """No row yet."""

@@ -43,11 +43,10 @@ class Native:
     many sentences are better shared among searches. The weights are copied; `UnavailableError` says why they cannot be.
     """
 
-    ragged = True
-
     def __init__(self, model: nn.Module, *, shortlists: Shortlists | None = None, threads: int = 1) -> None:
         self.library = build.library()
         self.shortlists, self.threads = shortlists, threads
+        self.ragged = shortlists is None  # each start lays out the columns of the last product anew
         self._kept: list[Any] = []  # what the engine has addresses of
         with torch.no_grad():
             self.c = self._model(model)

@@ -140,7 +140,6 @@ class NativeRows:
             self.owner[cells] = -1
             self.free = np.concatenate([self.free, cells.astype(np.int32)])
             self.longest = max(self.lengths.max(initial=0), self.sources[self.sentence].max(initial=0))
-            self.columns = None
         self._tell()
 
     def _encode(self, sources: Sequence[Sequence[int]], lengths: Int32, address: Ints) -> None:
@@ -242,7 +241,7 @@ class NativeRows:
         self.model.library.logits(product, R, features.ctypes.data, out.ctypes.data, self.team, space)
 
     def _columns(self) -> "Columns":
-        """The columns that the sentences at work may use."""
+        """The columns that the sentences at work may use, and maybe some who have left."""
         if self.columns is None:
             here = np.unique(self.sentence)
             lists = [ids for i in here if (ids := self.list[i]) is not None]
@@ -263,7 +262,10 @@ class Columns:
     """The last product, narrowed to the shortlists of some sentences."""
 
     def __init__(self, model: "Native", sentences: Int32, lists: list[Ints], count: int) -> None:
-        self.ids = np.unique(np.concatenate(lists))  # (n,)
+        wanted = np.zeros(model.vocabulary, bool)
+        for own in lists:
+            wanted[own] = True
+        self.ids = wanted.nonzero()[0]  # (n,)
         whole, n = model.c.logits, len(self.ids)
         panels, groups = -(-n // build.PANEL), -(-whole.K // 4)
         self.w = np.zeros((panels, whole.K, build.PANEL) if whole.w else 0, np.float32)
@@ -277,7 +279,8 @@ class Columns:
         self.product = build.Product(whole.K, n, w, q, scale, total, offset)
         # What is not on a sentence's own list is not for it, though it is computed: its output depends on no other.
         self.bias = np.full((len(sentences), n), -np.inf, np.float32)
+        place = wanted.cumsum() - 1  # of each id among those that are wanted
         for row, own in zip(self.bias, lists, strict=True):
-            row[np.searchsorted(self.ids, own)] = 0.0
+            row[place[own]] = 0.0
         self.index = np.zeros(count, np.int64)  # which row of `bias` a sentence has
         self.index[sentences] = np.arange(len(sentences))
