@@ -11,9 +11,10 @@ scale for each of its rows, made once; activations have theirs for each row, mad
 
     y[n, j] = float(Σ_i q_x[n, i] · q_w[j, i]) · (scale_x[n] · scale_w[j]) + bias[j]
 
-where the sum is exact, float() rounds to nearest, and each of the three operations after it rounds by itself. This is
-the slow truth for every engine that multiplies in integers: the same bits, on any machine, for any batch. A NaN or an
-infinity in x makes its scale one, and so all of y's row no number or infinite: damage shows.
+where the sum is exact, float() rounds to nearest, and each of the three operations after it rounds by itself: the same
+bits for any batch. This is the slow truth for every engine that multiplies in integers; one that rounds the last
+operations together may differ in the last bit of y. A NaN or an infinity in x makes its scale one, and so all of y's
+row no number or infinite: damage shows.
 """
 
 import torch
@@ -89,7 +90,9 @@ def quantise(model: nn.Module) -> nn.Module:
     made: dict[nn.Module, nn.Module] = {}
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            matrix = matrices.setdefault(module.weight, _matrix(module.weight))
+            if module.weight not in matrices:
+                matrices[module.weight] = _matrix(module.weight)
+            matrix = matrices[module.weight]
             made[module] = Int8Linear(*matrix, module.bias) if isinstance(module, nn.Linear) else Int8Embedding(*matrix)
     for path, module in list(model.named_modules(remove_duplicate=False)):  # one module may have several places
         if module in made:
