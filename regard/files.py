@@ -2,13 +2,15 @@
 
 import os
 import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write a file whole or not at all, creating its directories; text is UTF-8.
 
-    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as runs:
     ...     write_whole(f"{runs}/quickstart/recipe.yaml", "train: {}")
     ...     os.listdir(f"{runs}/quickstart")
@@ -23,6 +25,30 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A directory to write into, which gets its name when all of it is on the disk; nothing is overwritten.
+
+    >>> with tempfile.TemporaryDirectory() as runs:
+    ...     with new_directory(f"{runs}/new") as directory:
+    ...         write_whole(directory / "config.json", "{}")
+    ...     os.listdir(runs)
+    ['new']
+    """
+    place = Path(path).absolute()
+    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+        raise ValueError(f"{path} is already there: name a new directory, or remove it first")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as hidden:
+        made = Path(hidden) / place.name  # one level down: `hidden` itself is closed to other users
+        made.mkdir()
+        yield made
+        for file in [*made.rglob("*"), made]:
+            sync(file)
+        os.rename(made, place)
+        sync(place.parent)
 
 
 def sync(path: str | os.PathLike[str]) -> None:

@@ -1,14 +1,12 @@
 """A model directory in another number format: int8, bf16, or fp32 again."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from regard.core.quantised import is_quantised, quantise
-from regard.files import sync, write_whole
+from regard.files import new_directory, write_whole
 from regard.models import storage
 
 DTYPES = {"int8": torch.float32, "bf16": torch.bfloat16, "fp32": torch.float32}  # of all that are not int8
@@ -31,21 +29,12 @@ def quantize_directory(model_dir: str | Path, out_dir: str | Path, precision: st
     model_dir, out_dir = Path(model_dir), Path(out_dir)
     if precision not in DTYPES:
         raise ValueError(f"unknown precision {precision!r}: choose one of {', '.join(DTYPES)}")
-    if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
-        raise ValueError(f"{out_dir} is there already: choose another place, or remove it")
-    if precision == "int8" and is_quantised(storage.load(model_dir)):
-        raise ValueError(f"{model_dir} is int8 already")
-    model = storage.load(model_dir, dtype=DTYPES[precision])
-    if precision == "int8":
-        quantise(model)
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out_dir.name}-", dir=out_dir.parent) as hidden:
-        made = Path(hidden) / out_dir.name  # one level down: `hidden` itself is closed to other users
-        storage.save(model, made)
+    with new_directory(out_dir) as made:
+        if precision == "int8" and is_quantised(storage.load(model_dir)):
+            raise ValueError(f"{model_dir} is int8 already")
+        model = storage.load(model_dir, dtype=DTYPES[precision])
+        storage.save(quantise(model) if precision == "int8" else model, made)
         for name in USED:
             if (model_dir / name).exists():
                 write_whole(made / name, (model_dir / name).read_bytes())
-        sync(made)
-        os.rename(made, out_dir)
-        sync(out_dir.parent)
     return Sizes(*((folder / storage.WEIGHTS).stat().st_size for folder in (model_dir, out_dir)))

@@ -73,10 +73,10 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(model: Path, monkeypatch
     here = model.parent
     with pytest.raises(ValueError, match=r"unknown precision 'int4': choose one of int8, bf16, fp32"):
         quantize_directory(model, here / "new", "int4")
-    with pytest.raises(ValueError, match=r"model is there already: choose another place"):
+    with pytest.raises(ValueError, match=r"model is already there: name a new directory"):
         quantize_directory(model, model)
     (here / "file").write_text("mine")
-    with pytest.raises(ValueError, match=r"file is there already"):
+    with pytest.raises(ValueError, match=r"file is already there"):
         quantize_directory(model, here / "file")
     with pytest.raises(ValueError, match=r"nowhere is not a directory"):
         quantize_directory(here / "nowhere", here / "new")
