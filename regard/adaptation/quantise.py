@@ -37,5 +37,4 @@ def quantize_directory(model_dir: str | Path, out_dir: str | Path, precision: st
         for name in USED:
             if (model_dir / name).exists():
                 write_whole(made / name, (model_dir / name).read_bytes())
-        sizes = Sizes(*((folder / storage.WEIGHTS).stat().st_size for folder in (model_dir, made)))
-    return sizes
+        return Sizes(*((folder / storage.WEIGHTS).stat().st_size for folder in (model_dir, made)))
