@@ -364,3 +364,21 @@ def test_precision_and_shortlist_of_what_is_loaded(tmp_path: Path) -> None:
     Shortlist(np.zeros(V + 9, np.int64), np.zeros(0, np.int32), np.arange(20, 60, dtype=np.int32)).save(tmp_path)
     with pytest.raises(ValueError, match=f"a shortlist for {V + 8} tokens, not for its {V}"):
         regard.load(tmp_path, shortlist=True)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_searches_and_streams_can_be_recorded_and_edited(translator: Translator, beam: int) -> None:
+    said = translator.translate(LINES[1], beam=beam)
+    with regard.record(translator.model, "decoder.*.cross_attention", every=True) as seen:
+        assert translator.translate(LINES[1], beam=beam) == said
+    steps = next(iter(seen.weights.values()))
+    assert all(each.shape[2] == 1 for each in steps)
+    assert max(len(each) for each in steps) == beam
+    with regard.record(translator.model, "decoder.*.cross_attention", every=True) as seen:
+        assert "".join(translator.stream(LINES[1], beam=beam)) == said
+    (best,) = translator.hypotheses(LINES[1], beam=beam)
+    assert len(next(iter(seen.weights.values()))) >= len(best.token_scores)
+    deaf = {name: dict.fromkeys(range(2), 0.0) for name in seen.weights}
+    with regard.edit(translator.model, deaf):  # it cannot hear the source: all sources of a length sound alike
+        assert len({translator.translate(text, beam=beam, extra=9) for text in ("a b c", "d e f")}) == 1
+    assert len({translator.translate(text, beam=beam, extra=9) for text in ("a b c", "d e f")}) == 2

@@ -4,7 +4,7 @@ Letters: B batch, H heads, T queries, S keys, d_model width of the model, d_k an
 
 `attend` is eq. 1 behind one door with three ways through it. `math` writes out the weights and is the oracle;
 `fused` (PyTorch's kernels) and `chunked` (O(T) memory) must equal it. `MultiHeadAttention` only holds the
-projections around it, and a `Tap` through which the weights pass when somebody looks.
+projections around it, and a `Tap` for each of the things that pass from one to the next when somebody looks.
 """
 
 from collections.abc import Callable
@@ -69,16 +69,18 @@ def attention_weights(
     [[[[0.5, 0.5]]]]
     """
     k, _ = _check(q, k, k, mask, bias)
-    return _weights(q, k, mask, bias, q.shape[-1] ** -0.5 if scale is None else scale)
+    return _normalise(_scores(q, k, bias, q.shape[-1] ** -0.5 if scale is None else scale), mask)
 
 
-def _weights(q: Tensor, k: Tensor, mask: AnyMask | None, bias: Tensor | None, scale: float) -> Tensor:
+def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     scores = (q * scale) @ k.transpose(-2, -1)  # (B, H, T, S)
-    if bias is not None:
-        scores = scores + bias
+    return scores if bias is None else scores + bias
+
+
+def _normalise(scores: Tensor, mask: AnyMask | None) -> Tensor:
     if mask is None:
         return scores.softmax(-1)
-    hidden = ~_dense(mask, q, k)
+    hidden = ~_dense(mask, scores.shape[2], scores.shape[3], scores.device)
     # The lowest finite number in place of -inf, and zeros afterwards: a row that is masked whole is then zero in
     # value and in gradient, and no NaN ever arises.
     return scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(hidden, 0.0)
@@ -93,7 +95,7 @@ def _math(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    return drop(_weights(q, k, mask, bias, scale), dropout) @ v
+    return drop(_normalise(_scores(q, k, bias, scale), mask), dropout) @ v
 
 
 def _fused(
@@ -109,7 +111,7 @@ def _fused(
         return F.scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True, scale=scale)
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, bias, dropout, scale=scale)
-    allowed = _dense(mask, q, k)
+    allowed = _dense(mask, q.shape[2], k.shape[2], q.device)
     blind = ~allowed.any(-1, keepdim=True)
     # Kernels differ in what they make of a row that may see nothing: let it see everything and take the result away.
     guard = blind.device.type != "cpu" or bool(blind.any())
@@ -140,8 +142,8 @@ def _choose(q: Tensor, k: Tensor, mask: AnyMask | None, bias: Tensor | None, dro
     return "fused"
 
 
-def _dense(mask: AnyMask, q: Tensor, k: Tensor) -> Tensor:
-    return mask if isinstance(mask, Tensor) else mask.dense(q.shape[2], k.shape[2], q.device)
+def _dense(mask: AnyMask, T: int, S: int, device: torch.device) -> Tensor:
+    return mask if isinstance(mask, Tensor) else mask.dense(T, S, device)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -250,7 +252,8 @@ class MultiHeadAttention(nn.Module):
         else:
             self.query = linear(config.d_model, self.widths[0], bias=config.bias)
             self.key_value = linear(d_memory, *self.widths[1:], bias=config.bias)
-        self.weights = Tap()
+        self.queries, self.keys, self.values = Tap(), Tap(), Tap()
+        self.scores, self.weights, self.outputs = Tap(), Tap(), Tap()
         self.output = (
             nn.Identity() if not config.output else linear(self.heads * self.d_v, config.d_model, bias=config.bias)
         )
@@ -282,16 +285,42 @@ class MultiHeadAttention(nn.Module):
             q, k, v = self._from_itself(x, cache, offset)
             if (relative := self.positions.bias(q, k.shape[2], offset, scale)) is not None:
                 bias = relative if bias is None else bias + relative
-        if self.weights.watchers:
+        if self.watched:
             K = max(1, len(x) // max(1, len(q)))
-            weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale)  # (B, H, K·T, S)
-            weights = self.weights(weights.unflatten(2, (K, -1)).transpose(1, 2).flatten(0, 1))  # (B·K, H, T, S)
-            v = v.repeat_interleave(K, 0).repeat_interleave(self.heads // self.kv_heads, 1)
-            heads = drop(weights, dropout) @ v
+            heads = self._tapped(q, k, v, mask, bias, scale, dropout, K)
         else:
             heads = attend(q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, backend=self.config.backend)
         y = self.output(heads.transpose(1, 2).flatten(2))  # (B, K·T, H·d_v) W_O
         return y.reshape(*x.shape[:2], y.shape[2])
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody looks at a tap."""
+        taps = (self.queries, self.keys, self.values, self.scores, self.weights, self.outputs)
+        return any(tap.watchers for tap in taps)
+
+    def _tapped(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AnyMask | None,
+        bias: Tensor | None,
+        scale: float,
+        dropout: float,
+        K: int,
+    ) -> Tensor:
+        """The math path through the taps: a row for each row of x, a key and value head for each query head."""
+        q = q.unflatten(2, (K, -1)).transpose(1, 2).flatten(0, 1)  # (B, H, K·T, d_k) -> (B·K, H, T, d_k)
+        group = self.heads // self.kv_heads
+        k, v = (each.repeat_interleave(K, 0).repeat_interleave(group, 1) for each in (k, v))
+        if isinstance(mask, Tensor) and len(mask) > 1:
+            mask = mask.repeat_interleave(K, 0)
+        if bias is not None and len(bias) > 1:
+            bias = bias.repeat_interleave(K, 0)
+        q, k, v = self.queries(q), self.keys(k), self.values(v)
+        weights = self.weights(_normalise(self.scores(_scores(q, k, bias, scale)), mask))  # (B·K, H, T, S)
+        return self.outputs(drop(weights, dropout) @ v)  # (B·K, H, T, d_v)
 
     def _from_itself(self, x: Tensor, cache: KeyValues | None, offset: int) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.query_key_value(x).split(self.widths, -1)

@@ -30,7 +30,7 @@ def source_attention(model: nn.Module, source: Tensor, target: Tensor, *, layer:
         raise ValueError(f"layer = {layer}: the decoder has layers 0 to {len(names) - 1}")
     with record(model, f"*{CROSS}" if layer is None else names[layer]) as seen:
         model(source, target)
-    return torch.stack([weights.float().mean(1) for weights in seen.values()]).mean(0)
+    return torch.stack([weights.float().mean(1) for weights in seen.weights.values()]).mean(0)
 
 
 def align_words(weights: Tensor, read: Sequence[int], written: Sequence[int]) -> list[tuple[int, int]]:

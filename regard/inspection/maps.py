@@ -23,7 +23,7 @@ def translation_maps(
         model(source, target)
     before = ["<s>", *written[:-1]]
     maps = []
-    for name, weights in seen.items():
+    for name, weights in seen.weights.items():
         if name.startswith("encoder"):
             maps.append(AttentionMap(name, weights[0], read, read, "read"))
         else:

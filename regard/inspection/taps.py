@@ -3,20 +3,52 @@
 An attention is named by its place in the model: `encoder.layers.0.self_attention`, `decoder.layers.2.cross_attention`.
 Both `record` and `edit` work for any model built on `regard.core`, and leave it exactly as it was.
 
-Letters: B batch, H heads, T queries, S keys.
+Letters: B batch, H heads, T queries, S keys, d_k and d_v widths of a head.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import Any, Generic, Literal, TypeVar, overload
 
+import torch
 from torch import Tensor, nn
 
 from regard.core.attention import MultiHeadAttention, Tap
 
-Change = Mapping[int, float] | Callable[[Tensor], Tensor]
+Replace = Callable[[Tensor], Tensor]
+Change = Mapping[int, float | Replace] | Replace
+Held = TypeVar("Held", Tensor, list[Tensor])
+
+
+@dataclass(frozen=True)
+class Seen(Generic[Held]):
+    """What was recorded, by the name of the attention: `seen[name]` are its weights, as `seen.weights[name]`.
+
+    Keys and values are those of each query head, and rotations are in queries and keys already.
+    """
+
+    weights: dict[str, Held] = field(default_factory=dict)  # (B, H, T, S)
+    scores: dict[str, Held] = field(default_factory=dict)  # (B, H, T, S): scale · QKᵀ + bias, before mask and soft-max
+    queries: dict[str, Held] = field(default_factory=dict)  # (B, H, T, d_k)
+    keys: dict[str, Held] = field(default_factory=dict)  # (B, H, S, d_k)
+    values: dict[str, Held] = field(default_factory=dict)  # (B, H, S, d_v)
+    outputs: dict[str, Held] = field(default_factory=dict)  # (B, H, T, d_v): of each head, before W_O
+
+    def __getitem__(self, name: str) -> Held:
+        return self.weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+
+TAPS = tuple(Seen.__dataclass_fields__)
 
 
 def attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
@@ -33,80 +65,138 @@ def attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
     }
 
 
-@contextmanager
-def record(model: nn.Module, names: str = "*") -> Iterator[dict[str, Tensor]]:
-    """Inside the block, collect the weights (B, H, T, S) of each attention whose name matches the pattern `names`.
+Names = str | Iterable[str]
 
-    An attention that runs several times (as in step-by-step decoding) leaves the weights of its last run.
+
+@overload
+def record(
+    model: nn.Module, names: Names = "*", *, what: Names = "weights", heads: Sequence[int] | None = None
+) -> AbstractContextManager[Seen[Tensor]]: ...
+@overload
+def record(
+    model: nn.Module,
+    names: Names = "*",
+    *,
+    what: Names = "weights",
+    heads: Sequence[int] | None = None,
+    every: Literal[True],
+) -> AbstractContextManager[Seen[list[Tensor]]]: ...
+@contextmanager
+def record(
+    model: nn.Module,
+    names: Names = "*",
+    *,
+    what: Names = "weights",
+    heads: Sequence[int] | None = None,
+    every: bool = False,
+) -> Iterator[Seen[Any]]:
+    """Inside the block, collect what flows through each attention whose name matches a pattern of `names`.
+
+    `what` names one or several of weights, scores, queries, keys, values, outputs; `heads`, which to keep. An attention
+    that runs several times, as in a search, leaves what its last run gave, or with `every` a list of what each gave.
+    What is left out is not held: a narrow choice bounds the memory.
 
     >>> import torch
     >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> model = Transformer(TransformerConfig.tiny(vocabulary=100))
-    >>> with record(model, "decoder.*.cross_attention") as seen:
+    >>> with record(model, "decoder.*.cross_attention", what=("weights", "values"), heads=[0, 3]) as seen:
     ...     _ = model(torch.randint(3, 100, (1, 7)), torch.randint(3, 100, (1, 5)))
-    >>> seen["decoder.layers.2.cross_attention"].shape
-    torch.Size([1, 4, 5, 7])
+    >>> seen["decoder.layers.2.cross_attention"].shape, seen.values["decoder.layers.2.cross_attention"].shape
+    (torch.Size([1, 2, 5, 7]), torch.Size([1, 2, 7, 32]))
     """
-    chosen = {name: a for name, a in attentions(model).items() if fnmatchcase(name, names)}
-    if not chosen:
-        raise ValueError(f"no attention is named {names!r}: the model has {', '.join(attentions(model)) or 'none'}")
-    seen: dict[str, Tensor] = {}
-
-    def remember(name: str) -> Callable[[Tensor], Tensor]:
-        def watch(weights: Tensor) -> Tensor:
-            seen[name] = weights.detach()
-            return weights
-
-        return watch
-
-    with _watching({a.weights: remember(name) for name, a in chosen.items()}):
+    seen: Seen[Any] = Seen()
+    watchers = [
+        (_tap(attention, kind), _remembering(getattr(seen, kind), name, _checked(heads, attention, name), every))
+        for name, attention in _chosen(model, names).items()
+        for kind in _listed(what)
+    ]
+    with _watching(watchers):
         yield seen
 
 
 @contextmanager
-def edit(model: nn.Module, changes: Mapping[str, Change]) -> Iterator[None]:
-    """Inside the block, change the weights of some attentions.
+def edit(model: nn.Module, changes: Mapping[str, Change], *, what: str = "weights") -> Iterator[None]:
+    """Inside the block, change what flows through some attentions.
 
-    For each name give either {head: factor}, where 0.0 silences the head and 2.0 doubles its part, or a function
-    of the weights (B, H, T, S) that returns what to use instead.
+    For each name give either {head: factor}, where 0.0 silences the head and 2.0 doubles its part; or {head: function}
+    of what flows, such as the weights (B, T, S), that returns what to use instead; or one function for all heads,
+    such as of the weights (B, H, T, S).
 
     >>> import torch
     >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> model = Transformer(TransformerConfig.tiny(vocabulary=100))
-    >>> with edit(model, {"encoder.layers.0.self_attention": {3: 0.0}}):
+    >>> with edit(model, {"encoder.layers.0.self_attention": {3: 0.0, 1: lambda weights: weights.roll(1, -1)}}):
     ...     _ = model(torch.randint(3, 100, (1, 7)), torch.randint(3, 100, (1, 5)))
     """
     known = attentions(model)
-    watchers: dict[Tap, Callable[[Tensor], Tensor]] = {}
+    watchers = []
     for name, change in changes.items():
         if name not in known:
             near = get_close_matches(name, known, n=1) or list(known)
             raise ValueError(f"no attention is named {name!r}: did you mean {' or '.join(near)}?")
-        # `partial` makes a watcher of its own of a function that may be at work already, in an edit around this one.
-        own = partial(change) if callable(change) else _scaling(change, known[name].heads, name)
-        watchers[known[name].weights] = own
+        if not callable(change):
+            _checked(list(change), known[name], name)
+        watchers.append((_tap(known[name], what), change if callable(change) else _changing(change)))
     with _watching(watchers):
         yield
 
 
-def _scaling(factors: Mapping[int, float], heads: int, name: str) -> Callable[[Tensor], Tensor]:
-    for head in factors:
-        if not 0 <= head < heads:
-            raise ValueError(f"{name} has heads 0..{heads - 1}, not {head}")
+def _listed(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
-    def scale(weights: Tensor) -> Tensor:
-        factor = weights.new_tensor([factors.get(head, 1.0) for head in range(heads)])
-        return weights * factor[:, None, None]
 
-    return scale
+def _chosen(model: nn.Module, names: Names) -> dict[str, MultiHeadAttention]:
+    known = attentions(model)
+    for pattern in _listed(names):
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise ValueError(f"no attention is named {pattern!r}: the model has {', '.join(known) or 'none'}")
+    return {name: a for name, a in known.items() if any(fnmatchcase(name, pattern) for pattern in _listed(names))}
+
+
+def _tap(attention: MultiHeadAttention, kind: str) -> Tap:
+    if kind not in TAPS:
+        raise ValueError(f"there is no tap for {kind!r}: choose from {', '.join(TAPS)}")
+    return getattr(attention, kind)
+
+
+def _checked(heads: Sequence[int] | None, attention: MultiHeadAttention, name: str) -> Sequence[int] | None:
+    for head in heads or ():
+        if not 0 <= head < attention.heads:
+            raise ValueError(f"{name} has heads 0..{attention.heads - 1}, not {head}")
+    return heads
+
+
+def _remembering(held: dict[str, Any], name: str, heads: Sequence[int] | None, every: bool) -> Replace:
+    def watch(x: Tensor) -> Tensor:
+        kept = x.detach() if heads is None else x.detach()[:, list(heads)]
+        if every:
+            held.setdefault(name, []).append(kept)
+        else:
+            held[name] = kept
+        return x
+
+    return watch
+
+
+def _changing(changes: Mapping[int, float | Replace]) -> Replace:
+    def change(x: Tensor) -> Tensor:
+        heads = list(x.unbind(1))
+        for head, how in changes.items():
+            heads[head] = how(heads[head]) if callable(how) else heads[head] * how
+        return torch.stack(heads, 1)
+
+    return change
 
 
 @contextmanager
-def _watching(watchers: Mapping[Tap, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+def _watching(watchers: Sequence[tuple[Tap, Replace]]) -> Iterator[None]:
+    added: list[tuple[Tap, Replace]] = []
     try:
-        for tap, watch in watchers.items():
-            tap.watchers.append(watch)
+        for tap, watch in watchers:
+            # A watcher of its own, even of a function that is at work already in a block around this one.
+            added.append((tap, partial(watch)))
+            tap.watchers.append(added[-1][1])
         yield
     finally:
-        for tap, watch in watchers.items():
+        for tap, watch in added:
             tap.watchers.remove(watch)

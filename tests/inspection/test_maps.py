@@ -53,8 +53,8 @@ def test_each_axis_has_its_texts_and_queries_their_role(
 def test_weights_are_those_of_the_model_without_dropout(model: Transformer, maps: dict[str, AttentionMap]) -> None:
     with record(model.eval()) as seen, torch.no_grad():
         model(SOURCE, TARGET)
-    assert seen.keys() == maps.keys()
-    for name, weights in seen.items():
+    assert seen.weights.keys() == maps.keys()
+    for name, weights in seen.weights.items():
         torch.testing.assert_close(maps[name].weights, weights[0])
         torch.testing.assert_close(maps[name].weights.sum(-1), torch.ones(weights.shape[1:3]))
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.core.attention import MultiHeadAttention, Tap
-from regard.inspection.taps import attentions, edit, record
+from regard.inspection.taps import TAPS, attentions, edit, record
 from regard.models.transformer import Transformer, TransformerConfig
 
 SOURCE = torch.tensor([[5, 9, 3, 7, 2, 4], [8, 6, 1, 0, 0, 0]])
@@ -44,7 +44,7 @@ def test_records_every_attention(model: Transformer) -> None:
         close(model(SOURCE, TARGET), logits)  # looking changes nothing
     assert set(seen) == set(attentions(model))
     keys = {"encoder": {"self": (6, 6)}, "decoder": {"self": (4, 4), "cross": (4, 6)}}
-    for name, weights in seen.items():
+    for name, weights in seen.weights.items():
         stack, _, _, part = name.split(".")
         assert weights.shape == (2, 4, *keys[stack][part.removesuffix("_attention")])
         assert not weights.requires_grad
@@ -94,7 +94,7 @@ def test_step_by_step_decoding_leaves_the_row_of_the_last_step(model: Transforme
     for i in range(4):
         with record(model, "decoder.*") as seen:
             close(model.decode(TARGET[:, i : i + 1], memory, cache)[:, 0], logits[:, i])
-        for name, weights in seen.items():
+        for name, weights in seen.weights.items():
             row = whole[name][:, :, i : i + 1]
             close(weights, row if "cross" in name else row[..., : i + 1])
 
@@ -195,3 +195,75 @@ def test_the_model_is_left_as_it_was_also_after_an_error(model: Transformer) -> 
 def test_what_is_not_there_cannot_be_edited(model: Transformer, changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         edit(model, changes).__enter__()
+
+
+def test_every_tap_holds_its_part_of_the_equation(model: Transformer) -> None:
+    with record(model, what=TAPS) as seen:
+        model(SOURCE, TARGET)
+    for name, attention in attentions(model).items():
+        q, k, v = seen.queries[name], seen.keys[name], seen.values[name]
+        assert k.shape[1] == v.shape[1] == 4  # one for each query head, also where they share
+        close(seen.scores[name], q @ k.mT / 2)
+        hidden = seen[name] == 0
+        close(seen[name], seen.scores[name].masked_fill(hidden, -torch.inf).softmax(-1))
+        close(seen.outputs[name], seen[name] @ v)
+        assert seen.outputs[name].shape[-1] == attention.d_v
+
+
+def test_heads_and_patterns_bound_what_is_held(model: Transformer) -> None:
+    with record(model) as whole:
+        model(SOURCE, TARGET)
+    with record(model, [FIRST, "decoder.layers.1.*"], what=["weights", "keys"], heads=[3, 1]) as seen:
+        model(SOURCE, TARGET)
+    assert set(seen) == set(seen.keys) == {FIRST, "decoder.layers.1.self_attention", CROSS}
+    assert not seen.scores
+    close(seen[CROSS], whole[CROSS][:, [3, 1]])
+    for arguments, message in (
+        ({"heads": [4]}, r"heads 0\.\.3, not 4"),
+        ({"what": "logits"}, "no tap for 'logits': choose from weights, scores"),
+        ({"names": [FIRST, "nowhere"]}, "no attention is named 'nowhere'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            record(model, **arguments).__enter__()
+
+
+def test_a_beam_search_can_be_watched_step_by_step(model: Transformer) -> None:
+    """Three hypotheses read one memory; each row of each step is what force-decoding its tokens gives."""
+    source, tokens = SOURCE[:1], torch.tensor([[1, 4, 9], [1, 7, 7], [1, 3, 5]])
+    memory, cache = model.encode(source), model.new_cache()
+    with record(model, "decoder.*", what=("weights", "outputs"), every=True) as seen:
+        for i in range(3):
+            model.decode(tokens[:, i : i + 1], memory, cache)
+    with record(model, "decoder.*", what=("weights", "outputs")) as whole:
+        model(source.expand(3, -1), tokens)
+    for name, steps in seen.weights.items():
+        assert [len(each) for each in steps] == [3, 3, 3]
+        for i, weights in enumerate(steps):
+            row = whole[name][:, :, i : i + 1]
+            close(weights, row if "cross" in name else row[..., : i + 1])
+            close(seen.outputs[name][i], whole.outputs[name][:, :, i : i + 1])
+
+
+def test_one_head_is_replaced_by_a_function_of_it(model: Transformer) -> None:
+    def uniform(weights: Tensor) -> Tensor:
+        assert weights.dim() == 3
+        return torch.full_like(weights, 1 / weights.shape[-1])
+
+    def uniform_second(weights: Tensor) -> Tensor:
+        return torch.cat([weights[:, :1], uniform(weights[:, 1]).unsqueeze(1), 2 * weights[:, 2:]], 1)
+
+    with edit(model, {CROSS: {1: uniform, 2: 2.0, 3: 2.0}}):
+        edited = model(SOURCE, TARGET)
+    with edit(model, {CROSS: uniform_second}):
+        close(edited, model(SOURCE, TARGET))
+
+
+def test_other_taps_can_be_edited(model: Transformer) -> None:
+    with edit(model, {FIRST: {2: 0.0}}):
+        silent = model(SOURCE, TARGET)
+    for what in ("outputs", "values"):
+        with edit(model, {FIRST: {2: 0.0}}, what=what):
+            close(model(SOURCE, TARGET), silent)
+    with edit(model, {FIRST: {2: 0.0}}, what="scores"), record(model, FIRST, heads=[2]) as seen:
+        model(SOURCE, TARGET)
+    close(seen[FIRST][0], torch.full_like(seen[FIRST][0], 1 / 6))
