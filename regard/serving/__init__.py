@@ -1,0 +1,1 @@
+"""Models over HTTP: the APIs that clients already know, and the explorer."""

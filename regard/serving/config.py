@@ -1,0 +1,65 @@
+"""How a server behaves: one frozen dataclass, and where its keys come from."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+KEYS = "REGARD_API_KEYS"
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Where a server listens, whom it answers, and how much it takes on."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any that is free
+    api_keys: tuple[str, ...] = ()  # one of them is asked for, if there are any
+    anyone: bool = False  # listen beyond this machine although there is no key
+    rate: int | None = None  # requests of a key, or of an address, in a minute
+    characters: int = 10_000  # of the texts of a request
+    tokens: int = 10_000  # sub-words of them
+    seconds: float = 60.0  # for a request, and as much again for its body to arrive
+    queue: int = 256  # requests that are waiting or at work, for each model; more are sent away
+    batch_tokens: int = 2_048  # sub-words that are translated together
+    wait_ms: float = 2.0  # how long a request waits for others to be translated with
+    cors: tuple[str, ...] = ()  # origins whose pages may ask; "*": all
+    explorer: bool = True  # the page that shows the models at work
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 2**16:
+            raise ValueError(f"port = {self.port}: it is a number from 0 to {2**16 - 1}")
+        for name in ("rate", "characters", "tokens", "queue", "batch_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} = {value}: it must be at least 1")
+        if not self.seconds > 0:
+            raise ValueError(f"seconds = {self.seconds}: it must be more than 0")
+        if not 0 <= self.wait_ms <= 1e6:
+            raise ValueError(f"wait_ms = {self.wait_ms}: it must be at least 0")
+
+    @property
+    def body(self) -> int:
+        """Bytes of the largest body: a character that a form spells out, such as %F0%9F%90%88, has twelve."""
+        return 2**16 + 12 * self.characters
+
+
+def read_keys(file: Path | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """API keys: the lines of a file, where # begins a remark, and REGARD_API_KEYS, where commas are between them.
+
+    >>> read_keys(None, {"REGARD_API_KEYS": "one-key, another"})
+    ('one-key', 'another')
+    """
+    found = [key.strip() for key in environment.get(KEYS, "").split(",")]
+    if file is not None:
+        try:
+            lines = [line.partition("#")[0].strip() for line in file.read_text("utf-8").splitlines()]
+        except UnicodeDecodeError:
+            raise ValueError(f"{file} is no text in UTF-8: a file of keys has one in each line") from None
+        if not any(lines):
+            raise ValueError(f"{file} has no key in it: write one in each line")
+        found += lines
+    for key in found:
+        if not key.isascii() or len(key.split()) > 1:
+            raise ValueError("an API key has a character that no header can carry: use ASCII without spaces")
+    return tuple(dict.fromkeys(key for key in found if key))

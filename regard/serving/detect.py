@@ -1,0 +1,48 @@
+"""Which language a text is in: a guess of py3langid, where it is installed, among those that are served."""
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from regard.serving.errors import RefusalError
+
+ENOUGH = 2_000  # characters of a text to tell its language by
+
+
+class Guess(NamedTuple):
+    """A language, and how sure that is, from 0 to 100."""
+
+    language: str
+    confidence: float
+
+
+class Detector:
+    """Tells apart some languages.
+
+    >>> Detector(["en", "en"]).guess("un chat")[0].language
+    'en'
+    """
+
+    def __init__(self, languages: Iterable[str]) -> None:
+        self.languages = list(dict.fromkeys(languages))
+
+    @cached_property
+    def _identifier(self) -> Any:
+        try:
+            from py3langid import langid
+        except ImportError:
+            return None
+        return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+
+    def guess(self, text: str, among: Iterable[str] | None = None) -> list[Guess]:
+        """The languages that a text may be in, the likeliest first; confidence is measured against all others, too."""
+        choice = self.languages if among is None else [code for code in self.languages if code in set(among)]
+        if self._identifier is None:
+            if len(choice) != 1:
+                message = "the language cannot be detected: name it, or install regard[detect] on the server"
+                raise RefusalError(400, message)
+            return [Guess(choice[0], 100.0)]
+        ranked = dict(self._identifier.rank(text[:ENOUGH]))
+        # Codes of the classifier have no region: zh stands for zh-Hans.
+        found = [Guess(code, round(100 * float(ranked.get(code.split("-")[0].lower(), 0.0)), 1)) for code in choice]
+        return sorted(found, key=lambda guess: -guess.confidence)

@@ -1,0 +1,50 @@
+"""What a client is told when it is not served: one exception, and its form in each of the APIs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}  # as OpenAI has them
+
+
+class RefusalError(Exception):
+    """A request that is not served, with the status and the one line that say why."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        reason: str = "request",  # for the metrics
+        param: str | None = None,  # which part of the request it is about, and a name for what is wrong with it:
+        code: str | None = None,  # both for OpenAI's clients
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        message = message.encode("utf-8", "replace").decode()  # it may quote half a character
+        super().__init__(message)
+        self.status, self.message, self.reason = status, message, reason
+        self.param, self.code, self.headers = param, code, dict(headers or {})
+
+
+class ClientGoneError(Exception):
+    """Nobody is there any more to be answered."""
+
+
+def response(path: str, refusal: RefusalError) -> JSONResponse:
+    """A refusal in the form of the API that a path belongs to: OpenAI's below /v1, LibreTranslate's elsewhere."""
+    return JSONResponse(form(path, refusal), refusal.status, refusal.headers)
+
+
+def form(path: str, refusal: RefusalError) -> dict[str, Any]:
+    """The body of a refusal.
+
+    >>> form("/translate", RefusalError(400, "zz is not supported"))
+    {'error': 'zz is not supported'}
+    >>> form("/v1/models/gpt", RefusalError(404, "there is no model 'gpt'", code="model_not_found"))["error"]["code"]
+    'model_not_found'
+    """
+    if not (path == "/v1" or path.startswith("/v1/")):
+        return {"error": refusal.message}
+    kind = TYPES.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "server_error")
+    return {"error": {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}}

@@ -1,0 +1,226 @@
+"""LibreTranslate's API: /translate, /detect, /languages and /frontend/settings, as its clients know them."""
+
+import asyncio
+import re
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from babel import Locale, UnknownLocaleError
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from regard.asks import Answer
+from regard.serving import forms
+from regard.serving.detect import Guess
+from regard.serving.errors import RefusalError
+from regard.serving.markup import Page
+from regard.serving.registry import Served
+from regard.serving.service import Service
+
+ALTERNATIVES, TEXTS = 16, 1_000  # of a request, at most
+
+
+class TranslateRequest(BaseModel):
+    """A text or several, and from which language into which."""
+
+    q: str | Annotated[list[str], Field(max_length=TEXTS)] = Field(description="the text; in JSON also a list of texts")
+    source: str = Field(description="a language code of /languages, or auto")
+    target: str = Field(description="a language code of /languages")
+    format: Literal["text", "html"] = Field("text", description="html: tags stay, the text between is translated")
+    alternatives: int = Field(0, ge=0, le=ALTERNATIVES, description="how many other translations to give")
+    api_key: str | None = Field(None, description="where the server asks for one")
+
+
+class DetectRequest(BaseModel):
+    """A text in some language."""
+
+    q: str = Field(description="the text")
+    api_key: str | None = Field(None, description="where the server asks for one")
+
+
+class Detected(BaseModel):
+    """A language, and how sure that is, from 0 to 100."""
+
+    confidence: float = Field(ge=0, le=100)
+    language: str
+
+
+class Translated(BaseModel):
+    """Lists where a list of texts was sent."""
+
+    translatedText: str | list[str]  # noqa: N815  names of the API
+    detectedLanguage: Detected | list[Detected] | None = Field(None, description="only for source auto")  # noqa: N815
+    alternatives: list[str] | list[list[str]] | None = Field(None, description="only where asked for")
+
+
+class Language(BaseModel):
+    """A language that is read or written, and those it is translated into."""
+
+    code: str
+    name: str
+    targets: list[str]
+
+
+class Problem(BaseModel):
+    """What is wrong, in one line."""
+
+    error: str
+
+
+BAD = "something is missing, of a wrong type, unsupported or too long; or a key is required"
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": description}
+    for status, description in {
+        400: BAD,
+        403: "invalid key",
+        408: "the body came too slowly",
+        413: "the body is too large",
+        429: "slow down, and try again after `Retry-After` seconds",
+        503: "the model cannot be loaded, or the server is shutting down",
+        504: "it took too long",
+    }.items()
+}
+WRITTEN_AS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
+
+
+def router(service: Service) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(tags=["LibreTranslate"])
+    pairs: dict[tuple[str, str], Served] = {}
+    for served in service.registry:
+        if served.kind == "translation":
+            pairs.setdefault(served.languages, served)
+
+    @routes.post(
+        "/translate",
+        response_model=Translated,
+        response_model_exclude_none=True,
+        responses=PROBLEMS,
+        openapi_extra=_body(TranslateRequest, service, pairs),
+        summary="Translate a text, or a list of texts.",
+    )
+    async def translate(request: Request) -> dict[str, Any]:
+        asked = await forms.read(request, TranslateRequest)
+        service.door.admit(request, asked.api_key)
+        texts = [asked.q] if isinstance(asked.q, str) else asked.q
+        request.state.characters = _admit(texts, service.config.characters)
+        target = known(asked.target, [target for _, target in pairs])
+        guesses = await languages_of(texts, asked.source, target)
+        html, best = asked.format == "html", 1 + asked.alternatives
+        pages = [Page(text) if html else None for text in texts]
+        parts = [page.texts if page else [text] for text, page in zip(texts, pages, strict=True)]
+        answers: dict[int, list[Answer]] = {}
+        for source in dict.fromkeys(guess.language for guess in guesses):  # those of one language go together
+            rows = [row for row, guess in enumerate(guesses) if guess.language == source]
+            asks = [part for row in rows for part in parts[row]]
+            got = iter(await service.translate(request, pairs[source, target], asks, best=best, align=html))
+            answers |= {row: [next(got) for _ in parts[row]] for row in rows}
+        outputs = []  # for each text, the best first
+        for row, page in enumerate(pages):
+            found = [answer.translations for answer in answers[row]]
+            written = page.filled(found, best) if page else [translation.text for translation in found[0]]
+            outputs.append(list(dict.fromkeys(written)))
+        said: dict[str, list[Any]] = {"translatedText": [each[0] for each in outputs]}
+        if asked.source == "auto":
+            said["detectedLanguage"] = [guess._asdict() for guess in guesses]
+        if asked.alternatives:
+            said["alternatives"] = [each[1:best] for each in outputs]
+        return {name: values[0] if isinstance(asked.q, str) else values for name, values in said.items()}
+
+    @routes.post(
+        "/detect",
+        response_model=list[Detected],
+        responses={status: PROBLEMS[status] for status in (400, 403, 408, 413, 429)},
+        openapi_extra=_body(DetectRequest, service, pairs),
+        summary="Guess the language of a text.",
+    )
+    async def detect(request: Request) -> list[dict[str, Any]]:
+        asked = await forms.read(request, DetectRequest)
+        service.door.admit(request, asked.api_key)
+        request.state.characters = _admit([asked.q], service.config.characters)
+        return [guess._asdict() for guess in await asyncio.to_thread(service.detector.guess, asked.q)]
+
+    @routes.get("/languages", summary="The languages, and what each is translated into.")
+    async def languages() -> list[Language]:
+        codes = dict.fromkeys([source for source, _ in pairs] + [target for _, target in pairs])
+        return [Language(code=code, name=name_of(code), targets=[t for s, t in pairs if s == code]) for code in codes]
+
+    @routes.get("/frontend/settings", summary="What a page for translating has to know.")
+    async def settings() -> dict[str, Any]:
+        pair = next(iter(pairs), ("", ""))
+        source, target = ({"code": code, "name": name_of(code)} for code in pair)
+        return {
+            "charLimit": service.config.characters,
+            "frontendTimeout": 500,
+            "apiKeys": bool(service.config.api_keys),
+            "keyRequired": bool(service.config.api_keys),
+            "suggestions": False,
+            "filesTranslation": False,
+            "supportedFilesFormat": [],
+            "language": {"source": source, "target": target},
+        }
+
+    async def languages_of(texts: list[str], source: str, target: str) -> list[Guess]:
+        """The language of each text: the one that is named, or a guess among those that have the target."""
+        if source == "auto":
+            among = [source for source, to in pairs if to == target]
+            return await asyncio.to_thread(lambda: [service.detector.guess(text, among)[0] for text in texts])
+        source = known(source, [source for source, _ in pairs])
+        if (source, target) not in pairs:
+            raise RefusalError(400, f"{target} is not available as a target language from {source}")
+        return [Guess(source, 100.0)] * len(texts)
+
+    return routes
+
+
+def known(code: str, served: Sequence[str]) -> str:
+    """The served language that is meant by a code: itself, or the one that only its region or case sets apart.
+
+    >>> known("es", ["en", "es"]), known("ES-mx", ["en", "es"])
+    ('es', 'es')
+    """
+    if code in served:
+        return code
+    for candidate in served:
+        if re.split("[-_]", candidate.lower())[0] == re.split("[-_]", code.lower())[0]:
+            return candidate
+    raise RefusalError(400, f"{code[:20]} is not supported", code="unsupported_language")
+
+
+def name_of(code: str) -> str:
+    """A language in English.
+
+    >>> name_of("es"), name_of("source")
+    ('Spanish', 'source')
+    """
+    try:
+        return Locale.parse(code, sep="-").get_display_name("en") or code
+    except (UnknownLocaleError, ValueError):
+        return code
+
+
+def _admit(texts: list[str], limit: int) -> int:
+    """How many characters there are, if they are not too many and all of them are text."""
+    size = sum(map(len, texts))
+    if size > limit:
+        message = f"Invalid request: request ({size}) exceeds text limit ({limit})"
+        raise RefusalError(400, message, reason="size")
+    forms.plain(texts)
+    return size
+
+
+def _body(model: type[BaseModel], service: Service, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """What OpenAPI says of a body that comes as JSON or as a form: with the limits and languages of this server."""
+    schema = model.model_json_schema()
+    fields = schema["properties"]
+    text = {"type": "string", "maxLength": service.config.characters, "pattern": "^[^\\u0000]*$"}
+    sources, targets = (sorted({pair[side] for pair in pairs}) for side in (0, 1))
+    for name, codes in {"source": ["auto", *sources], "target": targets}.items():
+        if name in fields:
+            fields[name]["enum"] = codes
+    several = {"type": "array", "items": text, "maxItems": TEXTS}
+    q = {"description": fields["q"]["description"]}
+    form = {**schema, "properties": {**fields, "q": q | text}}
+    typed = {**schema, "properties": {**fields, "q": q | ({"anyOf": [text, several]} if "source" in fields else text)}}
+    kinds = {kind: {"schema": typed if kind == WRITTEN_AS[0] else form} for kind in WRITTEN_AS}
+    return {"requestBody": {"required": True, "content": kinds}}

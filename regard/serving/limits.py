@@ -1,0 +1,184 @@
+"""Who may ask, how often, and how much may be sent: keys, rates, and the gate that every request passes."""
+
+import asyncio
+import base64
+import binascii
+import logging
+import secrets
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+
+from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from regard.serving.config import ServeConfig
+from regard.serving.errors import ClientGoneError, RefusalError, response
+from regard.serving.metrics import Metrics
+
+LOG = logging.getLogger("regard.serving")
+REMEMBERED = 10_000  # keys and addresses whose rate is known
+GONE = 499  # no status of HTTP's: what the log says of a client that did not wait
+
+
+class Rate:
+    """So many requests a minute for each client, of which it may have saved up a minute's worth.
+
+    >>> now = 0.0
+    >>> rate = Rate(2, clock=lambda: now)
+    >>> [rate.wait("me"), rate.wait("me"), rate.wait("me"), rate.wait("you")]
+    [0.0, 0.0, 30.0, 0.0]
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_minute, self.clock = per_minute, clock
+        self._saved: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client -> requests left, when
+
+    def wait(self, client: str) -> float:
+        """Seconds until this client may ask; 0: now, and that request is counted."""
+        now = self.clock()
+        left, then = self._saved.pop(client, (float(self.per_minute), now))
+        left = min(self.per_minute, left + (now - then) * self.per_minute / 60)
+        allowed = left >= 1
+        self._saved[client] = left - allowed, now
+        if len(self._saved) > REMEMBERED:
+            self._saved.popitem(last=False)
+        return 0.0 if allowed else (1 - left) * 60 / self.per_minute
+
+
+class Doorkeeper:
+    """Asks for a key where there are any, and sends away who asks too often."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._keys = [key.encode() for key in config.api_keys]
+        self._rate = None if config.rate is None else Rate(config.rate)
+
+    def admit(self, request: Request, key: str | None = None) -> None:
+        """Let a request in or refuse it; `key` is one that came in its body."""
+        libre = not request.url.path.startswith(("/v1", "/explore", "/metrics"))  # where 401 is not known
+        key = key or offered(request.headers.get("authorization", ""))
+        if self._keys:
+            challenge = {} if libre else {"WWW-Authenticate": 'Basic realm="regard"'}  # a browser asks the person
+            if not key:
+                message = "a key is required: send it as `api_key`, or as `Authorization: Bearer KEY`"
+                raise RefusalError(400 if libre else 401, message, reason="key", headers=challenge)
+            given = key.encode("utf-8", "replace")  # JSON can spell half a character
+            if not any(secrets.compare_digest(given, known) for known in self._keys):
+                code = None if libre else "invalid_api_key"
+                raise RefusalError(403 if libre else 401, "invalid API key", reason="key", code=code, headers=challenge)
+        if self._rate is not None and request.method != "GET":
+            address = request.client.host if request.client else ""
+            if wait := self._rate.wait(f"key {key}" if self._keys else address):
+                headers = {"Retry-After": str(int(wait) + 1)}
+                message = f"slow down: {self._rate.per_minute} requests a minute are allowed"
+                raise RefusalError(429, message, reason="rate", code="rate_limit_exceeded", headers=headers)
+
+    async def guard(self, request: Request) -> None:
+        """The same, for routes whose key comes in a header."""
+        self.admit(request)
+
+
+def offered(authorization: str) -> str | None:
+    """The key in an `Authorization` header: a bearer token, or the password that a browser has asked for.
+
+    >>> offered("Bearer one-key"), offered("Basic " + base64.b64encode(b"me:one-key").decode()), offered("Basic ?")
+    ('one-key', 'one-key', None)
+    """
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            value = base64.b64decode(value.strip()).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+    elif scheme.lower() != "bearer":
+        return None
+    return value.strip() or None
+
+
+class Gate:
+    """What every request passes on its way in and out.
+
+    Its body is read, up to a limit of size and of time, before anything else is done. Whatever goes wrong further in
+    is answered without a traceback. Of each request the log and the metrics keep how it went, and nothing that it said.
+    """
+
+    def __init__(self, app: ASGIApp, *, config: ServeConfig, metrics: Metrics) -> None:
+        self.app, self.config, self.metrics = app, config, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begin, status = time.perf_counter(), 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            try:
+                body = await self._body(scope, receive)
+                await self.app(scope, _after(body, receive), sending)
+            except RefusalError as refusal:
+                self.metrics.refused.labels(refusal.reason).inc()
+                await response(scope["path"], refusal)(scope, receive, sending)
+        except ClientGoneError:
+            status = GONE
+        except Exception as error:
+            # The message of an error may quote the request: the log gets its kind and its place.
+            place = "".join(traceback.format_tb(error.__traceback__)[-5:])
+            LOG.error("%s in %s\n%s", type(error).__name__, _route(scope), place.rstrip())
+            if not status:
+                await response(scope["path"], RefusalError(500, "internal error"))(scope, receive, sending)
+        finally:
+            self._note(scope, status, time.perf_counter() - begin)
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        limit, close = self.config.body, {"Connection": "close"}  # what is still coming is not read
+        size = dict(scope["headers"]).get(b"content-length", b"")
+        body, too_large = bytearray(), size.isdigit() and int(size) > limit
+        try:
+            async with asyncio.timeout(self.config.seconds):
+                more = True
+                while more and not too_large:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError
+                    body += message.get("body", b"")
+                    more, too_large = message.get("more_body", False), len(body) > limit
+        except TimeoutError:
+            late = f"the request did not arrive within {self.config.seconds:g} seconds"
+            raise RefusalError(408, late, reason="slow", headers=close) from None
+        if too_large:
+            raise RefusalError(413, f"the request exceeds {limit:,} bytes", reason="size", headers=close)
+        return bytes(body)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        method, route = scope["method"], _route(scope)
+        known = method if method in ("GET", "POST", "OPTIONS", "HEAD") else "other"
+        self.metrics.requests.labels(known, route, str(status)).inc()
+        self.metrics.latency.labels(known, route).observe(seconds)
+        characters = scope.get("state", {}).get("characters")
+        said = "" if characters is None else f" {characters} characters"
+        LOG.info("%s %s %d %.1f ms%s", known, route, status, seconds * 1e3, said)
+
+
+def _route(scope: Scope) -> str:
+    """The route that a request has taken, not its path: that is the client's to choose."""
+    return getattr(scope.get("route"), "path", "unknown")
+
+
+def _after(body: bytes, receive: Receive) -> Receive:
+    """A body that was read already, and then what comes after it."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again

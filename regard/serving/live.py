@@ -1,0 +1,339 @@
+"""A model that can be looked at and changed while it works, beside the one that serves others.
+
+Letters: H heads, S source length, T target length, V vocabulary.
+
+A `Look` says at what: a source and a target, token by token, and which heads are scaled. Position t of the decoder
+reads (<s>, target[0], ...)[t] and predicts target[t].
+"""
+
+import copy
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from threading import Lock
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.api import SPECIAL, Translator
+from regard.asks import short
+from regard.core.quantised import dequantise, is_quantised
+from regard.data.batching import Batch
+from regard.data.vocabulary import BOS, EOS, PAD
+from regard.decoding.beam import Beam, length_penalty, maximum
+from regard.decoding.edits import log_soft_max
+from regard.decoding.module import EncoderDecoder, Module
+from regard.decoding.protocol import Floats, Hypothesis, Request, SearchConfig, best_of
+from regard.inspection.measures import kind_of, punctuation
+from regard.inspection.taps import attentions, edit, record
+from regard.serving.shown import Shown
+
+CHARACTERS, TOKENS = 2_000, 512  # of a text; of a source and of a target
+BEAM, ALTERNATIVES = 16, 64  # at most
+FACTOR = 100.0  # by which a head is scaled, at most
+BUDGET = 256 * 2**20  # bytes of recorded attention that are kept
+
+Edits = Mapping[str, Mapping[int, float]]
+Changes = tuple[tuple[str, int, float], ...]  # attention, head, factor
+Line = dict[str, Any]
+
+
+class TooLargeError(ValueError):
+    """More was asked for than the explorer looks at."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A source and a target, with their ends, and how heads are changed."""
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    changes: Changes = ()
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """What the decoder reads at each position."""
+        return (BOS, *self.target[:-1])
+
+
+class Recorded(NamedTuple):
+    """What one attention did."""
+
+    weights: Tensor  # (H, T, S), before heads are scaled
+    values: Tensor  # (H, S, d_v)
+
+
+def replica(model: nn.Module) -> nn.Module:
+    """A model that shares the numbers of another, but not its taps; one of whole numbers or bf16 becomes fp32.
+
+    >>> model = nn.Linear(2, 2)
+    >>> replica(model) is not model, replica(model).weight is model.weight
+    (True, True)
+    """
+    if is_quantised(model):
+        with torch.device("meta"):
+            plain = type(model)(model.config)
+        whole = model.state_dict(keep_vars=True)
+        tied: dict[int, nn.Parameter] = {}  # what had several names has them again
+        for name, x in dequantise(whole).items():
+            tied.setdefault(id(whole[name]), nn.Parameter(x.detach()))
+        plain.load_state_dict({name: tied[id(x)] for name, x in whole.items() if id(x) in tied}, assign=True)
+        return plain.eval()
+    tensors = list(chain(model.parameters(), model.buffers()))
+    if any(x.is_floating_point() and x.dtype != torch.float32 for x in tensors):
+        return copy.deepcopy(model).float().eval()
+    return copy.deepcopy(model, {id(x): x for x in tensors}).eval()
+
+
+class Live:
+    """The model of a translator, to be looked at: each method may be called from any thread."""
+
+    def __init__(self, translator: Translator, *, budget: int = BUDGET) -> None:
+        """`budget`: bytes of recorded attention that are kept for the next question."""
+        self.translator, self.tokenizer = translator, translator.tokenizer
+        self.model = replica(translator.model)
+        self.attentions = attentions(self.model)
+        reach = math.inf if translator.reach is None else translator.reach + 1
+        self.longest = int(min(TOKENS, reach))  # tokens of a source or a target, the end included
+        self._module = Module(cast(EncoderDecoder, self.model), pad=PAD)
+        self._lock = Lock()  # taps have one owner at a time
+        self._budget, self._held = budget // 4, OrderedDict[tuple[Look, str], Recorded]()
+
+    def look(self, source: Sequence[int], target: Sequence[int], edits: Edits) -> Look:
+        """Something to look at, if there is such a thing."""
+        for name, ids in (("source", source), ("target", target)):
+            if not ids:
+                raise ValueError(f"the {name} is empty: it has at least its end token, {EOS}")
+        return Look(self._ids("source", source), self._ids("target", target), self._changes(edits))
+
+    def _ids(self, name: str, ids: Sequence[int]) -> tuple[int, ...]:
+        if len(ids) > self.longest:
+            raise TooLargeError(f"the {name} has {len(ids)} tokens: at most {self.longest} are looked at")
+        size = self._module.source_vocabulary if name == "source" else self._module.vocabulary
+        for i, id in enumerate(ids):
+            if not 0 <= id < size:
+                raise ValueError(f"{name}[{i}] = {id} is no token: they are 0 to {size - 1}")
+            if id == EOS and i < len(ids) - 1:
+                raise ValueError(f"{name}[{i}] is the end token, and {len(ids) - 1 - i} follow: leave them out")
+        return tuple(ids)
+
+    def _changes(self, edits: Edits) -> Changes:
+        """In one order, without factors that change nothing: so that what is the same is known to be."""
+        found = []
+        for name, heads in edits.items():
+            self.check(name, *heads)
+            for head, factor in heads.items():
+                if not abs(factor) <= FACTOR:  # NaN is not
+                    raise ValueError(f"{name} head {head} times {factor}: a factor lies within ±{FACTOR:g}")
+                if factor != 1.0:
+                    found.append((name, head, float(factor)))
+        return tuple(sorted(found))
+
+    def check(self, name: str, *heads: int) -> None:
+        """Refuse an attention or a head that the model does not have."""
+        if name not in self.attentions:
+            raise ValueError(f"no attention is named {short(name)}: the model has {', '.join(self.attentions)}")
+        for head in heads:
+            if not 0 <= head < self.attentions[name].heads:
+                raise ValueError(f"{name} has heads 0 to {self.attentions[name].heads - 1}, not {head}")
+
+    def translate(
+        self, text: str, prefix: Sequence[int] = (), edits: Edits | None = None, beam: int = 1, alternatives: int = 8
+    ) -> Iterator[Line | None]:
+        """A translation as lines: the source, each token as it is chosen, and what came of it.
+
+        The output begins with `prefix`, and is this alone if it ends in the end token. A wider beam gives its tokens
+        at the end, and None after each step before: a place to stop.
+        """
+        if len(text) > CHARACTERS:
+            raise TooLargeError(f"the text has {len(text):,} characters: at most {CHARACTERS:,} are looked at")
+        if not text.strip():
+            raise ValueError("there is no text: type a sentence")
+        for name, value, low, high in (("beam", beam, 1, BEAM), ("alternatives", alternatives, 0, ALTERNATIVES)):
+            if not low <= value <= high:
+                raise ValueError(f"{name} = {value}: it lies between {low} and {high}")
+        source = self._ids("source", [*self.tokenizer.encode(text.strip()), EOS])
+        request = Request(source, self._ids("prefix", prefix))
+        decode = self.translator.decode
+        config = SearchConfig(beam=beam, alpha=decode.alpha, extra=decode.extra)
+        if len(prefix) > (limit := maximum(request, config, self.longest)):
+            raise TooLargeError(f"the prefix has {len(prefix)} tokens, the output at most {limit}: shorten the prefix")
+        return self._translating(request, self._changes(edits or {}), config, alternatives)
+
+    def _translating(
+        self, request: Request, changes: Changes, config: SearchConfig, alternatives: int
+    ) -> Iterator[Line | None]:
+        began = time.perf_counter()
+        yield {"kind": "source", "tokens": Shown(self.tokenizer).all(request.source)}
+        if config.beam == 1 or request.prefix[-1:] == (EOS,):
+            steps = self._greedy(request, changes, maximum(request, config, self.longest))
+        else:
+            target = yield from self._beam(request, changes, config)
+            steps = iter(zip(self._log_p(Look(tuple(request.source), target, changes)), target, strict=True))
+        shown, ids, total = Shown(self.tokenizer), list[int](), 0.0
+        for step, (log_p, id) in enumerate(steps):
+            said = self._said(shown, log_p, id, alternatives)
+            yield {"kind": "token", "step": step, **said, "forced": step < len(request.prefix)}
+            ids.append(id)
+            total += said["log_p"]
+        yield {
+            "kind": "done",
+            "text": self.tokenizer.decode(ids),
+            "log_probability": total,
+            "score": total / length_penalty(len(ids), config.alpha, config.penalty),
+            "cut": ids[-1] != EOS,
+            "milliseconds": round(1000 * (time.perf_counter() - began), 2),
+        }
+
+    def _greedy(self, request: Request, changes: Changes, limit: int) -> Iterator[tuple[Floats, int]]:
+        """The log-probabilities (V,) of each step and the token that is chosen."""
+        rows, id = self._module.rows(), BOS
+        with self.turn(changes):
+            rows.start([request.source])
+        for step in range(limit):
+            with self.turn(changes):
+                (log_p,) = log_soft_max(rows.step(np.array([id])))
+            id = request.prefix[step] if step < len(request.prefix) else int(log_p.argmax())
+            yield log_p, id
+            if id == EOS:
+                return
+
+    def _beam(self, request: Request, changes: Changes, config: SearchConfig) -> Generator[None, None, tuple[int, ...]]:
+        """Steps of a beam search, and at last its best output, with its end unless it was cut."""
+        fleet, rows = Beam(config, SPECIAL, self.longest), self._module.rows()
+        with self.turn(changes):
+            rows.start([request.source])
+        fleet.add([(0, request)])
+        done: list[tuple[int, list[Hypothesis]]] = []
+        while not done:
+            with self.turn(changes):
+                done = fleet.step(rows)
+            yield
+        best = done[0][1][0]
+        return (*best.tokens, *[EOS] * (len(best.token_scores) - len(best.tokens)))
+
+    def score(self, look: Look, alternatives: int = 8) -> dict[str, Any]:
+        """How likely the model holds each token of a given target."""
+        if not 0 <= alternatives <= ALTERNATIVES:
+            raise ValueError(f"alternatives = {alternatives}: it lies between 0 and {ALTERNATIVES}")
+        shown = Shown(self.tokenizer)
+        steps = zip(self._log_p(look), look.target, strict=True)
+        tokens = [self._said(shown, log_p, id, alternatives) for log_p, id in steps]
+        return {"tokens": tokens, "log_probability": math.fsum(token["log_p"] for token in tokens)}
+
+    def _said(self, shown: Shown, log_p: Floats, id: int, alternatives: int) -> Line:
+        """A token that was chosen where the log-probabilities were these (V,), and what else it might have been."""
+        best = best_of(log_p[None], max(1, alternatives), normalise=False)
+        others = shown.possible(best.tokens[0, :alternatives].tolist())
+        return {
+            **shown.all([id])[0],
+            "log_p": float(log_p[id]),
+            "alternatives": [
+                {**other, "p": math.exp(value)}
+                for other, value in zip(others, best.scores[0].tolist(), strict=False)  # none, if none is asked for
+            ],
+        }
+
+    def _log_p(self, look: Look) -> Floats:
+        """The log-probabilities (T, V) at each position of a given target."""
+        with self.turn(look.changes):
+            return log_soft_max(self.run(look)[0].float().cpu().numpy())
+
+    @torch.inference_mode()
+    def run(self, look: Look) -> Tensor:
+        """One pass -> logits (1, T, V)."""
+        batch = self.batch(look)
+        return self.model(batch.source, batch.target)
+
+    def batch(self, look: Look) -> Batch:
+        """One row, where the model is."""
+        rows = (look.source, look.read, look.target)
+        return Batch(*(torch.tensor([ids], device=self._module.device) for ids in rows))
+
+    @contextmanager
+    def turn(self, changes: Changes) -> Iterator[None]:
+        """The model to oneself, with its heads changed: for a step at a time, since others wait for theirs."""
+        with self._lock, changed(self.model, changes):
+            yield
+
+    @contextmanager
+    def apart(self, changes: Changes) -> Iterator[nn.Module]:
+        """A replica with its heads changed, for work that takes long: nobody waits for it."""
+        with self._lock:  # nobody watches a tap now
+            model = replica(self.model)
+        with changed(model, changes):
+            yield model
+
+    def recorded(self, look: Look, names: Iterable[str]) -> Iterator[tuple[str, Recorded]]:
+        """What attentions did. One pass records them all, or, where that is more than is kept, one at a time."""
+        total = sum(self.size(look, name) for name in self.attentions)
+        for name in names:
+            with self._lock:
+                found = self._held.pop((look, name), None)
+                if found is None:
+                    wanted = list(self.attentions) if total <= self._budget else [name]
+                    with (
+                        record(self.model, wanted, what=("weights", "values")) as seen,
+                        changed(self.model, look.changes),
+                    ):
+                        self.run(look)
+                    for each in wanted:
+                        self._held[look, each] = Recorded(
+                            seen[each][0].float().cpu(), seen.values[each][0].float().cpu()
+                        )
+                    found = self._held.pop((look, name))
+                self._held[look, name] = found  # the newest now
+                held = sum(self.size(*key) for key in self._held)
+                while held > self._budget and len(self._held) > 1:
+                    held -= self.size(*self._held.popitem(last=False)[0])
+            yield name, found
+
+    def size(self, look: Look, name: str) -> int:
+        """How many numbers are recorded of an attention."""
+        a, S, T = self.attentions[name], len(look.source), len(look.target)
+        queries, keys = (S, S) if kind_of(name) == "encoder" else (T, S if a.cross else T)
+        return a.heads * keys * (queries + a.d_v)
+
+    @cached_property
+    def punctuation(self) -> frozenset[int]:
+        """The tokens that are nothing else."""
+        return punctuation(self.tokenizer.pieces(range(len(self.tokenizer))))
+
+    def about(self) -> dict[str, Any]:
+        """The shape of the model, for a page."""
+        config: Any = self.model.config
+        return {
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "d_model": config.d_model,
+            "layers": {"encoder": config.encoder_layers, "decoder": config.decoder_layers},
+            "attentions": [
+                {"name": name, "kind": kind_of(name), "layer": layer(name), "heads": a.heads}
+                for name, a in self.attentions.items()
+            ],
+            "beam": self.translator.decode.beam,
+            "note": "int8 weights, shown as fp32" if is_quantised(self.translator.model) else "",
+        }
+
+
+def changed(model: nn.Module, changes: Changes) -> AbstractContextManager[None]:
+    """Inside the block, the heads of a model are changed: what they say, not whereto they look."""
+    factors: dict[str, dict[int, float]] = {}
+    for name, head, factor in changes:
+        factors.setdefault(name, {})[head] = factor
+    return edit(model, factors, what="outputs") if changes else nullcontext()
+
+
+def layer(name: str) -> int:
+    """The number of its layer.
+
+    >>> layer("decoder.layers.2.cross_attention")
+    2
+    """
+    return int(name.split(".")[2])

@@ -1,0 +1,133 @@
+"""What the explorer shows of a look: maps of every kind, one head's products, measures, faithfulness, a whole page."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS
+from regard.inspection.faithfulness import faithfulness as attention_faithfulness
+from regard.inspection.importance import head_importance
+from regard.inspection.measures import Tokens, kind_of, sentence_measures
+from regard.inspection.page import AttentionMap, attention_page
+from regard.inspection.taps import record
+from regard.inspection.views import norm_maps, query_key_products, rollout
+from regard.serving.live import Live, Look, TooLargeError
+from regard.serving.shown import Shown
+
+Wanted = Sequence[tuple[str, Sequence[int] | None]]  # attentions, and which of their heads
+EXPLAINED = 128  # source tokens of which each is left out once
+IMPORTANT = 2**24  # weights whose gradient is held
+PAGE = 2**22  # numbers that a page holds
+
+
+def maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[tuple[str, list[int], Tensor]]:
+    """Maps (H, T, S) of attentions, by name and heads: rows are queries, columns keys.
+
+    The weights are those before a head is scaled; norms are of what it then says. A rollout is of the encoder: each
+    layer has one map.
+    """
+    for name, heads in wanted:
+        live.check(name, *heads or ())
+        if view == "rollout" and kind_of(name) != "encoder":
+            raise ValueError(f"a rollout goes through the encoder, and {name} is not part of it")
+    return _maps(live, look, view, wanted)
+
+
+def _maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[tuple[str, list[int], Tensor]]:
+    if view == "rollout":
+        layers = [name for name in live.attentions if kind_of(name) == "encoder"]
+        reached = rollout([recorded.weights[None] for _, recorded in live.recorded(look, layers)])
+        by_name = dict(zip(layers, reached, strict=True))
+        yield from ((name, [0], by_name[name]) for name, _ in wanted)
+        return
+    found = live.recorded(look, [name for name, _ in wanted])
+    for (_, asked), (name, recorded) in zip(wanted, found, strict=True):
+        attention = live.attentions[name]
+        heads = list(range(attention.heads)) if asked is None else list(asked)
+        numbers = recorded.weights
+        if view == "norm":
+            numbers = norm_maps(attention, numbers[None], recorded.values[None])[0]
+            for changed, head, factor in look.changes:
+                if changed == name:
+                    numbers[head] *= abs(factor)
+        yield name, heads, numbers if asked is None else numbers[heads]
+
+
+@torch.inference_mode()
+def neuron(live: Live, look: Look, name: str, head: int, query: int) -> dict[str, Any]:
+    """How the weights of one head and query come about, dimension by dimension."""
+    live.check(name, head)
+    attention = live.attentions[name]
+    with live.turn(look.changes), record(live.model, name, what=("weights", "scores", "queries", "keys")) as seen:
+        live.run(look)
+    queries, keys, scores = seen.queries[name], seen.keys[name], seen.scores[name]
+    if not 0 <= query < queries.shape[2]:
+        raise ValueError(f"query = {query}: {name} has queries 0 to {queries.shape[2] - 1}")
+    products = query_key_products(attention, queries, keys, head, query)  # (S, d_k)
+    scale = attention.d_k**-0.5 if attention.config.scale is None else attention.config.scale
+    bias = None if attention.cross else attention.positions.bias(queries, keys.shape[2], 0, scale)
+    bias = torch.zeros_like(scores) if bias is None else bias.expand_as(scores)
+    return {
+        "query": queries[0, head, query].tolist(),
+        "keys": keys[0, head].tolist(),
+        "products": products.tolist(),
+        "scores": scores[0, head, query].tolist(),
+        "bias": bias[0, head, query].tolist(),
+        "weights": seen[name][0, head, query].tolist(),
+        "scale": scale,
+    }
+
+
+def measures(live: Live, look: Look) -> dict[str, Any]:
+    """What each head does in this sentence, and how much its part in it matters."""
+    size = sum(live.size(look, name) for name in live.attentions)
+    if size > IMPORTANT:
+        raise TooLargeError(f"the maps of this sentence hold {size:,} numbers: heads are measured up to {IMPORTANT:,}")
+    marks = Tokens(PAD, BOS, EOS, live.punctuation)
+    with live.apart(look.changes) as model:
+        importance = head_importance(model, [live.batch(look)], pad=PAD)
+    heads = [
+        {**head, "importance": float(importance[name][head["head"]])}
+        for name, recorded in live.recorded(look, live.attentions)
+        for head in sentence_measures({name: recorded.weights}, look.source, look.target, marks)
+    ]
+    return {"heads": heads, "about": "this sentence"}
+
+
+def faithfulness(live: Live, look: Look) -> dict[str, Any]:
+    """How far attention goes along with what the predictions of this sentence hang on."""
+    if len(look.source) > EXPLAINED:
+        raise TooLargeError(
+            f"the source has {len(look.source)} tokens: each is left out once to measure faithfulness, so at most "
+            f"{EXPLAINED} are taken"
+        )
+    batch = live.batch(look)
+    with live.apart(look.changes) as model:
+        found = attention_faithfulness(model, batch.source, batch.target, look.target, range(len(SPECIALS)))
+    return {
+        "gradient": {"tau": found.gradient_tau, "steps": found.gradient_steps},
+        "leave_one_out": {"tau": found.leave_one_out_tau, "steps": found.leave_one_out_steps},
+        "tokens": sum(id >= len(SPECIALS) for id in look.source),
+    }
+
+
+def page(live: Live, look: Look) -> str:
+    """A self-contained page of every head."""
+    size = sum(live.size(look, name) for name in live.attentions)
+    if size > PAGE:
+        raise TooLargeError(f"a page of this would hold {size:,} numbers, and at most {PAGE:,}: save a single map")
+    read, written = ([token["text"] for token in Shown(live.tokenizer).all(ids)] for ids in (look.source, look.target))
+    before = ["<s>", *written[:-1]]
+    sides = {"encoder": (read, read, "read"), "decoder": (written, before, "predicted")}
+    sides["cross"] = (written, read, "predicted")
+    order = {"cross": 0, "decoder": 1, "encoder": 2}
+    shown = [
+        AttentionMap(name, recorded.weights, *sides[kind_of(name)])
+        for name, recorded in live.recorded(look, live.attentions)
+    ]
+    shown.sort(key=lambda each: order[kind_of(each.name)])
+    changed = ", ".join(f"{name} head {head} × {factor:g}" for name, head, factor in look.changes)
+    title = " → ".join(map(live.tokenizer.decode, (look.source, look.target)))
+    return attention_page(shown, title=title, note=f"Changed: {changed}" if changed else "")

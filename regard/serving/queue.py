@@ -1,0 +1,168 @@
+"""Micro-batching: requests that arrive together are translated together, and each gets what it would get alone.
+
+A request waits in the queue of its model, where one thread takes the oldest, and with it those that ask for the same
+settings and are nearest in length, up to a budget of sub-words. While that thread is at work the next batch gathers.
+When it is idle, it waits a moment for company. What a request is answered does not hang on that company: a translator
+gives the same output in any batch.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Condition, Thread
+from time import monotonic
+
+from regard.api import Translator
+from regard.asks import Answer, Ask, Settings
+from regard.serving.config import ServeConfig
+from regard.serving.errors import RefusalError
+from regard.serving.metrics import Metrics
+from regard.serving.registry import Served
+
+LOG = logging.getLogger("regard.serving")
+
+
+@dataclass(eq=False)
+class Job:
+    """The texts of one request."""
+
+    asks: list[Ask]
+    settings: Settings
+    tokens: int  # sub-words of the texts
+    future: Future[list[Answer]] = field(default_factory=Future)
+    arrived: float = field(default_factory=monotonic)
+
+
+class Queue:
+    """The requests to one model, and the thread that answers them."""
+
+    def __init__(self, served: Served, config: ServeConfig, metrics: Metrics) -> None:
+        self.served, self.config, self.metrics = served, config, metrics
+        self.inside = 0  # requests that were let in and have not left
+        self._jobs: list[Job] = []
+        self._change = Condition()
+        self._thread: Thread | None = None
+        self._closed = False
+        metrics.queue.labels(served.id).set_function(lambda: self.inside)
+        metrics.loaded.labels(served.id).set_function(lambda: served.loaded)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place in the queue, for one request and as long as the block lasts; from one thread, the event loop's."""
+        if self.inside >= self.config.queue:
+            message = f"{self.inside} requests are waiting already: slow down, and try again in a second"
+            raise RefusalError(429, message, reason="queue", code="queue_full", headers={"Retry-After": "1"})
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
+    def prepare(self, texts: Sequence[str], *, best: int = 1, align: bool = False) -> Job:
+        """What is to be done for some texts, each of which may be several sentences; loads the model if need be."""
+        translator = self.translator()
+        tokens = sum(map(len, translator.tokenizer.encode_batch(list(texts))))
+        if tokens > self.config.tokens:
+            message = f"Invalid request: {tokens} sub-words exceed the limit of {self.config.tokens}"
+            raise RefusalError(400, message, reason="size", code="too_long")
+        asked = {"split": True, "best": best, "align": align, "beam": max(best, translator.decode.beam)}
+        return Job([Ask(text) for text in texts], Settings.of(asked, translator.decode).bare(), tokens)
+
+    def submit(self, job: Job) -> Future[list[Answer]]:
+        """Have a job done. A future that is cancelled before its turn costs nothing."""
+        with self._change:
+            if self._closed:
+                raise RefusalError(503, "the server is shutting down", reason="closed", headers={"Retry-After": "5"})
+            if self._thread is None:
+                self._thread = Thread(target=self._work, name=f"regard {self.served.id}", daemon=True)
+                self._thread.start()
+            self._jobs.append(job)
+            self._change.notify()
+        return job.future
+
+    def close(self) -> None:
+        """Take no more, and finish what was taken."""
+        with self._change:
+            self._closed = True
+            self._change.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def translator(self) -> Translator:
+        """The model; what is wrong with its files is for the log, and the client is asked to come back."""
+        try:
+            return self.served.translator()
+        except (ValueError, OSError) as error:
+            LOG.error("the model %s cannot be loaded: %s", self.served.id, error)
+            message = f"the model {self.served.id} cannot be loaded: the server's log says why"
+            raise RefusalError(503, message, reason="model", headers={"Retry-After": "10"}) from None
+
+    def _work(self) -> None:
+        while batch := self._next():
+            self._answer(batch)
+
+    def _next(self) -> list[Job]:
+        """The jobs that come next, none only when the queue is closed and empty."""
+        with self._change:
+            while True:
+                while not self._jobs and not self._closed:
+                    self._change.wait()
+                waited = self._jobs[0].arrived + self.config.wait_ms / 1e3 if self._jobs else 0.0
+                while (
+                    not self._closed
+                    and sum(job.tokens for job in self._jobs) < self.config.batch_tokens
+                    and (left := waited - monotonic()) > 0
+                ):
+                    self._change.wait(left)
+                there = [job for job in self._jobs if not job.future.cancelled()]
+                self.metrics.cancelled.labels(self.served.id).inc(len(self._jobs) - len(there))
+                batch = together(there, self.config.batch_tokens)
+                self._jobs = [job for job in there if job not in batch]
+                batch = [job for job in batch if job.future.set_running_or_notify_cancel()]
+                if batch or (self._closed and not self._jobs):
+                    return batch
+
+    def _answer(self, batch: list[Job]) -> None:
+        begin = monotonic()
+        try:
+            found = iter(self.translator().answers([ask for job in batch for ask in job.asks], batch[0].settings))
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0].future.set_exception(error)
+                return
+            for job in batch:  # that one of them cannot be translated is no matter of the others
+                self._answer([job])
+            return
+        answers = [[next(found) for _ in job.asks] for job in batch]
+        labels = self.served.id
+        self.metrics.batch_seconds.labels(labels).observe(monotonic() - begin)
+        self.metrics.batch_requests.labels(labels).observe(len(batch))
+        self.metrics.batch_tokens.labels(labels).observe(sum(job.tokens for job in batch))
+        self.metrics.tokens.labels(labels, "read").inc(sum(job.tokens for job in batch))
+        written = sum(len(answer.translations[0].tokens) for each in answers for answer in each)
+        self.metrics.tokens.labels(labels, "written").inc(written)
+        for job, each in zip(batch, answers, strict=True):
+            job.future.set_result(each)
+
+
+def together(jobs: Sequence[Job], budget: int) -> list[Job]:
+    """The oldest job, and with it those of the same settings that are nearest to it in length.
+
+    >>> greedy, wide = Settings.of({"beam": 1}), Settings.of({"beam": 4})
+    >>> jobs = [Job([], greedy, 10), Job([], wide, 10), Job([], greedy, 80), Job([], greedy, 12)]
+    >>> [job.tokens for job in together(jobs, budget=30)]
+    [10, 12]
+    """
+    if not jobs:
+        return []
+    first = jobs[0]
+    alike = [job for job in jobs if job.settings == first.settings]
+    chosen: list[Job] = []
+    for job in sorted(alike, key=lambda job: abs(job.tokens - first.tokens)):
+        budget -= job.tokens
+        if budget < 0 and chosen:
+            break
+        chosen.append(job)
+    return chosen

@@ -1,0 +1,115 @@
+"""The models that are served: which there are, and each of them loaded when it is first asked for."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, count
+from pathlib import Path, PurePath
+from threading import Lock
+from typing import Any
+
+from regard import api
+from regard import recipe as recipes
+from regard.api import Translator
+from regard.data.corpora import CORPORA
+from regard.data.text import PairFiles
+from regard.models import storage
+from regard.models.transformer import TransformerConfig
+
+KINDS: dict[type[Any], str] = {TransformerConfig: "translation"}  # what a model of each family is for
+FILES = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "recipe.yaml")  # of which a translator is made
+Stamp = list[tuple[int, int, int]]  # of each file there is: its identity, time and size
+
+
+class UnknownModelError(LookupError):
+    """A model was asked for that is not served."""
+
+
+class Served:
+    """One model: what is known of it without its weights, and the translator that it is loaded into."""
+
+    def __init__(self, id: str, path: Path, **how: Any) -> None:
+        """`how` it is loaded: the keyword arguments of `regard.load`."""
+        self.id, self.path = id, path
+        self.kind = KINDS[type(storage.config(path))]
+        self.languages = languages(path)  # source, target
+        self._how, self._lock = how, Lock()
+        self._loaded: tuple[Stamp, Translator] | None = None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the model is in memory."""
+        return self._loaded is not None
+
+    def translator(self) -> Translator:
+        """The model, loaded at first use and again when its files have changed; safe in several threads.
+
+        What is wrong with its files is a ValueError or an OSError, for as long as it is wrong.
+        """
+        with self._lock:
+            stamp = self._stamp()
+            if self._loaded is None or self._loaded[0] != stamp:
+                self._loaded = None  # not two of them in memory
+                self._loaded = stamp, api.load(self.path, **self._how)
+            return self._loaded[1]
+
+    def _stamp(self) -> Stamp:
+        there = [(self.path / name).stat() for name in FILES if (self.path / name).exists()]
+        return [(stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in there]
+
+
+class Registry:
+    """The served models by id, which is the name of the directory; the first is the one meant where none is named."""
+
+    def __init__(self, paths: Sequence[Path], **how: Any) -> None:
+        """`how` models are loaded: the keyword arguments of `regard.load`, such as precision and workers."""
+        if not paths:
+            raise ValueError("there is no model to serve: name at least one model directory")
+        if how.get("precision") not in (None, *api.PRECISIONS):  # now, not when the first request comes
+            raise ValueError(f"precision = {how['precision']!r}: choose one of {', '.join(api.PRECISIONS)}")
+        self._models: dict[str, Served] = {}
+        for path in paths:
+            name = path.resolve().name or "model"
+            id = next(id for id in chain([name], (f"{name}~{n}" for n in count(2))) if id not in self._models)
+            self._models[id] = Served(id, path, **how)
+
+    @property
+    def ids(self) -> list[str]:
+        """Of all models, in the order they were named in."""
+        return list(self._models)
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self._models.values())
+
+    def get(self, id: str | None = None) -> Served:
+        """A model by its id."""
+        if id is None:
+            return next(iter(self))
+        if id not in self._models:
+            raise UnknownModelError(f"there is no model {id!r}: choose one of {', '.join(self._models)}")
+        return self._models[id]
+
+
+def languages(directory: Path) -> tuple[str, str]:
+    """Which languages a model reads and writes, as its recipe says; `source` and `target` if nobody knows.
+
+    Where the recipe names none, they are those of its corpus, or the endings of its files.
+    """
+    recipe = directory / "recipe.yaml"
+    if not recipe.exists():
+        return "source", "target"
+    data = recipes.load(str(recipe)).data
+    if any(data.languages):
+        source, target = data.languages
+    elif data.corpus in CORPORA:
+        source, target = CORPORA[data.corpus].languages
+    else:
+        source, target = _endings(data.train)
+    return source or "source", target or "target"
+
+
+def _endings(files: PairFiles | None) -> tuple[str, str]:
+    """Of train.en and train.de.gz: en and de."""
+    if files is None or files.source is None or files.target is None:
+        return "", ""
+    source, target = (PurePath(name.removesuffix(".gz")).suffix[1:] for name in (files.source, files.target))
+    named = source != target and all(2 <= len(code) <= 3 and code.isalpha() for code in (source, target))
+    return (source, target) if named else ("", "")

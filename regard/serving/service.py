@@ -1,0 +1,65 @@
+"""What the routes of all APIs share: the models, their queues, who is let in, and how long anybody waits."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import TypeVar
+
+from fastapi import Request
+
+from regard.asks import Answer
+from regard.serving.config import ServeConfig
+from regard.serving.detect import Detector
+from regard.serving.errors import ClientGoneError, RefusalError
+from regard.serving.limits import Doorkeeper
+from regard.serving.metrics import Metrics
+from regard.serving.queue import Queue
+from regard.serving.registry import Registry, Served
+
+T = TypeVar("T")
+
+
+class Service:
+    """One server's models and manners."""
+
+    def __init__(self, registry: Registry, config: ServeConfig) -> None:
+        self.registry, self.config, self.metrics = registry, config, Metrics()
+        self.queues = {served.id: Queue(served, config, self.metrics) for served in registry}
+        self.door = Doorkeeper(config)
+        self.detector = Detector(served.languages[0] for served in registry if served.kind == "translation")
+
+    async def translate(
+        self, request: Request, served: Served, texts: Sequence[str], *, best: int = 1, align: bool = False
+    ) -> list[Answer]:
+        """For each text its `best` outputs; given up when the client leaves or its time is over."""
+        queue = self.queues[served.id]
+
+        async def work() -> list[Answer]:
+            with queue.place():
+                job = await asyncio.to_thread(queue.prepare, texts, best=best, align=align)
+                return await asyncio.wrap_future(queue.submit(job))
+
+        return await attended(request, work(), self.config.seconds)
+
+    async def close(self) -> None:
+        """Finish what was taken."""
+        await asyncio.gather(*(asyncio.to_thread(queue.close) for queue in self.queues.values()))
+
+
+async def attended(request: Request, work: Coroutine[None, None, T], seconds: float) -> T:
+    """What some work comes to, unless the client leaves or time is up before."""
+    task, leaving = asyncio.create_task(work), asyncio.create_task(_leaving(request))
+    try:
+        await asyncio.wait({task, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if leaving.done():
+            raise ClientGoneError
+        raise RefusalError(504, f"this takes longer than {seconds:g} seconds: send less at a time", reason="time")
+    finally:
+        task.cancel()
+        leaving.cancel()
+
+
+async def _leaving(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,154 @@
+"""Tokens as a page shows them: their text, whether white space comes before it, and the word that they are part of."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from regard.data.tokenizers import UNK, Tokenizer
+
+# Scripts that put no space between words: Thai, Lao, Myanmar, Khmer; Chinese, Japanese, and their full-width forms.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff00-\uff65\U00020000-\U0003ffff]"
+)
+_BYTE = re.compile(r"\\x([0-9a-f]{2})")  # a byte that is no character by itself, as `Tokenizer.pieces` writes it
+_BLANKS = {"\n": "⏎", "\t": "⇥"}
+
+
+class Shown:
+    """Tokens of one text, one after the other.
+
+    Words are what stands between white space; where a script has none, each token is a word of its own.
+
+    >>> from regard.data.tokenizers import TokensConfig
+    >>> tokens = Tokenizer.learn(TokensConfig("none", size=0), ["the li@@ brary"])
+    >>> [(t["text"], t["space"], t["word"]) for t in Shown(tokens).all(tokens.encode("the li@@ brary"))]
+    [('the', False, 0), ('li', True, 1), ('brary', False, 1)]
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._before: int | None = None  # the last token that has a text
+        self._word = -1  # how many there are, less one
+        self._unspaced = False  # whether the text so far ends in a script without spaces
+
+    def all(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """The next tokens: of each its id, text, space, word and whether it is special."""
+        befores, before = [], self._before
+        for id in ids:
+            befores.append(before)
+            before = before if id < UNK else id
+        return [self._next(id, text) for id, text in zip(ids, self._texts(befores, ids), strict=True)]
+
+    def possible(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Tokens of which one might come next: of each its id, text and space."""
+        texts = self._texts([self._before] * len(ids), ids)
+        spaces = [
+            id >= UNK and self._before is not None and text[0].isspace() for id, text in zip(ids, texts, strict=True)
+        ]
+        return [
+            {"id": id, "text": _visible(text), "space": space}
+            for id, text, space in zip(ids, texts, spaces, strict=True)
+        ]
+
+    def _next(self, id: int, whole: str) -> dict[str, Any]:
+        text = _visible(whole)
+        if id < UNK:
+            return {"id": id, "text": text, "space": False, "word": None, "special": True}
+        first, space = self._before is None, whole[0].isspace()
+        byte = _BYTE.match(text)
+        rest_of_character = byte is not None and 0x80 <= int(byte[1], 16) < 0xC0
+        # What begins with the bytes E3 to E9 is, but for some symbols, Chinese, Japanese or Korean.
+        unspaced = 0xE3 <= int(byte[1], 16) <= 0xE9 if byte else bool(_UNSPACED.match(text))
+        if first or space or ((unspaced or self._unspaced) and not rest_of_character):
+            self._word += 1
+        if not rest_of_character:
+            self._unspaced = unspaced if byte else bool(_UNSPACED.match(text[-1]))
+        self._before = id
+        return {"id": id, "text": text, "space": space and not first, "word": self._word, "special": False}
+
+    def _texts(self, befores: Sequence[int | None], ids: Sequence[int]) -> list[str]:
+        """What each token adds to a text that ends in the one before, white space included; or the bytes of a part."""
+        tokens = self._tokenizer
+        pieces = tokens.pieces(ids)
+        if tokens.kind == "none":
+            joined = [before is None or tokens.pieces([before])[0].endswith("@@") for before in befores]
+            bare = [piece.removesuffix("@@") or piece for piece in pieces]
+            return [text if join else f" {text}" for join, text in zip(joined, bare, strict=True)]
+        plain = [piece.replace("▁", " ") for piece in pieces]
+        if tokens.kind not in ("wordpiece", "other"):
+            return plain
+        # Their decoders have rules of their own: what a token adds is seen from what they write with it and without.
+        pairs = [([] if before is None else [before], id) for before, id in zip(befores, ids, strict=True)]
+        decoded = tokens.decode_batch([row for old, id in pairs for row in (old, [*old, id])])
+        texts = []
+        for old, new, text, before, id in zip(decoded[::2], decoded[1::2], plain, befores, ids, strict=True):
+            if UNK in (before, id):  # of which no text remains
+                texts.append(text.removeprefix("##") if text.startswith("##") else f" {text}")
+            elif new.startswith(old) and len(new) > len(old) and "\ufffd" not in new:
+                texts.append(new[len(old) :])
+            else:
+                texts.append(text.removeprefix("##"))
+        return texts
+
+
+def _visible(text: str) -> str:
+    """A text without the white space around it; signs for it where there is nothing else."""
+    return text.strip() or "".join(_BLANKS.get(blank, "␣") for blank in text)
+
+
+_EXAMPLES = {
+    "en": (
+        "Where is the library?",
+        "She forgot her keys because she was tired.",
+        "The book that I bought yesterday is on the table.",
+        "If it rains tomorrow, we will stay at home.",
+        "My brother works with a friend of my father.",
+    ),
+    "de": (
+        "Wo ist die Bibliothek?",
+        "Sie hat ihre Schlüssel vergessen, weil sie müde war.",
+        "Das Buch, das ich gestern gekauft habe, liegt auf dem Tisch.",
+        "Wenn es morgen regnet, bleiben wir zu Hause.",
+    ),
+    "es": (
+        "¿Dónde está la biblioteca?",
+        "Olvidó sus llaves porque estaba cansada.",
+        "El libro que compré ayer está en la mesa.",
+        "Si llueve mañana, nos quedaremos en casa.",
+    ),
+    "fr": (
+        "Où est la bibliothèque ?",
+        "Elle a oublié ses clés parce qu'elle était fatiguée.",
+        "Le livre que j'ai acheté hier est sur la table.",
+        "S'il pleut demain, nous resterons à la maison.",
+    ),
+    "zh": ("图书馆在哪里？", "她忘了带钥匙，因为她很累。", "我昨天买的书在桌子上。", "如果明天下雨，我们就待在家里。"),
+}
+# Text that is cut into tokens already, and in small letters, is most often that of captions of pictures.
+_PLAIN = {
+    "en": (
+        "two men are sitting on a bench .",
+        "a young girl in a red dress is jumping into the water .",
+        "a man with a hat plays the guitar while people watch .",
+        "a brown dog runs through the grass .",
+    ),
+    "de": (
+        "zwei männer sitzen auf einer bank .",
+        "ein mädchen in einem roten kleid springt ins wasser .",
+        "ein brauner hund rennt durch das gras .",
+    ),
+    "fr": (
+        "deux hommes sont assis sur un banc .",
+        "une fille en robe rouge saute dans l' eau .",
+        "un chien brun court dans l' herbe .",
+    ),
+}
+
+
+def examples(language: str, kind: str) -> list[str]:
+    """Sentences to try with a model that reads a language in tokens of a kind; none for a language unknown here.
+
+    >>> examples("en", "bpe")[0], examples("en", "none")[0]
+    ('Where is the library?', 'two men are sitting on a bench .')
+    """
+    return list((_PLAIN if kind == "none" else _EXAMPLES).get(language.split("-")[0].lower(), ()))

@@ -1,0 +1,62 @@
+// Other translations of the same sentence below the first: with the edits, and by a second model; what differs is marked.
+
+import { edited, modelOf } from "./state.js";
+import { logarithm, signed } from "./i18n.js";
+import { differing, wordsOf, write } from "./difference.js";
+import { chosenBy } from "./generation.js";
+import { strip } from "./strip.js";
+
+export const mount = (_, store, { t, announce }) => {
+  const { state, set, subscribe } = store;
+  const $ = (id) => document.getElementById(id);
+  const drawEdited = strip($("edited-strip"), (step) => set({ step, side: "edited" }));
+  const drawOther = strip($("other-strip"), (step) => set({ step, side: "other" }));
+
+  /** Write one translation, the words marked that the original has not; how many differ, or null if that says nothing. */
+  const writeBeside = (element, { target, done }, id) => {
+    const words = wordsOf(target);
+    const marks = differing(wordsOf(state.target), words);
+    // Half a translation differs by being half, and one in another language by everything.
+    const comparable = done && state.done && modelOf(state)?.target === modelOf(state, id)?.target;
+    write(element, words, comparable ? marks[1] : [], "ins");
+    element.lang = modelOf(state, id)?.target ?? "";
+    return comparable ? Math.max(...marks.map((each) => each.filter(Boolean).length)) : null;
+  };
+  const difference = (done) => signed(done.log_probability - state.done.log_probability);
+
+  const showEdited = () => {
+    $("edited").hidden = !edited(state);
+    if (!state.edited) return;
+    const { target, done } = state.edited;
+    const apart = writeBeside($("edited-translation"), state.edited, state.model);
+    const step = state.side === "edited" ? state.step : null;
+    drawEdited({ tokens: target, step, chosen: chosenBy(state, target), whole: done !== null });
+    if (apart === null) return;
+    const news = apart ? t("ablation.changed", { n: apart }) : t("ablation.same");
+    const figures = { log_p: logarithm(done.log_probability), n: target.length, difference: difference(done) };
+    $("edited-figures").textContent = `${news} ${t("edited.figures", figures)}`;
+  };
+
+  const showOther = () => {
+    $("compare").hidden = !state.compare;
+    if (!state.compare) return;
+    $("compare-title").textContent = t("compare.title", { model: state.compare });
+    const { target, done } = state.other ?? { target: [], done: null };
+    const apart = writeBeside($("other-translation"), { target, done }, state.compare);
+    drawOther({ tokens: target, step: state.side === "other" ? state.step : null, whole: done !== null });
+    if (!done) return;
+    const { log_probability: log_p, milliseconds: ms } = done;
+    const figures = [t("generation.figures", { log_p: logarithm(log_p), n: target.length, ms: Math.round(ms) })];
+    if (apart !== null) figures.push(t("compare.difference", { difference: difference(done) }));
+    $("other-figures").textContent = figures.join(" · ");
+  };
+
+  subscribe(["edits", "edited", "target", "done", "step", "side", "language"], showEdited);
+  subscribe(["models", "model", "compare", "other", "target", "done", "step", "side", "language"], showOther);
+  subscribe(["edited"], () => {
+    const { done } = state.edited ?? {};
+    if (done) announce(`${t("edited.title")}: ${done.text}`);
+  });
+  showEdited();
+  showOther();
+};

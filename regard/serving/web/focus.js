@@ -1,0 +1,195 @@
+// The focused head: a heat map and lines that move together, the exact number of what is pointed at, and the views.
+
+import { RAMPS, scale, shade, ticks } from "./colour.js";
+import { h } from "./dom.js";
+import { faithfulness } from "./faithfulness.js";
+import { heatmap } from "./heatmap.js";
+import { lines } from "./lines.js";
+import { axes, digits, figure, readout, shownAt } from "./maps.js";
+import { attentionsOf, headMap, sentence, titleOf, viewShown } from "./sight.js";
+import { tools } from "./tools.js";
+export { texts } from "./focus-texts.js";
+
+export function mount(root, store, services) {
+  const { api, t, announce, fail } = services;
+  const { state } = store;
+  let controller = new AbortController();
+  const title = h("h2", { class: "focus-title" });
+  const switches = h("div", { class: "tools" });
+  const says = h("p", { class: "readout" });
+  const pictures = h("div", { class: "pictures" });
+  const left = h("div", { class: "picture" });
+  const right = h("div", { class: "picture" });
+  const legend = h("div", { class: "legend" });
+  const notes = h("p", { class: "note" });
+  const faithful = h("p", { class: "note faithful" });
+  pictures.append(left, right);
+  root.classList.add("focus");
+  root.append(h("div", { class: "focus-head" }, title, switches), says, pictures, legend, notes, faithful);
+
+  // --- what is chosen: hover in figure cells, locked in token positions, so that it outlives the switches
+
+  const point = (to) => {
+    const was = state.hover;
+    const nothing = !to || (to.row == null && to.column == null);
+    if (nothing ? was : to.row !== was?.row || to.column !== was?.column) store.set({ hover: nothing ? null : to });
+  };
+  const pick = ({ row, column }, adds) => {
+    const { rows, columns } = state.figure;
+    const now = state.locked ?? { rows: [], columns: [] };
+    const positions = (shown, i) => (i == null ? [] : shown[i].members);
+    if (row == null && column == null) return store.set({ locked: null });
+    const [r, c] = [positions(rows, row), positions(columns, column)];
+    const flip = (old, more) =>
+      more.length && more.every((m) => old.includes(m))
+        ? old.filter((m) => !more.includes(m))
+        : [...new Set([...old, ...more])].sort((a, b) => a - b);
+    // shift adds rows (or, at a column's label, columns); a plain click on what is locked alone unlocks it
+    const next = adds
+      ? row == null ? { ...now, columns: flip(now.columns, c) } : { rows: flip(now.rows, r), columns: [] }
+      : { rows: r, columns: c };
+    const same = JSON.stringify(next) === JSON.stringify(state.locked);
+    store.set({ locked: same || next.rows.length + next.columns.length === 0 ? null : next });
+  };
+  const heat = heatmap(left, { point, pick });
+  const links = lines(right, { point, pick });
+
+  const chosen = () => {
+    const { figure: shown, locked, step, kind } = state;
+    const { row = null, column = null } = state.hover ?? {};
+    // a new sentence may be shorter than what was pointed at
+    const hover = row < shown.rows.length && column < shown.columns.length ? state.hover : null;
+    const rows = shownAt(shown.rows, locked?.rows ?? []);
+    const columns = shownAt(shown.columns, locked?.columns ?? []);
+    const at = step == null || kind === "encoder" ? [] : shownAt(shown.rows, [step]);
+    return { rows, columns, step: at, hover, combine: state.combine };
+  };
+
+  const mark = () => {
+    if (!state.figure) return;
+    const now = chosen();
+    heat.mark(now);
+    const locked = now.rows.length + now.columns.length > 0;
+    const { row = null, column = null } = (!locked && now.hover) || {};
+    const pointed = { rows: row == null ? now.step : [row], columns: column == null ? [] : [column] };
+    links.mark(locked ? now : { ...now, ...pointed });
+    const said = readout(state.figure, now);
+    says.replaceChildren(
+      ...(said
+        ? [h("span", { dir: "auto" }, t(said.key, spell(said.values))), h("b", {}, digits(said.value))]
+        : [h("span", { class: "hint" }, t("focus.hint"))]),
+    );
+    return said;
+  };
+  const spell = (values) => ({
+    ...values,
+    how: t(`combine.${state.combine}`),
+    role: t(`axis.${state.figure.role}`),
+  });
+
+  // --- what is shown
+
+  const drawLegend = (colours) => {
+    const strip = h("canvas", { "aria-hidden": "true" });
+    strip.width = 256;
+    strip.height = 1;
+    strip.getContext("2d").putImageData(new ImageData(RAMPS[colours.tint], 256, 1), 0, 0);
+    const marks = ticks(colours).map((value) => h("span", {}, String(Number(value.toPrecision(2)))));
+    legend.replaceChildren(strip, h("div", { class: "ticks" }, ...marks));
+    legend.setAttribute("aria-label", t("focus.legend"));
+  };
+
+  const draw = () => {
+    const { figure: shown } = state;
+    root.hidden = !shown;
+    if (!shown || state.tab !== "heads") return;
+    const colours = scale(state.colour, shown.top, shade());
+    const titles = { rows: t(`axis.${shown.role}`), columns: t("axis.keys") };
+    heat.draw(shown, colours, titles);
+    links.draw(shown, colours, titles);
+    heat.frame.setAttribute(
+      "aria-label",
+      t("focus.map", { head: title.textContent, rows: shown.rows.length, columns: shown.columns.length }),
+    );
+    drawLegend(colours);
+    notes.textContent = [
+      shown.normalised && t("focus.normalised"),
+      state.words && t("focus.merged"),
+      state.colour === "log" && t("focus.floor", { floor: Number(colours.floor.toPrecision(2)) }),
+    ].filter(Boolean).join(" ");
+    mark();
+  };
+
+  /** A head of the chosen kind is always in focus: the same layer and number as before where there is one. */
+  const ensureHead = () => {
+    const attentions = attentionsOf(state);
+    if (!attentions.length || attentions.some(({ name }) => name === state.head?.name)) return;
+    const layer = Number(state.head?.name.match(/\d+/)?.[0] ?? attentions.length - 1);
+    const { name, heads } = attentions[Math.min(layer, attentions.length - 1)];
+    store.set({ head: { name, head: Math.min(state.head?.head ?? 0, heads - 1) } });
+  };
+
+  const load = async () => {
+    ensureHead();
+    const about = sentence(state);
+    const attention = attentionsOf(state).find(({ name }) => name === state.head?.name);
+    if (!about) {
+      if (!state.source.length) store.set({ figure: null });
+      return; // still streaming: keep the last picture
+    }
+    if (!attention) return;
+    controller.abort();
+    controller = new AbortController();
+    const { signal } = controller;
+    const view = viewShown(state);
+    const head = view === "rollout" ? 0 : Math.min(state.head.head, attention.heads - 1);
+    try {
+      const raw = await headMap(api, about, attention.name, head, view, signal);
+      if (signal.aborted) return;
+      const ends = axes(state.kind, about.source, about.target, state.axis);
+      const { words, special, kind } = state;
+      const seen = figure(raw, ends, { words, special, view });
+      store.set({ figure: { ...seen, about, name: attention.name, head, kind, view, words } });
+    } catch (error) {
+      fail(error);
+    }
+  };
+
+  const showTitle = () => {
+    title.textContent = state.head ? titleOf(t, state, state.head) : "";
+  };
+
+  heat.frame.addEventListener("keydown", (event) => {
+    if (!state.figure) return;
+    const { rows, columns } = state.figure;
+    const { row, column } = state.hover ?? {};
+    const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (by) {
+      const step = (i, d, n) => Math.min(n - 1, Math.max(0, i == null ? 0 : i + d));
+      store.set({ hover: { row: step(row, by[0], rows.length), column: step(column, by[1], columns.length) } });
+      const said = mark();
+      if (said) announce(`${t(said.key, spell(said.values))}: ${digits(said.value)}`);
+    } else if (event.key === "Enter" && state.hover) pick(state.hover, event.shiftKey);
+    else if (event.key === "Escape" && (state.locked || state.hover)) store.set({ locked: null, hover: null });
+    else return;
+    event.preventDefault();
+    event.stopPropagation(); // the arrows mean the map here, not the scrubber
+  });
+
+  root.hidden = true; // until there is something to look at
+  tools(switches, store, services);
+  faithfulness(faithful, store, services);
+  const sources = ["models", "model", "compare", "side", "done", "edited", "other", "source"];
+  store.subscribe([...sources, "kind", "head", "view", "words", "special", "axis"], load);
+  store.subscribe([...sources, "kind", "head", "view", "language"], showTitle);
+  store.subscribe(["figure", "colour", "theme", "tab", "language"], draw);
+  store.subscribe(["hover", "locked", "step", "combine"], mark);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  // Only the width matters: drawing changes the height, and must not call itself.
+  let wide = 0;
+  new ResizeObserver(([{ contentRect }]) => {
+    if (Math.abs(contentRect.width - wide) < 1) return;
+    wide = contentRect.width;
+    draw();
+  }).observe(pictures);
+}

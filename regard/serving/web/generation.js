@@ -1,0 +1,134 @@
+// What comes out: tokens with their probabilities, a scrubber through the steps, and what else the model considered.
+
+import { modelOf, shown } from "./state.js";
+import { h, sync } from "./dom.js";
+import { logarithm, percent } from "./i18n.js";
+import { differing, wordsOf, write } from "./difference.js";
+import { readable, strip, visible } from "./strip.js";
+
+/** Which of the tokens a person chose: the end of the forced beginning, and what the model would not have taken. */
+export const chosenBy = ({ prefix }, target) => (k) =>
+  k === prefix.length - 1 || (k < prefix.length && target[k]?.alternatives?.[0]?.id !== target[k]?.id);
+
+/** The forced beginning without the choice at step k, and without what the model chose by itself before it. */
+export const undone = (prefix, k, chosen) => {
+  let end = k;
+  while (end > 0 && !chosen(end - 1)) end -= 1;
+  return prefix.slice(0, end);
+};
+
+/** The step where the model was least certain: what to show when nobody chose a step. */
+export const leastCertain = (target) =>
+  target.reduce((least, token, k) => (token.log_p < target[least].log_p ? k : least), 0);
+
+export const mount = (_, store, { t, announce }) => {
+  const { state, set, subscribe } = store;
+  const $ = (id) => document.getElementById(id);
+  const draw = strip($("strip"), (step) => set({ step, side: "original" }));
+
+  const showOutput = () => {
+    const { target, done, step } = state;
+    const text = $("translation");
+    const words = wordsOf(target);
+    // What the edits take away is marked where it was; what they bring, below (compare.js).
+    const none = state.busy.original ? "generation.busy" : "generation.empty";
+    if (done && state.edited?.done) write(text, words, differing(words, wordsOf(state.edited.target))[0], "del");
+    else text.textContent = done ? done.text : readable(target) || t(none);
+    text.lang = modelOf(state)?.target ?? "";
+    text.classList.toggle("none", !target.length);
+    const here = state.side === "original" ? step : null;
+    draw({ tokens: target, step: here, chosen: chosenBy(state, target), whole: done !== null });
+    const cut = done?.cut ? ` · ${t("generation.cut")}` : "";
+    const { log_probability, milliseconds } = done ?? {};
+    if (done) {
+      const figures = { log_p: logarithm(log_probability), n: target.length, ms: Math.round(milliseconds) };
+      $("figures").textContent = t("generation.figures", figures) + cut;
+    } else if (!target.length) $("figures").textContent = "";
+  };
+
+  // --- the scrubber: 0 is all steps, k the k-th
+  const steps = () => shown(state).target.length;
+  const go = (to) => set({ step: to < 1 ? null : Math.min(to, steps()) - 1 });
+  const showStep = () => {
+    const { step } = state;
+    const n = steps();
+    const at = step === null ? 0 : Math.min(step + 1, n);
+    const range = $("step");
+    range.max = n;
+    range.value = at;
+    range.disabled = !n;
+    const says = at ? t("step.says", { step: at, n }) : t("step.all", { n });
+    range.setAttribute("aria-valuetext", says);
+    $("step-says").textContent = n ? says : "";
+    $("step-back").disabled = at === 0;
+    $("step-on").disabled = at >= n;
+  };
+  $("step").addEventListener("input", ({ target }) => go(Number(target.value)));
+  $("step-back").addEventListener("click", () => go(state.step ?? 0));
+  $("step-on").addEventListener("click", () => go((state.step ?? -1) + 2));
+
+  // --- alternatives
+  const force = (at, alternative) => {
+    const { target, side } = shown(state);
+    if (side === "other") return;
+    const prefix = [...target.slice(0, at), alternative].map(({ id }) => id);
+    set({ prefix, step: at, side: "original", locked: null });
+    announce(t("forced.said", { text: visible(alternative), step: at + 1 }));
+  };
+  const row = () => {
+    const parts = [h("span", { class: "what", dir: "auto" }), h("span", { class: "bar" }), h("span", { class: "p" })];
+    return h("li", {}, h("button", { type: "button" }, ...parts));
+  };
+  const showAlternatives = () => {
+    const { target, side } = shown(state);
+    const list = $("alternatives");
+    const at = state.step === null ? leastCertain(target) : Math.min(state.step, target.length - 1);
+    const token = target[at];
+    list.classList.toggle("none", !token);
+    const before = readable(target.slice(0, at)).replace(/^.+(?=.{24}$)/su, "…");
+    const title = t(before ? "alternatives.at" : "alternatives.first", { step: at + 1, before });
+    $("alternatives-title").textContent = token ? title : "";
+    $("alternatives-title").dataset.note = token && state.step === null ? t("alternatives.least") : "";
+    sync(list, token?.alternatives ?? [], row, (item, alternative) => {
+      const [button] = item.children;
+      const [what, bar, p] = button.children;
+      const taken = alternative.id === token.id;
+      what.textContent = visible(alternative);
+      bar.style.setProperty("--p", alternative.p.toFixed(4));
+      p.textContent = percent(alternative.p);
+      const says = t("alternatives.force", { text: visible(alternative), p: percent(alternative.p) });
+      button.setAttribute("aria-label", taken ? `${says}, ${t("alternatives.chosen")}` : says);
+      button.title = side === "other" ? t("alternatives.other") : "";
+      button.setAttribute("aria-disabled", side === "other");
+      button.setAttribute("aria-current", taken);
+      button.onclick = () => force(at, alternative);
+    });
+  };
+
+  // --- what is forced, one chip for each choice
+  const showForced = () => {
+    const { target, prefix } = state;
+    const chosen = chosenBy(state, target);
+    const steps = target.slice(0, prefix.length).map((token, k) => ({ token, k })).filter(({ k }) => chosen(k));
+    sync($("forced"), steps, () => h("button", { type: "button", class: "undo", dir: "auto" }), (chip, { token, k }) => {
+      const names = { step: k + 1, text: visible(token) };
+      chip.textContent = t("forced.chip", names);
+      chip.setAttribute("aria-label", t("forced.undo", names));
+      chip.onclick = () => set({ prefix: undone(prefix, k, chosen), step: k, locked: null });
+    });
+  };
+
+  subscribe(["target", "done", "edited", "busy", "step", "side", "prefix", "language", "model"], showOutput);
+  subscribe(["target", "edited", "other", "step", "side", "language"], showStep);
+  subscribe(["target", "edited", "other", "step", "side", "language"], showAlternatives);
+  subscribe(["target", "prefix", "language"], showForced);
+  subscribe(["step"], () => {
+    const [{ target }, { step }] = [shown(state), state];
+    const here = document.activeElement;
+    if (!target[step] || here === $("step") || here.matches(".token")) return; // those speak for themselves
+    announce(t("token.says", { step: step + 1, text: visible(target[step]), p: percent(Math.exp(target[step].log_p)) }));
+  });
+  subscribe(["done"], () => state.done && announce(t("generation.done", { text: state.done.text })));
+  showOutput();
+  showStep();
+};

@@ -1,0 +1,109 @@
+// What goes in: the sentence and its examples, the model, the beam; and how the page looks and speaks.
+
+import { modelOf } from "./state.js";
+import { h, sync } from "./dom.js";
+
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+// What was said about one output means nothing for the next.
+const anew = { prefix: [], step: null, locked: null, hover: null };
+
+export const mount = (_, store, { t, announce }) => {
+  const { state, set, subscribe } = store;
+  const $ = (id) => document.getElementById(id);
+
+  // --- the sentence
+  const text = $("text");
+  const grow = () => {
+    text.style.height = "auto";
+    text.style.height = `${Math.min(text.scrollHeight + 2, 200)}px`;
+  };
+  text.addEventListener("input", () => {
+    grow();
+    set({ text: text.value, ...anew });
+  });
+  const showText = () => {
+    if (text.value !== state.text) text.value = state.text;
+    text.lang = modelOf(state)?.source ?? "";
+    text.placeholder = t("input.hint");
+    grow();
+  };
+  subscribe(["text", "model", "language"], showText);
+  addEventListener("resize", grow);
+
+  // --- examples
+  const take = ({ target }) => set({ text: target.textContent, ...anew });
+  const showExamples = () =>
+    sync(
+      $("examples"),
+      modelOf(state)?.examples ?? [],
+      () => h("button", { type: "button", class: "example", dir: "auto", onclick: take }),
+      (button, example) => {
+        button.textContent = example;
+        button.lang = modelOf(state).source;
+        button.setAttribute("aria-pressed", example === state.text);
+      },
+    );
+  subscribe(["models", "model", "text"], showExamples);
+
+  // --- models
+  const arrow = (model) => (model.error ? t("model.broken", model) : `${model.id} · ${model.source} → ${model.target}`);
+  const options = (select, models, chosen) => {
+    sync(select, models, () => h("option"), (option, model) => {
+      option.value = model.id;
+      option.textContent = model.id === "" ? t("compare.none") : arrow(model);
+      option.disabled = Boolean(model.error);
+    });
+    select.value = chosen;
+  };
+  const showModels = () => {
+    options($("model"), state.models, state.model);
+    $("compare-with").parentElement.hidden = state.models.length < 2;
+    options($("compare-with"), [{ id: "" }, ...state.models.filter(({ id }) => id !== state.model)], state.compare);
+    const model = modelOf(state);
+    const heads = model?.attentions?.reduce((sum, attention) => sum + attention.heads, 0);
+    const note = model && t("model.note", { parameters: short.format(model.parameters), heads });
+    $("model-note").textContent = model ? [note, model.note].filter(Boolean).join(" · ") : "";
+  };
+  $("model").addEventListener("change", ({ target }) => {
+    const [old, model] = [modelOf(state), modelOf(state, target.value)];
+    // A sentence is kept where the new model can read it; an example gives way to one of the new model's own.
+    const keep = old?.source === model.source && !old.examples.includes(state.text);
+    set({
+      ...anew, model: model.id, compare: state.compare === model.id ? old?.id ?? "" : state.compare,
+      edits: {}, head: null, side: "original", text: keep ? state.text : model.examples[0] ?? state.text,
+    });
+    $("examples").scrollLeft = 0;
+    announce(arrow(model));
+  });
+  $("compare-with").addEventListener("change", ({ target }) => set({ compare: target.value }));
+  subscribe(["models", "model", "compare", "language"], showModels);
+
+  // --- choices: a fieldset of radio buttons or a select, and the key of the state that it shows
+  const radios = (id, key, read = String) => {
+    $(id).addEventListener("change", ({ target }) => set({ [key]: read(target.value) }));
+    const show = () => {
+      for (const radio of $(id).querySelectorAll("input")) radio.checked = radio.value === String(state[key]);
+    };
+    subscribe([key], show);
+    show();
+  };
+  radios("beam", "beam", Number);
+  radios("sides", "side");
+  for (const key of ["theme", "language"]) {
+    $(key).addEventListener("change", ({ target }) => set({ [key]: target.value }));
+    const show = () => ($(key).value = state[key]);
+    subscribe([key], show);
+    show();
+  }
+
+  // --- whose maps: only the sides that there are
+  const showSides = () => {
+    const there = { original: true, edited: state.edited !== null, other: state.other !== null };
+    $("sides").hidden = !there.edited && !there.other;
+    for (const radio of $("sides").querySelectorAll("input")) radio.parentElement.hidden = !there[radio.value];
+  };
+  subscribe(["edited", "other"], showSides);
+
+  showText();
+  showModels();
+};

@@ -1,0 +1,144 @@
+// The neuron view: how one query meets each key, dimension by dimension, until a weight comes of it.
+
+import { SIGNED, shade } from "./colour.js";
+import { h } from "./dom.js";
+import { axes, digits } from "./maps.js";
+import { body, sentence } from "./sight.js";
+
+export const texts = {
+  en: {
+    "neuron.title": "How “{query}” meets each key",
+    "neuron.lock": "Lock a row of the map to see another query.",
+    "neuron.key": "key", "neuron.keys": "key vector k", "neuron.products": "q × k × scale", "neuron.score": "score",
+    "neuron.weight": "weight", "neuron.query": "query vector q",
+    "neuron.hint":
+      "A score is the sum of a row of products; the soft-max of all scores gives the weights. Orange is negative, blue positive.",
+    "neuron.says.query": "dimension {d}: q = {q}",
+    "neuron.says.key": "dimension {d}, “{key}”: k = {k}",
+    "neuron.says.product": "dimension {d}, “{key}”: q {q} × k {k} × {scale} = {product}",
+    "neuron.bias": "position bias {bias}",
+  },
+  zh: {
+    "neuron.title": "“{query}”如何与每个键相遇",
+    "neuron.lock": "锁定图中的一行可查看另一个查询。",
+    "neuron.key": "键", "neuron.keys": "键向量 k", "neuron.products": "q × k × 缩放", "neuron.score": "分数",
+    "neuron.weight": "权重", "neuron.query": "查询向量 q",
+    "neuron.hint": "分数是一行乘积之和；对所有分数做 soft-max 得到权重。橙色为负，蓝色为正。",
+    "neuron.says.query": "第 {d} 维：q = {q}",
+    "neuron.says.key": "第 {d} 维，“{key}”：k = {k}",
+    "neuron.says.product": "第 {d} 维，“{key}”：q {q} × k {k} × {scale} = {product}",
+    "neuron.bias": "位置偏置 {bias}",
+  },
+};
+
+const greatest = (rows) => rows.reduce((most, row) => row.reduce((m, x) => Math.max(m, Math.abs(x)), most), 1e-9);
+
+/** Rows of numbers of either sign as an image of one pixel a number, the greatest in the strongest colour. */
+const signedPixels = (rows, table, most = greatest(rows)) => {
+  const out = new Uint8ClampedArray(rows.length * rows[0].length * 4);
+  rows.flat().forEach((x, i) => {
+    const at = 4 * Math.round(127.5 * (1 + Math.max(-1, Math.min(1, x / most))));
+    out.set(table.subarray(at, at + 4), 4 * i);
+  });
+  return out;
+};
+
+export function mount(root, store, { api, t, fail }) {
+  const { state } = store;
+  let controller = new AbortController();
+  let shown = null; // {found, query, keys}
+  const title = h("h2", { class: "focus-title" });
+  const says = h("p", { class: "readout" });
+  const board = h("div", { class: "neuron-board" });
+  root.classList.add("neuron");
+  root.append(title, h("div", { class: "neuron-scroll" }, board), says);
+  root.hidden = true;
+
+  const strip = (rows, explain) => {
+    const canvas = h("canvas", { "aria-hidden": "true" });
+    canvas.width = rows[0].length;
+    canvas.height = rows.length;
+    canvas.getContext("2d").putImageData(
+      new ImageData(signedPixels(rows, SIGNED[shade()]), canvas.width, canvas.height), 0, 0,
+    );
+    canvas.addEventListener("pointermove", ({ offsetX, offsetY }) => {
+      const d = Math.min(canvas.width - 1, Math.floor((offsetX / canvas.clientWidth) * canvas.width));
+      const s = Math.min(canvas.height - 1, Math.floor((offsetY / canvas.clientHeight) * canvas.height));
+      says.textContent = explain(d, s);
+    });
+    canvas.addEventListener("pointerleave", () => (says.textContent = t("neuron.hint")));
+    return canvas;
+  };
+
+  const draw = () => {
+    root.hidden = state.view !== "neuron" || !shown || !state.figure;
+    if (root.hidden) return;
+    const { found, query, keys } = shown;
+    const { query: q, scores, weights, bias, scale } = found;
+    const [k, products] = [found.keys, found.products].map((rows) => rows.slice(0, keys.length));
+    const head = (text) => h("div", { class: "neuron-head" }, text);
+    const tall = (canvas) => {
+      const cell = h("div", { class: "neuron-strip" }, canvas);
+      cell.style.gridRow = `3 / span ${keys.length}`;
+      return cell;
+    };
+    const at = (cell, row, column) => {
+      cell.style.gridRow = row;
+      cell.style.gridColumn = column;
+      return cell;
+    };
+    const fixed = (x) => x.toFixed(3).replace("-", "−");
+    title.textContent = t("neuron.title", { query: query.text });
+    if (!state.locked?.rows.length) title.dataset.note = t("neuron.lock");
+    else delete title.dataset.note;
+    const ask = (key, d, s) =>
+      t(`neuron.says.${key}`, {
+        d, key: keys[s]?.text, q: fixed(q[d]), k: fixed(k[s]?.[d] ?? 0), product: fixed(products[s]?.[d] ?? 0),
+        scale: digits(scale),
+      });
+    board.replaceChildren(
+      ...["key", "keys", "products", "score", "weight"].map((name, i) => at(head(t(`neuron.${name}`)), 1, i + 1)),
+      at(h("div", { class: "neuron-key" }, t("neuron.query")), 2, 1),
+      at(h("div", { class: "neuron-query" }, strip([q], (d) => ask("query", d, 0))), 2, 2),
+      at(tall(strip(k, (d, s) => ask("key", d, s))), `3 / span ${keys.length}`, 2),
+      at(tall(strip(products, (d, s) => ask("product", d, s))), `3 / span ${keys.length}`, 3),
+      ...keys.flatMap((key, s) => {
+        const weight = h("div", { class: "neuron-weight" }, h("span", {}, fixed(weights[s])));
+        weight.style.setProperty("--part", weights[s]);
+        const hint = bias[s] ? t("neuron.bias", { bias: fixed(bias[s]) }) : null;
+        return [
+          at(h("div", { class: "neuron-key", dir: "auto", title: key.text }, key.text), s + 3, 1),
+          at(h("div", { class: "neuron-number", title: hint }, fixed(scores[s])), s + 3, 4),
+          at(weight, s + 3, 5),
+        ];
+      }),
+    );
+    says.textContent = t("neuron.hint");
+  };
+
+  const load = async () => {
+    const about = sentence(state);
+    if (state.view !== "neuron" || !state.figure) return draw();
+    if (!about || !state.head || state.figure.name !== state.head.name) return undefined;
+    controller.abort();
+    controller = new AbortController();
+    const { signal } = controller;
+    const { rows, columns } = axes(state.kind, about.source, about.target, state.axis);
+    const step = state.kind === "encoder" ? null : state.step;
+    const query = Math.min(state.locked?.rows[0] ?? step ?? 0, rows.length - 1);
+    const asked = { ...body(about), attention: state.head.name, head: state.head.head, query };
+    try {
+      const found = await api.neuron(asked, signal);
+      if (signal.aborted) return undefined;
+      // a decoder does not see what comes after: those keys take no part
+      shown = { found, query: rows[query], keys: state.kind === "decoder" ? columns.slice(0, query + 1) : columns };
+      draw();
+    } catch (error) {
+      fail(error);
+    }
+    return undefined;
+  };
+
+  store.subscribe(["view", "figure", "locked", "step"], load);
+  store.subscribe(["language", "theme"], draw);
+}

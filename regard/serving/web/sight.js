@@ -1,0 +1,100 @@
+// What is looked at: the sentence of the chosen side, and the maps of its heads, each fetched once.
+
+import { headLabel } from "./i18n.js";
+import { modelOf, shown } from "./state.js";
+
+export const KINDS = ["encoder", "decoder", "cross"];
+const BUDGET = 96 * 2 ** 20; // bytes of maps kept, the longest unused dropped first
+const kept = new Map(); // key -> {promise, signal, bytes}, in order of use; no bytes yet while it is on its way
+const atlases = new Map(); // model -> promise of its atlas, or of null
+
+/** The model of the side that is shown, as /models describes it; null if there is none that works. */
+export const modelShown = (state) => {
+  const model = modelOf(state, shown(state).model);
+  return model && !model.error ? model : null;
+};
+
+/** The attentions of the shown model that are of the chosen kind, in the order of their layers. */
+export const attentionsOf = (state) =>
+  (modelShown(state)?.attentions ?? []).filter((attention) => attention.kind === state.kind);
+
+/** {model, source, target, edits, ids, key} of the side that is shown; null while there is nothing whole to look at. */
+export const sentence = (state) => {
+  const { model, edits, source, target, done } = shown(state);
+  if (!modelShown(state) || !done || !source?.length || !target?.length) return null;
+  const ids = [source, target].map((tokens) => tokens.map((token) => token.id));
+  return { model, edits, source, target, ids, key: JSON.stringify([model, ids, edits]) };
+};
+
+/** What every request about a sentence says. */
+export const body = ({ model, ids: [source, target], edits }) => ({ model, source, target, edits });
+
+const keep = (key, signal, make) => {
+  const known = kept.get(key);
+  if (known && (known.bytes || !known.signal.aborted)) {
+    kept.delete(key);
+    kept.set(key, known); // now the last used
+    return known.promise;
+  }
+  const entry = { bytes: 0, signal, promise: null };
+  kept.set(key, entry);
+  entry.promise = make().then(
+    (map) => {
+      entry.bytes = map.data.byteLength;
+      let total = [...kept.values()].reduce((sum, { bytes }) => sum + bytes, 0);
+      for (const [old, { bytes }] of kept) {
+        if (total <= BUDGET || old === key) break;
+        kept.delete(old);
+        total -= bytes;
+      }
+      return map;
+    },
+    (error) => {
+      if (kept.get(key) === entry) kept.delete(key); // ask again next time
+      throw error;
+    },
+  );
+  return entry.promise;
+};
+
+/** The maps of all heads of one attention in bytes, small enough for thumbnails: {data, shape: [H, T, S], scale}. */
+export const layerMaps = (api, about, name, view, pool, signal) =>
+  keep(JSON.stringify(["layer", about.key, name, view, pool]), signal, async () => {
+    const request = { ...body(about), view, attentions: [{ name, heads: null }], pool, dtype: "u8" };
+    return (await api.maps(request, signal))[0];
+  });
+
+/** The exact map of one head: {data: Float32Array, shape: [T, S]}. */
+export const headMap = (api, about, name, head, view, signal) =>
+  keep(JSON.stringify(["head", about.key, name, head, view]), signal, async () => {
+    const request = { ...body(about), view, attentions: [{ name, heads: [head] }], pool: 0, dtype: "f32" };
+    const [{ data, shape }] = await api.maps(request, signal);
+    return { data, shape: shape.slice(1) };
+  });
+
+/** The atlas of a model, or null if it has none. */
+export const atlasOf = (api, model) => {
+  if (!atlases.has(model.id)) {
+    const none = () => null;
+    atlases.set(model.id, model.atlas ? api.atlas(model.id).catch(none) : Promise.resolve(null));
+  }
+  return atlases.get(model.id);
+};
+
+/** The view whose maps are shown: the neuron view adds to the weights, and a roll-out is the encoder's alone. */
+export const viewShown = ({ view, kind }) =>
+  view === "neuron" || (view === "rollout" && kind !== "encoder") ? "weights" : view;
+
+/** A role in the page's language: "positional +1" names its offset; one that the page does not know stays as it is. */
+export const roleText = (t, role) => {
+  const [name, offset] = role.startsWith("positional ") ? role.split(" ") : [role];
+  const text = t(`role.${name}`, { offset: offset?.replace("-", "−") });
+  return text.startsWith("role.") ? role : text;
+};
+
+/** What a map is of: "encoder 2 · head 3", or the layer that a roll-out ends in. */
+export const titleOf = (t, state, { name, head }) => {
+  const model = modelShown(state);
+  if (viewShown(state) !== "rollout") return headLabel(model, name, head);
+  return t("focus.rollout", { n: model?.attentions.find((each) => each.name === name)?.layer });
+};

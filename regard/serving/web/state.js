@@ -1,0 +1,188 @@
+// What the page knows, in one place. Components read `store.state`, change it by `store.set(patch)` and are told
+// by `store.subscribe`. What a person chose is kept in the address, so that a link shows the same thing again.
+
+export const initial = () => ({
+  models: [], model: "", compare: "", text: "", beam: 1,
+  prefix: [], edits: {},
+  source: [], target: [], done: null, // the model as it is
+  edited: null, rescored: null, // with the edits: {target, done}; the original's output under them
+  other: null, // the second model: {source, target, done}
+  step: null, side: "original",
+  kind: "cross", head: null, view: "weights", colour: "linear", words: false, special: true, axis: "predicted",
+  hover: null, locked: null, combine: "mean",
+  tab: "heads", theme: "auto", language: "en",
+  busy: {}, error: null,
+});
+
+// --- the address: each key has a way to be written and one to be read; reading gives undefined for nonsense
+
+const plain = { write: String, read: (text) => text };
+const choice = (...values) => ({ write: String, read: (text) => values.find((value) => String(value) === text) });
+const whole = (text) => (/^\d{1,9}$/.test(text) ? Number(text) : undefined);
+const wholes = (text) => {
+  const numbers = text === "" ? [] : text.split(",").map(whole);
+  return numbers.includes(undefined) ? undefined : numbers;
+};
+
+const factors = {
+  // encoder.layers.0.self_attention:3=0,1=0.5;decoder.layers...
+  write: (edits) =>
+    Object.entries(edits)
+      .map(([name, heads]) => `${name}:${Object.entries(heads).map(([head, factor]) => `${head}=${factor}`).join(",")}`)
+      .join(";"),
+  read: (text) => {
+    const edits = {};
+    for (const part of text.split(";").filter(Boolean)) {
+      const [name, heads] = part.split(":");
+      if (!/^[a-z][\w.]*$/i.test(name) || !heads) return undefined; // no __proto__
+      for (const pair of heads.split(",")) {
+        const [head, factor] = pair.split("=");
+        const value = Number(factor);
+        if (whole(head) === undefined || !factor || !Number.isFinite(value)) return undefined;
+        edits[name] = { ...(Object.hasOwn(edits, name) && edits[name]), [head]: value };
+      }
+    }
+    return edits;
+  },
+};
+
+const oneHead = {
+  write: ({ name, head }) => `${name}:${head}`,
+  read: (text) => {
+    const [, name, head] = text.match(/^([a-z][\w.]*):(\d{1,4})$/i) ?? [];
+    return name === undefined ? undefined : { name, head: Number(head) };
+  },
+};
+
+const selection = {
+  write: ({ rows, columns }) => `${rows.join(",")};${columns.join(",")}`,
+  read: (text) => {
+    const [rows, columns] = text.split(";").map(wholes);
+    return rows && columns ? { rows, columns } : undefined;
+  },
+};
+
+const written = {
+  model: plain, compare: plain, text: plain,
+  beam: choice(1, 4),
+  prefix: { write: (ids) => ids.join(","), read: wholes },
+  edits: factors,
+  step: { write: String, read: whole },
+  side: choice("original", "edited", "other"),
+  kind: choice("encoder", "decoder", "cross"),
+  head: oneHead,
+  view: choice("weights", "norm", "rollout", "neuron"),
+  colour: choice("linear", "log"),
+  words: choice(false, true), special: choice(false, true),
+  axis: choice("predicted", "read"),
+  locked: selection,
+  combine: choice("mean", "sum"),
+  tab: choice("heads", "atlas"), theme: choice("auto", "light", "dark"), language: choice("en", "zh"),
+};
+
+const same = (a, b) => a === b || JSON.stringify(a) === JSON.stringify(b);
+
+/** The state as the part of an address after `#`; what is as at the beginning is left out. */
+export const encode = (state, defaults = initial()) => {
+  const query = new URLSearchParams();
+  for (const [key, { write }] of Object.entries(written)) {
+    if (state[key] !== null && !same(state[key], defaults[key])) query.set(key, write(state[key]));
+  }
+  return query.toString();
+};
+
+/** Every key that an address can hold: as it says, or as at the beginning where it says nothing or nonsense. */
+export const decode = (hash, defaults = initial()) => {
+  const query = new URLSearchParams(hash.replace(/^#/, ""));
+  const read = (key) => (query.has(key) ? written[key].read(query.get(key)) : undefined);
+  return Object.fromEntries(Object.keys(written).map((key) => [key, read(key) ?? defaults[key]]));
+};
+
+// --- the store
+
+const soon = (callback) =>
+  // A hidden tab draws no frames, but its state must not stand still.
+  typeof document === "undefined" || document.hidden ? setTimeout(callback, 16) : requestAnimationFrame(callback);
+
+/** A store; callbacks run once a frame, however often `set` was called. `onchange` hears of every such frame. */
+export const createStore = (state, onchange = () => {}) => {
+  const listeners = new Set();
+  let changed = new Set();
+  let waiting = false;
+
+  const flush = () => {
+    const keys = changed;
+    changed = new Set();
+    waiting = false;
+    onchange(keys);
+    for (const listener of [...listeners]) {
+      if (!listener.keys.some((key) => keys.has(key))) continue;
+      try {
+        listener.callback(state, keys);
+      } catch (error) {
+        console.error(error); // one broken view must not silence the others
+      }
+    }
+  };
+
+  return {
+    state,
+    set(patch) {
+      for (const [key, value] of Object.entries(patch)) {
+        if (state[key] === value) continue;
+        state[key] = value;
+        changed.add(key);
+      }
+      if (changed.size && !waiting) {
+        waiting = true;
+        soon(flush);
+      }
+    },
+    subscribe(keys, callback) {
+      const listener = { keys, callback };
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+  };
+};
+
+const inAddress = () => {
+  const defaults = { ...initial(), language: navigator.language?.startsWith("zh") ? "zh" : "en" };
+  let timer = 0;
+  const write = () => history.replaceState(null, "", `#${encode(store.state, defaults)}`);
+  const store = createStore({ ...defaults, ...decode(location.hash, defaults) }, (keys) => {
+    if (!Object.keys(written).some((key) => keys.has(key))) return;
+    clearTimeout(timer); // browsers refuse hundreds of addresses a minute: a slider would ask for them
+    timer = setTimeout(write, 150);
+  });
+  addEventListener("pagehide", write);
+  addEventListener("hashchange", () => {
+    const asked = decode(location.hash, defaults);
+    store.set(Object.fromEntries(Object.entries(asked).filter(([key, value]) => !same(value, store.state[key]))));
+  });
+  return store;
+};
+
+export const store = typeof location === "undefined" ? createStore(initial()) : inAddress();
+
+// --- questions about a state that several components ask
+
+export const modelOf = (state, id = state.model) => state.models.find((model) => model.id === id);
+export const edited = (state) => Object.keys(state.edits).length > 0;
+export const factorOf = (edits, name, head) => edits[name]?.[head] ?? 1;
+
+/** Edits with one head's factor changed: 1 is the head as it is, so it is left out. */
+export const withFactor = (edits, name, head, factor) => {
+  const { [head]: _, ...heads } = edits[name] ?? {};
+  if (factor !== 1) heads[head] = factor;
+  const { [name]: __, ...rest } = edits;
+  return Object.keys(heads).length ? { ...rest, [name]: heads } : rest;
+};
+
+/** Whose tokens and maps are looked at: {side, model, edits, source, target, done}. */
+export const shown = (state) => {
+  const { side, model, source, target, done, edits, compare } = state;
+  if (side === "edited" && state.edited) return { side, model, edits, source, ...state.edited };
+  if (side === "other" && state.other) return { side, model: compare, edits: {}, ...state.other };
+  return { side: "original", model, edits: {}, source, target, done };
+};

@@ -1,0 +1,40 @@
+// The switches of the focused view.
+
+import { choice, tick } from "./elements.js";
+import { viewShown } from "./sight.js";
+
+/** The switches in `root`: which view, how rows are named and combined, words, special tokens, colours. */
+export const tools = (root, store, { t }) => {
+  const { state } = store;
+  let views, words, special, log, axis, combine;
+
+  const make = () => {
+    const named = (prefix, values) => values.map((v) => [v, t(`${prefix}.${v}`), t(`${prefix}.${v}.title`)]);
+    const kinds = named("view", ["weights", "norm", "rollout", "neuron"]);
+    const means = ["mean", "sum"].map((how) => [how, t(`combine.${how}`)]);
+    const explained = { explained: true };
+    views = choice("view", t("focus.view"), kinds, (view) => store.set({ view }));
+    const roles = named("axis", ["predicted", "read"]);
+    axis = choice("axis", t("focus.axis"), roles, (value) => store.set({ axis: value }), explained);
+    combine = choice("combine", t("focus.combine"), means, (value) => store.set({ combine: value }), explained);
+    words = tick(t("focus.words"), t("focus.words.title"), (on) => store.set({ words: on }));
+    special = tick(t("focus.special"), t("focus.special.title"), (on) => store.set({ special: on }));
+    log = tick(t("focus.log"), t("focus.log.title"), (on) => store.set({ colour: on ? "log" : "linear" }));
+    root.replaceChildren(...[views, axis, combine, words, special, log].map(({ node }) => node));
+    show();
+  };
+  const show = () => {
+    views.set(state.view === "rollout" ? viewShown(state) : state.view);
+    views.inputs[2].disabled = state.kind !== "encoder"; // a roll-out is the encoder's alone
+    axis.set(state.axis);
+    axis.node.hidden = state.kind === "encoder";
+    combine.set(state.combine);
+    combine.node.hidden = (state.locked?.rows.length ?? 0) < 2 && (state.locked?.columns.length ?? 0) < 2;
+    words.set(state.words);
+    special.set(state.special);
+    log.set(state.colour === "log");
+  };
+  store.subscribe(["language"], make);
+  store.subscribe(["kind", "view", "words", "special", "colour", "axis", "combine", "locked"], show);
+  make();
+};

@@ -1,0 +1,290 @@
+"""Who is let in, and how much may be sent: over raw sockets, as those send who mean no good."""
+
+import json
+import socket
+import time
+from base64 import b64encode
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from regard.models import storage
+from regard.serving.config import ServeConfig, read_keys
+from regard.serving.limits import REMEMBERED, Rate
+from regard.serving.registry import Registry
+from tests.serving.servers import Hold, directory, running
+from tests.serving.toys import LINES
+
+FINE = {"q": LINES[0], "source": "en", "target": "es"}
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry([directory(tmp_path / "first")])
+
+
+@pytest.fixture
+def address(registry: Registry) -> Iterator[str]:
+    with running(registry, ServeConfig(explorer=False, characters=1_000)) as (address, _):
+        yield address
+
+
+@pytest.fixture
+def hasty(registry: Registry) -> Iterator[str]:
+    """One that has no time."""
+    with running(registry, ServeConfig(explorer=False, seconds=1.0)) as (address, _):
+        yield address
+
+
+def connect(address: str) -> socket.socket:
+    place = urlsplit(address)
+    return socket.create_connection((place.hostname, place.port), timeout=30)
+
+
+def received(door: socket.socket) -> tuple[int, dict[str, object]]:
+    """Status and JSON of an answer that ends with its connection."""
+    data = b""
+    while piece := door.recv(65536):
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+def head(length: str, more: str = "") -> bytes:
+    kind = "Content-Type: application/json\r\n"
+    return f"POST /translate HTTP/1.1\r\nHost: x\r\n{kind}{length}\r\n{more}\r\n".encode()
+
+
+def post(address: str) -> httpx.Response:
+    return httpx.post(f"{address}/translate", json=FINE, timeout=30)
+
+
+def metric(address: str, line: str) -> float:
+    lines = httpx.get(f"{address}/metrics").text.splitlines()
+    return sum(float(each.rsplit(" ", 1)[1]) for each in lines if each.startswith(line))
+
+
+def test_a_slow_client_is_let_go(hasty: str) -> None:
+    with connect(hasty) as door:
+        door.sendall(head("Content-Length: 100") + b'{"q": ')  # and no more
+        status, said = received(door)
+    assert (status, said) == (408, {"error": "the request did not arrive within 1 seconds"})
+    assert metric(hasty, 'regard_refused_total{reason="slow"}') == 1
+
+
+def test_a_huge_body_is_refused_before_it_is_sent(address: str) -> None:
+    with connect(address) as door:
+        door.sendall(head("Content-Length: 99999999999"))
+        assert received(door)[0] == 413
+    with connect(address) as door:  # one that does not say how much is coming
+        door.sendall(head("Transfer-Encoding: chunked"))
+        try:
+            for _ in range(100):
+                door.sendall(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+                time.sleep(0.001)
+        except OSError:
+            pass  # it was hung up on us
+        else:
+            pytest.fail("all of it was taken")
+    assert post(address).status_code == 200
+    assert metric(address, 'regard_refused_total{reason="size"}') == 2
+
+
+def test_who_leaves_is_not_translated(registry: Registry, address: str) -> None:
+    hold = Hold(registry.get())
+    with ThreadPoolExecutor(1) as other:
+        first = other.submit(post, address)
+        assert hold.begun.wait(30)
+        body = json.dumps({**FINE, "q": LINES[1]}).encode()
+        with connect(address) as door:
+            door.sendall(head(f"Content-Length: {len(body)}") + body)
+            while metric(address, "regard_queue_length") < 2:
+                time.sleep(0.01)
+        while metric(address, "regard_queue_length") > 1:  # its place is free at once
+            time.sleep(0.01)
+        hold.go.set()
+        assert first.result().status_code == 200
+    assert post(address).status_code == 200
+    assert [LINES[1]] not in hold.batches
+    assert metric(address, 'regard_requests_total{method="POST",route="/translate",status="499"}') == 1
+
+
+def test_half_a_body_and_gone(address: str) -> None:
+    with connect(address) as door:
+        door.sendall(head("Content-Length: 100") + b'{"q": ')
+    assert post(address).status_code == 200
+
+
+def test_what_takes_too_long_is_given_up(registry: Registry, hasty: str) -> None:
+    hold = Hold(registry.get())
+    answer = post(hasty)
+    assert answer.status_code == 504
+    assert answer.json() == {"error": "this takes longer than 1 seconds: send less at a time"}
+    hold.go.set()
+    while post(hasty).status_code != 200:  # which a busy machine may not manage at once
+        pass
+
+
+def test_too_many_requests_are_sent_away_and_the_server_recovers(registry: Registry) -> None:
+    with running(registry, ServeConfig(explorer=False, queue=3)) as (address, _), ThreadPoolExecutor(8) as clients:
+        hold = Hold(registry.get())
+        taken = [clients.submit(post, address) for _ in range(3)]
+        while metric(address, "regard_queue_length") < 3:
+            time.sleep(0.01)
+        refused = [post(address) for _ in range(4)]
+        assert [answer.status_code for answer in refused] == [429] * 4
+        assert all(answer.headers["Retry-After"] == "1" for answer in refused)
+        assert refused[0].json()["error"].startswith("3 requests are waiting already: slow down")
+        hold.go.set()
+        expected = registry.get().translator().translate(LINES[0])
+        assert [future.result().json() for future in taken] == [{"translatedText": expected}] * 3
+        assert post(address).json() == {"translatedText": expected}
+        assert metric(address, 'regard_refused_total{reason="queue"}') == 4
+
+
+def test_a_server_that_is_told_to_stop_finishes_what_it_took(registry: Registry) -> None:
+    with running(registry) as (address, server), ThreadPoolExecutor(4) as clients:
+        hold = Hold(registry.get())
+        taken = [clients.submit(post, address) for _ in range(4)]
+        while metric(address, "regard_queue_length") < 4:
+            time.sleep(0.01)
+        server.should_exit = True
+        while server.servers and server.servers[0].is_serving():
+            time.sleep(0.01)
+        time.sleep(0.2)  # it has stopped to listen, and waits
+        assert not any(future.done() for future in taken)
+        hold.go.set()
+        assert [future.result().status_code for future in taken] == [200] * 4
+    with pytest.raises(httpx.ConnectError):
+        post(address)
+
+
+def test_a_model_that_vanishes_is_a_503_until_it_is_back(registry: Registry, address: str, tmp_path: Path) -> None:
+    assert httpx.get(f"{address}/ready").json() == {"status": "ready", "models": {"first": "to be loaded"}}
+    expected = post(address).json()
+    assert httpx.get(f"{address}/ready").json()["models"] == {"first": "loaded"}
+    weights = tmp_path / "first" / storage.WEIGHTS
+    weights.rename(tmp_path / "away")
+    answer = post(address)
+    assert answer.status_code == 503
+    assert answer.json() == {"error": "the model first cannot be loaded: the server's log says why"}
+    assert httpx.get(f"{address}/ready").status_code == 503
+    assert httpx.get(f"{address}/health").status_code == 200
+    (tmp_path / "away").rename(weights)
+    assert post(address).json() == expected
+    assert httpx.get(f"{address}/ready").status_code == 200
+
+
+def test_a_mistake_of_ours_is_a_500_without_its_story(
+    registry: Registry, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = "what a client has said"
+
+    def broken(asks: object, settings: object) -> None:
+        raise RuntimeError(words)
+
+    translator = registry.get().translator()
+    translator.answers = broken  # type: ignore[method-assign, assignment]
+    answer = post(address)
+    assert (answer.status_code, answer.json()) == (500, {"error": "internal error"})
+    del translator.answers
+    assert post(address).status_code == 200
+    assert "RuntimeError in /translate" in caplog.text
+    assert words not in caplog.text
+
+
+def test_the_log_says_how_it_went_and_not_what_was_said(registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with running(registry) as (address, _):
+        assert post(address).status_code == 200
+        httpx.get(f"{address}/a%0Asecret?q=secret")
+        httpx.post(f"{address}/translate?q=secret", data={"source": "secret", "target": "es"})
+    lines = [record.getMessage() for record in caplog.records if record.name == "regard.serving"]
+    assert [line.split(" ms")[0].rsplit(" ", 1)[0] for line in lines] == [
+        "POST /translate 200",
+        "GET unknown 404",
+        "POST /translate 400",
+    ]
+    assert lines[0].endswith(f"ms {len(LINES[0])} characters")
+    for word in ("secret", *LINES[0].split()[1:]):
+        assert word not in " ".join(lines)
+
+
+def test_a_key_opens_what_is_behind_the_explorer_and_the_metrics(registry: Registry) -> None:
+    with running(registry, ServeConfig(api_keys=("one-key",))) as (address, _):
+        browser = {"Authorization": "Basic " + b64encode(b":one-key").decode()}
+        for path in ("/metrics", "/explore/", "/explore/api/models"):
+            closed = httpx.get(address + path)
+            assert (closed.status_code, list(closed.json())) == (401, ["error"]), path
+            assert closed.headers["WWW-Authenticate"].startswith("Basic")
+            for wrong in ("Basic !", "Bearer other", "Digest one-key", "Bearer é"):
+                assert httpx.get(address + path, headers={"Authorization": wrong.encode()}).status_code == 401
+            for right in (browser, {"Authorization": "Bearer one-key"}):
+                assert httpx.get(address + path, headers=right).status_code == 200
+        for path in ("/health", "/ready", "/docs", "/spec"):
+            assert httpx.get(address + path).status_code == 200
+
+
+def test_pages_of_other_origins_may_ask_only_where_that_is_said(registry: Registry, address: str) -> None:
+    there = {"Origin": "http://other.example"}
+    assert "access-control-allow-origin" not in httpx.get(f"{address}/health", headers=there).headers
+    with running(registry, ServeConfig(explorer=False, cors=("http://other.example",))) as (other, _):
+        answer = httpx.get(f"{other}/health", headers=there)
+        assert answer.headers["access-control-allow-origin"] == "http://other.example"
+        elsewhere = httpx.get(f"{other}/health", headers={"Origin": "http://third.example"})
+        assert "access-control-allow-origin" not in elsewhere.headers
+        late = httpx.post(f"{other}/translate", json={}, headers=there)
+        assert (late.status_code, late.headers["access-control-allow-origin"]) == (400, "http://other.example")
+
+
+def test_a_rate_is_saved_up_and_forgotten() -> None:
+    now = 0.0
+    rate = Rate(60, clock=lambda: now)
+    assert [rate.wait("a") for _ in range(61)] == [0.0] * 60 + [1.0]
+    now = 0.5
+    assert rate.wait("a") == pytest.approx(0.5)
+    now = 3.0
+    assert [rate.wait("a") for _ in range(3)] == [0.0, 0.0, 0.0]
+    assert rate.wait("a") > 0
+    now = 1e9
+    assert [rate.wait("a") for _ in range(61)][-1] > 0  # no more than a minute's worth
+    for client in range(REMEMBERED + 10):
+        rate.wait(str(client))
+    assert len(rate._saved) == REMEMBERED
+
+
+def test_keys_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one # of mine\n\n# two\nthree\n")
+    assert read_keys(file, {"REGARD_API_KEYS": "four, one"}) == ("four", "one", "three")
+    assert read_keys(None, {}) == ()
+    for content, message in (
+        (b"# none\n", "has no key"),
+        (b"\xff", "no text in UTF-8"),
+        (b"a b\n", "ASCII without spaces"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            read_keys(file, {})
+    with pytest.raises(OSError, match="No such file"):
+        read_keys(tmp_path / "nowhere", {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"port": 70_000}, "port = 70000"),
+        ({"queue": 0}, "queue = 0: it must be at least 1"),
+        ({"rate": 0}, "rate = 0"),
+        ({"seconds": 0.0}, "seconds = 0.0"),
+        ({"seconds": float("nan")}, "seconds = nan"),
+        ({"wait_ms": -1.0}, "wait_ms = -1.0"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ServeConfig(**changes)  # type: ignore[arg-type]

@@ -1,0 +1,40 @@
+"""A model for the explorer's tests that has learned nothing, but is sure of itself."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.api import Translator
+from regard.data.tokenizers import Tokenizer, TokensConfig
+from regard.models import storage
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.recipe import DecodeConfig
+
+LINES = ["a dog runs", "two men sit on a bench", "a woman reads.", "the man in the hat looks at a dog, don't ☕ 中文"]
+RECIPE = "data: {corpus: tatoeba-en-es}\ntokens: {kind: bpe, size: 290}\ntrain: {steps: 1}\ndecode: {extra: 6, beam: 3}\n"
+ENCODER, CROSS = "encoder.layers.0.self_attention", "decoder.layers.1.cross_attention"
+
+
+def tokenizer() -> Tokenizer:
+    return Tokenizer.learn(TokensConfig(size=290), LINES * 3)
+
+
+def model(seed: int = 3, **changes: Any) -> Transformer:
+    torch.manual_seed(seed)
+    shape = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "d_ff": 32, "heads": 4, **changes}
+    made = Transformer(TransformerConfig.tiny(290, **shape)).eval()
+    made.output.weight.data *= 4.0
+    return made
+
+
+def translator(seed: int = 3, **changes: Any) -> Translator:
+    return Translator(model(seed, **changes), tokenizer(), DecodeConfig(extra=6, beam=3), engine="torch")
+
+
+def directory(path: Path, seed: int = 3) -> Path:
+    """A model directory."""
+    storage.save(model(seed), path)
+    tokenizer().save(path / "tokenizer.json")
+    (path / "recipe.yaml").write_text(RECIPE)
+    return path
