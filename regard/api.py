@@ -43,11 +43,13 @@ from regard.decoding.protocol import Hypothesis, Request, Searchable, Special
 from regard.decoding.risk import choose
 from regard.evaluation.translation import sentence_chrf
 from regard.inspection.alignment import align_words, source_attention, words_of_prefixes, words_of_spans
-from regard.inspection.maps import translation_maps
-from regard.inspection.page import attention_page
+from regard.inspection.maps import Words, in_words, translation_maps, without_special, words_of_pieces
+from regard.inspection.page import AttentionMap, attention_page
 from regard.models import storage
 from regard.native import Native, Shortlists, UnavailableError
 from regard.recipe import DataConfig, DecodeConfig
+from regard.shipped import located
+from regard.shipped import shipped as shipped  # regard.api.shipped() is part of this door
 
 SPECIAL = Special(BOS, EOS, PAD)
 ENGINES = ("auto", "native", "torch")
@@ -193,11 +195,7 @@ class Translator:
         if count < 1:
             raise ValueError(f"count = {count}: it must be at least 1")
         chosen = Settings.of({**settings, "prefix": prefix}, self.decode)
-        (parts,), _ = self._parts([Ask(text)], chosen)
-        read = [part for part in parts if part.ids]
-        if len(read) != 1:
-            raise ValueError(f"alternatives are for one sentence, got {len(read)}: {short(text)}")
-        request = self._request(read[0], Ask(text), 1, chosen)
+        request = self._request(self._sentence(text, chosen, "alternatives are"), Ask(text), 1, chosen)
         before = (BOS, *request.prefix)
         rows = self.searchable.rows()
         rows.start([request.source])
@@ -218,14 +216,41 @@ class Translator:
             )
         ]
 
+    def attention(
+        self,
+        text: str,
+        target: str | None = None,
+        *,
+        names: str | Sequence[str] = "*",
+        heads: Sequence[int] | None = None,
+        view: str = "weights",
+        words: bool = False,
+        special: bool = True,
+        **settings: Any,
+    ) -> list[AttentionMap]:
+        """What every head looks at while the model writes its translation of a sentence, or a given one.
+
+        `names` are patterns of attentions, `heads` the numbers of some. The view "norm" shows lengths of what is moved
+        instead of weights. `words` puts sub-words together; without `special`, start and end symbols are left out.
+        """
+        chosen = Settings.of(settings, self.decode)
+        read = self._sentence(text, chosen, "attention is")
+        written = self._ids(target) if target is not None else None
+        if written is None:
+            written = self._search([self._request(read, Ask(text), 1, chosen)], chosen)[0][0].tokens
+        if not (special or written):
+            raise ValueError(f"{short(text)}: nothing is written, and special tokens are left out: there is no map")
+        batch = collate([(read.ids, written)]).to(self.device)
+        pieces = [[*self.tokenizer.pieces(ids), "</s>"] for ids in (read.ids, written)]
+        maps = translation_maps(self.model, batch.source, batch.target, *pieces, names=names, heads=heads, view=view)
+        if words:
+            maps = [in_words(each, self._in_words(read.ids), self._in_words(written)) for each in maps]
+        return maps if special else list(map(without_special, maps))
+
     def attention_page(self, text: str, target: str | None = None) -> str:
         """A self-contained HTML page of every head while the model writes its translation, or a given one."""
         said = self.translate(text) if target is None else target
-        read, written = self.tokenizer.encode(text), self.tokenizer.encode(said)
-        batch = collate([(read, written)])
-        pieces = [[*self.tokenizer.pieces(ids), "</s>"] for ids in (read, written)]
-        maps = translation_maps(self.model, batch.source.to(self.device), batch.target.to(self.device), *pieces)
-        return attention_page(maps, title=f"{text} → {said}")
+        return attention_page(self.attention(text, target), title=f"{text} → {said}")
 
     def answers(self, asks: Sequence[Ask], settings: Settings) -> list[Answer]:
         """The outputs for each of some texts, all at once in memory: what the other methods are made of."""
@@ -249,6 +274,14 @@ class Translator:
         if self.reach is not None and len(ids) > self.reach:
             raise ValueError(f"{short(text)} has {len(ids)} sub-words, the model has positions for {self.reach}")
         return ids
+
+    def _sentence(self, text: str, settings: Settings, subject: str) -> Part:
+        """The one part of a text that is read."""
+        (parts,), _ = self._parts([Ask(text)], settings)
+        read = [part for part in parts if part.ids]
+        if len(read) != 1:
+            raise ValueError(f"{subject} for one sentence, got {len(read)}: {short(text)}")
+        return read[0]
 
     def _parts(self, asks: Sequence[Ask], settings: Settings) -> tuple[list[list[Part]], list[int]]:
         """What the model reads of each text, and how many sentences of it had to be cut."""
@@ -352,6 +385,17 @@ class Translator:
         """The word of its text that each of some ids is a part of."""
         return words_of_prefixes(self.tokenizer.decode_batch([ids[: i + 1] for i in range(len(ids))]))
 
+    def _in_words(self, ids: list[int]) -> Words:
+        """The words that some ids make."""
+        of = words_of_pieces(self.tokenizer.pieces(ids), self.tokenizer.kind)
+        groups: list[list[int]] = [[] for _ in set(of)]
+        for word, id in zip(of, ids, strict=True):
+            groups[word].append(id)
+        texts = self.tokenizer.decode_batch(groups)
+        return Words(
+            of, [text.strip() or "".join(self.tokenizer.pieces(g)) for text, g in zip(texts, groups, strict=True)]
+        )
+
     def _aligned(
         self, pairs: Sequence[tuple[str, list[int], list[int], list[int]]], layer: int | None = None
     ) -> list[Links]:
@@ -380,7 +424,7 @@ class Translator:
 
 
 def load(
-    directory: str | Path | Sequence[str | Path],
+    directory: str | Path | Sequence[str | Path] | None = None,
     *,
     device: str = "cpu",
     engine: str = "auto",
@@ -392,6 +436,7 @@ def load(
 ) -> Translator:
     """The model in a directory that `regard train` has written; several directories make an ensemble.
 
+    Without a directory, the model that comes with regard: English to Spanish, which also goes by its name, en-es.
     `engine` is native (compiled C, on the CPU), torch, or the first of them that there is; `workers` are threads.
     `precision` is that of the weights as they are on the disk, or fp32, bf16, int8. `shortlist` restricts the output
     to tokens that go with the source, as `regard shortlist` has learned it.
@@ -402,7 +447,7 @@ def load(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"there is no device {device!r} here ({str(error).splitlines()[0]}): use cpu") from None
-    places = [Path(directory)] if isinstance(directory, str | Path) else list(map(Path, directory))
+    places = [located(directory)] if isinstance(directory, str | Path | None) else list(map(located, directory))
     if not places:
         raise ValueError("an ensemble has at least 1 model, got none")
     models = [storage.load(place, device=device, dtype=PRECISIONS.get(precision or "")) for place in places]

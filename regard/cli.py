@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 import regard
+from regard.seeing import explore, heads, inspect, prune, serve
 from regard.translating import score, translate
 
 if TYPE_CHECKING:
@@ -76,11 +77,12 @@ def info(
     from regard.models import storage
     from regard.models.accounting import PAPER_RUNS, breakdown, footprint
     from regard.models.catalogue import configure
+    from regard.shipped import located
 
-    if Path(preset).is_dir():
+    if located(preset).is_dir():
         if changes:
             raise ValueError(f"{preset} is a trained model: {changes[0]} cannot be changed in it")
-        config = storage.config(preset)
+        config = storage.config(located(preset))
     else:
         config = configure(preset, changes or (), vocabulary=vocabulary)
     parts = breakdown(config, 1, source, target)
@@ -189,6 +191,8 @@ def data(
 
 app.command()(translate)
 app.command()(score)
+for verb in (explore, inspect, heads, prune, serve):
+    app.command()(verb)
 
 
 @app.command()

@@ -9,10 +9,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import islice, zip_longest
+from os.path import exists, isdir  # which answer for a name that is too long, too
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from regard.shipped import located, shipped
 
 if TYPE_CHECKING:
     from regard.api import Translator
@@ -31,7 +34,7 @@ PAIRS = 2_000  # scored together
 
 
 def translate(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    model: Annotated[Path | None, typer.Argument(help="A model directory. (default: the one that comes along)")] = None,
     files: Annotated[list[Path] | None, typer.Argument(help="Text files, a sentence a line. (default: stdin)")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here. (default: stdout)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was interrupted.")] = False,
@@ -123,7 +126,8 @@ def translate(
         raise ValueError("--tokens adds to JSON: ask for --json")
     if stream and (as_json or jsonl or align or output is not None):
         raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
-    models, inputs = [model, *(ensemble or ())], files or [Path("-")]
+    first, inputs = _model_and_files(model, files or [])
+    models = [first, *map(located, ensemble or ())]
     given = {name: options[name] for name in SETTINGS if name != "prefix"}  # which only a line of its own can have
     translator = load(
         models,
@@ -161,6 +165,22 @@ def translate(
     with Output(output, about, inputs, resume=resume, overwrite=overwrite) as written:
         _translate(translator, settings, form, asks, written, notes)
     notes.report(skipped)
+
+
+def _model_and_files(first: Path | None, others: list[Path]) -> tuple[Path, list[Path]]:
+    """What the arguments name: a model and files, or files alone, for the model that comes with regard."""
+    stdin = Path("-")
+    if first is None or first == stdin or (exists(first) and not isdir(first)):
+        chosen = shipped()
+        typer.echo(f"note: by {chosen.name}, the model that comes with regard", err=True)
+        return chosen, [first or stdin, *others]
+    place = located(first)
+    if not isdir(place):
+        raise ValueError(
+            f"{first} is neither a model directory nor a text file: the first argument is a model, or else a file for "
+            "the one that comes with regard; text itself is read from standard input"
+        )
+    return place, others or [stdin]
 
 
 class Form:
@@ -237,9 +257,9 @@ def _typed() -> "Iterator[Ask]":
 
 
 def score(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
     source: Annotated[Path, typer.Option(help="Text, a sentence a line.")],
     target: Annotated[Path, typer.Option(help="Its translation, line by line.")],
+    model: Annotated[Path | None, typer.Argument(help="A model directory. (default: the one that comes along)")] = None,
     per_token: Annotated[bool, typer.Option("--per-token", help="Add each sub-word and its log p.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON lines.")] = False,
     ensemble: Annotated[list[Path] | None, typer.Option(metavar="MODEL", help="One more model to ask.")] = None,
@@ -249,7 +269,7 @@ def score(
     from regard.api import load
     from regard.data.text import read_lines
 
-    translator = load([model, *(ensemble or ())], device=device)
+    translator = load([located(model), *(ensemble or ())], device=device)
     lines = zip_longest(read_lines(source), read_lines(target))
     pairs = count = 0
     total = 0.0

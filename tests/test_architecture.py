@@ -13,6 +13,7 @@ LONGEST = 500  # lines; at this length a room is missing
 # What a room may import from `regard` besides itself. A new room states its arrows here first.
 ROOMS: dict[str, set[str]] = {
     "files": set(),  # whole files; whoever writes one
+    "shipped": set(),  # where the models are that come along
     "core": set(),
     "data": {"files"},
     "evaluation": {"files"},
@@ -21,7 +22,7 @@ ROOMS: dict[str, set[str]] = {
     "inspection": {"core", "files"},
     "native": {"core", "decoding", "files"},
     "convert": {"core", "data", "decoding", "files", "models"},
-    "adaptation": {"core", "files", "models"},  # of models the storage: it finds its way by type
+    "adaptation": {"core", "files", "inspection", "models"},  # of models the storage: it finds its way by type
     "training": {"core", "data", "files"},  # never models: a model is an argument
 }
 # What sits on top may import every room, and of the top only this.
@@ -36,8 +37,13 @@ TOP: dict[str, set[str]] = {
     "shortlist": {"pipeline", "recipe"},
     "distil": {"api", "pipeline", "recipe"},
     "experiments": {"api", "pipeline", "recipe"},
-    "serving": {"api"},
-    "cli": {"api", "distil", "evaluate", "experiments", "pipeline", "recipe", "serving", "shortlist", "translating"},
+    "inspecting": {"api"},
+    "study": {"api", "recipe"},
+    "atlas": {"study"},
+    "pruning": {"api", "recipe"},
+    "serving": {"api", "asks", "atlas", "recipe"},
+    "seeing": {"api", "atlas", "inspecting", "pruning", "serving"},
+    "cli": {"api", "distil", "evaluate", "experiments", "pipeline", "recipe", "seeing", "shortlist", "translating"},
     "__main__": {"cli"},
 }
 FRONT = {"api", "inspection"}  # what `import regard` brings

@@ -1,5 +1,6 @@
 """The benchmarks still run; what they print is not judged."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,3 +18,14 @@ def test_the_attention_benchmark_prints_a_row_for_each_length() -> None:
     assert "fused, ms" in result.stdout
     assert "128" in result.stdout
     assert "slope" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), reason="there is no Chromium"
+)
+def test_the_explorer_benchmark_prints_a_row_for_each_length() -> None:
+    command = [sys.executable, ROOT / "bench" / "explore.py", "--tokens", "24", "--moves", "3", "--clicks", "2"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "hover, ms" in result.stdout
+    assert "│ 24 " in result.stdout

@@ -49,6 +49,7 @@ def demo(
     write_page(directory / "attention.html", translator.attention_page(SENTENCE))
     console.print(Text(f"  look     {directory / 'attention.html'}"), soft_wrap=True)
     console.print(Text(f"  try it   regard translate {directory}"), soft_wrap=True)
+    console.print(Text(f"  explore  regard explore {directory}"), soft_wrap=True)
 
 
 def _begun(directory: Path, recipe: Recipe) -> bool:

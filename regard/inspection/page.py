@@ -18,6 +18,7 @@ import torch
 from regard.files import write_whole
 
 SCALE = 10_000  # the page holds whole ten-thousandths: 4 digits, in half the bytes of decimal fractions
+VIEWS = ("weights", "norm")
 TOLERANCE = 1e-3  # half precision may leave [0, 1] by this much
 
 
@@ -27,6 +28,8 @@ class AttentionMap:
 
     weights: (H, T, S), the probabilities before dropout; a fully masked row is zeros. T `queries`, S `keys`.
     `query_role` says whether `queries` are the tokens "read" at each position or "predicted" there (the next).
+    `heads` are the numbers of the H heads, if they are not all of them. In the view "norm" the weights are lengths
+    instead, of any size: of what each key adds to each query.
 
     >>> weights = torch.tensor([[[0.9, 0.1], [0.2, 0.8]]])  # one head
     >>> cross = AttentionMap("decoder.layers.1.cross_attention", weights, ["un", "gato"], ["a", "cat"], "predicted")
@@ -37,6 +40,18 @@ class AttentionMap:
     queries: Sequence[str]
     keys: Sequence[str]
     query_role: str
+    heads: Sequence[int] | None = None
+    view: str = "weights"
+
+    @property
+    def numbers(self) -> list[int]:
+        """The number of each head."""
+        return list(range(len(self.weights)) if self.heads is None else self.heads)
+
+    @property
+    def largest(self) -> float:
+        """What the strongest colour stands for: 1, or in the view "norm" the largest length there is."""
+        return 1.0 if self.view == "weights" else max(self.weights.max().item(), 1e-30)
 
     def __post_init__(self) -> None:
         shape, labels = tuple(self.weights.shape), (len(self.queries), len(self.keys))
@@ -46,17 +61,25 @@ class AttentionMap:
             raise ValueError(f"{self.name}: weights {shape} need {shape[1:]} queries and keys; got {labels} texts")
         if self.query_role not in ("read", "predicted"):
             raise ValueError(f'{self.name}: query_role must be "read" or "predicted"; got {self.query_role!r}')
-        inside = (self.weights >= -TOLERANCE) & (self.weights <= 1 + TOLERANCE)  # NaN is not
+        if self.view not in VIEWS:
+            raise ValueError(f"{self.name}: view = {self.view!r}: choose {' or '.join(VIEWS)}")
+        if self.heads is not None and len(self.heads) != shape[0]:
+            raise ValueError(f"{self.name}: weights {shape} need the numbers of {shape[0]} heads, got {self.heads}")
+        most = 1 + TOLERANCE if self.view == "weights" else torch.finfo(torch.float32).max
+        inside = (self.weights >= -TOLERANCE) & (self.weights <= most)  # NaN is not
         if not inside.all():
             h, i, j = (~inside).nonzero()[0].tolist()
+            bounds = "between 0 and 1 (give them before dropout)" if self.view == "weights" else "at least 0"
             raise ValueError(
-                f"{self.name}: weights must be finite and between 0 and 1 (give them before dropout); "
+                f"{self.name}: weights must be finite and {bounds}; "
                 f"got {self.weights[h, i, j].item():g} at head {h}, query {i}, key {j}"
             )
 
 
-def attention_page(maps: Sequence[AttentionMap], *, title: str, note: str = "") -> str:
+def attention_page(maps: Sequence[AttentionMap], *, title: str, note: str = "", log: bool = False) -> str:
     """An HTML document that shows all heads of `maps` and fetches nothing: style, script and data are inside.
+
+    `log` begins with logarithmic colours; the page has a switch for them.
 
     >>> cross = AttentionMap("cross", torch.full((8, 2, 4), 0.25), "ab", "wxyz", "predicted")  # (H, T, S)
     >>> "<title>wxyz → ab</title>" in attention_page([cross], title="wxyz → ab")
@@ -71,18 +94,25 @@ def attention_page(maps: Sequence[AttentionMap], *, title: str, note: str = "") 
             "role": each.query_role,
             "queries": list(each.queries),
             "keys": list(each.keys),
-            "weights": (each.weights.detach().cpu().double().clamp(0, 1) * SCALE).round().int().tolist(),
+            "heads": each.numbers,
+            "largest": each.largest,
+            "weights": (each.weights.detach().cpu().double() / each.largest * SCALE)
+            .clamp(0, SCALE)
+            .round()
+            .int()
+            .tolist(),
         }
         for each in maps
     ]
     # In JSON "<" occurs only within strings; written as an escape, no token can close the script element.
     data = json.dumps({"scale": SCALE, "maps": entries}, separators=(",", ":")).replace("<", "\\u003c")
     template = resources.files("regard.inspection").joinpath("page.html").read_text("utf-8")
-    slots = {"policy": _policy(template), "title": escape(title), "note": escape(note), "data": data}
+    slots = {"policy": policy(template), "title": escape(title), "note": escape(note), "data": data}
+    slots["log"] = "checked" if log else ""
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], template)  # one pass: a title names no slot
 
 
-def _policy(template: str) -> str:
+def policy(template: str) -> str:
     """The content-security policy under which the template's own style and script run and nothing loads."""
     rules = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]
     for tag in ("style", "script"):

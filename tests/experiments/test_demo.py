@@ -69,6 +69,7 @@ def test_with_a_corpus_the_quickstart_is_trained_and_shown(calls: Calls, tmp_pat
     assert calls.out.getvalue().splitlines() == [
         "  look     runs/quickstart/attention.html",
         "  try it   regard translate runs/quickstart",
+        "  explore  regard explore runs/quickstart",
     ]
 
 
@@ -86,6 +87,7 @@ def test_any_directory_is_named_as_it_is_and_on_one_line(calls: Calls, tmp_path:
     assert calls.out.getvalue().splitlines() == [
         f"  look     {directory / 'attention.html'}",
         f"  try it   regard translate {directory}",
+        f"  explore  regard explore {directory}",
     ]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.inspection.maps import translation_maps
+from regard.inspection.maps import Words, in_words, merge, translation_maps, without_special, words_of_pieces
 from regard.inspection.page import AttentionMap
 from regard.inspection.taps import record
 from regard.models.transformer import Transformer, TransformerConfig
@@ -77,3 +77,94 @@ def test_a_source_that_is_padded_needs_a_text_for_its_padding_too(model: Transfo
 def test_a_missing_word_is_named_with_its_map(model: Transformer) -> None:
     with pytest.raises(ValueError, match=r"decoder\.layers\.0\.self_attention: .* got \(2, 2\) texts"):
         translation_maps(model, SOURCE, TARGET, READ, WRITTEN[1:])
+
+
+def test_names_and_heads_choose(model: Transformer, maps: dict[str, AttentionMap]) -> None:
+    some = translation_maps(model, SOURCE, TARGET, READ, WRITTEN, names="decoder.*.cross_attention", heads=[3, 0])
+    assert [each.name for each in some] == [f"decoder.layers.{i}.cross_attention" for i in range(3)]
+    for each in some:
+        assert each.numbers == [3, 0]
+        torch.testing.assert_close(each.weights, maps[each.name].weights[[3, 0]])
+    with pytest.raises(ValueError, match=r"self_attention has heads 0\.\.3, not 4"):
+        translation_maps(model, SOURCE, TARGET, READ, WRITTEN, heads=[0, 4])
+    with pytest.raises(ValueError, match=r"view = 'rollout': choose weights or norm"):
+        translation_maps(model, SOURCE, TARGET, READ, WRITTEN, view="rollout")
+
+
+def test_norms_are_lengths_of_what_leaves_the_head(model: Transformer) -> None:
+    name = "decoder.layers.1.cross_attention"
+    (found,) = translation_maps(model, SOURCE, TARGET, READ, WRITTEN, names=name, view="norm", heads=[2])
+    with record(model, name, what=("weights", "values")) as seen, torch.no_grad():
+        model(SOURCE, TARGET)
+    weights, values = seen.weights[name][0, 2], seen.values[name][0, 2]
+    d_v = values.shape[1]
+    W_O = model.get_parameter("decoder.layers.1.cross_attention.sublayer.output.weight")[:, 2 * d_v : 3 * d_v]
+    for i in range(len(WRITTEN)):
+        for j in range(len(READ)):
+            assert found.weights[0, i, j].item() == pytest.approx((weights[i, j] * (W_O @ values[j])).norm().item())
+    assert found.view == "norm"
+    assert found.largest == found.weights.max()
+
+
+def test_words_are_sums_over_keys_and_means_over_queries() -> None:
+    weights = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.5, 0.1, 0.1, 0.3], [0.0, 0.0, 1.0, 0.0]])
+    found = merge(weights, [0, 1, 1], [0, 1, 1, 2])
+    torch.testing.assert_close(found, torch.tensor([[0.1, 0.5, 0.4], [0.25, 0.6, 0.15]]))
+    torch.testing.assert_close(merge(weights.expand(2, 5, 3, 4), [0, 1, 1], [0, 1, 1, 2])[1, 4], found)
+
+
+WORDS = {
+    "encoder.layers.0.self_attention": (["the cat", "sat", "</s>"], ["the cat", "sat", "</s>"]),
+    "decoder.layers.0.cross_attention": (["el gato", "</s>"], ["the cat", "sat", "</s>"]),
+    "decoder.layers.0.self_attention": (["el gato", "</s>"], ["<s>", "el gato"]),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_map_by_words_keeps_specials_by_themselves(maps: dict[str, AttentionMap], name: str) -> None:
+    """As if "the cat" were two tokens of one word, and "el gato" as well."""
+    tokens = maps[name]
+    found = in_words(tokens, Words([0, 0, 1], ["the cat", "sat"]), Words([0, 0], ["el gato"]))
+    queries, keys = WORDS[name]
+    assert (found.queries, found.keys) == (queries, keys)
+    first = tokens.weights[:, :2].mean(1)  # the first word's two rows
+    together = first[:, :2].sum(-1) if "cat" in keys[0] else first[:, 0]
+    torch.testing.assert_close(found.weights[:, 0, 0], together)
+    torch.testing.assert_close(found.weights[:, -1, -1], tokens.weights[:, -1, (-1 if "cat" in keys[0] else slice(1, 3))
+                               ].reshape(4, -1).sum(-1))  # fmt: skip
+    torch.testing.assert_close(found.weights.sum(-1), torch.ones(found.weights.shape[:2]))
+
+
+def test_without_special_tokens_rows_are_shares_again(maps: dict[str, AttentionMap]) -> None:
+    for name, whole in maps.items():
+        found = without_special(whole)
+        kept = (
+            whole.weights[:, :-1, 1:] if name.startswith("decoder") and "self" in name else whole.weights[:, :-1, :-1]
+        )
+        sums = kept.sum(-1, keepdim=True)
+        torch.testing.assert_close(found.weights * sums, kept)
+        torch.testing.assert_close(found.weights.sum(-1), (sums[..., 0] > 0).float())
+        assert not {"<s>", "</s>"} & {*found.queries, *found.keys}
+    # At the first word, the decoder has read nothing but the start symbol.
+    assert not without_special(maps["decoder.layers.0.self_attention"]).weights[:, 0].any()
+
+
+def test_lengths_are_no_shares(model: Transformer) -> None:
+    for whole in translation_maps(model, SOURCE, TARGET, READ, WRITTEN, names="encoder.*", view="norm"):
+        torch.testing.assert_close(without_special(whole).weights, whole.weights[:, :-1, :-1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "pieces", "words"),
+    [
+        ("bpe", ["▁", "s", "lo", "w", "▁dog", "."], [0, 0, 0, 0, 1, 1]),
+        ("char", ["a", "▁", "d", "o", "▁", "▁", "c"], [0, 1, 1, 1, 2, 2, 2]),
+        ("unigram", ["▁我", "们", "很", "好", "。", "▁OK"], [0, 1, 2, 3, 4, 5]),
+        ("wordpiece", ["play", "##ing", "##s", ",", "now"], [0, 0, 0, 1, 2]),
+        ("none", ["a", "pl@@", "ay@@", "ing", "<unk>"], [0, 1, 1, 1, 2]),
+        ("other", ["Hello", "Ġwor", "ld"], [0, 1, 1]),
+        ("bpe", [], []),
+    ],
+)
+def test_pieces_make_words(kind: str, pieces: list[str], words: list[int]) -> None:
+    assert words_of_pieces(pieces, kind) == words

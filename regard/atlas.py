@@ -1,0 +1,344 @@
+"""`regard heads`: the atlas of a model's heads: what each does on a text, which are alike, which are missed.
+
+Every figure is of the model as it reads the source and follows the reference. Heads are chosen for pruning on every
+other sentence, and what is left of the model is measured on the sentences between.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.adaptation.gates import GateConfig, learn_gates
+from regard.data.batching import collate
+from regard.data.vocabulary import PAD
+from regard.files import write_whole
+from regard.inspection.atlas_page import atlas_page
+from regard.inspection.importance import ablate_each, head_importance, pruning_curve, random_curve
+from regard.inspection.links import Gold, Link, error_rate, head_links, lexical_links
+from regard.inspection.measures import OFFSETS, Tally, axes_of, joined, kind_of, tally
+from regard.inspection.roles import Aligned, roles
+from regard.inspection.similarity import Likeness, scaling
+from regard.inspection.taps import attentions, record
+from regard.study import Study
+
+FORMAT = 1
+FILE, PAGE = "heads.json", "heads.html"
+ALIKE = 0.15  # nats: a divergence below which two heads count as redundant; ln 2 = 0.69 have nothing in common
+PAIRS = 60  # redundant pairs that are named, at most
+PRICES = 0.005, 0.02  # nats that a head must be worth to stay
+GATES = GateConfig(steps=200)
+GATED = 512  # tokens of a batch for learning gates: many small steps
+EXAMPLE = range(6, 18)  # tokens of the sentence that shows a head
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is, of how much
+Found = TypeVar("Found")
+
+
+def make_atlas(
+    model: Path,
+    source: Path,
+    reference: Path,
+    *,
+    out: Path | None = None,
+    limit: int = 1000,
+    gold: Path | None = None,
+    ablate: bool = True,
+    prune: bool = True,
+    share: float = 0.1,
+    seeds: int = 3,
+    prices: Sequence[float] = PRICES,
+    progress: Progress = lambda *_: None,
+) -> dict[str, Any]:
+    """Analyse every head of a model on a text; write heads.json and heads.html into `out`, or the model's directory.
+
+    `limit` sentences are looked at. `gold` names a file with the word alignments of the text. `ablate` silences each
+    head in turn. `prune` takes away a `share` of them at a time, by importance and, with so many `seeds`, by chance;
+    and it learns gates at each of the `prices`.
+    """
+    for name, value in (("seeds", seeds), ("limit", limit)):
+        if value < 1:
+            raise ValueError(f"{name} = {value}: it must be at least 1")
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"share = {share}: it must be above 0, and 1 at most")
+    gates = [replace(GATES, price=price) for price in prices]
+    place = model if out is None else out
+    _check_writable(place)
+    study = Study.of(model, source, reference, limit)
+    known = None if gold is None else study.gold(gold)
+    seen = _look(study, known, progress)
+    everything = range(len(study.pairs))
+    importance = head_importance(study.model, study.batches(everything), pad=PAD)
+    heads = _heads(study, seen, importance)
+    score, whole = study.bleu(everything), study.loss(everything)
+    if ablate:
+        for entry, (less, more) in zip(heads, _ablations(study, progress), strict=True):
+            entry["ablation"] = {"loss": round(more - whole, 4), "bleu": round(less - score.value, 2)}
+    atlas = {
+        "format": FORMAT,
+        "model": model.resolve().name,
+        "sentences": len(study.pairs),
+        "tokens": sum(len(target) + 1 for _, target in study.pairs),
+        "bleu": score.value,
+        "signature": score.signature,
+        "loss": whole,
+        "heads": heads,
+        "redundant": _redundant(seen),
+        "pruning": _pruning(study, share, seeds, gates, progress) if prune else None,
+        "aer": None if known is None else _error_rates(study, seen, known, heads),
+    }
+    write_whole(place / FILE, json.dumps(atlas, ensure_ascii=False, separators=(",", ":")))
+    write_whole(place / PAGE, atlas_page(atlas))
+    return atlas
+
+
+def _check_writable(place: Path) -> None:
+    """Refuse a directory that cannot be written into now, and not after minutes of work."""
+    nearest = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise ValueError(f"{place} is no directory that can be written into: name one with -o")
+
+
+@dataclass(eq=False)
+class Seen:
+    """What one pass over the text has shown."""
+
+    order: list[int] = field(default_factory=list)  # the sentences, as the tallies have them
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    likeness: dict[str, Likeness] = field(default_factory=dict)  # of each kind
+    aligned: dict[str, list[Aligned]] = field(default_factory=dict)  # of cross-attention, for each head
+    links: dict[tuple[str, int, str], list[set[Link]]] = field(default_factory=dict)  # name, head, row: in that order
+
+
+def _look(study: Study, gold: list[Gold] | None, progress: Progress) -> Seen:
+    seen, tokens, lexical = Seen(), study.tokens(), lexical_links(study.pairs)
+    parts: dict[str, list[Tally]] = {}
+    hits: dict[str, Tensor] = {}  # (H, 2): lexical links that the rows that predict, and read, look at
+    work = study.rows(range(len(study.pairs)))
+    for done, rows in enumerate(work, 1):
+        batch = collate([study.pairs[i] for i in rows])
+        with record(study.model, what=("weights", "outputs")) as flow, torch.inference_mode():
+            study.model(batch.source, batch.target)
+        for kind in ("encoder", "decoder", "cross"):
+            maps = {name: weights for name, weights in flow.weights.items() if kind_of(name) == kind}
+            if not maps:  # a pruned model may have lost all heads of a kind
+                continue
+            outputs = [flow.outputs[name] for name in maps]
+            seen.likeness.setdefault(kind, Likeness()).add(list(maps.values()), outputs, axes_of(kind, batch, tokens))
+            for name, weights in maps.items():
+                parts.setdefault(name, []).append(tally(kind, weights, batch, tokens))
+                if kind == "cross":
+                    hits[name] = hits.get(name, torch.zeros(())) + _agree(weights, [lexical[i] for i in rows])
+            if kind == "cross" and gold is not None:
+                maps["mean"] = torch.stack([weights.mean(1) for weights in maps.values()]).mean(0)[:, None]
+                for place, links in _links(study, rows, maps):
+                    seen.links.setdefault(place, []).append(links)
+        seen.order += rows
+        progress("looking", done, len(work))
+    seen.tallies = {name: joined(some) for name, some in parts.items()}
+    total = max(1, sum(map(len, lexical)))
+    fixed = max(sum(i - j == offset for links in lexical for i, j in links) for offset in OFFSETS) / total
+    seen.aligned = {
+        name: [Aligned(predicts, reads, fixed) for predicts, reads in (found / total).tolist()]
+        for name, found in hits.items()
+    }
+    return seen
+
+
+def _agree(weights: Tensor, lexical: Sequence[set[Link]]) -> Tensor:
+    """(H, 2): how many of some sentences' lexical links a head's rows look at, that predict or that read the token."""
+    at = torch.tensor([(b, i, j) for b, links in enumerate(lexical) for i, j in links], dtype=torch.long).view(-1, 3)
+    top = weights.argmax(-1)  # (B, H, T)
+    return torch.stack([(top[at[:, 0], :, at[:, 2] + later] == at[:, 1:2]).sum(0) for later in (0, 1)], -1)
+
+
+def _links(
+    study: Study, rows: Sequence[int], maps: Mapping[str, Tensor]
+) -> Iterator[tuple[tuple[str, int, str], set[Link]]]:
+    for b, sentence in enumerate(rows):
+        read, written = study.words(sentence)
+        for name, weights in maps.items():
+            for row in ("predicts", "reads"):
+                for head, links in enumerate(head_links(weights[b], read, written, row)):
+                    yield (name, head, row), links
+
+
+def _heads(study: Study, seen: Seen, importance: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """An entry for each head, in the order of the model."""
+    places = {kind: iter(scaling(like.distances()).round(4).tolist()) for kind, like in seen.likeness.items()}
+    found = []
+    for name, tallied in seen.tallies.items():
+        kind = kind_of(name)
+        for head, measures in enumerate(tallied.measures()):
+            aligned = seen.aligned[name][head] if kind == "cross" else None
+            labels = roles(measures, aligned)
+            figures = measures.named()
+            if aligned is not None:
+                figures |= {"aligned": aligned.predicts, "aligned_read": aligned.reads}
+            found.append(
+                {
+                    "name": name,
+                    "head": head,
+                    "kind": kind,
+                    "layer": int(name.split(".")[2]),
+                    "role": labels[0],
+                    "roles": labels,
+                    "measures": _rounded(figures),
+                    "importance": round(float(importance[name][head]), 4),
+                    "ablation": None,
+                    "map": next(places[kind]),
+                    "example": _example(study, seen, name, head, labels[0]),
+                }
+            )
+    return found
+
+
+def _example(study: Study, seen: Seen, name: str, head: int, role: str) -> dict[str, Any]:
+    """The map of a head on the sentence where it is most itself."""
+    measure = {"broad": "evenness", "mixed": "confidence", "aligner": "confidence", "aligner of the read": "confidence"}
+    scores = seen.tallies[name].of_sentence(measure.get(role, role))[:, head].nan_to_num(-1.0)
+    lengths = torch.tensor([max(map(len, study.pairs[i])) for i in seen.order])
+    fit = (lengths >= EXAMPLE.start) & (lengths < EXAMPLE.stop)
+    sentence = seen.order[int((scores.where(fit, -2.0) if fit.any() else -lengths).argmax())]
+    source, target = study.pairs[sentence]
+    batch = collate([(source, target)])
+    with record(study.model, name, heads=[head]) as flow, torch.inference_mode():
+        study.model(batch.source, batch.target)
+    pieces = study.translator.tokenizer.pieces
+    read, said, written = [*pieces(source), "</s>"], ["<s>", *pieces(target)], [*pieces(target), "</s>"]
+    kind = kind_of(name)
+    rows, columns = (read, read) if kind == "encoder" else (said, said) if kind == "decoder" else (written, read)
+    return {
+        "row": "predicts" if kind == "cross" else "reads",
+        "rows": rows,
+        "columns": columns,
+        "weights": [[round(x, 3) for x in row] for row in flow[name][0, 0].tolist()],
+    }
+
+
+def _redundant(seen: Seen) -> list[dict[str, Any]]:
+    """Pairs of heads of one kind that look at the same, the most alike first."""
+    found = []
+    for kind, like in seen.likeness.items():
+        places = [(n, h) for n, t in seen.tallies.items() if kind_of(n) == kind for h in range(t.hits.shape[1])]
+        distances, cka = like.distances(), like.cka()
+        for a, b in zip(*np.triu_indices(len(places), 1), strict=True):
+            if distances[a, b] < ALIKE:
+                pair = {"a": list(places[a]), "b": list(places[b])}
+                found.append({**pair, "distance": round(distances[a, b], 4), "cka": round(cka[a, b], 4)})
+    return sorted(found, key=lambda pair: pair["distance"])[:PAIRS]
+
+
+def _ablations(study: Study, progress: Progress) -> Iterator[tuple[float, float]]:
+    """BLEU and loss without each head, in the order of the model."""
+    everything = range(len(study.pairs))
+    total = sum(attention.heads for attention in attentions(study.model).values())
+    losses = ablate_each(study.model, _ticking(lambda: study.loss(everything), "silencing each: loss", total, progress))
+    for done, ((name, head), found) in enumerate(losses.items(), 1):
+        with study.without({name: [head]}):
+            score = study.bleu(everything).value
+        progress("silencing each: BLEU", done, total)
+        yield score, found
+
+
+def _pruning(study: Study, share: float, seeds: int, gates: Sequence[GateConfig], progress: Progress) -> dict[str, Any]:
+    """What is left of the model as heads go, by importance, by chance, and by gates that are learned."""
+    total = sum(attention.heads for attention in attentions(study.model).values())
+    points = 1 - (-total // max(1, round(share * total)))
+    # A text of one sentence has to serve for both.
+    chosen_on, measured_on = range(0, len(study.pairs), 2), range(1, len(study.pairs), 2) or range(1)
+    batches_ = study.batches(chosen_on)
+
+    def curve(stage: str, run: Callable[[Callable[[], float]], Any]) -> list[dict[str, Any]]:
+        found = run(_ticking(lambda: study.loss(measured_on), stage, 2 * points, progress))
+        measured = []
+        for done, point in enumerate(found, points + 1):
+            with study.without(point.silenced):
+                score = study.bleu(measured_on).value
+            progress(stage, done, 2 * points)
+            measured.append(
+                {"kept": point.kept, "bleu": round(score, 2), "loss": round(point.found, 4), "silenced": point.silenced}
+            )
+        return measured
+
+    def rescored() -> dict[str, Tensor]:
+        return head_importance(study.model, batches_, pad=PAD)
+
+    def gated(config: GateConfig) -> dict[str, Any]:
+        progress(f"learning gates of price {config.price:g}", 0, 1)
+        shut = learn_gates(study.model, study.batches(chosen_on, GATED), pad=PAD, config=config).shut
+        with study.without(shut):
+            found = {"bleu": round(study.bleu(measured_on).value, 2), "loss": round(study.loss(measured_on), 4)}
+        progress(f"learning gates of price {config.price:g}", 1, 1)
+        return {"price": config.price, "kept": total - sum(map(len, shut.values())), **found, "silenced": shut}
+
+    by_importance = curve("pruning by importance", partial(pruning_curve, study.model, rescored, share=share))
+    by_chance = [
+        curve(f"pruning by chance, {1 + seed} of {seeds}", partial(random_curve, study.model, seed=seed, share=share))
+        for seed in range(seeds)
+    ]
+    return {
+        "chosen_on": len(chosen_on),
+        "measured_on": len(measured_on),
+        "seeds": seeds,
+        "importance": by_importance,
+        "random": [_spread(points) for points in zip(*by_chance, strict=True)],
+        "gates": {"steps": GATES.steps, "points": [gated(each) for each in gates]} if gates else None,
+    }
+
+
+def _spread(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean of several curves at one point, and between which figures they lie."""
+    scores, losses = [point["bleu"] for point in points], [point["loss"] for point in points]
+    mean = {"kept": points[0]["kept"], "bleu": round(sum(scores) / len(scores), 2)}
+    return {**mean, "low": min(scores), "high": max(scores), "loss": round(sum(losses) / len(losses), 4)}
+
+
+def _error_rates(study: Study, seen: Seen, gold: list[Gold], heads: list[dict[str, Any]]) -> dict[str, Any]:
+    """Alignment error rates: of every head, into its measures; of the mean of all; and of the best fixed offset."""
+    ordered = [gold[i] for i in seen.order]
+    rates = {place: round(error_rate(links, ordered), 4) for place, links in seen.links.items()}
+    for entry in heads:
+        if entry["kind"] == "cross":
+            place = entry["name"], entry["head"]
+            entry["measures"] |= {"aer": rates[*place, "predicts"], "aer_read": rates[*place, "reads"]}
+    words = [study.words(i) for i in seen.order]
+
+    def shifted(offset: int) -> float:
+        links = [{(j + offset, j) for j in set(to) if 0 <= j + offset <= max(read)} for read, to in words]
+        return round(error_rate(links, ordered), 4)
+
+    offset = min(OFFSETS, key=shifted)
+    return {
+        "sure": sum(len(each.sure) for each in ordered),
+        "possible": sum(len(each.possible) for each in ordered),
+        "mean": rates["mean", 0, "predicts"],
+        "mean_read": rates["mean", 0, "reads"],
+        "fixed": {"offset": offset, "aer": shifted(offset)},
+    }
+
+
+def _ticking(measure: Callable[[], Found], stage: str, total: int, progress: Progress) -> Callable[[], Found]:
+    done = count(1)
+
+    def measured() -> Found:
+        found = measure()
+        progress(stage, next(done), total)
+        return found
+
+    return measured
+
+
+def _rounded(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: {key: round(x, 4) for key, x in value.items()} if isinstance(value, dict) else round(value, 4)
+        for name, value in figures.items()
+    }

@@ -1,0 +1,69 @@
+"""`regard inspect`: what the heads of a model look at while it translates a sentence, as one self-contained file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.api import load
+from regard.files import write_whole
+from regard.inspection.figures import to_csv, to_html, to_npz, to_png, to_svg
+from regard.inspection.page import AttentionMap
+
+KINDS = (".html", ".svg", ".png", ".npz", ".csv")
+NUMBERS = (".npz", ".csv")
+DRAWN = "*cross_attention"  # what a figure shows unless it is told: all attentions of a model are too many for one
+
+
+class Inspected(NamedTuple):
+    """What was written about."""
+
+    target: str
+    maps: list[AttentionMap]
+
+
+def inspect(
+    model: Path | None,
+    text: str,
+    output: Path,
+    *,
+    target: str | None = None,
+    names: Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
+    view: str = "weights",
+    words: bool = False,
+    special: bool = True,
+    log: bool = False,
+) -> Inspected:
+    """Write the attention of a model, as it translates a text or reads a given translation of it, into a file.
+
+    The ending of `output` says what it becomes. `names` are patterns of attentions; without them a figure shows those
+    to the source, any other file all.
+    """
+    kind = output.suffix.lower()
+    if kind not in KINDS:
+        raise ValueError(f"{output}: the ending says what to write: choose one of {', '.join(KINDS)}")
+    if log and kind in NUMBERS:
+        raise ValueError(f"{output}: --log is about colours, and {kind} has none: leave it out")
+    translator = load(model)
+    chosen = names or (DRAWN if kind in (".svg", ".png") else "*")
+    maps = translator.attention(text, target, names=chosen, heads=heads, view=view, words=words, special=special)
+    said = translator.translate(text) if target is None else target
+    title = " → ".join(translator.tokenizer.joined(each.strip()) for each in (text, said))
+    if kind in NUMBERS:
+        content = to_npz(maps) if kind == ".npz" else to_csv(maps)
+    else:
+        drawn = {".html": to_html, ".svg": to_svg, ".png": to_png}[kind]
+        content = drawn(maps, title=title, note=_note(view, words, special), log=log)
+    write_whole(output, content)
+    return Inspected(said, maps)
+
+
+def _note(view: str, words: bool, special: bool) -> str:
+    """What has to be known to read the numbers."""
+    notes = {
+        "Lengths of the vectors that each key adds to each query, not weights.": view == "norm",
+        "Sub-words are put together: sums over those of a key, means over those of a query.": words,
+        "Start and end symbols are left out, and the rest of a row sums to 1.": not special and view == "weights",
+        "Start and end symbols are left out.": not special and view == "norm",
+    }
+    return " ".join(text for text, holds in notes.items() if holds)

@@ -1,0 +1,58 @@
+"""Other ways to look at an attention than by its weights: what they move, where it comes from, how they came about.
+
+Letters: B batch, H heads, T queries, S keys, L layers, d_k and d_v widths of a head. Rows are queries, columns keys.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from regard.core.attention import MultiHeadAttention
+from regard.core.quantised import Int8Linear
+
+
+def norm_maps(attention: MultiHeadAttention, weights: Tensor, values: Tensor) -> Tensor:
+    """How long a vector each key adds to each query: the length of α_ij · (x_j W_V + b) W_O^h (Kobayashi et al., 2020).
+
+    weights (B, H, T, S) and values (B, H, S, d_v) as recorded -> (B, H, T, S). A large weight on a short vector moves
+    nothing, as where a head rests on the end of a sentence.
+    """
+    _, H, _, d_v = values.shape
+    made = values  # without W_O the head's result is what leaves
+    if not isinstance(attention.output, nn.Identity):
+        W_O = _matrix(attention.output).unflatten(1, (H, d_v)).permute(1, 2, 0)  # (H, d_v, d_model)
+        made = values @ W_O.to(values.dtype)  # (B, H, S, d_model)
+    return weights.abs() * made.norm(dim=-1)[:, :, None]
+
+
+def rollout(maps: Sequence[Tensor]) -> list[Tensor]:
+    """How much of each token reaches each position of an encoder's layers (attention rollout, Abnar & Zuidema, 2020).
+
+    maps: the weights (B, H, T, T) of each layer's self-attention, the first layer first -> R_1 ... R_L (B, T, T), where
+    R_l = Â_l R_(l-1), and Â is the mean over heads, plus one for the residual connection, each row over its sum.
+
+    >>> rollout([torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])])[0].tolist()
+    [[[0.5, 0.5], [0.0, 1.0]]]
+    """
+    reached: list[Tensor] = []
+    for weights in maps:
+        mixed = weights.mean(1) + torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
+        mixed = mixed / mixed.sum(-1, keepdim=True)
+        reached.append(mixed @ reached[-1] if reached else mixed)
+    return reached
+
+
+def query_key_products(attention: MultiHeadAttention, queries: Tensor, keys: Tensor, head: int, query: int) -> Tensor:
+    """What each dimension of one head adds to the score of one query with each key, in the first row of a batch.
+
+    queries (B, H, T, d_k) and keys (B, H, S, d_k) as recorded -> (S, d_k): its sums over d_k are the scores before any
+    bias of the positions.
+    """
+    scale = attention.d_k**-0.5 if attention.config.scale is None else attention.config.scale
+    return queries[0, head, query] * keys[0, head] * scale
+
+
+def _matrix(linear: nn.Module) -> Tensor:
+    weight = linear.get_parameter("weight").detach()  # (d_out, d_in)
+    return weight * linear.scale[:, None] if isinstance(linear, Int8Linear) else weight

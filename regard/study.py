@@ -1,0 +1,131 @@
+"""A model and a text to study it on: batches, loss, BLEU, and the same without some heads."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from regard import recipe as recipes
+from regard.api import Translator, load
+from regard.data.batching import Batch, collate
+from regard.data.text import read_lines
+from regard.data.vocabulary import BOS, EOS, PAD
+from regard.decoding.scoring import batches
+from regard.evaluation.translation import Score, bleu
+from regard.inspection.alignment import words_of_spans
+from regard.inspection.importance import loss
+from regard.inspection.links import Gold, read_gold
+from regard.inspection.maps import words_of_pieces
+from regard.inspection.measures import Tokens, punctuation
+from regard.inspection.taps import attentions
+from regard.recipe import EvaluateConfig
+
+TOKENS = 4096  # of a batch
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A model and a text, and the figures that are taken of the one on the other."""
+
+    translator: Translator
+    evaluate: EvaluateConfig
+    lines: list[int]  # of each sentence in its file, from 0
+    texts: list[tuple[str, str]]
+    pairs: list[tuple[list[int], list[int]]]  # the ids of the same, without marks
+
+    @classmethod
+    def of(cls, model: Path, source: Path, reference: Path, limit: int) -> "Study":
+        """The first `limit` pairs of lines that are neither empty nor longer than the model is used to."""
+        translator = load(model, precision="fp32")  # gradients, and rows of W_O, are of plain numbers
+        recipe = model / "recipe.yaml"
+        evaluate = recipes.load(str(recipe)).evaluate if recipe.exists() else EvaluateConfig()
+        sources, targets = list(read_lines(source)), list(read_lines(reference))
+        if len(sources) != len(targets):
+            raise ValueError(
+                f"{source} has {len(sources):,} lines and {reference} has {len(targets):,}: they must be as many"
+            )
+        found = cls(translator, evaluate, [], [], [])
+        for line, texts in enumerate(zip(sources, targets, strict=True)):
+            ids = translator.tokenizer.encode(texts[0]), translator.tokenizer.encode(texts[1])
+            if all(ids) and max(map(len, ids)) <= (translator.longest or 256) and len(found.lines) < limit:
+                found.lines.append(line)
+                found.texts.append(texts)
+                found.pairs.append(ids)
+        if not found.pairs:
+            raise ValueError(f"{source} and {reference} hold no pair of sentences that the model can read")
+        return found
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model itself, in fp32."""
+        return self.translator.model
+
+    def tokens(self) -> Tokens:
+        """What the measures must know of the tokens; how often they occur is counted in the text."""
+        V = len(self.translator.tokenizer)
+        sides = [[token for pair in self.pairs for token in pair[side]] for side in (0, 1)]
+        counts = [torch.bincount(torch.tensor(side), minlength=V) for side in sides]
+        return Tokens(PAD, BOS, EOS, punctuation(self.translator.tokenizer.pieces(range(V))), *counts)
+
+    def rows(self, which: Sequence[int], tokens: int = TOKENS) -> list[list[int]]:
+        """Some sentences, those of like length together, about so many `tokens` at a time."""
+        return [[which[i] for i in rows] for rows in batches([self.pairs[i] for i in which], tokens)]
+
+    def batches(self, which: Sequence[int], tokens: int = TOKENS) -> list[Batch]:
+        """The same as batches of ids."""
+        return [collate([self.pairs[i] for i in rows]) for rows in self.rows(which, tokens)]
+
+    def loss(self, which: Sequence[int]) -> float:
+        """Nats for each token of the references, end symbols among them."""
+        return loss(self.model, self.batches(which), pad=PAD)
+
+    def bleu(self, which: Sequence[int]) -> Score:
+        """BLEU of greedy translations of the sources."""
+        said = self.translator.translate([self.texts[i][0] for i in which], beam=1)
+        references = [self.translator.tokenizer.joined(self.texts[i][1]) for i in which]
+        return bleu(said, references, tokenize=self.evaluate.tokenize, lowercase=self.evaluate.lowercase)
+
+    @contextmanager
+    def without(self, heads: Mapping[str, Iterable[int]]) -> Iterator[None]:
+        """Inside the block these heads are silent: zeros in W_O, where an edit would keep the fast engine away."""
+        known = attentions(self.model)
+        matrices = {name: known[name].output.get_parameter("weight") for name in heads}
+        kept = {name: matrix.clone() for name, matrix in matrices.items()}
+        try:
+            with torch.no_grad():
+                for name, some in heads.items():
+                    matrices[name].unflatten(1, (known[name].heads, -1))[:, list(some)] = 0.0
+            yield
+        finally:
+            with torch.no_grad():
+                for name, matrix in matrices.items():
+                    matrix.copy_(kept[name])
+
+    def words(self, sentence: int) -> tuple[list[int], list[int]]:
+        """Of which word of its text each token of a source, and of a target, is a part."""
+        tokenizer = self.translator.tokenizer
+        if tokenizer.kind == "none":  # where @@ joins what spaces part
+            source, target = (words_of_pieces(tokenizer.pieces(ids), "none") for ids in self.pairs[sentence])
+        else:
+            source, target = (words_of_spans(text, tokenizer.spans(text)) for text in self.texts[sentence])
+        return source, target
+
+    def gold(self, path: Path) -> list[Gold]:
+        """The gold alignment of each sentence, from a file with a line for each of the text's."""
+        known = read_gold(read_lines(path), str(path))
+        if len(known) <= self.lines[-1]:
+            raise ValueError(
+                f"{path} has {len(known):,} lines, and the text more: give each pair of sentences its line"
+            )
+        found = [known[line] for line in self.lines]
+        for sentence, (line, gold) in enumerate(zip(self.lines, found, strict=True)):
+            sizes = [words[-1] + 1 for words in self.words(sentence)]
+            for i, j in gold.possible:
+                if i >= sizes[0] or j >= sizes[1]:
+                    raise ValueError(
+                        f"{path}:{line + 1}: the link {i}-{j} is outside the sentences: they have {sizes[0]} and "
+                        f"{sizes[1]} words, counted from 0"
+                    )
+        return found

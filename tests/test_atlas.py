@@ -1,0 +1,216 @@
+"""The atlas holds what its parts find, is written whole or not at all, and its page fetches nothing."""
+
+import base64
+import hashlib
+import json
+import re
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from regard import cli
+from regard.adaptation.gates import GateConfig
+from regard.adaptation.pruning import prune
+from regard.atlas import make_atlas
+from regard.data.dates import date_pairs
+from regard.data.tokenizers import Tokenizer, TokensConfig
+from regard.data.vocabulary import PAD
+from regard.inspection.atlas_page import atlas_page
+from regard.inspection.importance import head_importance
+from regard.inspection.links import head_links
+from regard.inspection.measures import measure
+from regard.inspection.taps import attentions, edit, record
+from regard.models import storage
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.study import Study
+
+FIRST = "encoder.layers.0.self_attention"
+CROSS = "decoder.layers.0.cross_attention"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with text.src, text.tgt of 12 lines, and a model that has learned nothing."""
+    folder = tmp_path_factory.mktemp("atlas")
+    pairs = list(islice(date_pairs(seed=1, locales=["en", "de"]), 12))
+    (folder / "text.src").write_text("".join(f"{pair.text}\n" for pair in pairs), "utf-8")
+    (folder / "text.tgt").write_text("".join(f"{pair.iso} <b>\n" for pair in pairs), "utf-8")
+    tokenizer = Tokenizer.learn(TokensConfig(size=300), (text for pair in pairs for text in (pair.text, pair.iso)))
+    torch.manual_seed(0)
+    shape = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 16, "heads": 2}
+    storage.save(Transformer(TransformerConfig.tiny(len(tokenizer), **shape)), folder / "model")
+    tokenizer.save(folder / "model" / "tokenizer.json")
+    return folder
+
+
+def made(place: Path, **options: Any) -> dict[str, Any]:
+    return make_atlas(place / "model", place / "text.src", place / "text.tgt", **options)
+
+
+def studied(place: Path, limit: int = 1000) -> Study:
+    return Study.of(place / "model", place / "text.src", place / "text.tgt", limit)
+
+
+@pytest.fixture(scope="module")
+def atlas(place: Path) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("regard.atlas.GATES", GateConfig(steps=3))
+        return made(place, seeds=2, share=0.3, prices=(0.01,))
+
+
+def test_it_is_written_beside_the_model_and_reads_back(place: Path, atlas: dict[str, Any]) -> None:
+    assert json.loads((place / "model" / "heads.json").read_text("utf-8")) == atlas
+    assert atlas["format"] == 1
+    assert (atlas["model"], atlas["sentences"], atlas["aer"]) == ("model", 12, None)
+    study = studied(place)
+    names = [(name, head) for name, attention in attentions(study.model).items() for head in range(attention.heads)]
+    assert [(each["name"], each["head"]) for each in atlas["heads"]] == names
+    assert [each["kind"] for each in atlas["heads"]] == ["encoder"] * 2 + ["decoder"] * 2 + ["cross"] * 2
+
+
+def test_its_figures_are_those_of_its_parts(place: Path, atlas: dict[str, Any]) -> None:
+    study, everything = studied(place), range(12)
+    measures = measure(study.model, study.batches(everything), study.tokens())
+    importance = head_importance(study.model, study.batches(everything), pad=PAD)
+    assert atlas["loss"] == pytest.approx(study.loss(everything))
+    for each in atlas["heads"]:
+        name, head = each["name"], each["head"]
+        found = each["measures"]
+        assert found["confidence"] == pytest.approx(measures[name, head].confidence, abs=1e-4)
+        assert found["positional"]["offset"] == measures[name, head].named()["positional"]["offset"]
+        assert each["importance"] == pytest.approx(float(importance[name][head]), abs=1e-3)
+        with edit(study.model, {name: {head: 0.0}}):
+            assert each["ablation"]["loss"] == pytest.approx(study.loss(everything) - atlas["loss"], abs=1e-3)
+        assert each["role"] == each["roles"][0]
+        example = each["example"]
+        assert len(example["weights"]) == len(example["rows"])
+        assert {len(row) for row in example["weights"]} == {len(example["columns"])}
+        assert example["row"] == ("predicts" if each["kind"] == "cross" else "reads")
+        assert ("</s>" in example["rows"]) == (each["kind"] != "decoder")  # a decoder reads no end
+        assert all(sum(row) == pytest.approx(1, abs=0.02) for row in example["weights"])
+
+
+def test_pruning_ends_with_no_head_and_chance_has_a_spread(atlas: dict[str, Any]) -> None:
+    found = atlas["pruning"]
+    assert [point["kept"] for point in found["importance"]] == [6, 4, 2, 0]
+    assert [point["kept"] for point in found["random"]] == [6, 4, 2, 0]
+    assert all(point["low"] <= point["bleu"] <= point["high"] for point in found["random"])
+    assert found["importance"][0]["silenced"] == {}
+    assert sum(map(len, found["importance"][-1]["silenced"].values())) == 6
+    assert (found["chosen_on"], found["measured_on"]) == (6, 6)
+    (gated,) = found["gates"]["points"]
+    assert gated["kept"] == 6 - sum(map(len, gated["silenced"].values()))
+
+
+def test_a_head_without_its_rows_of_the_output_matrix_is_silent(place: Path) -> None:
+    study, everything = studied(place), range(12)
+    before = {name: tensor.clone() for name, tensor in study.model.state_dict().items()}
+    whole = study.loss(everything)
+    with edit(study.model, {FIRST: {1: 0.0}, CROSS: {0: 0.0, 1: 0.0}}):
+        edited, said = study.loss(everything), study.translator.translate("March 5, 1987", beam=1)
+    with study.without({FIRST: [1], CROSS: [0, 1]}):
+        assert study.loss(everything) == pytest.approx(edited, abs=1e-6)
+        assert study.translator.translate("March 5, 1987", beam=1) == said
+    assert edited != pytest.approx(whole, abs=1e-4)
+    with pytest.raises(KeyError), study.without({FIRST: [0]}):
+        raise KeyError
+    assert all(torch.equal(tensor, before[name]) for name, tensor in study.model.state_dict().items())
+
+
+def test_gold_alignments(place: Path, tmp_path: Path) -> None:
+    """Where the gold links are those of one head, its error rate is 0."""
+    study, lines = studied(place), []
+    for sentence in range(12):
+        batch = study.batches([sentence])[0]
+        with record(study.model, CROSS) as seen, torch.inference_mode():
+            study.model(batch.source, batch.target)
+        links = head_links(seen[CROSS][0], *study.words(sentence), row="reads")[1]
+        lines.append(" ".join(f"{i}-{j}" for i, j in links))
+    (tmp_path / "gold").write_text("\n".join(lines) + "\n")
+    options = {"gold": tmp_path / "gold", "out": tmp_path / "out", "ablate": False, "prune": False}
+    found = made(place, **options)
+    rates = {each["head"]: each["measures"] for each in found["heads"] if each["name"] == CROSS}
+    assert rates[1]["aer_read"] == 0
+    assert rates[0]["aer_read"] > 0
+    assert found["aer"]["sure"] == found["aer"]["possible"] == sum(len(line.split()) for line in lines)
+    assert 0 <= found["aer"]["mean"] <= 1
+    assert found["pruning"] is None
+    assert {each["ablation"] for each in found["heads"]} == {None}
+    assert "Alignment" in (tmp_path / "out" / "heads.html").read_text("utf-8")
+
+    (tmp_path / "gold").write_text("0-0\n0-0 99-0\n" + "\n" * 10)
+    with pytest.raises(ValueError, match=r"gold:2: the link 99-0 is outside the sentences: they have \d+ and 2 words"):
+        made(place, **options)
+    (tmp_path / "gold").write_text("0-0\n0:0\n")
+    with pytest.raises(ValueError, match=r"gold:2: '0:0' is no link"):
+        made(place, **options)
+    (tmp_path / "gold").write_text("0-0\n")
+    with pytest.raises(ValueError, match="gold has 1 lines, and the text more"):
+        made(place, **options)
+
+
+def test_a_mistake_or_an_interruption_writes_nothing(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "short").write_text("one line\n")
+    (tmp_path / "empty").write_text("\n" * 12)
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=r"short has 1 lines and .* has 12: they must be as many"):
+        make_atlas(place / "model", tmp_path / "short", place / "text.tgt", out=out)
+    with pytest.raises(ValueError, match="hold no pair of sentences"):
+        make_atlas(place / "model", tmp_path / "empty", place / "text.tgt", out=out)
+    for wrong in ({"limit": 0}, {"seeds": 0}, {"share": 0.0}, {"prices": [-1.0]}):
+        with pytest.raises(ValueError, match=next(iter(wrong)).removesuffix("s")):
+            made(place, out=out, **wrong)
+    with pytest.raises(ValueError, match="short/atlas is no directory that can be written into"):
+        made(place, out=tmp_path / "short" / "atlas")
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage.startswith("pruning"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(place, out=out, progress=stop)
+    assert not out.exists()
+
+
+def test_one_sentence_is_enough(place: Path, tmp_path: Path) -> None:
+    found = made(place, out=tmp_path, limit=1, seeds=1, share=1.0, prices=())
+    assert (found["sentences"], found["pruning"]["gates"]) == (1, None)
+
+
+def test_a_pruned_model_has_an_atlas_of_what_is_left(place: Path, tmp_path: Path) -> None:
+    smaller = prune(storage.load(place / "model"), {FIRST: [0], "decoder.layers.0.self_attention": [0, 1]})
+    storage.save(smaller, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_bytes((place / "model" / "tokenizer.json").read_bytes())
+    found = make_atlas(tmp_path / "model", place / "text.src", place / "text.tgt", seeds=1, share=0.5, prices=())
+    assert [(each["name"], each["head"]) for each in found["heads"]] == [(FIRST, 0), (CROSS, 0), (CROSS, 1)]
+
+
+def test_the_verb_says_what_it_wrote(place: Path, tmp_path: Path) -> None:
+    text = ["--source", str(place / "text.src"), "--reference", str(place / "text.tgt")]
+    command = ["heads", str(place / "model"), *text, "-o", str(tmp_path), "--no-ablate", "--no-prune", "--limit", "5"]
+    result = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+    assert result.exit_code == 0
+    first, second = result.stdout.splitlines()
+    assert first == f"{tmp_path}/heads.html: 6 heads on 5 sentences"
+    assert sum(int(part.split()[0]) for part in second.split(", ")) == 6
+    assert {path.name for path in tmp_path.iterdir()} == {"heads.html", "heads.json"}
+
+
+def test_the_page_runs_its_own_script_and_nothing_else(atlas: dict[str, Any]) -> None:
+    page = atlas_page({**atlas, "model": "</script><img src=x>{{data}}"})
+    (rules,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">', page)
+    assert rules.startswith("default-src 'none'")
+    for tag in ("style", "script"):
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        assert f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'" in rules
+    assert "<img" not in page
+    assert not re.findall(r"""(?:src|href)\s*=\s*["']|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", page)
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    inside = json.loads(data)
+    assert inside["heads"] == atlas["heads"]
+    assert {each["role"].rstrip("+-0123456789 ") for each in inside["heads"]} <= inside["about"].keys()
