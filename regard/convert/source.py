@@ -27,6 +27,11 @@ class Source(NamedTuple):
         model = storage.load(directory, dtype=torch.float32)
         if type(model) is not Transformer:
             raise ValueError(f"{directory} holds a {type(model).__name__}: only a Transformer can be exported")
+        if model.config.kept_heads:
+            raise ValueError(
+                f"{directory} has lost some heads, and other formats have one number of heads for all attentions: "
+                "export the model that it was pruned from"
+            )
         if not path.is_file():
             raise ValueError(f"{directory} is not a whole model directory: it has no {TOKENIZER}")
         Tokenizer.load(path)  # says what is wrong with it

@@ -7,8 +7,8 @@ Letters: B batch, H heads, T queries, S keys, d_model width of the model, d_k an
 projections around it, and a `Tap` for each of the things that pass from one to the next when somebody looks.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from regard.core.cache import KeyValues
 from regard.core.dropout import check_probability
 from regard.core.dropout import dropout as drop
 from regard.core.efficient import chunked
+from regard.core.heads import kept_keys
 from regard.core.layers import linear
 from regard.core.masks import AnyMask, Mask
 from regard.core.positions import Positions
@@ -220,6 +221,16 @@ class AttentionConfig:
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}: choose a divisor")
         if self.backend not in ("auto", *BACKENDS):
             raise ValueError(f"unknown attention backend {self.backend!r}: choose one of auto, {', '.join(BACKENDS)}")
+
+    def keep(self, heads: Sequence[int]) -> "AttentionConfig":
+        """The shape of what is left with only these heads, one or more, each as wide as before.
+
+        >>> AttentionConfig(d_model=16, heads=4).keep([0, 2, 3])
+        AttentionConfig(d_model=16, heads=3, kv_heads=3, d_k=4, d_v=4, ...)
+        """
+        width = self.d_model // self.heads
+        kv_heads = len(kept_keys(self.heads, self.kv_heads or self.heads, heads))
+        return replace(self, heads=len(heads), kv_heads=kv_heads, d_k=self.d_k or width, d_v=self.d_v or width)
 
 
 class MultiHeadAttention(nn.Module):

@@ -10,10 +10,12 @@ usual. `docs/accounting.md` does the paper's models by hand.
 """
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
+from regard.core.heads import kept_keys
 from regard.core.layers import GATES
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -47,20 +49,20 @@ def breakdown(config: TransformerConfig, sentences: int = 1, source: int = 25, t
     """
     c, N, M = config, config.encoder_layers, config.decoder_layers
     S, T = sentences * source, sentences * target
-    h, g = c.heads, c.kv_heads or c.heads
-    d_k, d_v = c.d_k or c.d_model // h, c.d_v or c.d_model // h
 
     # §3.4: a vector for each word. Looking one up is no product; the output layer is one, with V · d_model weights.
     source_words = 0 if c.tie == "all" else (c.source_vocabulary or c.vocabulary) * c.d_model
     words = c.vocabulary * c.d_model
 
     # §3.2.2: W_Q, W_K, W_V, W_O; then two products of queries with keys and of weights with values.
-    W_Q, W_K, W_V, W_O = c.d_model * h * d_k, c.d_model * g * d_k, c.d_model * g * d_v, h * d_v * c.d_model
-    attention = W_Q + W_K + W_V + W_O + c.bias * (h * d_k + g * d_k + g * d_v + c.d_model)
-
-    def attention_flops(queries: int, keys: int) -> int:
-        products = queries * keys * h * (d_k + d_v)  # h even where g < h: heads share keys, not scores
-        return 2 * sentences * (queries * (W_Q + W_O) + keys * (W_K + W_V) + products)
+    def attention(names: str, queries: int, keys: int) -> tuple[int, int]:
+        numbers, flops = 0, 0
+        for h, g, d_k, d_v in _shapes(c, names):
+            W_Q, W_K, W_V, W_O = c.d_model * h * d_k, c.d_model * g * d_k, c.d_model * g * d_v, h * d_v * c.d_model
+            numbers += W_Q + W_K + W_V + W_O + c.bias * (h * d_k + g * d_k + g * d_v + c.d_model)
+            products = queries * keys * h * (d_k + d_v)  # h even where g < h: heads share keys, not scores
+            flops += 2 * sentences * (queries * (W_Q + W_O) + keys * (W_K + W_V) + products)
+        return numbers, flops
 
     # §3.3: d_model -> d_ff -> d_model. A gate doubles the first product; a convolution adds a kernel for each channel.
     inner = 2 if c.feed_forward in GATES else 1
@@ -71,28 +73,38 @@ def breakdown(config: TransformerConfig, sentences: int = 1, source: int = 25, t
     last = c.norm == "pre"  # a pre-norm stack ends with a norm
     return [
         Part("embeddings", source_words + words + 2 * c.embedding_norm * norm),
-        Part("positions", *_positions(c, d_k, S, T)),
-        Part("encoder self-attention", N * attention, N * attention_flops(source, source)),
+        Part("positions", *_positions(c, S, T)),
+        Part("encoder self-attention", *attention("encoder.*.self_attention", source, source)),
         Part("encoder feed-forward", N * feed_forward, N * 2 * S * W),
         Part("encoder norms", (2 * N + last) * norm),
-        Part("decoder self-attention", M * attention, M * attention_flops(target, target)),
-        Part("decoder cross-attention", M * attention, M * attention_flops(target, source)),
+        Part("decoder self-attention", *attention("decoder.*.self_attention", target, target)),
+        Part("decoder cross-attention", *attention("decoder.*.cross_attention", target, source)),
         Part("decoder feed-forward", M * feed_forward, M * 2 * T * W),
         Part("decoder norms", (3 * M + last) * norm),
         Part("output", (words if c.tie == "none" else 0) + c.output_bias * c.vocabulary, 2 * T * words),
     ]
 
 
-def _positions(c: TransformerConfig, d_k: int, S: int, T: int) -> tuple[int, int]:
+def _shapes(c: TransformerConfig, names: str) -> list[tuple[int, int, int, int]]:
+    """h, g, d_k and d_v of the attentions whose names match a pattern; without a head, h and g are 0."""
+    width, shapes = c.d_model // c.heads, []
+    for name, kept in c.kept.items():
+        if fnmatchcase(name, names):
+            g = len(kept_keys(c.heads, c.kv_heads or c.heads, kept))
+            shapes.append((len(kept), g, c.d_k or width, c.d_v or width))
+    return shapes
+
+
+def _positions(c: TransformerConfig, S: int, T: int) -> tuple[int, int]:
     """Parameters and FLOPs of the positions."""
-    N, M = c.encoder_layers, c.decoder_layers
     if c.positions == "learned":  # a table at each embedding
         return 2 * c.max_length * c.d_model, 0
+    encoder, decoder = _shapes(c, "encoder.*"), _shapes(c, "decoder.*.self_attention")
     if c.positions == "shaw":  # a table in each self-attention, a product with every query
-        table = c.heads * SHAW_DISTANCES * d_k
-        return (N + M) * table, 2 * (N * S + M * T) * table
-    if c.positions == "t5":  # one table for all layers of a stack
-        return (min(N, 1) + min(M, 1)) * T5_BUCKETS * c.heads, 0
+        N, M = (sum(h * SHAW_DISTANCES * d_k for h, _, d_k, _ in shapes) for shapes in (encoder, decoder))
+        return N + M, 2 * (N * S + M * T)
+    if c.positions == "t5":  # one table for all layers of a stack that have a head
+        return sum(any(h for h, *_ in shapes) * T5_BUCKETS * c.heads for shapes in (encoder, decoder)), 0
     return 0, 0
 
 
@@ -138,15 +150,17 @@ def footprint(config: TransformerConfig, sentences: int = 1, source: int = 25, t
     4096
     """
     c, n, fp32 = config, parameters(config), BYTES["fp32"]
-    d_k, d_v = c.d_k or c.d_model // c.heads, c.d_v or c.d_model // c.heads
-    key_value = c.decoder_layers * (c.kv_heads or c.heads) * (d_k + d_v) * fp32
+    own, read = (
+        sum(g * (d_k + d_v) * fp32 for _, g, d_k, d_v in _shapes(c, f"decoder.*.{part}_attention"))
+        for part in ("self", "cross")
+    )
     window = c.decoder_layers * (KERNEL - 1) * c.d_ff * fp32 if c.feed_forward == "convolution" else 0
     return Footprint(
         weights={kind: n * size for kind, size in BYTES.items()},
         training_state=4 * fp32 * n,
         activations=activations(c, sentences, source, target),
-        cache_per_target_token=key_value,
-        cache_per_source_token=key_value,
+        cache_per_target_token=own,
+        cache_per_source_token=read,
         cache_per_sentence=window,
     )
 
@@ -154,13 +168,16 @@ def footprint(config: TransformerConfig, sentences: int = 1, source: int = 25, t
 def activations(config: TransformerConfig, sentences: int = 1, source: int = 25, target: int = 25) -> int:
     """Bytes that autograd keeps between forward and backward pass in fp32 on a CPU, dropout as configured; measured.
 
-    The loss is left out. Each layer keeps the same, so three shallow models tell what one of any depth keeps.
+    The loss is left out. Each layer keeps the same, so three shallow models tell what one of any depth keeps; but if
+    some have lost heads, nobody but the whole model tells.
     """
+    fewest = config.but(vocabulary=config.pad + 2, source_vocabulary=None)  # a word, and the padding
+    if config.kept_heads:
+        return _kept(fewest, sentences, source, target)
 
     def kept(encoder_layers: int, decoder_layers: int) -> int:
-        shallow = config.but(encoder_layers=encoder_layers, decoder_layers=decoder_layers)
-        fewest = shallow.but(vocabulary=config.pad + 2, source_vocabulary=None)  # a word, and the padding
-        return _kept(fewest, sentences, source, target)
+        shallow = fewest.but(encoder_layers=encoder_layers, decoder_layers=decoder_layers)
+        return _kept(shallow, sentences, source, target)
 
     one = kept(1, 1)
     deeper_encoder, deeper_decoder = kept(2, 1) - one, kept(1, 2) - one

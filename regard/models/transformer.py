@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.cache import Cache
+from regard.core.heads import Headless, read_heads, write_heads
 from regard.core.layers import (
     ACTIVATIONS,
     GATES,
@@ -62,6 +63,7 @@ class TransformerConfig:
     feed_forward_dropout: float = 0.0
     stochastic_depth: float = 0.0  # in the last layer; grows linearly from the first
     backend: str = "auto"  # of attention
+    kept_heads: str = ""  # of attentions that have lost some: encoder.layers.0.self_attention:0,2
     pad: int = 0
 
     def __post_init__(self) -> None:
@@ -88,6 +90,27 @@ class TransformerConfig:
             if not 0.0 <= (p := getattr(self, name)) <= 1.0:
                 raise ValueError(f"{name} = {p}: a probability lies in [0, 1]")
         self.attention  # noqa: B018  checks heads and widths
+        given, names = read_heads(self.kept_heads), self.names
+        for name, heads in given.items():
+            if name not in names:
+                near = get_close_matches(name, names, n=1) or names
+                raise ValueError(f"kept_heads: no attention is named {name!r}: did you mean {near[0]}?")
+            if heads and heads[-1] >= self.heads:
+                raise ValueError(f"kept_heads: {name} has heads 0..{self.heads - 1}, not {heads[-1]}")
+        some = {name: given[name] for name in names if len(given.get(name, range(self.heads))) < self.heads}
+        object.__setattr__(self, "kept_heads", write_heads(some))  # in one order: equal models have equal configs
+
+    @property
+    def names(self) -> list[str]:
+        """Every attention, in the order of the model."""
+        encoder = [f"encoder.layers.{i}.self_attention" for i in range(self.encoder_layers)]
+        parts = ("self_attention", "cross_attention")
+        return encoder + [f"decoder.layers.{i}.{part}" for i in range(self.decoder_layers) for part in parts]
+
+    @property
+    def kept(self) -> dict[str, tuple[int, ...]]:
+        """The heads of each attention, by their first numbers; none where all of them are gone."""
+        return dict.fromkeys(self.names, tuple(range(self.heads))) | read_heads(self.kept_heads)
 
     @property
     def attention(self) -> AttentionConfig:
@@ -237,10 +260,10 @@ def _encoder(c: TransformerConfig) -> Stack:
     return Stack(
         (
             EncoderLayer(
-                _residual(c, MultiHeadAttention(c.attention, positions=positions), depth),
+                _residual(c, _attention(c, f"encoder.layers.{i}.self_attention", positions), depth),
                 _residual(c, _feed_forward(c, causal=False), depth),
             )
-            for positions, depth in _levels(c, c.encoder_layers, both_ways=True)
+            for i, (positions, depth) in enumerate(_levels(c, c.encoder_layers, both_ways=True))
         ),
         _norm(c) if c.norm == "pre" else None,
     )
@@ -250,14 +273,25 @@ def _decoder(c: TransformerConfig) -> Stack:
     return Stack(
         (
             DecoderLayer(
-                _residual(c, MultiHeadAttention(c.attention, positions=positions), depth),
-                _residual(c, MultiHeadAttention(c.attention, d_memory=c.d_model), depth),
+                _residual(c, _attention(c, f"decoder.layers.{i}.self_attention", positions), depth),
+                _residual(c, _attention(c, f"decoder.layers.{i}.cross_attention", d_memory=c.d_model), depth),
                 _residual(c, _feed_forward(c, causal=True), depth),
             )
-            for positions, depth in _levels(c, c.decoder_layers, both_ways=False)
+            for i, (positions, depth) in enumerate(_levels(c, c.decoder_layers, both_ways=False))
         ),
         _norm(c) if c.norm == "pre" else None,
     )
+
+
+def _attention(
+    c: TransformerConfig, name: str, positions: Positions | None = None, d_memory: int | None = None
+) -> nn.Module:
+    kept, config = c.kept[name], c.attention
+    if not kept:
+        return Headless(c.d_model, bias=c.bias)
+    if len(kept) < c.heads:
+        config, positions = config.keep(kept), positions and positions.of(kept)
+    return MultiHeadAttention(config, d_memory=d_memory, positions=positions)
 
 
 def _levels(c: TransformerConfig, layers: int, both_ways: bool) -> Iterator[tuple[Positions, float]]:

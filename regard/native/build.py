@@ -36,10 +36,16 @@ class Norm(Structure):
     _fields_ = [("gain", c_void_p), ("bias", c_void_p)]
 
 
+class Heads(Structure):
+    _fields_ = [("heads", c_int32), ("kv_heads", c_int32)]
+
+
 class Layer(Structure):
-    _fields_ = [(name, Norm) for name in ("attention_norm", "cross_norm", "feed_forward_norm")] + [
-        (name, Product)
-        for name in ("query_key_value", "output", "query", "key_value", "cross_output", "inner", "outer")
+    _fields_ = [
+        *((name, Norm) for name in ("attention_norm", "cross_norm", "feed_forward_norm")),
+        *((name, Heads) for name in ("own", "read")),
+        *((name, Product) for name in ("query_key_value", "output")),
+        *((name, Product) for name in ("query", "key_value", "cross_output", "inner", "outer")),
     ]
 
 

@@ -45,8 +45,11 @@ typedef struct {
 
 typedef struct { const float *gain, *bias; } Norm; /* no bias: RMSNorm; no gain: none at all */
 
+typedef struct { int32_t heads, kv_heads; } Heads; /* of one attention; none of either where it has lost them all */
+
 typedef struct {
   Norm attention_norm, cross_norm, feed_forward_norm;
+  Heads own, read;                           /* of self-attention and of attention to the source */
   Product query_key_value, output;           /* self-attention */
   Product query, key_value, cross_output;    /* attention to the source; absent in the encoder */
   Product inner, outer;                      /* feed-forward */
@@ -63,7 +66,7 @@ typedef struct {
 } Embedding;
 
 typedef struct {
-  int32_t d, heads, kv_heads, d_k, d_v, d_ff;
+  int32_t d, heads, kv_heads, d_k, d_v, d_ff; /* heads: of an attention at most */
   int32_t encoder_layers, decoder_layers;
   int32_t pre, activation; /* 0 relu, 1 gelu, 2 silu, 3 glu, 4 swiglu */
   float score_scale, eps;
@@ -515,10 +518,10 @@ INLINE void mix_all(int d_v, const float *weight, const float *values, size_t st
 }
 
 /* One query q (H · d_k) over S keys that lie as (G, d_k, padded S), and values (S, G · d_v) with a stride. */
-static void attend_fixed(const Model *M, const float *q, const float *keys, const float *values, int stride, int S,
-                         float *out, float *scores) {
-  int share = M->heads / M->kv_heads, padded = (S + L - 1) / L * L, d_k = M->d_k, d_v = M->d_v;
-  for (int h = 0; h < M->heads; h++) {
+static void attend_fixed(const Model *M, Heads a, const float *q, const float *keys, const float *values, int stride,
+                         int S, float *out, float *scores) {
+  int share = a.heads / a.kv_heads, padded = (S + L - 1) / L * L, d_k = M->d_k, d_v = M->d_v;
+  for (int h = 0; h < a.heads; h++) {
     const float *qh = q + h * d_k, *kh = keys + (size_t)(h / share) * d_k * padded;
     for (int s = 0; s < padded; s += L) {
       vec sum[4] = {all(0.0f), all(0.0f), all(0.0f), all(0.0f)};
@@ -533,11 +536,11 @@ static void attend_fixed(const Model *M, const float *q, const float *keys, cons
 }
 
 /* One query over T cells of a cache: cell[t] says where the key and the value of position t lie. */
-static void attend_cells(const Model *M, const float *q, const float *keys, const float *values, const int32_t *cell,
-                         int T, float *out, float *scores) {
-  int share = M->heads / M->kv_heads, d_k = M->d_k, d_v = M->d_v;
+static void attend_cells(const Model *M, Heads a, const float *q, const float *keys, const float *values,
+                         const int32_t *cell, int T, float *out, float *scores) {
+  int share = a.heads / a.kv_heads, d_k = M->d_k, d_v = M->d_v;
   size_t wk = M->kv_heads * d_k, wv = M->kv_heads * d_v;
-  for (int h = 0; h < M->heads; h++) {
+  for (int h = 0; h < a.heads; h++) {
     const float *qh = q + h * d_k, *kh = keys + h / share * d_k;
     for (int t = 0; t < T; t += L) {
       vec x[L];
@@ -555,9 +558,9 @@ static void attend_cells(const Model *M, const float *q, const float *keys, cons
   }
 }
 
-/* Keys (S, G · d_k) with a stride -> (G, d_k, padded S), zeros at the end. */
-static void transpose_keys(const Model *M, const float *from, int stride, int S, float *to) {
-  int padded = (S + L - 1) / L * L, width = M->kv_heads * M->d_k;
+/* Keys (S, width = G · d_k) with a stride -> (G, d_k, padded S), zeros at the end. */
+static void transpose_keys(int width, const float *from, int stride, int S, float *to) {
+  int padded = (S + L - 1) / L * L;
   for (int i = 0; i < width; i++) {
     for (int s = 0; s < S; s++) to[(size_t)i * padded + s] = from[(size_t)s * stride + i];
     for (int s = S; s < padded; s++) to[(size_t)i * padded + s] = 0.0f;
@@ -646,13 +649,20 @@ int64_t room(const Model *M, int32_t m, int32_t longest) {
   return lay(M, m, longest, 0, &w);
 }
 
+/* Numbers that a decoder layer may know of a sentence of S tokens. */
+static size_t room_of(const Model *M, int S) {
+  size_t padded = (S + L - 1) / L * L;
+  return M->kv_heads * (M->d_k * padded + M->d_v * (size_t)S);
+}
+
 /* Read n sentences: tokens one sentence after the other, their lengths, and for each of them where its memory goes: for
-   every decoder layer the keys (G, d_k, padded S) and then the values (S, G · d_v) of the attention to it.
+   every decoder layer the keys (G, d_k, padded S) and then the values (S, G · d_v) of the attention to it, in room for
+   those that have the most heads.
    Returns 0, and does nothing, if a token is none. */
 int32_t encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *lengths, float *const *memory,
                Team *team, char *space) {
   Room w = {.team = team};
-  int m = 0, longest = 1, wk = M->kv_heads * M->d_k, wv = M->kv_heads * M->d_v;
+  int m = 0, longest = 1;
   for (int b = 0; b < n; b++) m += lengths[b], longest = lengths[b] > longest ? lengths[b] : longest;
   for (int r = 0; r < m; r++)
     if (tokens[r] < 0 || tokens[r] >= M->source.tokens) return 0;
@@ -662,26 +672,28 @@ int32_t encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *
   for (int l = 0; l < M->encoder_layers; l++) {
     const Layer *layer = M->encoder + l;
     const float *in = enter(M, &layer->attention_norm, &w, m);
-    int N = layer->query_key_value.N, Q = M->heads * M->d_k;
+    Heads own = layer->own;
+    int N = layer->query_key_value.N, Q = own.heads * M->d_k, K = own.kv_heads * M->d_k, V = own.heads * M->d_v;
     product(w.team, in, M->d, m, &layer->query_key_value, w.wide, N, SET, w.bytes);
-    for (int b = 0, r = 0; b < n; r += lengths[b++]) {
+    for (int b = 0, r = 0; own.heads && b < n; r += lengths[b++]) {
       const float *qkv = w.wide + (size_t)r * N;
-      transpose_keys(M, qkv + Q, N, lengths[b], w.keys);
+      transpose_keys(K, qkv + Q, N, lengths[b], w.keys);
       for (int s = 0; s < lengths[b]; s++)
-        attend_fixed(M, qkv + (size_t)s * N, w.keys, qkv + Q + wk, N, lengths[b],
-                     w.heads + (size_t)(r + s) * M->heads * M->d_v, w.scores);
+        attend_fixed(M, own, qkv + (size_t)s * N, w.keys, qkv + Q + K, N, lengths[b], w.heads + (size_t)(r + s) * V,
+                     w.scores);
     }
-    product(w.team, w.heads, M->heads * M->d_v, m, &layer->output, w.x, M->d, ADD, w.bytes);
+    product(w.team, w.heads, V, m, &layer->output, w.x, M->d, ADD, w.bytes);
     leave(M, &layer->attention_norm, &w, m);
     feed_forward(M, layer, &w, m);
   }
   if (M->encoder_norm.gain) normalise_rows(M, &M->encoder_norm, w.x, m, w.x);
   for (int l = 0; l < M->decoder_layers; l++) {
+    int wk = M->decoder[l].read.kv_heads * M->d_k, wv = M->decoder[l].read.kv_heads * M->d_v;
     product(w.team, w.x, M->d, m, &M->decoder[l].key_value, w.wide, wk + wv, SET, w.bytes);
     for (int b = 0, r = 0; b < n; r += lengths[b++]) {
       int S = lengths[b], padded = (S + L - 1) / L * L;
-      float *to = memory[b] + (size_t)l * ((size_t)wk * padded + (size_t)wv * S);
-      transpose_keys(M, w.wide + (size_t)r * (wk + wv), wk + wv, S, to);
+      float *to = memory[b] + l * room_of(M, S);
+      transpose_keys(wk, w.wide + (size_t)r * (wk + wv), wk + wv, S, to);
       to += (size_t)wk * padded;
       for (int s = 0; s < S; s++)
         memcpy(to + (size_t)s * wv, w.wide + (size_t)(r + s) * (wk + wv) + wk, sizeof(float) * wv);
@@ -708,7 +720,7 @@ typedef struct {
 int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, const int32_t *cells, int32_t longest,
                float *features, Team *team, char *space) {
   Room w = {.team = team};
-  int wk = M->kv_heads * M->d_k, wv = M->kv_heads * M->d_v, Q = M->heads * M->d_k, V = M->heads * M->d_v;
+  int wk = M->kv_heads * M->d_k, wv = M->kv_heads * M->d_v; /* of a cell */
   for (int r = 0; r < m; r++)
     if (tokens[r] < 0 || tokens[r] >= M->target.tokens) return 0;
   lay(M, m, longest, space, &w);
@@ -720,25 +732,27 @@ int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, con
   for (int l = 0; l < M->decoder_layers; l++) {
     const Layer *layer = M->decoder + l;
     float *k = rows->keys + l * rows->cells * wk, *v = rows->values + l * rows->cells * wv;
-    int N = layer->query_key_value.N;
+    Heads own = layer->own, read = layer->read;
+    int N = layer->query_key_value.N, Q = own.heads * M->d_k, K = own.kv_heads * M->d_k, V = own.heads * M->d_v;
     const float *in = enter(M, &layer->attention_norm, &w, m);
     product(w.team, in, M->d, m, &layer->query_key_value, w.wide, N, SET, w.bytes);
-    for (int r = 0; r < m; r++) {
+    for (int r = 0; own.heads && r < m; r++) {
       const float *qkv = w.wide + (size_t)r * N;
-      memcpy(k + (size_t)cells[r] * wk, qkv + Q, sizeof(float) * wk);
-      memcpy(v + (size_t)cells[r] * wv, qkv + Q + wk, sizeof(float) * wv);
-      attend_cells(M, qkv, k, v, rows->history + r * rows->stride, rows->lengths[r], w.heads + (size_t)r * V,
+      memcpy(k + (size_t)cells[r] * wk, qkv + Q, sizeof(float) * K);
+      memcpy(v + (size_t)cells[r] * wv, qkv + Q + K, sizeof(float) * own.kv_heads * M->d_v);
+      attend_cells(M, own, qkv, k, v, rows->history + r * rows->stride, rows->lengths[r], w.heads + (size_t)r * V,
                    w.scores);
     }
     product(w.team, w.heads, V, m, &layer->output, w.x, M->d, ADD, w.bytes);
     leave(M, &layer->attention_norm, &w, m);
     in = enter(M, &layer->cross_norm, &w, m);
+    Q = read.heads * M->d_k, K = read.kv_heads * M->d_k, V = read.heads * M->d_v;
     product(w.team, in, M->d, m, &layer->query, w.wide, Q, SET, w.bytes);
-    for (int r = 0; r < m; r++) {
+    for (int r = 0; read.heads && r < m; r++) {
       int S = rows->sources[rows->sentence[r]], padded = (S + L - 1) / L * L;
-      const float *from = rows->memory[rows->sentence[r]] + (size_t)l * ((size_t)wk * padded + (size_t)wv * S);
-      attend_fixed(M, w.wide + (size_t)r * Q, from, from + (size_t)wk * padded, wv, S, w.heads + (size_t)r * V,
-                   w.scores);
+      const float *from = rows->memory[rows->sentence[r]] + l * room_of(M, S);
+      attend_fixed(M, read, w.wide + (size_t)r * Q, from, from + (size_t)K * padded, read.kv_heads * M->d_v, S,
+                   w.heads + (size_t)r * V, w.scores);
     }
     product(w.team, w.heads, V, m, &layer->cross_output, w.x, M->d, ADD, w.bytes);
     leave(M, &layer->cross_norm, &w, m);

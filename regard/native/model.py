@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import Stack
+from regard.core.heads import Headless
 from regard.core.layers import Embedding, FeedForward, GatedFeedForward, Residual
 from regard.core.positions import Learned, Positions, Sinusoidal, sinusoid
 from regard.core.quantised import Int8Embedding, Int8Linear
@@ -101,25 +102,25 @@ class Native:
         assert isinstance(encoder, Stack)
         assert isinstance(decoder, Stack)
         first: Any = decoder.layers[0]
-        attention, ffn = first.self_attention.sublayer, first.feed_forward.sublayer
+        ffn = first.feed_forward.sublayer
         norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)]
         if len({m.eps for m in norms}) != 1:
             raise UnavailableError("its normalisations differ in eps")
-        if not isinstance(attention, MultiHeadAttention):
-            raise UnavailableError(f"it has a {type(attention).__name__} in place of attention")
-        shapes = {(m.heads, m.kv_heads, m.d_k, m.d_v) for m in model.modules() if isinstance(m, MultiHeadAttention)}
-        if len(shapes) != 1:
+        attentions = [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
+        if not attentions:
+            raise UnavailableError("it has no attention")
+        attention, scale = attentions[0], attentions[0].config.scale
+        if len({(m.d_k, m.d_v, m.config.scale) for m in attentions}) != 1:
             raise UnavailableError("its attentions differ in shape")
         layers: list[Any] = [*encoder.layers, *decoder.layers]
         if len({(_activation(f), f.outer.in_features) for f in (layer.feed_forward.sublayer for layer in layers)}) != 1:
             raise UnavailableError("its feed-forward layers differ in shape or activation")
         if len({m.place for m in model.modules() if isinstance(m, Residual)}) != 1:
             raise UnavailableError("its normalisations differ in place")
-        scale = attention.config.scale
         return build.Model(
             d=attention.config.d_model,
-            heads=attention.heads,
-            kv_heads=attention.kv_heads,
+            heads=max(m.heads for m in attentions),
+            kv_heads=max(m.kv_heads for m in attentions),
             d_k=_whole(attention.d_k),
             d_v=_whole(attention.d_v),
             d_ff=ffn.outer.in_features if isinstance(ffn, FeedForward | GatedFeedForward) else 0,
@@ -148,23 +149,36 @@ class Native:
         attention, cross, ffn = layer.self_attention, getattr(layer, "cross_attention", None), layer.feed_forward
         for residual in (attention, cross, ffn):
             assert residual is None or isinstance(residual, Residual)
-        if type(attention.sublayer.positions) is not Positions:
-            raise UnavailableError(f"{type(attention.sublayer.positions).__name__} positions")
-        shape = attention.sublayer
-        queries, keys = _heads(shape.heads, shape.d_k), _heads(shape.kv_heads, shape.d_k)
-        values, mixed = _heads(shape.kv_heads, shape.d_v), _heads(shape.heads, shape.d_v)
         result.attention_norm = self._norm(attention.norm)
-        result.query_key_value = self._product(shape.query_key_value, _beside(queries, keys, values))
-        result.output = self._product(shape.output, None, mixed)
+        result.own, result.query_key_value, result.output = self._attention(attention.sublayer, "query_key_value")
         if cross is not None:
             result.cross_norm = self._norm(cross.norm)
-            result.query = self._product(cross.sublayer.query, queries)
-            result.key_value = self._product(cross.sublayer.key_value, _beside(keys, values))
-            result.cross_output = self._product(cross.sublayer.output, None, mixed)
+            result.read, result.query, result.key_value, result.cross_output = self._attention(
+                cross.sublayer, "query", "key_value"
+            )
         _activation(ffn.sublayer)
         result.feed_forward_norm = self._norm(ffn.norm)
         result.inner, result.outer = self._product(ffn.sublayer.inner), self._product(ffn.sublayer.outer)
         return result
+
+    def _attention(self, attention: nn.Module, *products: str) -> list[Any]:
+        """How many heads it has, these of its products, and W_O."""
+        if isinstance(attention, Headless):  # a product of nothing, and its bias
+            bias = None if attention.bias is None else attention.bias.float()
+            last = build.Product(N=attention.d_model, bias=self._address(bias))
+            return [build.Heads(), *(build.Product() for _ in products), last]
+        if not isinstance(attention, MultiHeadAttention):
+            raise UnavailableError(f"it has a {type(attention).__name__} in place of attention")
+        if type(attention.positions) is not Positions:
+            raise UnavailableError(f"{type(attention.positions).__name__} positions")
+        queries, keys = _heads(attention.heads, attention.d_k), _heads(attention.kv_heads, attention.d_k)
+        values, mixed = _heads(attention.kv_heads, attention.d_v), _heads(attention.heads, attention.d_v)
+        rows = {"query": queries, "key_value": _beside(keys, values), "query_key_value": _beside(queries, keys, values)}
+        return [
+            build.Heads(attention.heads, attention.kv_heads),
+            *(self._product(getattr(attention, name), rows[name]) for name in products),
+            self._product(attention.output, None, mixed),
+        ]
 
     def _norm(self, norm: nn.Module | None) -> build.Norm:
         if norm is None:

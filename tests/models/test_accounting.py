@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from regard.core.heads import write_heads
 from regard.models.accounting import (
     PAPER_RUNS,
     activations,
@@ -23,13 +24,15 @@ from regard.models.accounting import (
 )
 from regard.models.transformer import Transformer, TransformerConfig
 
+PRUNED = "encoder.layers.0.self_attention:1 decoder.layers.0.self_attention: decoder.layers.1.cross_attention:0,1,3"
+
 
 @st.composite
 def configs(draw: st.DrawFn) -> TransformerConfig:
     """Small configs of every kind."""
     heads = draw(st.sampled_from([1, 2, 4, 6]))
     tie = draw(st.sampled_from(["all", "target", "none"]))
-    return TransformerConfig(
+    config = TransformerConfig(
         vocabulary=draw(st.integers(1, 40)),
         source_vocabulary=None if tie == "all" else draw(st.none() | st.integers(1, 40)),
         encoder_layers=draw(st.integers(1, 3)),
@@ -49,6 +52,8 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
         tie=tie,
         backend="math",
     )
+    kept = st.dictionaries(st.sampled_from(config.names), st.sets(st.integers(0, heads - 1)), max_size=4)
+    return config.but(kept_heads=write_heads(draw(kept)))
 
 
 def tokens(sentences: int, length: int) -> Tensor:
@@ -144,6 +149,7 @@ def kept_bytes(config: TransformerConfig, sentences: int, source: int, target: i
         {"positions": "shaw", "feed_forward": "convolution", "kv_heads": 2},
         {"backend": "chunked", "positions": "t5", "feed_forward": "swiglu", "norm_kind": "rms"},
         {"positions": "learned", "tie": "none", "source_vocabulary": 70},
+        {"kept_heads": PRUNED},
     ],
     ids=str,
 )
@@ -160,7 +166,9 @@ def test_no_token_of_the_measurement_is_padding() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"kv_heads": 1, "d_k": 16, "d_v": 24}, {"feed_forward": "convolution"}], ids=str
+    "changes",
+    [{}, {"kv_heads": 1, "d_k": 16, "d_v": 24}, {"feed_forward": "convolution"}, {"kept_heads": PRUNED, "kv_heads": 2}],
+    ids=str,
 )
 def test_cache_is_what_decoding_keeps(changes: dict[str, Any]) -> None:
     config = TransformerConfig.tiny(100, **changes)
@@ -174,7 +182,8 @@ def test_cache_is_what_decoding_keeps(changes: dict[str, Any]) -> None:
     for layer in cache:
         for kind in held:
             past = getattr(layer, kind)
-            held[kind] += 4 * sum(x[:, :, : past.length].numel() for x in (past.keys, past.values))
+            both = [x for x in (past.keys, past.values) if x is not None]  # an attention without heads has neither
+            held[kind] += 4 * sum(x[:, :, : past.length].numel() for x in both)
     assert held == {
         "self_attention": 5 * size.cache_per_target_token,
         "cross_attention": 9 * size.cache_per_source_token,

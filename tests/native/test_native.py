@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from regard.adaptation.pruning import prune
 from regard.core.layers import FeedForward
 from regard.core.quantised import quantise
 from regard.decoding.pool import search
@@ -85,6 +86,32 @@ def play(engine: Native, model: Transformer | None = None) -> list[NDArray[np.fl
 def test_says_what_pytorch_says(kind: str) -> None:
     model = build_model(**KINDS[kind])
     play(Native(model), model)
+
+
+ENCODER, DECODER = "encoder.layers.1.self_attention", "decoder.layers.0.self_attention"
+CROSS = "decoder.layers.0.cross_attention"
+PRUNED = {
+    "some": {ENCODER: (0, 1), DECODER: (2,), "decoder.layers.1.cross_attention": (1,)},
+    "all-of-some": {ENCODER: (0, 1, 2), DECODER: (0, 1, 2), CROSS: (0, 1, 2), "encoder.layers.0.self_attention": (0,)},
+}
+
+
+@pytest.mark.parametrize("heads", PRUNED)
+@pytest.mark.parametrize("kind", ["pre", "learned", "odd", "grouped"])
+def test_attentions_may_have_lost_heads(kind: str, heads: str) -> None:
+    model = build_model(**KINDS[kind])
+    gone = {name: set(numbers) | ({3} if kind != "odd" else set()) for name, numbers in PRUNED[heads].items()}
+    smaller = prune(model, gone)
+    play(Native(smaller), smaller)
+    bf16 = prune(copy.deepcopy(model).bfloat16(), gone)
+    play(Native(bf16), bf16.float())
+    int8 = quantise(smaller)
+    assert isinstance(int8, Transformer)
+    rows, source, prefix = Native(int8).rows(), sentences(1)[0], [5, 6, 7]
+    rows.start([source])
+    for token in prefix:
+        logits = rows.step(np.array([token]))
+    np.testing.assert_allclose(logits[0], truth(int8, source, prefix), atol=0.05)
 
 
 @pytest.mark.parametrize("kind", ["pre", "learned", "odd"])

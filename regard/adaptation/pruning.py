@@ -1,0 +1,98 @@
+"""A model without some of its heads: smaller in memory and on disk, and the same function as with these silenced."""
+
+import copy
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.core.attention import MultiHeadAttention
+from regard.core.heads import Headless, kept_keys, write_heads
+from regard.core.quantised import Int8Linear
+from regard.inspection.taps import attentions
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def prune(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
+    """A new model without these heads, by attention; the old one stays as it is.
+
+    Heads are numbered as the model has them now. Its config remembers them by their first numbers, for slopes and
+    biases of positions belong to those. What is left of an attention without any head is the bias of W_O.
+
+    >>> from regard.models.transformer import Transformer, TransformerConfig
+    >>> model = Transformer(TransformerConfig.tiny(vocabulary=100))
+    >>> smaller = prune(model, {"encoder.layers.0.self_attention": [1, 3], "decoder.layers.3.self_attention": range(4)})
+    >>> attentions(smaller)["encoder.layers.0.self_attention"].heads, len(attentions(smaller))
+    (2, 11)
+    """
+    known, config = attentions(model), getattr(model, "config", None)
+    if not hasattr(config, "kept_heads"):
+        raise ValueError(f"a {type(model).__name__} has no config that could say which of its heads are kept")
+    smaller: Any = copy.deepcopy(model)
+    places = {module: path for path, module in smaller.named_modules()}
+    kept: dict[str, tuple[int, ...]] = smaller.config.kept
+    for name, numbers in heads.items():
+        if name not in known:
+            near = get_close_matches(name, known, n=1) or list(known)
+            raise ValueError(f"no attention is named {name!r}: did you mean {near[0]}?")
+        count, gone = known[name].heads, set(numbers)
+        if beyond := sorted(gone - set(range(count))):
+            raise ValueError(f"{name} has heads 0..{count - 1}, not {beyond[0]}")
+        left = [head for head in range(count) if head not in gone]
+        if gone:
+            attention = attentions(smaller)[name]
+            smaller.set_submodule(places[attention], _without(attention, left))
+            kept[name] = tuple(kept[name][head] for head in left)
+    smaller.config = smaller.config.but(kept_heads=write_heads(kept))
+    return smaller
+
+
+def _without(attention: MultiHeadAttention, left: list[int]) -> nn.Module:
+    """The attention with only the heads `left`."""
+    output: Any = attention.output
+    if isinstance(output, nn.Identity):
+        raise ValueError("an attention without W_O cannot lose a head: its output would become narrower")
+    if not left:
+        headless = Headless(attention.config.d_model, bias=False)
+        headless.bias = output.bias
+        return headless.train(attention.training)
+    keys = kept_keys(attention.heads, attention.kv_heads, left)
+    q = _numbers(left, attention.d_k)
+    k, v = _numbers(keys, attention.d_k), _numbers(keys, attention.d_v)
+    Q, K, _ = attention.widths  # where keys and values begin, in products that lie side by side
+    with torch.device("meta"):  # its parameters are made below
+        d_memory = attention.key_value.in_features if attention.cross else None
+        positions = attention.positions.of(left)
+        made = MultiHeadAttention(attention.config.keep(left), d_memory=d_memory)
+    made.positions = positions
+    if attention.cross:
+        made.query = _product(attention.query, made.query, rows=q)
+        made.key_value = _product(attention.key_value, made.key_value, rows=torch.cat([k, K + v]))
+    else:
+        made.query_key_value = _product(
+            attention.query_key_value, made.query_key_value, rows=torch.cat([q, Q + k, Q + K + v])
+        )
+    made.output = _product(output, made.output, columns=_numbers(left, attention.d_v))
+    return made.train(attention.training)
+
+
+def _numbers(heads: list[int], width: int) -> Tensor:
+    """Where the numbers of some heads lie in a product that makes so many for each."""
+    return (torch.tensor(heads)[:, None] * width + torch.arange(width)).flatten()
+
+
+def _product(old: Any, new: Any, rows: Tensor | None = None, columns: Tensor | None = None) -> Any:
+    """Some outputs and inputs of a product, as `new` has them."""
+
+    def some(x: Tensor, columns: Tensor | None = None) -> nn.Parameter:
+        part = x.detach() if rows is None else x.detach()[rows]
+        return nn.Parameter(part.clone() if columns is None else part[:, columns], x.requires_grad)
+
+    weight, bias = some(old.weight, columns), None if old.bias is None else some(old.bias)
+    if isinstance(old, Int8Linear):
+        return Int8Linear(weight, some(old.scale), bias)
+    new.weight, new.bias = weight, bias
+    return new

@@ -1,0 +1,160 @@
+"""`regard prune`: a model directory without some of its heads, those named or those that are missed least."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.adaptation.gates import GateConfig, learn_gates
+from regard.adaptation.pruning import prune
+from regard.adaptation.quantise import USED
+from regard.api import load
+from regard.data.batching import Batch, collate
+from regard.data.text import read_lines
+from regard.data.vocabulary import PAD
+from regard.decoding.scoring import batches
+from regard.files import new_directory, write_whole
+from regard.inspection.importance import Importance, head_importance, least_important, loss, pruning_curve
+from regard.inspection.taps import attentions
+from regard.models import storage
+
+ATLAS = "heads.json"  # of `regard heads`, in a model directory
+WAYS = ("importance", "gates", "atlas")
+TOKENS = 1024  # of a batch: its logits are held, and gates are learned batch by batch
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a model has."""
+
+    heads: int
+    parameters: int
+    bytes: int  # of weights on disk
+    loss: float | None = None  # of a label of the text given, in nats
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of a model."""
+
+    before: Size
+    after: Size
+    gone: dict[str, list[int]]  # the heads that went, by attention
+
+
+def prune_directory(
+    model_dir: Path,
+    out_dir: Path,
+    *,
+    heads: Mapping[str, Iterable[int]] | None = None,
+    keep: int | float | None = None,
+    by: str = "importance",
+    source: Path | None = None,
+    reference: Path | None = None,
+    limit: int = 1000,
+    gates: GateConfig | None = None,
+) -> Summary:
+    """Write a whole new model directory beside the old one, without some heads; its weights are as precise as before.
+
+    Either `heads` names those that go, or `keep` says how many stay, a whole number or a share of all: those that are
+    most important by their gradient on `limit` pairs of `source` and `reference`, measured anew after every tenth of
+    all; or the most worth by learned gates; or the most important in the model's atlas. Gates without `keep` decide
+    themselves how many stay. What is there is never overwritten.
+    """
+    _check(heads, keep, by, source, reference)
+    with new_directory(out_dir) as made:
+        model: Any = storage.load(model_dir)
+        given = _batches(model_dir, source, reference, limit) if source and reference else []
+        gone = {name: sorted(set(numbers)) for name, numbers in heads.items()} if heads is not None else {}
+        if heads is None:
+            total = sum(attention.heads for attention in attentions(model).values())
+            gone = _chosen(model_dir, given, by, None if keep is None else total - _count(keep, total), gates)
+        smaller: Any = prune(model, gone)
+        storage.save(smaller, made)
+        for name in USED:
+            if (model_dir / name).exists():
+                write_whole(made / name, (model_dir / name).read_bytes())
+        before, after = (_size(each, place, given) for each, place in ((model, model_dir), (smaller, made)))
+    return Summary(before, after, gone)
+
+
+def _check(heads: object, keep: float | None, by: str, source: Path | None, reference: Path | None) -> None:
+    if by not in WAYS:
+        raise ValueError(f"by = {by!r}: choose one of {', '.join(WAYS)}")
+    if (source is None) != (reference is None):
+        raise ValueError("source and reference belong together: give both, line by line")
+    if heads is not None:
+        if keep is not None:
+            raise ValueError("heads names those that go, keep says how many stay: give one of them")
+        return
+    if keep is None and by != "gates":
+        raise ValueError("say which heads go, by heads, or how many stay, by keep: a number such as 12, a share as 0.7")
+    if source is None and by != "atlas":
+        raise ValueError(f"{by} is measured on a text: give source and reference, or take the atlas's by = atlas")
+
+
+def _count(keep: float, total: int) -> int:
+    """How many of `total` heads stay: a whole number of them, or a share."""
+    if isinstance(keep, float) and not 0.0 <= keep <= 1.0:
+        raise ValueError(f"keep = {keep}: a share lies in [0, 1]; for a number of heads leave the point out")
+    if not 0 <= keep <= total:
+        raise ValueError(f"keep = {keep}: the model has {total} heads")
+    return round(keep * total) if isinstance(keep, float) else int(keep)
+
+
+def _batches(model_dir: Path, source: Path, reference: Path, limit: int) -> list[Batch]:
+    """The first pairs of a text, those of like length together; the model was not taught longer ones than it reads."""
+    sources, targets = list(read_lines(source)), list(read_lines(reference))
+    if len(sources) != len(targets):
+        raise ValueError(f"{source} has {len(sources):,} lines and {reference} {len(targets):,}: they must be as many")
+    some = [pair for pair in zip(sources, targets, strict=True) if all(map(str.strip, pair))][:limit]
+    translator = load(model_dir, engine="torch")
+    encode, longest = translator.tokenizer.encode_batch, translator.longest
+    pairs = list(zip(*(encode([pair[side] for pair in some]) for side in (0, 1)), strict=True))
+    pairs = [pair for pair in pairs if longest is None or max(map(len, pair)) <= longest]
+    if not pairs:
+        raise ValueError(f"{source} and {reference} hold no pair of sentences that the model can read")
+    return [collate([pairs[i] for i in rows]) for rows in batches(pairs, TOKENS)]
+
+
+def _chosen(
+    model_dir: Path, given: list[Batch], by: str, count: int | None, gates: GateConfig | None
+) -> dict[str, list[int]]:
+    """The `count` heads that are missed least; None: as many as the gates shut."""
+    model = storage.load(model_dir, dtype=torch.float32)  # a gradient flows through no whole number
+    if by == "gates":
+        learned = learn_gates(model, given, pad=PAD, config=gates)
+        return learned.shut if count is None else least_important(learned.log_a, count)
+    assert count is not None
+    if by == "atlas":
+        return least_important(_atlas(model_dir, {name: a.heads for name, a in attentions(model).items()}), count)
+    total = sum(attention.heads for attention in attentions(model).values())
+    curve = pruning_curve(model, lambda: head_importance(model, given, pad=PAD), lambda: None, down_to=total - count)
+    return curve[-1].silenced
+
+
+def _atlas(model_dir: Path, heads: Mapping[str, int]) -> Importance:
+    """The importance of each head that `regard heads` has found."""
+    path = model_dir / ATLAS
+    if not path.is_file():
+        raise ValueError(f"{model_dir} has no {ATLAS}: make it with `regard heads {model_dir}`, or choose another way")
+    try:
+        entries = json.loads(path.read_text("utf-8"))["heads"]
+        found = {(entry["name"], entry["head"]): float(entry["importance"]) for entry in entries}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ValueError(f"{path} is no atlas of heads: make it again with `regard heads {model_dir}`") from None
+    if set(found) != {(name, head) for name, count in heads.items() for head in range(count)}:
+        raise ValueError(f"{path} is about other heads than the model's: make it again with `regard heads {model_dir}`")
+    return {name: torch.tensor([found[name, head] for head in range(count)]) for name, count in heads.items()}
+
+
+def _size(model: Any, place: Path, given: list[Batch]) -> Size:
+    return Size(
+        heads=sum(attention.heads for attention in attentions(model).values()),
+        parameters=sum(p.numel() for name, p in model.named_parameters() if not name.endswith(".scale")),
+        bytes=(place / storage.WEIGHTS).stat().st_size,
+        loss=loss(model, given, pad=PAD) if given else None,
+    )

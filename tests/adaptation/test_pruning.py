@@ -1,0 +1,175 @@
+"""A model without some heads says what the whole one says while these are silent, and everything else still works."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.adaptation.pruning import prune
+from regard.core.heads import Headless, kept_keys, read_heads, write_heads
+from regard.core.quantised import quantise
+from regard.inspection.taps import attentions, edit, record
+from regard.models import storage
+from regard.models.accounting import activations, footprint, parameters
+from regard.models.transformer import Transformer, TransformerConfig
+
+SOURCE = torch.tensor([[5, 9, 3, 7, 2, 4], [8, 6, 1, 0, 0, 0]])
+TARGET = torch.tensor([[1, 4, 4, 9], [1, 7, 2, 0]])
+ENCODER = "encoder.layers.0.self_attention"
+DECODER = "decoder.layers.1.self_attention"
+CROSS = "decoder.layers.0.cross_attention"
+SOME = {ENCODER: (1,), "encoder.layers.1.self_attention": (0, 3), DECODER: (0, 2, 3), CROSS: (3,)}
+ALL = (0, 1, 2, 3)
+NONE_LEFT = {"encoder.layers.1.self_attention": ALL, "decoder.layers.0.self_attention": ALL, CROSS: ALL, DECODER: (2,)}
+KINDS = {
+    "plain": {},
+    "pre": {"norm": "pre", "norm_kind": "rms"},
+    "grouped": {"kv_heads": 2},
+    "one-key": {"kv_heads": 1},
+    "shaw": {"positions": "shaw"},
+    "t5": {"positions": "t5", "kv_heads": 2},
+    "rope": {"positions": "rope"},
+    "alibi": {"positions": "alibi"},
+    "odd": {"d_k": 6, "d_v": 3, "bias": False, "scale": 0.3},
+}
+
+
+def build(seed: int = 0, **changes: object) -> Transformer:
+    torch.manual_seed(seed)
+    config = TransformerConfig(10, d_model=16, d_ff=24, heads=4, encoder_layers=2, decoder_layers=2).but(**changes)
+    model = Transformer(config).double().eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "bias" in name or "norm" in name:
+                p.add_(0.2 * torch.randn_like(p))
+    return model
+
+
+def silenced(model: Transformer, heads: dict[str, tuple[int, ...]]) -> Tensor:
+    with edit(model, {name: dict.fromkeys(numbers, 0.0) for name, numbers in heads.items()}):
+        return model(SOURCE, TARGET)
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+def step_by_step(model: Transformer) -> Tensor:
+    memory, cache = model.encode(SOURCE), model.new_cache()
+    logits = []
+    for t in range(TARGET.shape[1]):
+        logits.append(model.decode(TARGET[:, t : t + 1], memory, cache))
+        assert cache.length == t + 1
+    return torch.cat(logits, 1)
+
+
+@pytest.mark.parametrize("heads", [SOME, NONE_LEFT], ids=["some", "all-of-some"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_model_with_silent_heads(kind: str, heads: dict[str, tuple[int, ...]], tmp_path: Path) -> None:
+    model = build(**KINDS[kind])
+    whole = model(SOURCE, TARGET)
+    expected = silenced(model, heads)
+    smaller = prune(model, heads)
+    close(smaller(SOURCE, TARGET), expected)
+    close(step_by_step(smaller), expected)
+    assert not torch.allclose(expected, whole, atol=1e-3)
+    close(model(SOURCE, TARGET), whole)  # the old one is as it was
+    assert sum(p.numel() for p in smaller.parameters()) == parameters(smaller.config)
+
+    storage.save(smaller, tmp_path / "model")
+    again = storage.load(tmp_path / "model")
+    assert again.config == smaller.config != model.config
+    assert torch.equal(again(SOURCE, TARGET), smaller(SOURCE, TARGET))
+
+
+def test_is_smaller_by_what_the_heads_had() -> None:
+    model = build()
+    smaller = prune(model, SOME)
+    per_head = 4 * 16 * 4 + 3 * 4  # W_Q, W_K, W_V, W_O, and the biases of the first three
+    assert parameters(model.config) - parameters(smaller.config) == 7 * per_head
+    assert [attention.heads for attention in attentions(smaller).values()] == [3, 2, 4, 3, 1, 4]
+    before, after = footprint(model.config), footprint(smaller.config)
+    assert before.cache_per_target_token - after.cache_per_target_token == 3 * 2 * 4 * 4
+    assert before.cache_per_source_token - after.cache_per_source_token == 1 * 2 * 4 * 4
+    assert activations(smaller.config) < activations(model.config)
+
+
+@pytest.mark.parametrize("kind", ["grouped", "alibi", "t5", "shaw"])
+def test_pruning_twice_is_pruning_once(kind: str) -> None:
+    model = build(**KINDS[kind])
+    once = prune(model, {ENCODER: [0, 2], DECODER: [1, 2]})
+    twice = prune(prune(model, {ENCODER: [2], DECODER: [1]}), {ENCODER: [0], DECODER: [1]})  # numbers of the second
+    assert twice.config == once.config
+    assert once.config.kept_heads == f"{ENCODER}:1,3 {DECODER}:0,3"
+    close(twice(SOURCE, TARGET), once(SOURCE, TARGET))
+
+
+def test_a_shared_table_stays_shared() -> None:
+    smaller = prune(build(positions="t5"), SOME)
+    first, second = (layer.self_attention.sublayer.positions for layer in smaller.encoder.layers)
+    assert first.table is second.table
+    assert (first.heads, second.heads) == ([0, 2, 3], [1, 2])
+
+
+@pytest.mark.parametrize("heads", [SOME, NONE_LEFT], ids=["some", "all-of-some"])
+def test_whole_numbers_stay_the_same_whole_numbers(heads: dict[str, tuple[int, ...]], tmp_path: Path) -> None:
+    model = quantise(build(kv_heads=2).float())
+    assert isinstance(model, Transformer)
+    expected = silenced(model, heads)
+    smaller = prune(model, heads)
+    torch.testing.assert_close(smaller(SOURCE, TARGET), expected, atol=1e-5, rtol=0)
+    storage.save(smaller, tmp_path / "int8")
+    assert torch.equal(storage.load(tmp_path / "int8")(SOURCE, TARGET), smaller(SOURCE, TARGET))
+
+
+def test_a_smaller_model_learns_and_is_looked_into() -> None:
+    smaller = prune(build(positions="shaw", kv_heads=2), NONE_LEFT).train()
+    smaller(SOURCE, TARGET).sum().backward()
+    assert all(p.grad is not None for p in smaller.parameters())
+    with record(smaller.eval()) as seen:
+        smaller(SOURCE, TARGET)
+    assert {name: weights.shape[1] for name, weights in seen.weights.items()} == {
+        ENCODER: 4,
+        DECODER: 3,
+        "decoder.layers.1.cross_attention": 4,
+    }
+
+
+def test_keys_serve_the_same_number_of_queries() -> None:
+    assert kept_keys(4, 4, [0, 3]) == [0, 3]
+    assert kept_keys(8, 1, [2, 5, 6]) == [0]
+    assert kept_keys(8, 4, [0, 1, 2, 3, 6]) == [0, 0, 1, 1, 3]  # two readers, two readers, one
+    assert kept_keys(8, 2, []) == []
+
+
+def test_headless_counts_positions() -> None:
+    nothing = Headless(16, bias=False)
+    assert nothing(torch.ones(2, 3, 16)).eq(0).all()
+    assert not list(nothing.parameters())
+
+
+def test_heads_as_text() -> None:
+    heads = {ENCODER: (1, 3), CROSS: ()}
+    assert read_heads(write_heads(heads)) == heads
+    assert read_heads("  ") == {}
+    for text in (ENCODER, f"{ENCODER}:a", f"{ENCODER}:-1", ":1", f"{ENCODER}:1;2"):
+        with pytest.raises(ValueError, match="names no heads"):
+            read_heads(text)
+    with pytest.raises(ValueError, match="named twice"):
+        read_heads(f"{ENCODER}:1 {ENCODER}:2")
+
+
+def test_mistakes_are_named() -> None:
+    model = build()
+    with pytest.raises(ValueError, match=r"no attention is named 'encoder.0': did you mean encoder\.layers"):
+        prune(model, {"encoder.0": [1]})
+    with pytest.raises(ValueError, match=r"has heads 0\.\.3, not 4"):
+        prune(model, {ENCODER: [4]})
+    with pytest.raises(ValueError, match="Linear has no config"):
+        prune(torch.nn.Linear(2, 2), {})
+    with pytest.raises(ValueError, match=r"kept_heads: encoder\.layers\.0\.self_attention has heads 0\.\.3, not 9"):
+        model.config.but(kept_heads=f"{ENCODER}:0,9")
+    with pytest.raises(ValueError, match="kept_heads: no attention is named 'encoder'"):
+        model.config.but(kept_heads="encoder:0")
+    assert model.config.but(kept_heads=f"{ENCODER}:3,2,1,0") == model.config  # all of them
