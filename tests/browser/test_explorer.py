@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 import regard
 from tests.browser.driver import CROSS, SENTENCE, TRANSLATION, Explorer, figure_of, grid_cell, same_map, state
@@ -36,6 +36,8 @@ def test_steps_and_what_else_could_have_come(opened: Page, explorer: Explorer) -
     found = explorer.translator().alternatives(SENTENCE, prefix="el", count=8)
     listed = opened.locator("#alternatives .what")
     assert listed.all_inner_texts() == [each.token.removeprefix("▁") for each in found]
+    joins = ["joins" in (each.get_attribute("class") or "") for each in listed.all()]  # those that begin no word
+    assert joins == [not each.token.startswith(("▁", "<")) for each in found]
     opened.locator("#step-back").click()
     expect(opened.locator("#step-says")).to_have_text("step 1 of 10")
 
@@ -107,6 +109,59 @@ def test_two_models_side_by_side(opened: Page, explorer: Explorer) -> None:
     same_map(opened, lesser.attention(SENTENCE, beam=1, names=CROSS, heads=[0])[0].weights[0])
     opened.locator("#model").select_option("lesser")
     expect(opened.locator("#compare-with")).not_to_have_value("lesser")
+
+
+def test_the_second_models_heads_have_no_switches(opened: Page) -> None:
+    opened.locator("#compare-with").select_option("lesser")
+    opened.locator("#sides").get_by_text("Second model").click()
+    for _ in range(2):
+        expect(opened.locator(".grid-switch:visible")).to_have_count(0)
+        expect(opened.locator("#focus .scaling")).to_be_hidden()
+        grid_cell(opened, CROSS, 0).click()
+        opened.keyboard.press("x")
+        assert "edits" not in state(opened)
+        opened.reload()  # the second model comes after the first
+        expect(opened.locator("#other-translation")).not_to_be_empty()
+
+
+def test_a_head_is_scaled_where_it_is_looked_at(opened: Page) -> None:
+    grid_cell(opened, CROSS, 2).click()
+    slider = opened.locator("#focus").get_by_role("slider", name="Factor of cross 1 · head 2")
+    for value in ("1.4", "1", "0.5"):  # passing 1 takes nothing away
+        slider.fill(value)
+        expect(opened.locator("#edits output")).to_have_text(f"×{float(value):.2f}")
+    expect(grid_cell(opened, CROSS, 2)).to_have_class("grid-cell touched")
+    expect(opened.locator("#edited-translation")).not_to_be_empty()
+    slider.fill("1")
+    slider.blur()
+    expect(opened.locator("#edits li")).to_have_count(0)
+
+
+def test_without_a_sentence_nothing_of_the_last_one_stays(opened: Page) -> None:
+    opened.get_by_role("button", name="Silence head 0 of layer 1").click()
+    opened.locator("#compare-with").select_option("lesser")
+    expect(opened.locator("#other-figures")).not_to_be_empty()
+    expect(opened.locator("#edited-figures")).not_to_be_empty()
+    opened.locator("#text").fill("")
+    for part in ("#edited", "#compare", "#focus", "#rescoring"):
+        expect(opened.locator(part)).to_be_hidden()
+    expect(opened.locator(".token")).to_have_count(0)
+    expect(opened.locator("#figures")).to_be_empty()
+    expect(opened.locator("#grid .note")).to_contain_text("Type a sentence")
+    opened.locator("#text").fill("a cat")
+    expect(opened.locator("#edited-figures")).not_to_be_empty()
+    expect(opened.locator("#other-figures")).not_to_be_empty()
+    expect(opened.locator("#grid .note")).to_be_hidden()
+
+
+def test_while_the_models_load_the_page_says_so(page: Page, explorer: Explorer) -> None:
+    held = list[Route]()
+    page.route("**/api/models", lambda route: held.append(route))
+    page.goto(f"{explorer.url}#text=a+cat")
+    expect(page.locator("#translation")).to_have_text("Loading the model …")
+    expect(page.locator("#grid .note")).to_be_hidden()
+    held[0].continue_()
+    expect(page.locator("#figures")).not_to_be_empty()
 
 
 def test_the_address_holds_everything(opened: Page, explorer: Explorer) -> None:

@@ -7,14 +7,18 @@ from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from regard.models import storage
+from regard.serving import libretranslate
 from regard.serving.config import ServeConfig, read_keys
+from regard.serving.detect import Detector, Guess
 from regard.serving.limits import REMEMBERED, Rate
+from regard.serving.markup import Page
 from regard.serving.registry import Registry
 from tests.serving.servers import Hold, directory, running
 from tests.serving.toys import LINES
@@ -74,6 +78,72 @@ def test_a_slow_client_is_let_go(hasty: str) -> None:
         status, said = received(door)
     assert (status, said) == (408, {"error": "the request did not arrive within 1 seconds"})
     assert metric(hasty, 'regard_refused_total{reason="slow"}') == 1
+
+
+def test_who_does_not_begin_is_let_go_as_well(hasty: str) -> None:
+    with connect(hasty) as silent, connect(hasty) as half, connect(hasty) as again:
+        half.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nX-")
+        again.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea")
+        assert silent.recv(1) == half.recv(1) == b""
+        answer = b""
+        while piece := again.recv(65536):
+            answer += piece
+        assert answer.count(b"HTTP/1.1 200 OK") == 1
+    assert httpx.get(f"{hasty}/health").status_code == 200
+
+
+def test_an_answer_does_not_wait_for_the_client_to_acknowledge_its_head(registry: Registry) -> None:
+    with running(registry) as (address, server), httpx.Client() as client:
+        assert client.get(f"{address}/health").status_code == 200
+        (connection,) = server.server_state.connections
+        door = connection.transport.get_extra_info("socket")
+        assert door.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_what_one_client_sends_does_not_hold_up_the_others(
+    registry: Registry, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, begun = Event(), Event()
+
+    def page(html: str) -> Page:
+        begun.set()
+        assert go.wait(30)
+        return Page(html)
+
+    monkeypatch.setattr(libretranslate, "Page", page)
+    with ThreadPoolExecutor(1) as other:
+        slow = other.submit(httpx.post, f"{address}/translate", json={**FINE, "format": "html"}, timeout=30)
+        assert begun.wait(30)
+        assert post(address).status_code == 200
+        go.set()
+        assert slow.result().status_code == 200
+
+
+def test_a_model_that_is_being_loaded_does_not_hold_up_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry([directory(tmp_path / "first"), directory(tmp_path / "second", pair="en, de")])
+    slow, go = registry.get("second"), Event()
+    load = slow.translator
+    monkeypatch.setattr(slow, "translator", lambda: load() if go.wait(30) else None)
+    with running(registry) as (address, _), ThreadPoolExecutor(64) as clients:
+        german = {**FINE, "target": "de"}
+        taken = [clients.submit(httpx.post, f"{address}/translate", json=german, timeout=30) for _ in range(40)]
+        while metric(address, 'regard_queue_length{model="second"}') < 40:
+            time.sleep(0.01)
+        try:
+            assert httpx.post(f"{address}/translate", json=FINE, timeout=10).status_code == 200
+        finally:
+            go.set()
+        assert {future.result().status_code for future in taken} == {200}
+
+
+def test_the_time_of_a_request_is_that_of_all_its_work(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = Event()
+    monkeypatch.setattr(Detector, "guess", lambda *_: [Guess("en", 1.0)] if go.wait(30) else [])
+    with running(registry, ServeConfig(explorer=False, seconds=0.5)) as (address, _):
+        for path in ("translate", "detect"):
+            late = httpx.post(f"{address}/{path}", json={**FINE, "source": "auto"}, timeout=30)
+            assert late.status_code == 504
+        go.set()
 
 
 def test_a_huge_body_is_refused_before_it_is_sent(address: str) -> None:
@@ -221,7 +291,7 @@ def test_a_key_opens_what_is_behind_the_explorer_and_the_metrics(registry: Regis
             closed = httpx.get(address + path)
             assert (closed.status_code, list(closed.json())) == (401, ["error"]), path
             assert closed.headers["WWW-Authenticate"].startswith("Basic")
-            for wrong in ("Basic !", "Bearer other", "Digest one-key", "Bearer é"):
+            for wrong in ("Basic !", "Basic é", "Bearer other", "Digest one-key", "Bearer é"):
                 assert httpx.get(address + path, headers={"Authorization": wrong.encode()}).status_code == 401
             for right in (browser, {"Authorization": "Bearer one-key"}):
                 assert httpx.get(address + path, headers=right).status_code == 200
@@ -282,6 +352,7 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
         ({"rate": 0}, "rate = 0"),
         ({"seconds": 0.0}, "seconds = 0.0"),
         ({"seconds": float("nan")}, "seconds = nan"),
+        ({"seconds": float("inf")}, "seconds = inf"),
         ({"wait_ms": -1.0}, "wait_ms = -1.0"),
     ],
 )

@@ -1,6 +1,7 @@
 """HTML in translation: no tag is lost, moved past another or made up, and text is escaped."""
 
 import re
+import time
 from html import unescape
 
 import pytest
@@ -49,6 +50,7 @@ def shouted(html: str) -> str:
         ("run <code>ls -l</code> now", "RUN <code>ls -l</code> NOW"),
         ("<pre>a\n  b</pre>c", "<pre>a\n  b</pre>C"),
         ('<p translate="no">one <p>two</p> three</p>four', '<p translate="no">one <p>two</p> three</p>FOUR'),
+        ("<b TRANSLATE=No>one</b> two", "<b TRANSLATE=No>one</b> TWO"),
         ("<span class='x notranslate'>one</span> two", "<span class='x notranslate'>one</span> TWO"),
         ("<!-- one --> two <!-- three --> four", "<!-- one --> TWO <!-- three --> FOUR"),
         ("<!DOCTYPE html><title>one</title>", "<!DOCTYPE html><title>ONE</title>"),
@@ -90,6 +92,34 @@ def test_where_tags_would_have_to_move_the_stretches_are_translated(links: Links
     assert page.texts == ["a red house", "a", "red", "house"]
     parts = [said("una casa roja", links), said("una"), said("roja"), said("casa")]
     assert page.filled(parts) == ["una <b>roja</b> <i>casa</i>"]
+
+
+@pytest.mark.parametrize(
+    ("html", "whole", "parts", "expected"),
+    [
+        ("a <b>red</b> house", "一座红房子", ["一座", "红", "房子"], "一座 <b>红</b> 房子"),
+        ("我喜欢<b>红色</b>的房子", "I like red houses", ["I like", "red", "houses"], "I like<b>red</b>houses"),
+    ],
+)
+def test_words_that_are_not_written_apart_are_no_words_to_go_by(
+    html: str, whole: str, parts: list[str], expected: str
+) -> None:
+    links = [(i, j) for i in range(len(Page(html).texts[0].split())) for j in range(len(whole.split()))]
+    assert Page(html).filled([said(whole, links), *map(said, parts)]) == [expected]
+
+
+@pytest.mark.parametrize("piece", ["a&amp;", "& ", "<b> ", "<b></i>", "<b>&nbsp;"])
+def test_the_time_that_it_takes_grows_with_the_length(piece: str) -> None:
+    begin = time.perf_counter()
+    assert TAG.findall(shouted(piece * 20_000)) == TAG.findall(piece) * 20_000
+    assert time.perf_counter() - begin < 20  # by squares it would be minutes
+
+
+def test_many_tags_and_words_find_their_places_in_time() -> None:
+    html = "<b>a</b> " * 120 + "b " * 20_000
+    begin = time.perf_counter()
+    assert shouted(html).startswith("<b>A</b> <b>A</b>")
+    assert time.perf_counter() - begin < 5
 
 
 def test_alternatives_are_pages_of_the_next_best_translations() -> None:

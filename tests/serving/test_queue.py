@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,31 @@ def test_who_has_left_is_not_translated(queue: Queue, served: Served) -> None:
     assert value(queue, "regard_cancelled_total") == 1
 
 
+def test_who_has_left_is_forgotten_at_once(queue: Queue, served: Served) -> None:
+    hold = Hold(served)
+    first = queue.submit(queue.prepare([LINES[0]]))
+    assert hold.begun.wait(30)
+    for _ in range(5):  # a batch may be long, and clients that come and go are many
+        assert queue.submit(queue.prepare([LINES[1]])).cancel()
+    assert queue._jobs == []
+    assert value(queue, "regard_cancelled_total") == 5
+    hold.go.set()
+    first.result(30)
+
+
+def test_a_lone_request_does_not_wait_for_company_and_two_go_together(served: Served) -> None:
+    queue, hold = Queue(served, ServeConfig(wait_ms=60_000), Metrics()), Hold(served)
+    hold.go.set()
+    with queue.place():
+        queue.submit(queue.prepare([LINES[0]])).result(30)
+    with queue.place(), queue.place():  # one of whom is still on its way
+        jobs = [queue.prepare([text]) for text in LINES[1:3]]
+        for future in [queue.submit(job) for job in jobs]:
+            future.result(30)
+    assert hold.batches == [LINES[:1], LINES[1:3]]
+    queue.close()
+
+
 def test_what_one_request_breaks_it_breaks_for_itself(queue: Queue, served: Served) -> None:
     hold = Hold(served)
     futures = [queue.submit(queue.prepare([LINES[0]]))]
@@ -141,4 +167,23 @@ def test_a_model_that_is_gone_is_a_matter_of_the_server(served: Served, tmp_path
         queue.submit(job).result(30)
     assert refused.value.status == 503
     assert str(tmp_path) not in refused.value.message
+    queue.close()
+
+
+def test_a_broken_model_is_loaded_once_for_a_batch(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(served, ServeConfig(wait_ms=60_000), Metrics())
+    jobs, loads = [queue.prepare([text]) for text in LINES], []
+
+    def broken() -> None:
+        loads.append(1)
+        raise ValueError("damaged")
+
+    monkeypatch.setattr(served, "translator", broken)
+    with ExitStack() as inside:
+        for _ in jobs:
+            inside.enter_context(queue.place())
+        for future in [queue.submit(job) for job in jobs]:
+            with pytest.raises(RefusalError, match="cannot be loaded"):
+                future.result(30)
+    assert loads == [1]
     queue.close()

@@ -32,10 +32,10 @@ def run(script: str) -> Any:
     names = {
         "maps": "axes, combineColumns, combineRows, figure, linesOf, readout",
         "colour": "RAMPS, scale, toOklab",
-        "geometry": "ems, heatLayout, short",
+        "geometry": "ems, fitsBeside, heatLayout, laneLayout, short",
         "drawing": "drawing",
         "files": "csv, npz, page",
-        "atlas": "columnsOf, fromMeasures, sorted",
+        "atlas": "columnsOf, fromMeasures, sorted, withTwins",
         "charts": "rounded",
         "export": "fileName, plain",
         "sight": "sentence, viewShown",
@@ -187,6 +187,26 @@ def test_the_drawing_is_well_formed_and_has_a_rectangle_with_its_number_for_each
     assert len(list(root.iter(f"{space}path"))) == 3  # lines of the two chosen rows, but not for 0
 
 
+def test_the_drawing_marks_the_step_that_is_looked_at_and_has_its_lines_alone() -> None:
+    svg = run(FIGURE + "out = drawing(seen, colours, { ...choice, rows: [], step: [1] }, said).svg;")
+    root = ElementTree.fromstring(svg)
+    space = "{http://www.w3.org/2000/svg}"
+    assert len([each for each in root.iter(f"{space}rect") if each.get("stroke-dasharray")]) == 1
+    assert len(list(root.iter(f"{space}path"))) == 1  # of 0.7; 1e-9 is no line
+    assert "0.700" in {each.text for each in root.iter(f"{space}text")}
+
+
+def test_pictures_stand_side_by_side_while_that_leaves_them_large_and_seventy_tokens_have_labels() -> None:
+    out = run("""
+      const tokens = (n) => Array.from({ length: n }, () => ({ text: "token" }));
+      const square = (n) => ({ rows: tokens(n), columns: tokens(n) });
+      out = [fitsBeside(square(9), 320), fitsBeside(square(40), 320), fitsBeside(square(9), 200),
+             heatLayout(square(9), 320).width <= 320, heatLayout(square(72), 900).labelled,
+             laneLayout(square(72), 900).labelled, heatLayout(square(300), 900).height < 1300];
+    """)
+    assert out == [True, False, False, True, True, True, True]
+
+
 def test_a_large_drawing_is_a_path_for_each_colour_that_covers_every_cell() -> None:
     out = run("""
       const label = (_, i) => ({ text: `t${i}`, members: [i], special: false });
@@ -239,6 +259,17 @@ def test_the_atlas_sorts_by_any_column_and_leaves_what_has_no_value_to_the_end()
     assert out["positional"] == [0, 1, 2]
     assert out["importance"] == [1, 2, 0]
     assert out["layer"] == 0
+
+
+def test_heads_name_the_redundant_one_that_is_nearest() -> None:
+    out = run("""
+      const heads = [0, 1, 2, 3].map((head) => ({ name: "x", head, measures: {} }));
+      const pairs = [{ a: ["x", 0], b: ["x", 1], distance: 0.2 }, { a: ["x", 2], b: ["x", 0], distance: 0.1 }];
+      const twins = withTwins(heads, pairs);
+      const names = (heads) => columnsOf(heads).map(([key]) => key);
+      out = [twins.map(({ twin }) => twin?.head ?? null), names(twins), names(heads)];
+    """)
+    assert out == [[2, 0, 0, None], ["twin"], []]
 
 
 def test_the_sentence_looked_at_is_that_of_the_chosen_side_with_its_edits() -> None:

@@ -12,7 +12,9 @@ from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipe import DecodeConfig
 
 LINES = ["a dog runs", "two men sit on a bench", "a woman reads.", "the man in the hat looks at a dog, don't ☕ 中文"]
-RECIPE = "data: {corpus: tatoeba-en-es}\ntokens: {kind: bpe, size: 290}\ntrain: {steps: 1}\ndecode: {extra: 6, beam: 3}\n"
+RECIPE = (
+    "data: {corpus: tatoeba-en-es}\ntokens: {kind: bpe, size: 290}\ntrain: {steps: 1}\ndecode: {extra: 6, beam: 3}\n"
+)
 ENCODER, CROSS = "encoder.layers.0.self_attention", "decoder.layers.1.cross_attention"
 
 

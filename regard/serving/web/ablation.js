@@ -1,6 +1,6 @@
 // Heads switched off or scaled, by hand or by a preset, and what that does to the output there was.
 
-import { edited, factorOf, modelOf, withFactor } from "./state.js";
+import { edited, factorOf, modelOf, sliding, withFactor } from "./state.js";
 import { h, sync } from "./dom.js";
 import { headLabel, logarithm, percent, signed } from "./i18n.js";
 import { atlasOf } from "./sight.js";
@@ -89,8 +89,6 @@ export const mount = (element, store, { api, t, announce, fail }) => {
 
   // --- the edited heads
   const factor = (name, head, value) => set({ edits: withFactor(state.edits, name, head, value) });
-  const slide = (name, head, value) =>
-    set({ edits: { ...state.edits, [name]: { ...state.edits[name], [head]: value } } });
   const row = () =>
     h("li", {},
       h("input", { type: "checkbox", role: "switch" }), h("span", { class: "name" }),
@@ -115,7 +113,7 @@ export const mount = (element, store, { api, t, announce, fail }) => {
       slider.value = at;
       slider.setAttribute("aria-label", t("ablation.scale", { head: says }));
       // A slider that passes 1 keeps its row; only one that is left there is as it was.
-      slider.oninput = () => slide(name, head, slider.valueAsNumber);
+      slider.oninput = () => set({ edits: sliding(state.edits, name, head, slider.valueAsNumber) });
       slider.onblur = () => slider.valueAsNumber === 1 && factor(name, head, 1);
       value.textContent = `×${at.toFixed(2)}`;
       remove.setAttribute("aria-label", t("ablation.remove", { head: says }));

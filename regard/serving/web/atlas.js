@@ -19,14 +19,24 @@ const SHARES = new Set(MEASURES.filter((name) => name !== "entropy")); // betwee
 const tiny = (kind) =>
   vector("svg", { class: "tiny", viewBox: "0 0 14 14", "aria-hidden": "true" }, symbol(kind, 7, 7, 4.5));
 
-/** A piece without the mark for the space before it. */
-const plainPiece = (text) => text.replace(/^▁(?=.)/, "");
+/** A piece without the mark for the space before it, or for none behind it. */
+const plainPiece = (text) => text.replace(/^▁(?=.)|(?<=.)@@$/g, "");
 
 /** Heads of /measures in the atlas's shape, so that one table shows both. */
 export const fromMeasures = (heads, attentions) =>
   heads.map(({ name, head, importance, ...measures }) => {
     const { kind, layer } = attentions.find((each) => each.name === name);
     return { name, head, kind, layer, role: "", importance, measures };
+  });
+
+/** Heads with the redundant one that is nearest to each, if any: `twin` is {name, head, distance}. */
+export const withTwins = (heads, pairs) =>
+  heads.map((each) => {
+    const mine = ([name, head]) => name === each.name && head === each.head;
+    const near = pairs.filter(({ a, b }) => mine(a) || mine(b)).sort((p, q) => p.distance - q.distance)[0];
+    if (!near) return each;
+    const [name, head] = mine(near.a) ? near.b : near.a;
+    return { ...each, twin: { name, head, distance: near.distance } };
   });
 
 /** The table's columns, where some head has a value: [key, read(head)]; a value is a number, a text or null. */
@@ -40,6 +50,7 @@ export const columnsOf = (heads) => {
     ["importance", ({ importance }) => number(importance)],
     ["loss", ({ ablation }) => number(ablation?.loss)],
     ["bleu", ({ ablation }) => number(ablation?.bleu)],
+    ["twin", ({ twin }) => number(twin?.distance)],
     ...[...MEASURES, ...more].map((name) => [name, ({ measures }) => number(measures[name])]),
   ];
   return columns.filter(([, read]) => heads.some((head) => read(head) !== null));
@@ -69,14 +80,17 @@ export function mount(root, store, { api, t, fail }) {
     return text === `atlas.${key}` ? key : text;
   };
 
+  const place = (head, key) => head.measures[key]?.offset;
   const value = (head, key, read) => {
     if (key === "role") return roleText(t, head.role);
     const x = read(head);
     if (x === null) return "–";
-    const place = head.measures[key]?.offset;
     const signed = key === "loss" || key === "bleu" ? (x > 0 ? "+" : "") : "";
+    if (key === "twin") return `${label(head.twin)} · ${x.toFixed(2)}`;
     const digits = key === "loss" ? 3 : 2;
-    const at = place === undefined ? "" : `${place > 0 ? "+" : ""}${place} · `;
+    if (Math.abs(x) < 0.5 * 10 ** -digits && place(head, key) === undefined) return (0).toFixed(digits); // no −0.00
+    const offset = place(head, key);
+    const at = offset === undefined ? "" : `${offset > 0 ? "+" : ""}${offset} · `;
     return (at + signed + x.toFixed(digits)).replace("-", "−");
   };
 
@@ -88,7 +102,7 @@ export function mount(root, store, { api, t, fail }) {
     const heads = by.name === "head" ? inOrder : sorted(shown.heads, reads.get(by.name), by.down);
     const most = Math.max(1e-9, ...shown.heads.map(({ importance }) => importance ?? 0));
     const sort = (name) => {
-      by = { name, down: by.name === name ? !by.down : name !== "role" && name !== "head" };
+      by = { name, down: by.name === name ? !by.down : !["role", "head", "twin", "aer"].includes(name) };
       draw();
       root.querySelector(`[data-sort="${name}"]`).focus();
     };
@@ -120,10 +134,10 @@ export function mount(root, store, { api, t, fail }) {
         h("tbody", {}, ...heads.map(line))));
   };
 
-  const card = (key, ...children) =>
+  const card = (key, blanks, ...children) =>
     h(
       "section", { class: "card" },
-      h("h3", {}, t(`atlas.${key}`)), ...children, h("p", { class: "note" }, t(`atlas.${key}.note`)),
+      h("h3", {}, t(`atlas.${key}`)), ...children, h("p", { class: "note" }, t(`atlas.${key}.note`, blanks)),
     );
 
   const exampleTitle = h("h3");
@@ -164,17 +178,22 @@ export function mount(root, store, { api, t, fail }) {
     };
     const pruning = atlas.pruning?.importance?.length > 1;
     const gates = atlas.pruning?.gates?.points ?? [];
-    const options = { named: (head) => `${label(head)} · ${roleText(t, head.role)}`, choose: go, chosen };
+    const pair = ({ a, b, distance, cka }) => {
+      const [one, two] = [a, b].map(([name, head]) => label({ name, head }));
+      return t("atlas.pair", { a: one, b: two, distance: distance?.toFixed(2) ?? "–", cka: cka?.toFixed(2) ?? "–" });
+    };
+    const options = { named: (head) => `${label(head)} · ${roleText(t, head.role)}`, pair, choose: go, chosen };
     const ways = Object.fromEntries(["importance", "random", "gates"].map((way) => [way, t(`atlas.by.${way}`)]));
     const titles = { x: t("atlas.kept"), y: "BLEU", ...ways };
     looked = null;
     root.replaceChildren(
-      h("p", { class: "atlas-about" }, t("atlas.about", figures)),
-      legend,
+      h("div", { class: "titled" }, h("p", { class: "atlas-about" }, t("atlas.about", figures)), legend),
       table(),
       h("div", { class: "cards" },
-        card("likeness", likeness(heads, atlas.redundant ?? [], options)),
-        ...(pruning ? [card("pruning", curves({ random: [], ...atlas.pruning, gates }, titles))] : []),
+        card("likeness", {}, likeness(heads, atlas.redundant ?? [], options)),
+        ...(pruning
+          ? [card("pruning", { n: atlas.pruning.seeds ?? "–" }, curves({ random: [], ...atlas.pruning, gates }, titles))]
+          : []),
         exampleCard),
     );
     example(chosen?.example ? chosen : heads.find((head) => head.example));
@@ -189,7 +208,9 @@ export function mount(root, store, { api, t, fail }) {
       const about = sentence(state);
       const key = atlas ? model.id : about?.key;
       if (!key || shown?.key === key) return draw();
-      const heads = atlas ? atlas.heads : fromMeasures((await api.measures(body(about))).heads, model.attentions);
+      const heads = atlas
+        ? withTwins(atlas.heads, atlas.redundant ?? [])
+        : fromMeasures((await api.measures(body(about))).heads, model.attentions);
       if (modelShown(state) !== model) return undefined;
       shown = { key, atlas, heads };
       draw();

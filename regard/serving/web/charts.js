@@ -14,8 +14,11 @@ export const symbol = (kind, x, y, r, attributes = {}) => {
   return vector(tag, { ...place, ...attributes, class: `mark ${kind} ${attributes.class ?? ""}` });
 };
 
-const chart = (width, height, ...shapes) =>
-  vector("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, ...shapes);
+/** What a chart says to those who cannot see it is its `label`; without one it is left out. */
+const chart = (width, height, label, ...shapes) => {
+  const said = label ? { role: "img", "aria-label": label } : { "aria-hidden": "true" };
+  return vector("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, ...said }, ...shapes);
+};
 
 /** From values to pixels, with a little room at both ends. */
 const along = (values, from, to) => {
@@ -34,30 +37,33 @@ export const rounded = (least, most, about = 4) => {
   return Array.from({ length: count }, (_, i) => Number((first + i * step).toPrecision(6)));
 };
 
-/** Heads as points, redundant pairs joined. `named(head)` is a tooltip, `choose(head)` hears of a click. */
-export const likeness = (heads, pairs, { named, choose, chosen }) => {
-  const [width, height, edge] = [440, 320, 24];
+/** Heads as points, redundant pairs joined. `named(head)`, `pair(pair)` are tooltips, `choose(head)` hears of a click. */
+export const likeness = (heads, pairs, { named, pair, choose, chosen }) => {
+  const [width, height, edge] = [340, 262, 18];
   const placed = heads.filter(({ map }) => map);
   const x = along(placed.map(({ map }) => map[0]), edge, width - edge);
   const y = along(placed.map(({ map }) => map[1]), height - edge, edge);
   const spot = new Map(placed.map((head) => [`${head.name} ${head.head}`, [x(head.map[0]), y(head.map[1])]]));
-  const links = pairs.flatMap(({ a, b }) => {
-    const [p, q] = [spot.get(a.join(" ")), spot.get(b.join(" "))];
-    return p && q ? [vector("line", { class: "link", x1: p[0], y1: p[1], x2: q[0], y2: q[1] })] : [];
+  const links = pairs.flatMap((each) => {
+    const [p, q] = [each.a, each.b].map((end) => spot.get(end.join(" ")));
+    if (!p || !q) return [];
+    const place = { x1: p[0], y1: p[1], x2: q[0], y2: q[1] };
+    const grip = vector("line", { class: "grip", ...place }, vector("title", {}, pair(each))); // wide, to point at
+    return [vector("line", { class: "link", ...place }), grip];
   });
   const marks = placed.map((head) => {
     const [px, py] = spot.get(`${head.name} ${head.head}`);
-    const node = symbol(head.kind, px, py, 6, { class: head === chosen ? "chosen" : "" });
+    const node = symbol(head.kind, px, py, 5, { class: head === chosen ? "chosen" : "" });
     node.append(vector("title", {}, named(head)));
     node.addEventListener("click", () => choose(head));
     return node;
   });
-  return chart(width, height, ...links, ...marks);
+  return chart(width, height, "", ...links, ...marks); // the table has the nearest of each head
 };
 
 /** BLEU over heads kept: by importance, at random with its spread, by gates. `titles` has a text for each, and x, y. */
 export const curves = ({ importance, random, gates }, titles) => {
-  const [width, height, left, bottom, top, right] = [440, 320, 44, 40, 16, 14];
+  const [width, height, left, bottom, top, right] = [340, 262, 36, 38, 18, 10];
   const everything = [...importance, ...random];
   const values = everything.flatMap(({ bleu, low, high }) => [bleu, low, high]).filter(Number.isFinite);
   const kept = everything.map((point) => point.kept);
@@ -83,18 +89,25 @@ export const curves = ({ importance, random, gates }, titles) => {
     return [axis(text, { class: `axis name ${name}`, x: x(at.kept), y: y(at.bleu), ...place })];
   };
   const gated = (gates ?? []).map((point) => {
-    const node = vector("circle", { class: "gate", cx: x(point.kept), cy: y(point.bleu), r: 4.5 });
+    const node = vector("circle", { class: "gate", cx: x(point.kept), cy: y(point.bleu), r: 4 });
     node.append(vector("title", {}, `${titles.gates}: ${point.kept}, ${point.bleu.toFixed(1)}`));
     return node;
   });
+  const gateNamed = (gates ?? []).slice(0, 1).map(({ kept: at, bleu }) => {
+    const beside = { dx: -8, dy: 4, "text-anchor": "end" };
+    return axis(titles.gates, { class: "axis name gates", x: x(at), y: y(bleu), ...beside });
+  });
+  const spoken = Object.entries({ importance, random, gates: gates ?? [] })
+    .filter(([, points]) => points.length)
+    .map(([way, points]) => `${titles[way]}: ${points.map((at) => `${at.kept} → ${at.bleu.toFixed(1)}`).join(", ")}`);
   return chart(
-    width, height,
+    width, height, `${titles.x} → ${titles.y}. ${spoken.join(". ")}.`,
     ...up, ...across,
     axis(titles.x, { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }),
     axis(titles.y, { x: left - 8, y: 11, "text-anchor": "end" }),
     ...(spread.length ? [vector("path", { class: "spread", d: band })] : []),
     vector("path", { class: "curve random", d: line(random, ({ bleu }) => bleu) }),
     vector("path", { class: "curve importance", d: line(importance, ({ bleu }) => bleu) }),
-    ...named(random, "random", titles.random), ...named(importance, "importance", titles.importance), ...gated,
+    ...named(random, "random", titles.random), ...named(importance, "importance", titles.importance), ...gated, ...gateNamed,
   );
 };

@@ -6,6 +6,8 @@ import { differing, wordsOf, write } from "./difference.js";
 import { chosenBy } from "./generation.js";
 import { strip } from "./strip.js";
 
+const NOTHING = { target: [], done: null };
+
 export const mount = (_, store, { t, announce }) => {
   const { state, set, subscribe } = store;
   const $ = (id) => document.getElementById(id);
@@ -24,13 +26,15 @@ export const mount = (_, store, { t, announce }) => {
   };
   const difference = (done) => signed(done.log_probability - state.done.log_probability);
 
+  const nothing = (output) => !output && state.text.trim() === ""; // nor on its way
+
   const showEdited = () => {
-    $("edited").hidden = !edited(state);
-    if (!state.edited) return;
-    const { target, done } = state.edited;
-    const apart = writeBeside($("edited-translation"), state.edited, state.model);
+    $("edited").hidden = !edited(state) || nothing(state.edited);
+    const { target, done } = state.edited ?? NOTHING;
+    const apart = writeBeside($("edited-translation"), { target, done }, state.model);
     const step = state.side === "edited" ? state.step : null;
     drawEdited({ tokens: target, step, chosen: chosenBy(state, target), whole: done !== null });
+    if (!target.length) $("edited-figures").textContent = ""; // those of the sentence before stay only while it changes
     if (apart === null) return;
     const news = apart ? t("ablation.changed", { n: apart }) : t("ablation.same");
     const figures = { log_p: logarithm(done.log_probability), n: target.length, difference: difference(done) };
@@ -38,12 +42,13 @@ export const mount = (_, store, { t, announce }) => {
   };
 
   const showOther = () => {
-    $("compare").hidden = !state.compare;
+    $("compare").hidden = !state.compare || nothing(state.other);
     if (!state.compare) return;
     $("compare-title").textContent = t("compare.title", { model: state.compare });
-    const { target, done } = state.other ?? { target: [], done: null };
+    const { target, done } = state.other ?? NOTHING;
     const apart = writeBeside($("other-translation"), { target, done }, state.compare);
     drawOther({ tokens: target, step: state.side === "other" ? state.step : null, whole: done !== null });
+    if (!target.length) $("other-figures").textContent = "";
     if (!done) return;
     const { log_probability: log_p, milliseconds: ms } = done;
     const figures = [t("generation.figures", { log_p: logarithm(log_p), n: target.length, ms: Math.round(ms) })];
@@ -51,8 +56,8 @@ export const mount = (_, store, { t, announce }) => {
     $("other-figures").textContent = figures.join(" · ");
   };
 
-  subscribe(["edits", "edited", "target", "done", "step", "side", "language"], showEdited);
-  subscribe(["models", "model", "compare", "other", "target", "done", "step", "side", "language"], showOther);
+  subscribe(["text", "edits", "edited", "target", "done", "step", "side", "language"], showEdited);
+  subscribe(["text", "models", "model", "compare", "other", "target", "done", "step", "side", "language"], showOther);
   subscribe(["edited"], () => {
     const { done } = state.edited ?? {};
     if (done) announce(`${t("edited.title")}: ${done.text}`);

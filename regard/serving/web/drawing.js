@@ -56,9 +56,12 @@ const heat = (figure, colours, choice, titles, ink) => {
     "font-size": at.font, fill: lit ? ink.accent : shown.special ? ink.soft : ink.ink, "font-weight": lit ? 650 : 400,
   });
   const small = { fill: ink.soft, "font-size": 11, "text-anchor": "end", x: at.left - 7 };
-  const band = (x, y, width, height) =>
-    tag("rect", { x, y, width, height, fill: "none", stroke: ink.edit, "stroke-width": 1.6 });
-  const drawn = at.labelled ? rows.keys() : choice.rows;
+  const band = (x, y, width, height, line = { stroke: ink.edit, "stroke-width": 1.6 }) =>
+    tag("rect", { x, y, width, height, fill: "none", ...line });
+  const dashed = { stroke: ink.accent, "stroke-width": 1.2, "stroke-dasharray": "4 3" };
+  const step = choice.step ?? [];
+  const lit = [...choice.rows, ...step];
+  const drawn = at.labelled ? rows.keys() : new Set(lit);
   const across = at.labelled ? columns.keys() : choice.columns;
   return {
     ...at,
@@ -68,14 +71,15 @@ const heat = (figure, colours, choice, titles, ink) => {
       cells(figure, colours, at),
       tag("rect", { x: at.left, y: at.top, width: wide, height: tall, fill: "none", stroke: ink.line }),
       ...[...drawn].map((r) => text(short(rows[r].text), {
-        ...label(rows[r], choice.rows.includes(r)), "text-anchor": "end",
+        ...label(rows[r], lit.includes(r)), "text-anchor": "end",
         x: at.left - 7, y: round(at.top + (r + 0.5) * at.cell + at.font * 0.35),
       })),
       ...[...across].map((c) => {
         const [x, y] = [round(at.left + (c + 0.5) * at.cell + at.font * 0.3), at.top - 6];
-        const lit = label(columns[c], choice.columns.includes(c));
-        return text(short(columns[c].text), { ...lit, x, y, transform: `rotate(${-TILT} ${x} ${y})` });
+        const look = label(columns[c], choice.columns.includes(c));
+        return text(short(columns[c].text), { ...look, x, y, transform: `rotate(${-TILT} ${x} ${y})` });
       }),
+      ...step.map((r) => band(at.left, round(at.top + r * at.cell), wide, at.cell, dashed)),
       ...choice.rows.map((r) => band(at.left, round(at.top + r * at.cell), wide, at.cell)),
       ...choice.columns.map((c) => band(round(at.left + c * at.cell), at.top, at.cell, tall)),
     ].join(""),
@@ -128,7 +132,9 @@ const lanes = (figure, colours, choice, titles, ink) => {
 export const drawing = (figure, colours, choice, said) => {
   const ink = PALETTE[colours.tint];
   const map = heat(figure, colours, choice, said.titles, ink);
-  const links = lanes(figure, colours, choice, said.titles, ink);
+  // as on the page: with nothing locked the lines are those of the step that is looked at
+  const free = choice.rows.length + choice.columns.length === 0;
+  const links = lanes(figure, colours, free ? { ...choice, rows: choice.step ?? [] } : choice, said.titles, ink);
   const edge = 20;
   const top = 44;
   const below = top + Math.max(map.height, links.height) + 16;

@@ -70,6 +70,7 @@ export function mount(root, store, { api, t, announce, fail }) {
     const { figure } = state;
     const rows = shownAt(figure.rows, state.locked?.rows ?? []);
     const columns = shownAt(figure.columns, state.locked?.columns ?? []);
+    const step = state.step === null || figure.kind === "encoder" ? [] : shownAt(figure.rows, [state.step]);
     const head = titleOf(t, state, figure);
     const how = t(`combine.${state.combine}`);
     const edits = Object.entries(figure.about.edits).flatMap(([name, heads]) =>
@@ -87,7 +88,7 @@ export function mount(root, store, { api, t, announce, fail }) {
     return {
       figure,
       colours: scale(state.colour, figure.top, shade()),
-      choice: { rows, columns, combine: state.combine },
+      choice: { rows, columns, step, combine: state.combine },
       combined: {
         across: rows.length
           ? { text: t("export.chosen", { how }), values: combineRows(figure, rows, state.combine) }

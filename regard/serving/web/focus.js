@@ -3,18 +3,25 @@
 import { RAMPS, scale, shade, ticks } from "./colour.js";
 import { h } from "./dom.js";
 import { faithfulness } from "./faithfulness.js";
+import { PADDING, fitsBeside } from "./geometry.js";
 import { heatmap } from "./heatmap.js";
 import { lines } from "./lines.js";
 import { axes, digits, figure, readout, shownAt } from "./maps.js";
-import { attentionsOf, headMap, sentence, titleOf, viewShown } from "./sight.js";
+import { atlasOf, attentionsOf, headMap, modelShown, roleText, sentence, titleOf, viewShown } from "./sight.js";
+import { editsShown, factorOf, sliding, withFactor } from "./state.js";
 import { tools } from "./tools.js";
 export { texts } from "./focus-texts.js";
+
+const GAP = 16; // px between the two pictures
 
 export function mount(root, store, services) {
   const { api, t, announce, fail } = services;
   const { state } = store;
   let controller = new AbortController();
   const title = h("h2", { class: "focus-title" });
+  const slider = h("input", { type: "range", min: 0, max: 2, step: 0.05 });
+  const factor = h("output");
+  const scaling = h("div", { class: "scaling" }, h("label", {}, h("span"), slider), factor);
   const switches = h("div", { class: "tools" });
   const says = h("p", { class: "readout" });
   const pictures = h("div", { class: "pictures" });
@@ -25,7 +32,8 @@ export function mount(root, store, services) {
   const faithful = h("p", { class: "note faithful" });
   pictures.append(left, right);
   root.classList.add("focus");
-  root.append(h("div", { class: "focus-head" }, title, switches), says, pictures, legend, notes, faithful);
+  const above = h("div", { class: "focus-head" }, h("div", { class: "titled" }, title, scaling), switches);
+  root.append(above, says, pictures, legend, notes, faithful);
 
   // --- what is chosen: hover in figure cells, locked in token positions, so that it outlives the switches
 
@@ -84,7 +92,7 @@ export function mount(root, store, services) {
   const spell = (values) => ({
     ...values,
     how: t(`combine.${state.combine}`),
-    role: t(`axis.${state.figure.role}`),
+    role: t(`axis.${state.figure.role}.doing`),
   });
 
   // --- what is shown
@@ -105,6 +113,7 @@ export function mount(root, store, services) {
     if (!shown || state.tab !== "heads") return;
     const colours = scale(state.colour, shown.top, shade());
     const titles = { rows: t(`axis.${shown.role}`), columns: t("axis.keys") };
+    pictures.classList.toggle("beside", fitsBeside(shown, (pictures.clientWidth - GAP) / 2 - 2 * PADDING));
     heat.draw(shown, colours, titles);
     links.draw(shown, colours, titles);
     heat.frame.setAttribute(
@@ -157,7 +166,38 @@ export function mount(root, store, services) {
 
   const showTitle = () => {
     title.textContent = state.head ? titleOf(t, state, state.head) : "";
+    showRole();
   };
+  const showRole = async () => {
+    const { head } = state;
+    const model = modelShown(state);
+    const found = head && model && viewShown(state) !== "rollout" && (await atlasOf(api, model));
+    if (head !== state.head || model !== modelShown(state)) return;
+    const role = found?.heads?.find((each) => each.name === head.name && each.head === head.head)?.role;
+    title.dataset.note = role ? roleText(t, role) : "";
+  };
+
+  // --- how loud the head is: the same number as in the list of edits
+  const showFactor = () => {
+    const { head } = state;
+    const edits = editsShown(state);
+    scaling.hidden = !head || !edits || viewShown(state) === "rollout";
+    if (scaling.hidden) return;
+    const at = factorOf(edits, head.name, head.head);
+    slider.value = at;
+    slider.setAttribute("aria-label", t("ablation.scale", { head: titleOf(t, state, head) }));
+    scaling.querySelector("span").textContent = t("focus.factor");
+    scaling.classList.toggle("touched", at !== 1);
+    factor.textContent = `×${at.toFixed(2)}`;
+  };
+  slider.addEventListener("input", () => {
+    const { head: { name, head }, edits } = state;
+    store.set({ edits: sliding(edits, name, head, slider.valueAsNumber) });
+  });
+  slider.addEventListener("blur", () => {
+    const { head, edits } = state;
+    if (head && edits[head.name]?.[head.head] === 1) store.set({ edits: withFactor(edits, head.name, head.head, 1) });
+  });
 
   heat.frame.addEventListener("keydown", (event) => {
     if (!state.figure) return;
@@ -182,6 +222,7 @@ export function mount(root, store, services) {
   const sources = ["models", "model", "compare", "side", "done", "edited", "other", "source"];
   store.subscribe([...sources, "kind", "head", "view", "words", "special", "axis"], load);
   store.subscribe([...sources, "kind", "head", "view", "language"], showTitle);
+  store.subscribe([...sources, "kind", "head", "view", "edits", "language"], showFactor);
   store.subscribe(["figure", "colour", "theme", "tab", "language"], draw);
   store.subscribe(["hover", "locked", "step", "combine"], mark);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

@@ -31,7 +31,8 @@ export const mount = (_, store, { t, announce }) => {
     const text = $("translation");
     const words = wordsOf(target);
     // What the edits take away is marked where it was; what they bring, below (compare.js).
-    const none = state.busy.original ? "generation.busy" : "generation.empty";
+    const { models, original } = state.busy;
+    const none = `generation.${models ? "loading" : original ? "busy" : "empty"}`;
     if (done && state.edited?.done) write(text, words, differing(words, wordsOf(state.edited.target))[0], "del");
     else text.textContent = done ? done.text : readable(target) || t(none);
     text.lang = modelOf(state)?.target ?? "";
@@ -85,20 +86,30 @@ export const mount = (_, store, { t, announce }) => {
     const at = state.step === null ? leastCertain(target) : Math.min(state.step, target.length - 1);
     const token = target[at];
     list.classList.toggle("none", !token);
-    const before = readable(target.slice(0, at)).replace(/^.+(?=.{24}$)/su, "…");
+    const said = readable(target.slice(0, at));
+    const before = said.length > 26 ? `…${said.slice(-24).replace(/^\S{0,12}(?=\s)/u, "")}` : said; // whole words
     const title = t(before ? "alternatives.at" : "alternatives.first", { step: at + 1, before });
-    $("alternatives-title").textContent = token ? title : "";
+    $("alternatives-title").firstElementChild.textContent = token ? title : "";
     $("alternatives-title").dataset.note = token && state.step === null ? t("alternatives.least") : "";
-    sync(list, token?.alternatives ?? [], row, (item, alternative) => {
+    const all = token?.alternatives ?? [];
+    const alike = (a) => all.some((b) => a !== b && a.text === b.text && Boolean(a.space) === Boolean(b.space));
+    sync(list, all, row, (item, alternative) => {
       const [button] = item.children;
       const [what, bar, p] = button.children;
       const taken = alternative.id === token.id;
-      what.textContent = visible(alternative);
+      // Pieces that go on with the word before, and two that look the same, are told apart.
+      const joins = at > 0 && !alternative.space && !/^<\/?s>$/.test(alternative.text);
+      const text = alike(alternative) ? `${visible(alternative)} #${alternative.id}` : visible(alternative);
+      what.textContent = text;
+      what.classList.toggle("joins", joins);
       bar.style.setProperty("--p", alternative.p.toFixed(4));
       p.textContent = percent(alternative.p);
-      const says = t("alternatives.force", { text: visible(alternative), p: percent(alternative.p) });
-      button.setAttribute("aria-label", taken ? `${says}, ${t("alternatives.chosen")}` : says);
-      button.title = side === "other" ? t("alternatives.other") : "";
+      const says = [
+        t("alternatives.force", { text, p: percent(alternative.p) }),
+        ...(joins ? [t("alternatives.joins")] : []), ...(taken ? [t("alternatives.chosen")] : []),
+      ];
+      button.setAttribute("aria-label", says.join(", "));
+      button.title = side === "other" ? t("alternatives.other") : joins ? t("alternatives.joins") : "";
       button.setAttribute("aria-disabled", side === "other");
       button.setAttribute("aria-current", taken);
       button.onclick = () => force(at, alternative);

@@ -3,9 +3,14 @@
 export const TILT = 50; // degrees by which the labels of columns lean: less than upright, so that they can be read
 const SIN = Math.sin((TILT * Math.PI) / 180);
 const COS = Math.cos((TILT * Math.PI) / 180);
+export const PADDING = 4; // of the boxes that the pictures stand in
 const FONT = 12;
 const LONGEST = 11; // em; longer labels are cut, and whole in the read-out
 const WIDE = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\u{1f300}-\u{1faff}]/u;
+
+const EDGE = 6;
+const LEGIBLE = 9.25; // the least room for a line of letters
+const TALLEST = 800; // how tall a picture may become so that there is that room
 
 const clamp = (x, least, most) => Math.min(most, Math.max(least, x));
 
@@ -20,6 +25,9 @@ export const short = (text) => {
   return letters.join("") + "…";
 };
 
+/** The height of a line among `count`: what fits into `tall`, or more where letters become legible by it. */
+const lineOf = (count, tall) => Math.max(tall / count, Math.min(LEGIBLE, TALLEST / count));
+
 const widest = (shown) => Math.max(2, ...shown.map(({ text }) => ems(short(text))));
 
 /** The heat map: cells of one size, labels left and above if there is room for them. */
@@ -27,7 +35,7 @@ export const heatLayout = ({ rows, columns }, room, tall = 560) => {
   const left = Math.ceil(Math.max(widest(rows) * FONT, 64)) + 10;
   const top = Math.ceil(widest(columns) * FONT * SIN) + 16;
   const lean = widest(columns) * FONT * COS; // the last label leans out to the right
-  const cell = clamp(Math.min((room - left - lean) / columns.length, tall / rows.length), 4, 28);
+  const cell = clamp(Math.min((room - left - lean - EDGE) / columns.length, lineOf(rows.length, tall)), 4, 28);
   const size = Math.floor(cell * 4) / 4; // whole quarters of a pixel: edges stay sharp on dense screens
   return {
     left, top, cell: size,
@@ -35,17 +43,17 @@ export const heatLayout = ({ rows, columns }, room, tall = 560) => {
     labelled: size >= 9,
     right: left + size * columns.length,
     bottom: top + size * rows.length,
-    width: Math.ceil(left + size * columns.length + lean + 6),
-    height: Math.ceil(top + size * rows.length + 6),
+    width: Math.ceil(left + size * columns.length + lean + EDGE),
+    height: Math.ceil(top + size * rows.length + EDGE),
   };
 };
 
 /** The two columns of tokens and the room for lines between them; the shorter column stands in the middle. */
 export const laneLayout = ({ rows, columns }, room, tall = 560) => {
   const most = Math.max(rows.length, columns.length, 1);
-  const lane = clamp(tall / most, 1.1, 22);
+  const lane = clamp(lineOf(most, tall), 1.1, 22);
   const [before, after] = [widest(rows) * FONT + 12, widest(columns) * FONT + 12];
-  const numbers = 46; // the combined weights stand beside the tokens
+  const numbers = 44; // the combined weights stand beside the tokens
   const head = 22;
   const span = clamp(room - before - after - 2 * numbers, 60, 220);
   const start = (shown) => head + ((most - shown.length) * lane) / 2;
@@ -61,6 +69,10 @@ export const laneLayout = ({ rows, columns }, room, tall = 560) => {
     height: Math.ceil(head + most * lane + 4),
   };
 };
+
+/** Whether the two pictures can stand side by side, each in this room, without becoming small. */
+export const fitsBeside = (figure, room) =>
+  heatLayout(figure, room).cell >= 14 && laneLayout(figure, room).width <= Math.ceil(room);
 
 /** A line from a row to a column that leaves and arrives level. */
 export const curve = ({ from, to, rowY, columnY }, r, c) => {

@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { choice } from "./elements.js";
 import { axes, labels, paint, reduce, top } from "./maps.js";
 import { KINDS, atlasOf, attentionsOf, layerMaps, modelShown, roleText, sentence, viewShown } from "./sight.js";
-import { factorOf, withFactor } from "./state.js";
+import { editsShown, shown, switched } from "./state.js";
 
 const WHOLE = 128; // up to so many tokens thumbnails come whole and follow the switches; beyond, pooled by the server
 const POOL = 64;
@@ -51,7 +51,7 @@ export const texts = {
   },
 };
 
-export function mount(root, store, { api, t, fail }) {
+export function mount(root, store, { api, t, announce, fail }) {
   let cells = new Map(); // "name head" -> {node, canvas, role, factor, toggle}
   let atlas = null;
   let controller = new AbortController();
@@ -65,8 +65,10 @@ export function mount(root, store, { api, t, fail }) {
   const rollout = () => viewShown(store.state) === "rollout";
   const focusHead = (name, head) => store.set({ head: { name, head } });
   const toggle = (name, head) => {
-    const { edits } = store.state;
-    store.set({ edits: withFactor(edits, name, head, factorOf(edits, name, head) === 1 ? 0 : 1) });
+    if (rollout() || !editsShown(store.state)) return;
+    store.set({ edits: switched(store.state.edits, name, head) });
+    dress();
+    announce(cells.get(`${name} ${head}`).node.ariaLabel);
   };
 
   const makeCell = (attention, head) => {
@@ -122,22 +124,24 @@ export function mount(root, store, { api, t, fail }) {
 
   /** What changes without new maps: which head is focused, which are silenced or scaled, what role they play. */
   const dress = () => {
-    const { head: focused, edits } = store.state;
+    const { head: focused } = store.state;
+    const edits = rollout() ? null : editsShown(store.state);
     const chosen = focused && cells.get(`${focused.name} ${rollout() ? 0 : focused.head}`);
     const entry = chosen ?? cells.values().next().value;
+    const room = modelShown(store.state)?.atlas ? "\u00a0" : ""; // for a role that is on its way: rows do not move
     for (const cell of cells.values()) {
       const { attention, head, node, role, factor, power } = cell;
-      const edit = rollout() ? undefined : edits[attention.name]?.[head];
+      const edit = edits?.[attention.name]?.[head];
       const part = rollout() ? t("grid.rollout") : roleText(t, atlas?.get(`${attention.name} ${head}`) ?? "");
       const touched = edit === undefined ? "" : edit === 0 ? t("grid.off") : t("grid.scaled", { factor: edit });
       const place = { layer: attention.layer, head };
-      role.textContent = part;
+      role.textContent = part || room;
       role.title = part;
       factor.textContent = edit === undefined || edit === 0 ? "" : `×${edit}`;
-      power.hidden = rollout();
-      power.title = t(edit === undefined ? "grid.switch" : "grid.free", place);
+      power.hidden = !edits;
+      power.title = t(edit === 0 ? "grid.free" : "grid.switch", place);
       power.setAttribute("aria-label", power.title);
-      power.setAttribute("aria-pressed", String(edit !== undefined));
+      power.setAttribute("aria-pressed", String(edit === 0));
       node.classList.toggle("off", edit === 0);
       node.classList.toggle("touched", edit !== undefined && edit !== 0);
       node.setAttribute("aria-selected", String(cell === chosen));
@@ -160,9 +164,9 @@ export function mount(root, store, { api, t, fail }) {
       const data = map.data.subarray(h * height * width, (h + 1) * height * width);
       const factor = map.scale / 255;
       const colours = scale(state.colour, most, shade());
-      const shown = whole ? reduce(data, width, down, across, normalise, factor) : data;
+      const seen = whole ? reduce(data, width, down, across, normalise, factor) : data;
       const [r, c] = whole ? [down.length, across.length] : [height, width];
-      paint(cell.canvas, shown, r, c, colours, whole ? 1 : factor);
+      paint(cell.canvas, seen, r, c, colours, whole ? 1 : factor);
       // a map of more cells than the thumbnail has points is averaged, not sampled
       cell.canvas.classList.toggle("fine", Math.max(r, c) > cell.canvas.clientWidth * devicePixelRatio);
     }
@@ -170,8 +174,7 @@ export function mount(root, store, { api, t, fail }) {
 
   const fetchLayers = (seen) => {
     const about = sentence(store.state);
-    note.hidden = Boolean(about) && !pooled(about);
-    note.textContent = t(about ? "grid.pooled" : "grid.empty");
+    showNote(about);
     if (!about) return;
     for (const { isIntersecting, target } of seen) {
       if (!isIntersecting) continue;
@@ -182,6 +185,12 @@ export function mount(root, store, { api, t, fail }) {
         fail,
       );
     }
+  };
+  const showNote = (about) => {
+    const { busy, text } = store.state;
+    const waits = busy.models || busy.original || text.trim() !== ""; // for an answer, not for a person
+    note.hidden = about ? !pooled(about) : waits;
+    note.textContent = t(about ? "grid.pooled" : "grid.empty");
   };
   const pooled = ({ source, target }) => {
     const { rows, columns } = axes(store.state.kind, source, target, store.state.axis);
@@ -235,7 +244,7 @@ export function mount(root, store, { api, t, fail }) {
     } else if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
       focusHead(name, Number(head));
-    } else if (event.key === "x" && !rollout()) {
+    } else if (event.key === "x") {
       event.stopPropagation();
       toggle(name, Number(head));
     }
@@ -256,7 +265,17 @@ export function mount(root, store, { api, t, fail }) {
   };
   store.subscribe(["models", "model", "compare", "side", "kind", "language"], rebuild);
   store.subscribe(["models", "model", "compare", "side"], loadAtlas);
+  // An address may ask for a side that is not there yet: until it is, the heads are those of the first model.
+  const whose = () => `${modelShown(store.state)?.id} ${shown(store.state).side}`;
+  let drawn = whose();
+  store.subscribe(["edited", "other"], () => {
+    if (drawn === whose()) return;
+    drawn = whose();
+    rebuild();
+    loadAtlas();
+  });
   store.subscribe(["head", "edits"], dress);
+  store.subscribe(["busy", "text"], () => showNote(sentence(store.state)));
   store.subscribe(["done", "edited", "other", "words", "special", "colour", "theme", "axis", "source"], refresh);
   // only the roll-out has cells of its own (one a layer); the other views share the grid
   let wasRollout = rollout();

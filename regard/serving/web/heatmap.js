@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { vector } from "./elements.js";
-import { TILT, heatLayout, short } from "./geometry.js";
+import { PADDING, TILT, heatLayout, short } from "./geometry.js";
 import { paint } from "./maps.js";
 
 /** A heat map in `root`. `point(row, column)` hears what is pointed at (either may be null), `pick` what is clicked. */
@@ -18,7 +18,7 @@ export const heatmap = (root, { point, pick }) => {
 
   const draw = (figure, colours, titles) => {
     const { rows, columns } = figure;
-    at = heatLayout(figure, root.clientWidth);
+    at = heatLayout(figure, root.clientWidth - 2 * PADDING);
     paint(canvas, figure.weights, rows.length, columns.length, colours);
     Object.assign(canvas.style, {
       left: `${at.left}px`, top: `${at.top}px`,

@@ -1,6 +1,6 @@
 // One key for everything that is often wanted; the list of them is the help.
 
-import { edited, factorOf, modelOf, shown, withFactor } from "./state.js";
+import { edited, editsShown, factorOf, modelOf, shown, switched } from "./state.js";
 import { h } from "./dom.js";
 import { headLabel } from "./i18n.js";
 
@@ -12,13 +12,11 @@ export const mount = (dialog, store, { t, announce }) => {
   const $ = (id) => document.getElementById(id);
 
   const toggle = () => {
-    if (!state.head) return;
-    const { name, head } = state.head;
-    set({ edits: withFactor(state.edits, name, head, factorOf(state.edits, name, head) === 0 ? 1 : 0) });
+    if (state.head && editsShown(state)) set({ edits: switched(state.edits, state.head.name, state.head.head) });
   };
   const toggled = () => {
     const { name, head } = state.head ?? {};
-    return name && `${headLabel(modelOf(state), name, head)} ×${factorOf(state.edits, name, head)}`;
+    return name && editsShown(state) && `${headLabel(modelOf(state), name, head)} ×${factorOf(state.edits, name, head)}`;
   };
   const step = (by) => () => {
     const n = shown(state).target.length;
@@ -32,7 +30,7 @@ export const mount = (dialog, store, { t, announce }) => {
   const cycle = (key, values) => () => set({ [key]: after(values(), state[key]) });
   const leave = () => set({ hover: null, ...(state.locked ? { locked: null } : { step: null }) });
   const flip = (key) => () => set({ [key]: !state[key] });
-  const switched = (name, key) => () => `${t(name)}: ${t(state[key] ? "on" : "off")}`;
+  const turned = (name, key) => () => `${t(name)}: ${t(state[key] ? "on" : "off")}`;
 
   const row = () => t(`axis.${state.axis}.title`);
 
@@ -49,8 +47,8 @@ export const mount = (dialog, store, { t, announce }) => {
     { ...kinds[0], text: "key.kinds", written: "1 2 3" }, kinds[1], kinds[2],
     { key: "v", act: cycle("view", views), text: "key.view", say: () => t(`view.${state.view}`) },
     { key: "m", act: cycle("side", sides), text: "key.side", say: () => t(`side.${state.side}`) },
-    { key: "w", act: flip("words"), text: "key.words", say: switched("focus.words", "words") },
-    { key: "s", act: flip("special"), text: "key.special", say: switched("focus.special", "special") },
+    { key: "w", act: flip("words"), text: "key.words", say: turned("focus.words", "words") },
+    { key: "s", act: flip("special"), text: "key.special", say: turned("focus.special", "special") },
     { key: "l", act: cycle("colour", () => ["linear", "log"]), text: "key.colour", say: () => t(`colour.${state.colour}`) },
     { key: "p", act: cycle("axis", () => ["predicted", "read"]), text: "key.axis", say: row },
     { key: "a", act: cycle("tab", () => ["heads", "atlas"]), text: "key.tab", say: () => t(`tab.${state.tab}`) },

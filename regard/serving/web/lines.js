@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { vector } from "./elements.js";
-import { curve, laneLayout, short, stroke } from "./geometry.js";
+import { PADDING, curve, laneLayout, short, stroke } from "./geometry.js";
 import { combineColumns, combineRows, linesOf } from "./maps.js";
 
 /** Lines in `root`; `point` and `pick` as in the heat map. */
@@ -17,7 +17,7 @@ export const lines = (root, { point, pick }) => {
 
   const draw = (figure, colours, titles) => {
     const { rows, columns, weights } = figure;
-    at = laneLayout(figure, root.clientWidth);
+    at = laneLayout(figure, root.clientWidth - 2 * PADDING);
     for (const each of [base, svg]) {
       each.setAttribute("viewBox", `0 0 ${at.width} ${at.height}`);
       each.setAttribute("width", at.width);

@@ -69,13 +69,14 @@ const loadModels = async () => {
 };
 
 const begin = async () => {
+  store.set({ busy: { models: true } });
   const { models, default: first } = await loadModels();
   const usable = (id) => models.some((model) => model.id === id && !model.error);
   const model = [state.model, first, ...models.map(({ id }) => id)].find(usable) ?? "";
   const gone = state.model && model !== state.model ? t("error.gone", { id: state.model, model }) : null;
   const broken = models.find((each) => each.error);
   const compare = usable(state.compare) && state.compare !== model ? state.compare : "";
-  store.set({ models, model, compare, error: gone ?? (broken ? t("error.model", broken) : null) });
+  store.set({ models, model, compare, busy: { models: false }, error: gone ?? (broken ? t("error.model", broken) : null) });
   if (gone) store.set({ prefix: [], edits: {}, head: null }); // they were about that other model
   if (!state.text) store.set({ text: modelOf(state)?.examples?.[0] ?? "" });
 };

@@ -179,6 +179,15 @@ export const withFactor = (edits, name, head, factor) => {
   return Object.keys(heads).length ? { ...rest, [name]: heads } : rest;
 };
 
+/** The same while a slider moves: one that passes 1 keeps its place among the edits, or what is shown would jump. */
+export const sliding = (edits, name, head, factor) => ({ ...edits, [name]: { ...edits[name], [head]: factor } });
+
+/** Edits with one head switched: a silent one speaks as before, any other falls silent. */
+export const switched = (edits, name, head) => withFactor(edits, name, head, factorOf(edits, name, head) === 0 ? 1 : 0);
+
+/** The edits that act on the heads that are shown; null where the heads are a second model's, which has none. */
+export const editsShown = (state) => (shown(state).side === "other" ? null : state.edits);
+
 /** Whose tokens and maps are looked at: {side, model, edits, source, target, done}. */
 export const shown = (state) => {
   const { side, model, source, target, done, edits, compare } = state;

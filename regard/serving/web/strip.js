@@ -32,7 +32,7 @@ export const strip = (element, look) => {
 
   return ({ tokens, step, chosen = () => false, whole }) => {
     // While tokens stream in, the room of the old ones is kept: what is below does not jump.
-    element.style.minHeight = whole ? "" : `${element.offsetHeight}px`;
+    element.style.minHeight = whole || !tokens.length ? "" : `${element.offsetHeight}px`;
     element.dir = rightToLeft(readable(tokens)) ? "rtl" : "ltr";
     const stop = step !== null && step < tokens.length ? step : 0;
     sync(element, tokens, create, (chip, token, index) => {

@@ -1,5 +1,6 @@
 // The switches of the focused view.
 
+import { h } from "./dom.js";
 import { choice, tick } from "./elements.js";
 import { viewShown } from "./sight.js";
 
@@ -20,7 +21,8 @@ export const tools = (root, store, { t }) => {
     words = tick(t("focus.words"), t("focus.words.title"), (on) => store.set({ words: on }));
     special = tick(t("focus.special"), t("focus.special.title"), (on) => store.set({ special: on }));
     log = tick(t("focus.log"), t("focus.log.title"), (on) => store.set({ colour: on ? "log" : "linear" }));
-    root.replaceChildren(...[views, axis, combine, words, special, log].map(({ node }) => node));
+    const nodes = (...parts) => parts.map(({ node }) => node);
+    root.replaceChildren(...nodes(views, axis, combine), h("div", { class: "tools" }, ...nodes(words, special, log)));
     show();
   };
   const show = () => {
