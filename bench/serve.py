@@ -79,9 +79,10 @@ def drive(server: Server, pair: tuple[str, str], expected: dict[str, str], clien
     """Clients that ask without a pause for so long, each beginning elsewhere."""
     source, target = pair
     texts = list(expected)
-    load, begin = Load(), time.perf_counter()
+    begin = time.perf_counter()
 
-    def client(number: int) -> None:
+    def client(number: int) -> Load:
+        load = Load()  # of its own: threads that count together lose count
         connection = http.client.HTTPConnection(server.place, timeout=120)
         i = number * len(texts) // clients
         while time.perf_counter() - begin < seconds:
@@ -99,12 +100,16 @@ def drive(server: Server, pair: tuple[str, str], expected: dict[str, str], clien
             else:
                 time.sleep(0.05)
         connection.close()
+        return load
 
     with ThreadPoolExecutor(clients) as pool:
-        for future in [pool.submit(client, number) for number in range(clients)]:
-            future.result()
-    load.seconds = time.perf_counter() - begin
-    return load
+        loads = list(pool.map(client, range(clients)))
+    return Load(
+        time.perf_counter() - begin,
+        [wait for load in loads for wait in load.waits],
+        sum((load.statuses for load in loads), Counter()),
+        sum(load.wrong for load in loads),
+    )
 
 
 def main() -> None:

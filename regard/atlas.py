@@ -25,8 +25,9 @@ from regard.inspection.atlas_page import atlas_page
 from regard.inspection.importance import ablate_each, head_importance, pruning_curve, random_curve
 from regard.inspection.links import Gold, Link, error_rate, head_links, lexical_links
 from regard.inspection.measures import OFFSETS, Tally, axes_of, joined, kind_of, tally
-from regard.inspection.roles import Aligned, roles
+from regard.inspection.roles import BETTER, Aligned, roles
 from regard.inspection.similarity import Likeness, scaling
+from regard.inspection.syntax import FEWEST, Arc, Grammar
 from regard.inspection.taps import attentions, record
 from regard.study import Study
 
@@ -51,6 +52,7 @@ def make_atlas(
     out: Path | None = None,
     limit: int = 1000,
     gold: Path | None = None,
+    parse: Path | None = None,
     ablate: bool = True,
     prune: bool = True,
     share: float = 0.1,
@@ -60,9 +62,9 @@ def make_atlas(
 ) -> dict[str, Any]:
     """Analyse every head of a model on a text; write heads.json and heads.html into `out`, or the model's directory.
 
-    `limit` sentences are looked at. `gold` names a file with the word alignments of the text. `ablate` silences each
-    head in turn. `prune` takes away a `share` of them at a time, by importance and, with so many `seeds`, by chance;
-    and it learns gates at each of the `prices`.
+    `limit` sentences are looked at. `gold` names a file with the word alignments of the text, `parse` one in CoNLL-U
+    with the dependencies of its sources. `ablate` silences each head in turn. `prune` takes away a `share` of them at a
+    time, by importance and, with so many `seeds`, by chance; and it learns gates at each of the `prices`.
     """
     for name, value in (("seeds", seeds), ("limit", limit)):
         if value < 1:
@@ -74,7 +76,7 @@ def make_atlas(
     _check_writable(place)
     study = Study.of(model, source, reference, limit)
     known = None if gold is None else study.gold(gold)
-    seen = _look(study, known, progress)
+    seen = _look(study, known, None if parse is None else study.arcs(parse), progress)
     everything = range(len(study.pairs))
     importance = head_importance(study.model, study.batches(everything), pad=PAD)
     heads = _heads(study, seen, importance)
@@ -94,6 +96,7 @@ def make_atlas(
         "redundant": _redundant(seen),
         "pruning": _pruning(study, share, seeds, gates, progress) if prune else None,
         "aer": None if known is None else _error_rates(study, seen, known, heads),
+        "syntax": None if seen.grammar is None else _relations(seen.grammar, heads),
     }
     write_whole(place / FILE, json.dumps(atlas, ensure_ascii=False, separators=(",", ":")))
     write_whole(place / PAGE, atlas_page(atlas))
@@ -116,10 +119,12 @@ class Seen:
     likeness: dict[str, Likeness] = field(default_factory=dict)  # of each kind
     aligned: dict[str, list[Aligned]] = field(default_factory=dict)  # of cross-attention, for each head
     links: dict[tuple[str, int, str], list[set[Link]]] = field(default_factory=dict)  # name, head, row: in that order
+    grammar: Grammar | None = None  # of an encoder, given a parse
 
 
-def _look(study: Study, gold: list[Gold] | None, progress: Progress) -> Seen:
+def _look(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, progress: Progress) -> Seen:
     seen, tokens, lexical = Seen(), study.tokens(), lexical_links(study.pairs)
+    seen.grammar = None if parsed is None else Grammar()
     parts: dict[str, list[Tally]] = {}
     hits: dict[str, Tensor] = {}  # (H, 2): lexical links that the rows that predict, and read, look at
     work = study.rows(range(len(study.pairs)))
@@ -137,6 +142,9 @@ def _look(study: Study, gold: list[Gold] | None, progress: Progress) -> Seen:
                 parts.setdefault(name, []).append(tally(kind, weights, batch, tokens))
                 if kind == "cross":
                     hits[name] = hits.get(name, torch.zeros(())) + _agree(weights, [lexical[i] for i in rows])
+            if kind == "encoder" and seen.grammar is not None and parsed is not None:
+                for b, i in enumerate(rows):
+                    seen.grammar.add({name: weights[b] for name, weights in maps.items()}, study.words(i)[0], parsed[i])
             if kind == "cross" and gold is not None:
                 maps["mean"] = torch.stack([weights.mean(1) for weights in maps.values()]).mean(0)[:, None]
                 for place, links in _links(study, rows, maps):
@@ -179,7 +187,8 @@ def _heads(study: Study, seen: Seen, importance: Mapping[str, Tensor]) -> list[d
         kind = kind_of(name)
         for head, measures in enumerate(tallied.measures()):
             aligned = seen.aligned[name][head] if kind == "cross" else None
-            labels = roles(measures, aligned)
+            followed = seen.grammar.of_head(name, head) if seen.grammar and kind == "encoder" else []
+            labels = roles(measures, aligned, followed[0] if followed else None)
             figures = measures.named()
             if aligned is not None:
                 figures |= {"aligned": aligned.predicts, "aligned_read": aligned.reads}
@@ -194,6 +203,7 @@ def _heads(study: Study, seen: Seen, importance: Mapping[str, Tensor]) -> list[d
                     "measures": _rounded(figures),
                     "importance": round(float(importance[name][head]), 4),
                     "ablation": None,
+                    "syntax": [each.named() for each in followed if each.over >= BETTER],
                     "map": next(places[kind]),
                     "example": _example(study, seen, name, head, labels[0]),
                 }
@@ -204,7 +214,8 @@ def _heads(study: Study, seen: Seen, importance: Mapping[str, Tensor]) -> list[d
 def _example(study: Study, seen: Seen, name: str, head: int, role: str) -> dict[str, Any]:
     """The map of a head on the sentence where it is most itself."""
     measure = {"broad": "evenness", "mixed": "confidence", "aligner": "confidence", "aligner of the read": "confidence"}
-    scores = seen.tallies[name].of_sentence(measure.get(role, role))[:, head].nan_to_num(-1.0)
+    chosen = "confidence" if role.startswith("syntactic") else measure.get(role, role)
+    scores = seen.tallies[name].of_sentence(chosen)[:, head].nan_to_num(-1.0)
     lengths = torch.tensor([max(map(len, study.pairs[i])) for i in seen.order])
     fit = (lengths >= EXAMPLE.start) & (lengths < EXAMPLE.stop)
     sentence = seen.order[int((scores.where(fit, -2.0) if fit.any() else -lengths).argmax())]
@@ -300,6 +311,17 @@ def _spread(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     scores, losses = [point["bleu"] for point in points], [point["loss"] for point in points]
     mean = {"kept": points[0]["kept"], "bleu": round(sum(scores) / len(scores), 2)}
     return {**mean, "low": min(scores), "high": max(scores), "loss": round(sum(losses) / len(losses), 4)}
+
+
+def _relations(grammar: Grammar, heads: list[dict[str, Any]]) -> dict[str, Any]:
+    """The relations of the text, each with the head that follows it best."""
+    places = [(entry["name"], entry["head"]) for entry in heads if entry["kind"] == "encoder"]
+    followed = {(place, each.relation): each for place in places for each in grammar.of_head(*place)}
+    found = []
+    for relation in grammar.relations():
+        best = max(places, key=lambda place: followed[place, relation].share)
+        found.append({**followed[best, relation].named(), "best": list(best)})
+    return {"fewest": FEWEST, "relations": found}
 
 
 def _error_rates(study: Study, seen: Seen, gold: list[Gold], heads: list[dict[str, Any]]) -> dict[str, Any]:

@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from regard.adaptation.gates import GateConfig, learn_gates
 from regard.adaptation.pruning import prune
 from regard.adaptation.quantise import USED
-from regard.api import load
-from regard.data.batching import Batch, collate
-from regard.data.text import read_lines
+from regard.data.batching import Batch
 from regard.data.vocabulary import PAD
-from regard.decoding.scoring import batches
 from regard.files import new_directory, write_whole
 from regard.inspection.importance import Importance, head_importance, least_important, loss, pruning_curve
 from regard.inspection.taps import attentions
 from regard.models import storage
+from regard.study import Study
 
 ATLAS = "heads.json"  # of `regard heads`, in a model directory
 WAYS = ("importance", "gates", "atlas")
@@ -67,11 +66,18 @@ def prune_directory(
     _check(heads, keep, by, source, reference)
     with new_directory(out_dir) as made:
         model: Any = storage.load(model_dir)
-        given = _batches(model_dir, source, reference, limit) if source and reference else []
+        study = Study.of(model_dir, source, reference, limit) if source and reference else None
+        given = study.batches(range(len(study.pairs)), TOKENS) if study else []
         gone = {name: sorted(set(numbers)) for name, numbers in heads.items()} if heads is not None else {}
         if heads is None:
-            total = sum(attention.heads for attention in attentions(model).values())
-            gone = _chosen(model_dir, given, by, None if keep is None else total - _count(keep, total), gates)
+            known = {name: attention.heads for name, attention in attentions(model).items()}
+            count = None if keep is None else sum(known.values()) - _count(keep, sum(known.values()))
+            if by == "atlas":
+                assert count is not None
+                gone = least_important(_atlas(model_dir, known), count)
+            else:
+                assert study is not None
+                gone = _chosen(study.model, given, by, count, gates)
         smaller: Any = prune(model, gone)
         storage.save(smaller, made)
         for name in USED:
@@ -105,32 +111,14 @@ def _count(keep: float, total: int) -> int:
     return round(keep * total) if isinstance(keep, float) else int(keep)
 
 
-def _batches(model_dir: Path, source: Path, reference: Path, limit: int) -> list[Batch]:
-    """The first pairs of a text, those of like length together; the model was not taught longer ones than it reads."""
-    sources, targets = list(read_lines(source)), list(read_lines(reference))
-    if len(sources) != len(targets):
-        raise ValueError(f"{source} has {len(sources):,} lines and {reference} {len(targets):,}: they must be as many")
-    some = [pair for pair in zip(sources, targets, strict=True) if all(map(str.strip, pair))][:limit]
-    translator = load(model_dir, engine="torch")
-    encode, longest = translator.tokenizer.encode_batch, translator.longest
-    pairs = list(zip(*(encode([pair[side] for pair in some]) for side in (0, 1)), strict=True))
-    pairs = [pair for pair in pairs if longest is None or max(map(len, pair)) <= longest]
-    if not pairs:
-        raise ValueError(f"{source} and {reference} hold no pair of sentences that the model can read")
-    return [collate([pairs[i] for i in rows]) for rows in batches(pairs, TOKENS)]
-
-
 def _chosen(
-    model_dir: Path, given: list[Batch], by: str, count: int | None, gates: GateConfig | None
+    model: nn.Module, given: list[Batch], by: str, count: int | None, gates: GateConfig | None
 ) -> dict[str, list[int]]:
-    """The `count` heads that are missed least; None: as many as the gates shut."""
-    model = storage.load(model_dir, dtype=torch.float32)  # a gradient flows through no whole number
+    """The `count` heads of a model, in fp32, that are missed least on a text; None: as many as the gates shut."""
     if by == "gates":
         learned = learn_gates(model, given, pad=PAD, config=gates)
         return learned.shut if count is None else least_important(learned.log_a, count)
     assert count is not None
-    if by == "atlas":
-        return least_important(_atlas(model_dir, {name: a.heads for name, a in attentions(model).items()}), count)
     total = sum(attention.heads for attention in attentions(model).values())
     curve = pruning_curve(model, lambda: head_importance(model, given, pad=PAD), lambda: None, down_to=total - count)
     return curve[-1].silenced

@@ -66,6 +66,9 @@ def heads(
     source: Annotated[Path, typer.Option(help="Text to look at the heads on, one sentence a line.")],
     reference: Annotated[Path, typer.Option(help="Its translation, line by line.")],
     gold: Annotated[Path | None, typer.Option(help="Word alignments of the two, as 0-0 1-2 3?3 on each line.")] = None,
+    parse: Annotated[
+        Path | None, typer.Option(help="Dependencies of the source in CoNLL-U, a sentence for each line.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write heads.html and heads.json here. (default: MODEL)")
     ] = None,
@@ -104,6 +107,7 @@ def heads(
             reference,
             out=out,
             gold=gold,
+            parse=parse,
             limit=limit,
             ablate=ablate,
             prune=curves,

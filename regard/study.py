@@ -19,6 +19,7 @@ from regard.inspection.importance import loss
 from regard.inspection.links import Gold, read_gold
 from regard.inspection.maps import words_of_pieces
 from regard.inspection.measures import Tokens, punctuation
+from regard.inspection.syntax import Arc, arcs, read_conllu
 from regard.inspection.taps import attentions
 from regard.recipe import EvaluateConfig
 
@@ -32,6 +33,7 @@ class Study:
     translator: Translator
     evaluate: EvaluateConfig
     lines: list[int]  # of each sentence in its file, from 0
+    filled: list[int]  # the same, where blank lines of the source do not count
     texts: list[tuple[str, str]]
     pairs: list[tuple[list[int], list[int]]]  # the ids of the same, without marks
 
@@ -46,13 +48,17 @@ class Study:
             raise ValueError(
                 f"{source} has {len(sources):,} lines and {reference} has {len(targets):,}: they must be as many"
             )
-        found = cls(translator, evaluate, [], [], [])
+        found, filled = cls(translator, evaluate, [], [], [], []), 0
         for line, texts in enumerate(zip(sources, targets, strict=True)):
+            if len(found.lines) == limit:
+                break
             ids = translator.tokenizer.encode(texts[0]), translator.tokenizer.encode(texts[1])
-            if all(ids) and max(map(len, ids)) <= (translator.longest or 256) and len(found.lines) < limit:
+            if all(ids) and max(map(len, ids)) <= (translator.longest or 256):
                 found.lines.append(line)
+                found.filled.append(filled)
                 found.texts.append(texts)
                 found.pairs.append(ids)
+            filled += bool(texts[0].strip())
         if not found.pairs:
             raise ValueError(f"{source} and {reference} hold no pair of sentences that the model can read")
         return found
@@ -105,12 +111,18 @@ class Study:
 
     def words(self, sentence: int) -> tuple[list[int], list[int]]:
         """Of which word of its text each token of a source, and of a target, is a part."""
-        tokenizer = self.translator.tokenizer
-        if tokenizer.kind == "none":  # where @@ joins what spaces part
-            source, target = (words_of_pieces(tokenizer.pieces(ids), "none") for ids in self.pairs[sentence])
-        else:
-            source, target = (words_of_spans(text, tokenizer.spans(text)) for text in self.texts[sentence])
+        source, target = (self._words(text)[0] for text in self.texts[sentence])
         return source, target
+
+    def _words(self, text: str) -> tuple[list[int], list[str]]:
+        """The words of a text: of which one each of its tokens is a part, and how they read."""
+        spans = self.translator.tokenizer.spans(text)
+        if self.translator.tokenizer.kind != "none":
+            return words_of_spans(text, spans), text.split()
+        tokens = [text[begin:end] for begin, end in spans]  # of the text: an unknown one is joined by its @@, too
+        of = words_of_pieces(tokens, "none")
+        parts = [token.removesuffix("@@") for token in tokens]
+        return of, ["".join(part for part, word in zip(parts, of, strict=True) if word == i) for i in sorted(set(of))]
 
     def gold(self, path: Path) -> list[Gold]:
         """The gold alignment of each sentence, from a file with a line for each of the text's."""
@@ -129,3 +141,11 @@ class Study:
                         f"{sizes[1]} words, counted from 0"
                     )
         return found
+
+    def arcs(self, path: Path) -> list[set[Arc]]:
+        """The dependencies between the words of each source, from a CoNLL-U file with a sentence for each line."""
+        known = read_conllu(read_lines(path), str(path))
+        if len(known) <= self.filled[-1]:
+            raise ValueError(f"{path} has {len(known):,} sentences, and the text more: give each line of it one")
+        texts = (text for text, _ in self.texts)
+        return [arcs(known[i], self._words(text)[1], str(path)) for i, text in zip(self.filled, texts, strict=True)]

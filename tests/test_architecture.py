@@ -40,7 +40,7 @@ TOP: dict[str, set[str]] = {
     "inspecting": {"api"},
     "study": {"api", "recipe"},
     "atlas": {"study"},
-    "pruning": {"api", "recipe"},
+    "pruning": {"study"},
     "serving": {"api", "asks", "atlas", "recipe"},
     "seeing": {"api", "atlas", "inspecting", "pruning", "serving"},
     "cli": {"api", "distil", "evaluate", "experiments", "pipeline", "recipe", "seeing", "shortlist", "translating"},

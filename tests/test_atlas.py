@@ -154,6 +154,75 @@ def test_gold_alignments(place: Path, tmp_path: Path) -> None:
         made(place, **options)
 
 
+def conllu(text: str) -> str:
+    """A parse in which each word hangs on the one after, and the last on nothing; commas and the like are words."""
+    forms = re.findall(r"\w+|[^\w\s]", text)
+    heads = [*range(2, len(forms) + 1), 0]
+    rows = [f"{i}\t{form}\t_\t_\t_\t_\t{heads[i - 1]}\tdep:x\t_\t_\n" for i, form in enumerate(forms, 1)]
+    return "".join(rows) + "\n"
+
+
+def test_dependencies(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A blank line of the text has no sentence; a head that is made to look at the next word follows every arc."""
+    texts = [*(place / "text.src").read_text("utf-8").splitlines()]
+    texts.insert(3, "")
+    targets = (place / "text.tgt").read_text("utf-8").splitlines()
+    targets.insert(3, "")
+    for name, lines in (("src", texts), ("tgt", targets)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    (tmp_path / "p.conllu").write_text("".join(conllu(text) for text in texts if text), "utf-8")
+    study = Study.of(place / "model", tmp_path / "src", tmp_path / "tgt", 1000)
+    counts = [len(study.texts[i][0].split()) for i in range(12)]
+    assert [len(each) for each in study.arcs(tmp_path / "p.conllu")] == [count - 1 for count in counts]
+
+    monkeypatch.setattr("regard.inspection.syntax.Grammar.relations.__defaults__", (5,))
+    monkeypatch.setattr("regard.inspection.syntax.Grammar.of_head.__defaults__", (5,))
+    options: dict[str, Any] = {"parse": tmp_path / "p.conllu", "out": tmp_path / "out", "ablate": False, "prune": False}
+    found = make_atlas(place / "model", tmp_path / "src", tmp_path / "tgt", **options)
+    both = found["syntax"]["relations"]
+    assert [(each["relation"], each["towards"], each["offset"]) for each in both] == [
+        ("dep", "head", 1),
+        ("dep", "dependent", -1),
+    ]
+    assert {each["instances"] for each in both} == {sum(counts) - 12}
+    assert {each["fixed"] for each in both} == {1.0}  # which no head can beat
+    assert [each["syntax"] for each in found["heads"]] == [[]] * 6
+    assert "Grammar" in (tmp_path / "out" / "heads.html").read_text("utf-8")
+
+    (tmp_path / "p.conllu").write_text(conllu(texts[0]), "utf-8")
+    with pytest.raises(ValueError, match=r"p\.conllu has 1 sentences, and the text more"):
+        make_atlas(place / "model", tmp_path / "src", tmp_path / "tgt", **options)
+    (tmp_path / "p.conllu").write_text(conllu(texts[1]) * 12, "utf-8")
+    with pytest.raises(ValueError, match=r"p\.conllu:1: .* does not fit the text, which goes on with"):
+        make_atlas(place / "model", tmp_path / "src", tmp_path / "tgt", **options)
+
+
+def test_a_head_that_follows_a_relation_is_called_so(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.inspection.roles.BETTER", -1.0)
+    monkeypatch.setattr("regard.inspection.syntax.Grammar.of_head.__defaults__", (5,))
+    texts = (place / "text.src").read_text("utf-8").splitlines()
+    (tmp_path / "p.conllu").write_text("".join(conllu(text) for text in texts), "utf-8")
+    found = made(place, parse=tmp_path / "p.conllu", out=tmp_path, ablate=False, prune=False)
+    roles = [each["roles"] for each in found["heads"]]
+    assert all(any(role.startswith("syntactic dep to ") for role in some) for some in roles[:2])
+    assert not any("syntactic" in role for some in roles[2:] for role in some)
+
+
+def test_an_unknown_token_is_joined_as_any_other(tmp_path: Path) -> None:
+    """Text of tokens, of which one that begins a word is unknown."""
+    tokenizer = Tokenizer.learn(TokensConfig("none", size=0), ["the li@@ brary ."])
+    shape = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 16, "heads": 2}
+    storage.save(Transformer(TransformerConfig.tiny(len(tokenizer), **shape)), tmp_path / "model")
+    tokenizer.save(tmp_path / "model" / "tokenizer.json")
+    (tmp_path / "text").write_text("the Lx@@ brary .\n")
+    study = Study.of(tmp_path / "model", tmp_path / "text", tmp_path / "text", 1)
+    assert study.words(0) == ([0, 1, 1, 2], [0, 1, 1, 2])
+    (tmp_path / "p.conllu").write_text(conllu("The Lxbrary."))
+    assert study.arcs(tmp_path / "p.conllu") == [{(0, 1, "dep"), (1, 2, "dep")}]
+
+
 def test_a_mistake_or_an_interruption_writes_nothing(place: Path, tmp_path: Path) -> None:
     (tmp_path / "short").write_text("one line\n")
     (tmp_path / "empty").write_text("\n" * 12)

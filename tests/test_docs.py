@@ -151,7 +151,19 @@ def test_every_other_command_parses(page: str) -> None:
     assert {command["verb"] for command in found} & {"quantize", "export"}
 
 
-@pytest.mark.parametrize("page", ["docs/training.md", "docs/decoding.md", "docs/small-and-fast.md", *DECISIONS])
+@pytest.mark.parametrize(("page", "verb"), [("seeing", "inspect"), ("heads", "heads"), ("pruning", "prune")])
+def test_every_command_that_looks_inside_parses_and_names_every_option(page: str, verb: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+    assert verb in {parse(command)["verb"] for command in commands(text) if not command.isalpha()}  # or a bare name
+    options: Any = typer.main.get_command(cli.app)
+    names = {name for each in options.commands[verb].params for name in each.opts if name.startswith("--")}
+    assert names - set(re.findall(r"--[a-z-]+", text)) <= {"--output", "--ablate", "--prune"}  # -o, --no-ablate
+
+
+LINKED = ["training", "decoding", "small-and-fast", "seeing", "heads", "pruning"]
+
+
+@pytest.mark.parametrize("page", [*(f"docs/{name}.md" for name in LINKED), *DECISIONS])
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page
     links = re.findall(r"\]\(([^)#]+)", path.read_text("utf-8"))

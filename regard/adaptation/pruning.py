@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -43,15 +44,17 @@ def prune(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
             raise ValueError(f"{name} has heads 0..{count - 1}, not {beyond[0]}")
         left = [head for head in range(count) if head not in gone]
         if gone:
-            attention = attentions(smaller)[name]
-            smaller.set_submodule(places[attention], _without(attention, left))
-            kept[name] = tuple(kept[name][head] for head in left)
+            attention, kept[name] = attentions(smaller)[name], tuple(kept[name][head] for head in left)
+            # How many keys serve them is what the config says of them: heads may have gone before.
+            first = smaller.config.attention
+            keys = kept_keys(first.heads, first.kv_heads or first.heads, kept[name])
+            smaller.set_submodule(places[attention], _without(attention, left, len(keys)))
     smaller.config = smaller.config.but(kept_heads=write_heads(kept))
     return smaller
 
 
-def _without(attention: MultiHeadAttention, left: list[int]) -> nn.Module:
-    """The attention with only the heads `left`."""
+def _without(attention: MultiHeadAttention, left: list[int], kv_heads: int) -> nn.Module:
+    """The attention with only the heads `left`, which so many key/value heads serve."""
     output: Any = attention.output
     if isinstance(output, nn.Identity):
         raise ValueError("an attention without W_O cannot lose a head: its output would become narrower")
@@ -59,14 +62,15 @@ def _without(attention: MultiHeadAttention, left: list[int]) -> nn.Module:
         headless = Headless(attention.config.d_model, bias=False)
         headless.bias = output.bias
         return headless.train(attention.training)
-    keys = kept_keys(attention.heads, attention.kv_heads, left)
+    keys = _keys(attention, left, kv_heads)
     q = _numbers(left, attention.d_k)
     k, v = _numbers(keys, attention.d_k), _numbers(keys, attention.d_v)
     Q, K, _ = attention.widths  # where keys and values begin, in products that lie side by side
     with torch.device("meta"):  # its parameters are made below
         d_memory = attention.key_value.in_features if attention.cross else None
         positions = attention.positions.of(left)
-        made = MultiHeadAttention(attention.config.keep(left), d_memory=d_memory)
+        shape = replace(attention.config, heads=len(left), kv_heads=kv_heads, d_k=attention.d_k, d_v=attention.d_v)
+        made = MultiHeadAttention(shape, d_memory=d_memory)
     made.positions = positions
     if attention.cross:
         made.query = _product(attention.query, made.query, rows=q)
@@ -77,6 +81,33 @@ def _without(attention: MultiHeadAttention, left: list[int]) -> nn.Module:
         )
     made.output = _product(output, made.output, columns=_numbers(left, attention.d_v))
     return made.train(attention.training)
+
+
+def _keys(attention: MultiHeadAttention, left: list[int], kv_heads: int) -> list[int]:
+    """The key/value heads that so many, in their order, become, which serve the heads `left` evenly."""
+    group, each = attention.heads // attention.kv_heads, len(left) // kv_heads
+    found = []
+    for i in range(0, len(left), each):
+        first, *copies = sorted({head // group for head in left[i : i + each]})
+        if any(not _same(attention, first, copy) for copy in copies):
+            raise ValueError(f"key/value heads {first} and {copies[0]} were one, and have been trained apart since")
+        found.append(first)
+    return found
+
+
+def _same(attention: MultiHeadAttention, one: int, other: int) -> bool:
+    """Whether two key/value heads are copies of each other."""
+    product: Any = attention.key_value if attention.cross else attention.query_key_value
+    Q, K, _ = attention.widths
+    keys = 0 if attention.cross else Q
+    a, b = (
+        torch.cat([keys + _numbers([i], attention.d_k), keys + K + _numbers([i], attention.d_v)]) for i in (one, other)
+    )
+    return all(
+        torch.equal(x[a], x[b])
+        for x in (product.weight, product.bias, getattr(product, "scale", None))
+        if x is not None
+    )
 
 
 def _numbers(heads: list[int], width: int) -> Tensor:

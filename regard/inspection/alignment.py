@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from regard.inspection.maps import merge
 from regard.inspection.taps import attentions, record
 
 CROSS = "cross_attention"
@@ -37,7 +38,7 @@ def align_words(weights: Tensor, read: Sequence[int], written: Sequence[int]) ->
     """For each word of the target the source word that it attends to most: pairs (source word, target word).
 
     weights (T, S) of `source_attention`; `read` and `written` say of which word each token of the source and of the
-    target is a part. Positions after these, such as an end's, do not count: a word is the sum of its tokens.
+    target is a part, and are put together by `merge`. Positions after these, such as an end's, do not count.
 
     >>> weights = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.5, 0.3, 0.2, 0.0], [0.0, 0.1, 0.1, 0.8]])
     >>> align_words(weights, [0, 1, 1], [0, 1])
@@ -45,11 +46,7 @@ def align_words(weights: Tensor, read: Sequence[int], written: Sequence[int]) ->
     """
     if not len(read) or not len(written):
         return []
-    to_source = torch.zeros(len(read), max(read) + 1, device=weights.device)
-    to_source[range(len(read)), list(read)] = 1.0
-    to_target = torch.zeros(max(written) + 1, len(written), device=weights.device)
-    to_target[list(written), range(len(written))] = 1.0
-    words = to_target @ weights[: len(written), : len(read)] @ to_source  # (target words, source words)
+    words = merge(weights[: len(written), : len(read)], written, read)  # (target words, source words)
     likeliest = words.argmax(1).tolist()
     return [(likeliest[word], word) for word in sorted(set(written))]
 

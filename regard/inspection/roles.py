@@ -6,6 +6,7 @@ A label says where a head looks, over a text; it does not say what for.
 from typing import NamedTuple
 
 from regard.inspection.measures import HeadMeasures
+from regard.inspection.syntax import Syntactic
 
 POSITIONAL = 0.9  # share of rows with the greatest weight at one offset (Voita et al., 2019)
 OFFSET = 0.5  # mean weight at one offset (Clark et al., 2019)
@@ -16,12 +17,13 @@ PATTERN = 0.5  # mean weight of duplicates, or of what followed them, where ther
 # sentences are shorter, and the same share of what they allow is the threshold.
 BROAD = 3.8 / 4.85
 ALIGNED = 0.5  # share of lexical links at the greatest weight
-BETTER = 0.1  # and how much more than at the best fixed offset: ten points, as for syntactic heads (Clark et al., 2019)
+BETTER = 0.1  # and how much more than at the best fixed offset: ten points, for syntactic heads, too
 
 ABOUT = {
     "aligner": "looks at the source words that what it predicts comes from",
     "aligner of the read": "looks at the source words that what it has just read comes from",
     "positional": "looks at one place, counted from its own: -1 is the token before, +1 the one after, 0 itself",
+    "syntactic": "looks along a relation of grammar, from a word to its head or its dependent, wherever that is",
     "special": "rests on the start or end symbol: often a way to do nothing",
     "punctuation": "looks at punctuation",
     "rare": "looks at the rarest token of the sentence",
@@ -40,8 +42,10 @@ class Aligned(NamedTuple):
     offset: float  # at the one offset where most of these links are: what an aligner must beat
 
 
-def roles(measures: HeadMeasures, aligned: Aligned | None = None) -> list[str]:
+def roles(measures: HeadMeasures, aligned: Aligned | None = None, syntactic: Syntactic | None = None) -> list[str]:
     """Every label that a head has earned, the most telling first; "mixed" if there is none.
+
+    `syntactic` is the relation that the head follows best, compared with a fixed offset.
 
     >>> even = HeadMeasures(0.2, 2.2, 0.95, None, 0.1, 0.1, 0.1)
     >>> roles(even)
@@ -56,6 +60,8 @@ def roles(measures: HeadMeasures, aligned: Aligned | None = None) -> list[str]:
     if measures.positional is not None and measures.positional.share >= POSITIONAL:
         places.add(measures.positional.offset)
     found += [f"positional {offset:+d}" if offset else "positional 0" for offset in sorted(places, key=abs)]
+    if syntactic is not None and syntactic.over >= BETTER:
+        found.append(f"syntactic {syntactic.relation.relation} to {syntactic.relation.towards}")
     for name, value, threshold in (
         ("special", measures.special, SPECIAL),
         ("punctuation", measures.punctuation, SPECIAL),

@@ -54,6 +54,10 @@ class Likeness:
         N = self._heads
         shared = spread.unflatten(0, (N, -1)).unflatten(2, (N, -1)).square().sum((1, 3))  # ‖Xᵀ Y‖² of each pair
         own = shared.diagonal().sqrt()
+        # What always says the same is left with the rounding of its squares, of which no likeness can be told.
+        before = torch.as_tensor(self._products).unflatten(0, (N, -1)).unflatten(2, (N, -1)).square().sum((1, 3))
+        own = own.where(own > 1e-10 * before.diagonal().sqrt(), 0.0)
+        shared = shared.where(own.outer(own) > 0.0, 0.0)
         return np.asarray(torch.nan_to_num(shared / own.outer(own)))
 
 

@@ -60,5 +60,11 @@ def create_app(registry: Registry, config: ServeConfig | None = None) -> FastAPI
 
     app.add_middleware(Gate, config=config, metrics=service.metrics)
     if config.cors:
-        app.add_middleware(CORSMiddleware, allow_origins=config.cors, allow_methods=["*"], allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )
     return app

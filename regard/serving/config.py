@@ -19,10 +19,10 @@ class ServeConfig:
     rate: int | None = None  # requests of a key, or of an address, in a minute
     characters: int = 10_000  # of the texts of a request
     tokens: int = 10_000  # sub-words of them
-    seconds: float = 60.0  # for a request, and as much again for its body to arrive
+    seconds: float = 60.0  # for a request, and as much again for its head and for its body to arrive
     queue: int = 256  # requests that are waiting or at work, for each model; more are sent away
     batch_tokens: int = 2_048  # sub-words that are translated together
-    wait_ms: float = 2.0  # how long a request waits for others to be translated with
+    wait_ms: float = 2.0  # how long a request waits for others to be translated with, if any are to be expected
     cors: tuple[str, ...] = ()  # origins whose pages may ask; "*": all
     explorer: bool = True  # the page that shows the models at work
 
@@ -33,8 +33,8 @@ class ServeConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} = {value}: it must be at least 1")
-        if not self.seconds > 0:
-            raise ValueError(f"seconds = {self.seconds}: it must be more than 0")
+        if not 0 < self.seconds <= 1e6:
+            raise ValueError(f"seconds = {self.seconds}: it must be more than 0, and no more than a million")
         if not 0 <= self.wait_ms <= 1e6:
             raise ValueError(f"wait_ms = {self.wait_ms}: it must be at least 0")
 

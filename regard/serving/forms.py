@@ -82,7 +82,10 @@ def _pairs(text: str, what: str) -> list[tuple[str, str]]:
 
 
 async def _multipart(request: Request, size: int) -> dict[str, str]:
-    async with request.form(max_files=1, max_fields=FIELDS, max_part_size=size) as form:
-        if any(isinstance(value, UploadFile) for value in form.values()):
-            raise RefusalError(400, "Invalid request: files are not translated; send their text as q")
-        return {name: str(form.getlist(name)[0]) for name in form}
+    try:
+        async with request.form(max_files=1, max_fields=FIELDS, max_part_size=size) as form:
+            if any(isinstance(value, UploadFile) for value in form.values()):
+                raise RefusalError(400, "Invalid request: files are not translated; send their text as q")
+            return {name: str(form.getlist(name)[0]) for name in form}
+    except UnicodeError:  # it may name a charset of its own, such as idna
+        raise RefusalError(400, "Invalid request: the form is not UTF-8") from None

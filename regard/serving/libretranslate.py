@@ -104,21 +104,29 @@ def router(service: Service) -> APIRouter:
         service.door.admit(request, asked.api_key)
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
         request.state.characters = _admit(texts, service.config.characters)
+        return await service.attended(request, answered(asked, texts))
+
+    async def answered(asked: TranslateRequest, texts: list[str]) -> dict[str, Any]:
         target = known(asked.target, [target for _, target in pairs])
         guesses = await languages_of(texts, asked.source, target)
         html, best = asked.format == "html", 1 + asked.alternatives
-        pages = [Page(text) if html else None for text in texts]
+        # Others are not to wait for somebody's markup: it is read and written in a thread.
+        pages = await asyncio.to_thread(list, map(Page, texts)) if html else [None] * len(texts)
         parts = [page.texts if page else [text] for text, page in zip(texts, pages, strict=True)]
         answers: dict[int, list[Answer]] = {}
         for source in dict.fromkeys(guess.language for guess in guesses):  # those of one language go together
             rows = [row for row, guess in enumerate(guesses) if guess.language == source]
             asks = [part for row in rows for part in parts[row]]
-            got = iter(await service.translate(request, pairs[source, target], asks, best=best, align=html))
+            got = iter(await service.translate(pairs[source, target], asks, best=best, align=html))
             answers |= {row: [next(got) for _ in parts[row]] for row in rows}
         outputs = []  # for each text, the best first
         for row, page in enumerate(pages):
             found = [answer.translations for answer in answers[row]]
-            written = page.filled(found, best) if page else [translation.text for translation in found[0]]
+            written = (
+                await asyncio.to_thread(page.filled, found, best)
+                if page
+                else [translation.text for translation in found[0]]
+            )
             outputs.append(list(dict.fromkeys(written)))
         said: dict[str, list[Any]] = {"translatedText": [each[0] for each in outputs]}
         if asked.source == "auto":
@@ -130,7 +138,7 @@ def router(service: Service) -> APIRouter:
     @routes.post(
         "/detect",
         response_model=list[Detected],
-        responses={status: PROBLEMS[status] for status in (400, 403, 408, 413, 429)},
+        responses={status: PROBLEMS[status] for status in (400, 403, 408, 413, 429, 504)},
         openapi_extra=_body(DetectRequest, service, pairs),
         summary="Guess the language of a text.",
     )
@@ -138,7 +146,8 @@ def router(service: Service) -> APIRouter:
         asked = await forms.read(request, DetectRequest)
         service.door.admit(request, asked.api_key)
         request.state.characters = _admit([asked.q], service.config.characters)
-        return [guess._asdict() for guess in await asyncio.to_thread(service.detector.guess, asked.q)]
+        guesses = await service.attended(request, asyncio.to_thread(service.detector.guess, asked.q))
+        return [guess._asdict() for guess in guesses]
 
     @routes.get("/languages", summary="The languages, and what each is translated into.")
     async def languages() -> list[Language]:

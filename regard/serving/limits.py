@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import binascii
 import logging
 import secrets
 import time
@@ -89,7 +88,7 @@ def offered(authorization: str) -> str | None:
     if scheme.lower() == "basic":
         try:
             value = base64.b64decode(value.strip()).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # no base64, or no text
             return None
     elif scheme.lower() != "bearer":
         return None

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from regard.api import SPECIAL, Translator
 from regard.asks import short
+from regard.core.attention import Tap
 from regard.core.quantised import dequantise, is_quantised
 from regard.data.batching import Batch
 from regard.data.vocabulary import BOS, EOS, PAD
@@ -87,9 +88,12 @@ def replica(model: nn.Module) -> nn.Module:
         plain.load_state_dict({name: tied[id(x)] for name, x in whole.items() if id(x) in tied}, assign=True)
         return plain.eval()
     tensors = list(chain(model.parameters(), model.buffers()))
-    if any(x.is_floating_point() and x.dtype != torch.float32 for x in tensors):
-        return copy.deepcopy(model).float().eval()
-    return copy.deepcopy(model, {id(x): x for x in tensors}).eval()
+    shared = tensors if all(x.dtype == torch.float32 for x in tensors if x.is_floating_point()) else []
+    copied = copy.deepcopy(model, {id(x): x for x in shared})
+    for tap in copied.modules():
+        if isinstance(tap, Tap):
+            tap.watchers.clear()  # somebody may be looking at the other model at this moment
+    return copied.float().eval()
 
 
 class Live:

@@ -3,7 +3,8 @@
 The text of a block (a paragraph, a cell, a heading) is read as a whole, for a sentence does not end where a word is
 bold. The inline tags inside it are put back by the word alignment of the translation: an element goes around the words
 that come from its own. Where words have changed places so that tags would have to as well, or the alignment does not
-say where an element belongs, the stretches between the tags are translated each by itself instead.
+say where an element belongs, the stretches between the tags are translated each by itself instead; so they are where
+words are not written apart, as in Chinese.
 
 Scripts, styles, code, comments and what is marked translate="no" (or class="notranslate") stay as they are; so do
 attributes. White space inside a block may become a single blank, as it does when HTML is shown.
@@ -11,6 +12,7 @@ attributes. White space inside a block may become a single blank, as it does whe
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape, unescape
@@ -26,7 +28,11 @@ INLINE = re.compile(
     "small|span|strike|strong|sub|sup|svg|time|tt|u|var|wbr|!--"
 )
 WORD = re.compile(r"\S+")
-MOST = 500  # items of a block whose tags are put back by alignment: each of them looks at all links
+# Thai, Lao, Burmese, Khmer, kana and ideographs: scripts without blanks between words.
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+MOST = 500  # items of a block whose tags are put back by alignment
 
 
 @dataclass
@@ -115,19 +121,20 @@ def _places(block: Block, said: Translation) -> list[int] | None:
     A tag stands between two words of the source, or inside one: `ended` words lie before it, and `begun` have begun.
     """
     source, target = ([found.span() for found in WORD.finditer(text)] for text in (_text(block), said.text))
-    if not target or len(block) > MOST:
+    if not target or len(block) > MOST or UNSPACED.search(_text(block)) or UNSPACED.search(said.text):
         return None
     places = [0, *accumulate(len(item.text) for item in block)]
     ended = [bisect_right(source, place, key=lambda word: word[1]) for place in places]
     begun = [bisect_left(source, place, key=lambda word: word[0]) for place in places]
-    links = said.alignment or []
+    links = sorted(said.alignment or [])
+    linked = sorted({j for _, j in links})
 
     def span(first: int, last: int) -> tuple[int, int] | None:
         """The words of the target that come from source[first:last], if no others are among them."""
         if (first, last) == (0, len(source)):
             return 0, len(target)
-        own = {j for i, j in links if first <= i < last}
-        if not own or any(min(own) < j < max(own) and j not in own for _, j in links):
+        own = {j for _, j in links[bisect_left(links, (first,)) : bisect_left(links, (last,))]}
+        if not own or bisect_right(linked, max(own)) - bisect_left(linked, min(own)) > len(own):
             return None
         return min(own), max(own) + 1
 
@@ -180,12 +187,14 @@ class _Reader(HTMLParser):
         self.close()
 
     def _met(self, kind: str, name: str = "", kept: bool = False) -> None:
+        if kind == "text" and self.events and self.events[-1].kind == "text":
+            return  # an entity is no end of a stretch
         line, column = self.getpos()
         self.events.append(_Event(kind, self._lines[line - 1] + column, name, kept))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        kept = given.get("translate") == "no" or "notranslate" in (given.get("class") or "").split()
+        kept = (given.get("translate") or "").lower() == "no" or "notranslate" in (given.get("class") or "").split()
         self._met("other" if VOID.fullmatch(tag) else "open", tag, kept or KEPT.fullmatch(tag) is not None)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -221,7 +230,8 @@ def _parts(html: str) -> Iterator[str | Block]:
     events = _Reader(html).events
     ends = [event.begin for event in events[1:]] + [len(html)] * bool(events)
     block: Block = []
-    opened: list[tuple[str, int]] = []  # inline elements of this block that are open: name, item
+    spoken = False  # whether there are words in it
+    opened = _Opened()
     depth, skipped, start = 0, "", 0  # of an element that is kept: how often its name is open, which, since when
     for event, end in zip(events, ends, strict=True):
         raw = html[event.begin : end]
@@ -234,42 +244,58 @@ def _parts(html: str) -> Iterator[str | Block]:
                 continue
             raw, event = html[start:end], _Event("other", start, skipped)
         if event.kind == "text":
-            _more(block, raw)
+            spoken = _more(block, raw, spoken)
         elif INLINE.fullmatch(event.name):
             _tag(block, opened, event, raw)
         else:
             yield from (block, raw)
-            block, opened = [], []
+            block, spoken, opened = [], False, _Opened()
     yield block
     if depth:
         yield html[start:]
 
 
-def _more(block: Block, raw: str) -> None:
+def _more(block: Block, raw: str, spoken: bool) -> bool:
     """Text for a block. White space stays with what is before it: with a tag, if there are no words yet, and with
-    something that stands alone between blanks.
+    something that stands alone between blanks. Returns whether there are words now.
     """
-    if block and block[-1].text:
-        raw = block.pop().raw + raw
-    elif block and (
-        (block[-1].alone and _text(block[-2:])[-1:].isspace()) or not any(item.text.strip() for item in block)
-    ):
+    if block and (not spoken or (block[-1].alone and _text(block[-2:])[-1:].isspace())):
         rest = raw.lstrip(" \t\n\r\f")
         block[-1].raw += raw[: len(raw) - len(rest)]
         raw = rest
     if raw:
         block.append(Item(raw, unescape(raw)))
+    return spoken or bool(raw and block[-1].text.strip())
 
 
-def _tag(block: Block, opened: list[tuple[str, int]], event: _Event, raw: str) -> None:
+class _Opened:
+    """The inline elements of a block that are open, and how many there are of each name."""
+
+    def __init__(self) -> None:
+        self._stack: list[tuple[str, int]] = []  # name, item
+        self._count: Counter[str] = Counter()
+
+    def open(self, name: str, item: int) -> None:
+        self._stack.append((name, item))
+        self._count[name] += 1
+
+    def close(self, name: str) -> int | None:
+        """The item that has opened the innermost element of this name; it is closed, and all that are inside."""
+        while self._count[name]:
+            inner, item = self._stack.pop()
+            self._count[inner] -= 1
+            if inner == name:
+                return item
+        return None
+
+
+def _tag(block: Block, opened: _Opened, event: _Event, raw: str) -> None:
     """An inline tag; one that closes an element knows the one that has opened it."""
     item = Item(raw, closing=event.kind == "close", alone=event.kind == "other")
     block.append(item)
     if event.kind == "open":
-        opened.append((event.name, len(block) - 1))
+        opened.open(event.name, len(block) - 1)
     elif event.kind == "close":
-        same = [k for k, (name, _) in enumerate(opened) if name == event.name]
-        if same:
-            item.partner = opened[same[-1]][1]
+        item.partner = opened.close(event.name)
+        if item.partner is not None:
             block[item.partner].partner = len(block) - 1
-            del opened[same[-1] :]

@@ -98,5 +98,8 @@ def _named(service: Service, id: str) -> Served:
 
 
 def _about(served: Served) -> Model:
-    weights = served.path / storage.WEIGHTS
-    return Model(id=served.id, created=int(weights.stat().st_mtime) if weights.exists() else 0)
+    try:
+        created = (served.path / storage.WEIGHTS).stat().st_mtime
+    except OSError:  # it has vanished
+        created = 0
+    return Model(id=served.id, created=int(created))

@@ -2,13 +2,13 @@
 
 A request waits in the queue of its model, where one thread takes the oldest, and with it those that ask for the same
 settings and are nearest in length, up to a budget of sub-words. While that thread is at work the next batch gathers.
-When it is idle, it waits a moment for company. What a request is answered does not hang on that company: a translator
-gives the same output in any batch.
+When it is idle, it waits a moment for company if some is to be expected: others are being prepared, or the last batch
+had several. What a request is answered does not hang on that company: a translator gives the same output in any batch.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition, Thread
@@ -41,7 +41,10 @@ class Queue:
     def __init__(self, served: Served, config: ServeConfig, metrics: Metrics) -> None:
         self.served, self.config, self.metrics = served, config, metrics
         self.inside = 0  # requests that were let in and have not left
+        # Where requests are prepared: while one model is being loaded, those of the others need a thread, too.
+        self.desk = ThreadPoolExecutor(1, thread_name_prefix=f"regard {served.id}")
         self._jobs: list[Job] = []
+        self._crowded = False  # whether the last batch had several
         self._change = Condition()
         self._thread: Thread | None = None
         self._closed = False
@@ -80,7 +83,15 @@ class Queue:
                 self._thread.start()
             self._jobs.append(job)
             self._change.notify()
+        job.future.add_done_callback(lambda future: self._forget(job) if future.cancelled() else None)
         return job.future
+
+    def _forget(self, job: Job) -> None:
+        """Its client has left before its turn: it does not wait for it, either."""
+        with self._change:
+            if job in self._jobs:
+                self._jobs.remove(job)
+        self.metrics.cancelled.labels(self.served.id).inc()
 
     def close(self) -> None:
         """Take no more, and finish what was taken."""
@@ -89,6 +100,7 @@ class Queue:
             self._change.notify()
         if self._thread is not None:
             self._thread.join()
+        self.desk.shutdown()
 
     def translator(self) -> Translator:
         """The model; what is wrong with its files is for the log, and the client is asked to come back."""
@@ -109,18 +121,18 @@ class Queue:
             while True:
                 while not self._jobs and not self._closed:
                     self._change.wait()
-                waited = self._jobs[0].arrived + self.config.wait_ms / 1e3 if self._jobs else 0.0
                 while (
-                    not self._closed
+                    self._jobs
+                    and not self._closed
+                    and (self._crowded or self.inside > len(self._jobs))
                     and sum(job.tokens for job in self._jobs) < self.config.batch_tokens
-                    and (left := waited - monotonic()) > 0
+                    and (left := self._jobs[0].arrived + self.config.wait_ms / 1e3 - monotonic()) > 0
                 ):
                     self._change.wait(left)
-                there = [job for job in self._jobs if not job.future.cancelled()]
-                self.metrics.cancelled.labels(self.served.id).inc(len(self._jobs) - len(there))
-                batch = together(there, self.config.batch_tokens)
-                self._jobs = [job for job in there if job not in batch]
+                batch = together(self._jobs, self.config.batch_tokens)
+                self._jobs = [job for job in self._jobs if job not in batch]
                 batch = [job for job in batch if job.future.set_running_or_notify_cancel()]
+                self._crowded = len(batch) > 1
                 if batch or (self._closed and not self._jobs):
                     return batch
 
@@ -129,11 +141,12 @@ class Queue:
         try:
             found = iter(self.translator().answers([ask for job in batch for ask in job.asks], batch[0].settings))
         except Exception as error:
-            if len(batch) == 1:
-                batch[0].future.set_exception(error)
+            if len(batch) > 1 and not isinstance(error, RefusalError):  # which is of the model, and so of all
+                for job in batch:  # that one of them cannot be translated is no matter of the others
+                    self._answer([job])
                 return
-            for job in batch:  # that one of them cannot be translated is no matter of the others
-                self._answer([job])
+            for job in batch:
+                job.future.set_exception(error)
             return
         answers = [[next(found) for _ in job.asks] for job in batch]
         labels = self.served.id

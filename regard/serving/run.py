@@ -1,5 +1,6 @@
 """A server that runs: it takes its port or says who has it, and when it is told to stop it finishes what it took."""
 
+import asyncio
 import errno
 import ipaddress
 import logging
@@ -10,12 +11,49 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from regard.serving.app import create_app
 from regard.serving.config import KEYS, ServeConfig
 from regard.serving.registry import Registry
 
 GRACE = 5.0  # seconds that a last answer may take beyond the limit for a request
+
+
+class Connection(H11Protocol):
+    """One that sends at once, and does not wait for ever for a request to begin: its head comes in time, or never."""
+
+    patience = 60.0  # seconds, between requests as well
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait."""
+        super().connection_made(transport)
+        # asyncio does so only where it has made the socket itself. An answer is two small packets: without it, the
+        # second waits for the first to be acknowledged, which a client may put off by 40 ms.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; as soon as there is a request, its time is the application's matter."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._forget()
+        elif self._late is None:
+            self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._forget()
+        super().connection_lost(exc)
+
+    def _expect(self) -> None:
+        self._late = self.loop.call_later(self.patience, self.transport.close)
+
+    def _forget(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class Server(uvicorn.Server):
@@ -53,6 +91,7 @@ def server(app: FastAPI, config: ServeConfig, ready: Callable[[], None]) -> Serv
     """What runs an application on a socket: `server(...).run([socket])`."""
     settings = uvicorn.Config(
         app,
+        http=type("Connection", (Connection,), {"patience": config.seconds}),
         log_config=None,
         log_level="warning",
         access_log=False,  # it would quote addresses, in which texts may stand

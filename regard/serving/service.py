@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import TypeVar
 
 from fastapi import Request
@@ -28,36 +29,33 @@ class Service:
         self.detector = Detector(served.languages[0] for served in registry if served.kind == "translation")
 
     async def translate(
-        self, request: Request, served: Served, texts: Sequence[str], *, best: int = 1, align: bool = False
+        self, served: Served, texts: Sequence[str], *, best: int = 1, align: bool = False
     ) -> list[Answer]:
-        """For each text its `best` outputs; given up when the client leaves or its time is over."""
+        """For each text its `best` outputs."""
         queue = self.queues[served.id]
+        prepare = partial(queue.prepare, texts, best=best, align=align)
+        with queue.place():
+            job = await asyncio.get_running_loop().run_in_executor(queue.desk, prepare)
+            return await asyncio.wrap_future(queue.submit(job))
 
-        async def work() -> list[Answer]:
-            with queue.place():
-                job = await asyncio.to_thread(queue.prepare, texts, best=best, align=align)
-                return await asyncio.wrap_future(queue.submit(job))
-
-        return await attended(request, work(), self.config.seconds)
+    async def attended(self, request: Request, work: Coroutine[None, None, T]) -> T:
+        """What some work comes to, unless the client leaves or time is up before."""
+        seconds = self.config.seconds
+        task, leaving = asyncio.create_task(work), asyncio.create_task(_leaving(request))
+        try:
+            await asyncio.wait({task, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if leaving.done():
+                raise ClientGoneError
+            raise RefusalError(504, f"this takes longer than {seconds:g} seconds: send less at a time", reason="time")
+        finally:
+            task.cancel()
+            leaving.cancel()
 
     async def close(self) -> None:
         """Finish what was taken."""
         await asyncio.gather(*(asyncio.to_thread(queue.close) for queue in self.queues.values()))
-
-
-async def attended(request: Request, work: Coroutine[None, None, T], seconds: float) -> T:
-    """What some work comes to, unless the client leaves or time is up before."""
-    task, leaving = asyncio.create_task(work), asyncio.create_task(_leaving(request))
-    try:
-        await asyncio.wait({task, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if leaving.done():
-            raise ClientGoneError
-        raise RefusalError(504, f"this takes longer than {seconds:g} seconds: send less at a time", reason="time")
-    finally:
-        task.cancel()
-        leaving.cancel()
 
 
 async def _leaving(request: Request) -> None:

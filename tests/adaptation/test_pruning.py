@@ -105,6 +105,25 @@ def test_pruning_twice_is_pruning_once(kind: str) -> None:
     close(twice(SOURCE, TARGET), once(SOURCE, TARGET))
 
 
+@pytest.mark.parametrize("name", [ENCODER, CROSS])
+def test_keys_that_were_copied_become_one_again(name: str, tmp_path: Path) -> None:
+    """Of 8 heads that share 2 keys, 6 need a copy, and the 4 of one key need it once."""
+    model = build(heads=8, kv_heads=2)
+    once = prune(model, {name: [4, 5]})
+    assert attentions(once)[name].kv_heads == 3
+    twice = prune(once, {name: [4, 5]})
+    close(twice(SOURCE, TARGET), silenced(model, {name: (4, 5, 6, 7)}))
+    storage.save(twice, tmp_path / "model")
+    assert torch.equal(storage.load(tmp_path / "model")(SOURCE, TARGET), twice(SOURCE, TARGET))
+    with torch.no_grad():
+        product = attentions(once)[name].key_value if name == CROSS else attentions(once)[name].query_key_value
+        product.weight[-6] += 1.0  # the last of the values of the first two keys, of three of width 2
+        product.weight[-3] += 1.0
+    with pytest.raises(ValueError, match="key/value heads 0 and 1 were one, and have been trained apart since"):
+        prune(once, {name: [4, 5]})
+    close(prune(once, {name: [0, 2, 4]})(SOURCE, TARGET), silenced(once, {name: (0, 2, 4)}))
+
+
 def test_a_shared_table_stays_shared() -> None:
     smaller = prune(build(positions="t5"), SOME)
     first, second = (layer.self_attention.sublayer.positions for layer in smaller.encoder.layers)

@@ -95,3 +95,13 @@ def test_a_plane_gives_its_own_distances_back() -> None:
 def test_few_heads_and_equal_ones_have_places(N: int) -> None:
     assert scaling(np.zeros((N, N))).tolist() == [[0.0, 0.0]] * N
     assert scaling(1.0 - np.eye(N)).shape == (N, 2)
+
+
+def test_what_always_says_the_same_is_like_nothing() -> None:
+    """Two such heads, and one that speaks: rounding must not make the first two alike."""
+    torch.manual_seed(0)
+    likeness, said = Likeness(), torch.randn(1, 3, 50, 4)
+    said[:, 0], said[:, 1] = 0.1, torch.tensor([0.3, 0.7, -1.1, 2.3])
+    everything = axes(torch.ones(1, 50, dtype=torch.bool), torch.ones(1, 50, 50, dtype=torch.bool))
+    likeness.add([torch.full((1, 3, 50, 50), 0.02)], [said], everything)
+    np.testing.assert_allclose(likeness.cka(), np.diag([0.0, 0.0, 1.0]), atol=1e-9)

@@ -64,6 +64,15 @@ def test_a_replica_shares_numbers_and_no_taps() -> None:
     assert not any(a.watched for a in attentions(twin).values())
 
 
+def test_a_replica_of_a_model_that_is_looked_at_is_not_looked_at() -> None:
+    whole = model()
+    with record(whole) as seen:
+        twin = replica(whole)
+    assert not any(attention.watched for attention in attentions(twin).values())
+    twin(torch.tensor([[5, 6, 3]]), torch.tensor([[2, 7]]))
+    assert not seen.weights
+
+
 def test_a_replica_is_of_fp32() -> None:
     whole = model()
     small = quantise(copy.deepcopy(whole))
