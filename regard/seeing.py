@@ -40,7 +40,7 @@ def inspect(
     if output is None:
         raise ValueError("say where to write by -o: a file that ends in .html, .svg, .png, .npz or .csv")
     try:
-        numbers = None if heads is None else [int(head) for head in heads.split(",")]
+        numbers = None if heads is None else sorted({int(head) for head in heads.split(",")})
     except ValueError:
         raise ValueError(f"--heads {heads}: write numbers with commas between them, as 0,2") from None
     from regard.inspecting import inspect
@@ -58,7 +58,7 @@ def inspect(
         log=log,
     )
     count = sum(len(each.weights) for each in seen.maps)
-    typer.echo(f"{output}: {count} heads of {len(seen.maps)} attentions, {text} → {seen.target}")
+    typer.echo(f"{output}: {_many(count, 'head')} of {_many(len(seen.maps), 'attention')}, {text} → {seen.target}")
 
 
 def heads(
@@ -141,6 +141,7 @@ def prune(
     """Write a smaller model, without some heads: those named, or those that are missed least."""
     from regard.core.heads import read_heads
     from regard.pruning import prune_directory
+    from regard.shipped import located
 
     number: int | float | None = None
     try:
@@ -149,7 +150,7 @@ def prune(
     except ValueError:
         raise ValueError(f"--keep {keep}: write a number of heads, as 12, or a share of all, as 0.7") from None
     made = prune_directory(
-        model,
+        located(model),
         out,
         heads=None if heads is None else read_heads(" ".join(heads)),
         keep=number,
@@ -242,3 +243,7 @@ def serve(
 
     places = [located(model) for model in models] if models else [located()]
     run(places, config, ready=ready, workers=workers, precision=precision)
+
+
+def _many(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
