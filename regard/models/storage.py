@@ -57,6 +57,7 @@ def save(model: nn.Module, directory: str | Path) -> None:
         staging.mkdir(parents=True)
         save_file(tensors, staging / WEIGHTS)
         (staging / CONFIG).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+        (staging / WEIGHTS).chmod((staging / CONFIG).stat().st_mode)  # not for their owner alone, as safetensors has it
         for file in (WEIGHTS, CONFIG):
             sync(staging / file)
         for file in (WEIGHTS, CONFIG):

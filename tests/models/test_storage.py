@@ -90,6 +90,15 @@ def test_the_same_model_gives_the_same_bytes_and_other_files_stay(tmp_path: Path
     assert TransformerConfig(**about["config"]) == build(positions="t5").config
 
 
+def test_who_may_read_the_config_may_read_the_weights(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        storage.save(build(), tmp_path)
+    finally:
+        os.umask(before)
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("config.json", "model.safetensors")} == {0o644}
+
+
 def test_weights_are_converted_on_request(tmp_path: Path) -> None:
     model = build()
     storage.save(model, tmp_path)
