@@ -33,6 +33,7 @@ UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 MOST = 500  # items of a block whose tags are put back by alignment
+WORDS = 60  # of an element that may be put back so
 
 
 @dataclass
@@ -127,16 +128,29 @@ def _places(block: Block, said: Translation) -> list[int] | None:
     ended = [bisect_right(source, place, key=lambda word: word[1]) for place in places]
     begun = [bisect_left(source, place, key=lambda word: word[0]) for place in places]
     links = sorted(said.alignment or [])
-    linked = sorted({j for _, j in links})
 
     def span(first: int, last: int) -> tuple[int, int] | None:
-        """The words of the target that come from source[first:last], if no others are among them."""
+        """The words of the target that come from source[first:last]: most of them, with as few others as may be.
+
+        Attention misplaces a word now and then. So of all stretches that begin and end with such a word the best is
+        taken: each word of its own counts for it, each other against it, and half a one each that it is too long or
+        too short.
+        """
         if (first, last) == (0, len(source)):
             return 0, len(target)
-        own = {j for _, j in links[bisect_left(links, (first,)) : bisect_left(links, (last,))]}
-        if not own or bisect_right(linked, max(own)) - bisect_left(linked, min(own)) > len(own):
+        begin, end = bisect_left(links, (first,)), bisect_left(links, (last,))
+        own = sorted({j for _, j in links[begin:end]})
+        others = sorted({j for _, j in links[:begin] + links[end:]})
+        if not own or len(own) > WORDS:
             return None
-        return min(own), max(own) + 1
+
+        def worth(a: int, b: int) -> float:
+            among = bisect_right(others, own[b]) - bisect_left(others, own[a])
+            return b - a + 1 - among - abs(own[b] + 1 - own[a] - (last - first)) / 2
+
+        stretches = ((a, b) for a in range(len(own)) for b in range(a, len(own)) if 2 * (b - a + 1) >= len(own))
+        a, b = max(stretches, key=lambda each: worth(*each))
+        return (own[a], own[b] + 1) if worth(a, b) > 0 else None
 
     def place(k: int, item: Item) -> int | None:
         opening, closing = sorted((k, k if item.partner is None else item.partner))

@@ -78,6 +78,13 @@ def test_an_element_goes_with_its_words() -> None:
     assert page.filled([whole, *rest]) == ["<p>La casa <b>roja</b> es <i>muy grande</i>.</p>"]
 
 
+def test_a_word_that_attention_misplaces_moves_no_tag() -> None:
+    page = Page("This is <b>my house</b>, and this is <i>my garden</i>.")
+    links = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (2, 5), (3, 6), (7, 7), (8, 8)]  # "esta es" from "my house"
+    whole = said("Esta es mi casa, y esta es mi jardín.", links)
+    assert page.filled([whole] * 5) == ["Esta es <b>mi casa</b>, y esta es <i>mi jardín</i>."]
+
+
 @pytest.mark.parametrize(
     "links",
     [
