@@ -17,6 +17,7 @@ from tests.serving.servers import running
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 QUIET += ["--no-first-run", "--disable-default-apps", "--disable-extensions"]
+expect.set_options(timeout=20_000)  # ms: a busy machine is slow, and that is no fault of the page
 
 
 @pytest.fixture(scope="session")
