@@ -5,47 +5,14 @@ import csv
 import io
 import json
 import re
-import shutil
-import subprocess
-from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-WEB = Path(__file__).parents[2] / "regard" / "serving" / "web"
-NODE = shutil.which("node")
-pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed")
+from tests.serving.node import FIGURE, WEB, WEIGHTS, needs_node, run
 
-TOKENS = """
-const token = (text, word, special = false) => ({ text, space: true, word, special });
-const source = [{ text: "un", space: true, word: 0 }, { text: "do", space: false, word: 0 },
-                { text: "it", space: true, word: 1 }, { text: "</s>", space: false, word: null, special: true }];
-const target = [token("hazlo", 0), token("</s>", null, true)];
-const colours = scale("linear", 1, "light");
-"""
-
-
-def run(script: str) -> Any:
-    """What `out` is after a script that sees every pure module."""
-    names = {
-        "maps": "axes, combineColumns, combineRows, figure, linesOf, readout",
-        "colour": "RAMPS, scale, toOklab",
-        "geometry": "ems, fitsBeside, heatLayout, laneLayout, short",
-        "drawing": "drawing",
-        "files": "csv, npz, page",
-        "atlas": "columnsOf, fromMeasures, sorted, withTwins",
-        "charts": "rounded",
-        "export": "fileName, plain",
-        "sight": "sentence, viewShown",
-    }
-    imports = "\n".join(f'import {{ {what} }} from "{(WEB / name).as_uri()}.js";' for name, what in names.items())
-    script = f"{imports}\n{TOKENS}\nlet out;\n{script}\nconsole.log(JSON.stringify(out));"
-    assert NODE is not None
-    done = subprocess.run([NODE, "--input-type=module", "-e", script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+pytestmark = needs_node
 
 
 def test_words_sum_over_key_pieces_and_average_over_query_pieces() -> None:
@@ -139,18 +106,6 @@ def test_scales_are_even_and_only_grow_darker_or_lighter() -> None:
     np.testing.assert_allclose(out["log"], [0, 0, 0.5, 1], atol=1e-9)
 
 
-FIGURE = """
-  const label = (text, i) => ({ text, members: [i], special: false });
-  const rows = ["x\\"y", "<b>&", "猫"].map(label), columns = ["a,b", "שלום"].map(label);
-  const weights = Float32Array.of(0.1, 1 / 3, 1e-9, 0.7, 0, 1);
-  const seen = { rows, columns, weights, top: 1, role: "reads" };
-  const choice = { rows: [0, 2], columns: [], combine: "mean" };
-  const said = { title: "t <1>", notes: ["note & more"], titles: { rows: "reads", columns: "looks at" }, corner: "c",
-                 facts: [["Model", "<m>"]] };
-"""
-WEIGHTS = np.array([[0.1, 1 / 3], [1e-9, 0.7], [0, 1]], np.float32)
-
-
 def test_csv_reads_back_the_same_numbers() -> None:
     text = run(
         FIGURE + 'out = csv(seen, "c", { across: { text: "mean", values: combineRows(seen, [0, 2], "mean") } });'
@@ -224,7 +179,7 @@ def test_a_large_drawing_is_a_path_for_each_colour_that_covers_every_cell() -> N
 
 
 def test_the_page_has_no_script_and_escapes_what_it_shows() -> None:
-    html = run(FIGURE + 'out = page(seen, drawing(seen, colours, choice, said).svg, said, "en");')
+    html = run(FIGURE + 'out = page(drawing(seen, colours, choice, said).svg, [mapTable(seen, "c")], said, "en");')
     assert "<script" not in html
     assert "<b>" not in html
     assert "<m>" not in html

@@ -69,5 +69,6 @@ export const api = {
   measures: (body, signal) => json("measures", body, signal),
   faithfulness: (body, signal) => json("faithfulness", body, signal),
   atlas: (model) => json(`atlas?model=${encodeURIComponent(model)}`),
+  atlasFile: async (model) => (await ask(`atlas?model=${encodeURIComponent(model)}`)).blob(),
   page: async (body) => (await ask("page", body)).blob(),
 };

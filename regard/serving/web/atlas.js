@@ -6,6 +6,7 @@ import { h } from "./dom.js";
 import { vector } from "./elements.js";
 import { heatmap } from "./heatmap.js";
 import { headLabel } from "./i18n.js";
+import { plain } from "./seen.js";
 import { body, atlasOf, modelShown, roleText, sentence } from "./sight.js";
 import { texts as words } from "./atlas-texts.js";
 
@@ -56,6 +57,19 @@ export const columnsOf = (heads) => {
   return columns.filter(([, read]) => heads.some((head) => read(head) !== null));
 };
 
+/**
+ * The columns for files, with exact values: [key, part, read(head)]. An offset and its share, the head that one is
+ * redundant with and its distance, are two columns; `part` names them. `name(head)` and `role(role)` write these.
+ */
+export const exactColumns = (columns, heads, { name, role }) =>
+  columns.flatMap(([key, read]) => {
+    if (key === "role") return [[key, null, (head) => (head.role ? role(head.role) : null)]];
+    if (key === "twin") return [[key, null, ({ twin }) => (twin ? name(twin) : null)], [key, "distance", read]];
+    const placed = heads.some(({ measures }) => measures[key]?.offset !== undefined);
+    if (!placed) return [[key, null, read]];
+    return [[key, "offset", ({ measures }) => measures[key]?.offset ?? null], [key, "share", read]];
+  });
+
 /** Heads by one column; those without a value come last whichever way. */
 export const sorted = (heads, read, down) => {
   const order = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a - b);
@@ -94,12 +108,16 @@ export function mount(root, store, { api, t, fail }) {
     return (at + signed + x.toFixed(digits)).replace("-", "−");
   };
 
-  const table = () => {
+  /** {columns, heads}: the table's, in the order that was chosen. */
+  const inOrder = () => {
     const columns = columnsOf(shown.heads);
     const reads = new Map([["head", null], ...columns]);
     if (!reads.has(by.name)) by = { name: "head", down: false };
-    const inOrder = by.down ? shown.heads.toReversed() : shown.heads; // the model's own
-    const heads = by.name === "head" ? inOrder : sorted(shown.heads, reads.get(by.name), by.down);
+    const own = by.down ? shown.heads.toReversed() : shown.heads; // the model's
+    return { columns, heads: by.name === "head" ? own : sorted(shown.heads, reads.get(by.name), by.down) };
+  };
+
+  const table = ({ columns, heads }) => {
     const most = Math.max(1e-9, ...shown.heads.map(({ importance }) => importance ?? 0));
     const sort = (name) => {
       by = { name, down: by.name === name ? !by.down : !["role", "head", "twin", "aer"].includes(name) };
@@ -147,6 +165,28 @@ export function mount(root, store, { api, t, fail }) {
   picture.frame.setAttribute("role", "img");
   const exampleCard = h("section", { class: "card" }, exampleTitle, exampleBox, h("p", { class: "note" }));
 
+  const sentenceAbout = () => {
+    const { source, target } = sentence(state) ?? { source: [], target: [] };
+    return `${plain(source)} → ${plain(target)}`;
+  };
+  /** What the table and the charts show, for files: as it is written here, and with exact numbers. */
+  const list = ({ columns, heads }, notes, charts) => {
+    const model = modelShown(state)?.id ?? "";
+    const exact = exactColumns(columns, heads, { name: label, role: (role) => roleText(t, role) });
+    const heading = ([key, part]) => (part ? `${title(key)} (${t(`atlas.${part}`)})` : title(key));
+    store.set({
+      listed: {
+        model, charts, notes, example: null,
+        title: `${model} · ${t("tab.atlas")}`,
+        facts: [[t("export.model"), model]],
+        head: [t("atlas.head"), ...columns.map(([key]) => title(key))],
+        shown: heads.map((head) => [label(head), ...columns.map(([key, read]) => value(head, key, read))]),
+        headExact: [t("atlas.head"), ...exact.map(heading)],
+        exact: heads.map((head) => [label(head), ...exact.map(([, , read]) => read(head))]),
+      },
+    });
+  };
+
   /** A sentence where a head is most itself. */
   const example = (head) => {
     if (!head?.example || head === looked) return;
@@ -156,8 +196,10 @@ export function mount(root, store, { api, t, fail }) {
     const figure = { rows: rows.map(token), columns: columns.map(token), weights: Float32Array.from(weights.flat()) };
     exampleTitle.textContent = t("atlas.example", { head: label(head), role: roleText(t, head.role) });
     exampleCard.lastElementChild.textContent = t("atlas.example.note");
-    picture.draw(figure, scale(state.colour, 1, shade()), { rows: t(`axis.${row}`), columns: t("axis.keys") });
+    const titles = { rows: t(`axis.${row}`), columns: t("axis.keys") };
+    picture.draw(figure, scale(state.colour, 1, shade()), titles);
     picture.frame.setAttribute("aria-label", exampleTitle.textContent);
+    store.set({ listed: { ...state.listed, example: { figure, titles, title: exampleTitle.textContent } } });
   };
 
   const draw = () => {
@@ -169,7 +211,9 @@ export function mount(root, store, { api, t, fail }) {
     ));
     if (!atlas) {
       const none = h("p", { class: "atlas-none" }, t("atlas.none"), " ", h("code", {}, t("atlas.command")));
-      root.replaceChildren(none, legend, table());
+      const order = inOrder();
+      root.replaceChildren(none, legend, table(order));
+      list(order, [sentenceAbout()], []);
       return;
     }
     const figures = {
@@ -185,17 +229,22 @@ export function mount(root, store, { api, t, fail }) {
     const options = { named: (head) => `${label(head)} · ${roleText(t, head.role)}`, pair, choose: go, chosen };
     const ways = Object.fromEntries(["importance", "random", "gates"].map((way) => [way, t(`atlas.by.${way}`)]));
     const titles = { x: t("atlas.kept"), y: "BLEU", ...ways };
+    const charts = [
+      ["likeness", {}, likeness(heads, atlas.redundant ?? [], options)],
+      ...(pruning
+        ? [["pruning", { n: atlas.pruning.seeds ?? "–" }, curves({ random: [], ...atlas.pruning, gates }, titles)]]
+        : []),
+    ];
+    const order = inOrder();
     looked = null;
     root.replaceChildren(
       h("div", { class: "titled" }, h("p", { class: "atlas-about" }, t("atlas.about", figures)), legend),
-      table(),
-      h("div", { class: "cards" },
-        card("likeness", {}, likeness(heads, atlas.redundant ?? [], options)),
-        ...(pruning
-          ? [card("pruning", { n: atlas.pruning.seeds ?? "–" }, curves({ random: [], ...atlas.pruning, gates }, titles))]
-          : []),
-        exampleCard),
+      table(order),
+      h("div", { class: "cards" }, ...charts.map(([key, blanks, chart]) => card(key, blanks, chart)), exampleCard),
     );
+    const marks = `● ${t("grid.encoder")}   ■ ${t("grid.decoder")}   ▲ ${t("grid.cross")}`;
+    const named = charts.map(([key, , chart]) => ({ title: t(`atlas.${key}`), chart }));
+    list(order, [t("atlas.about", figures), marks], named);
     example(chosen?.example ? chosen : heads.find((head) => head.example));
     exampleCard.hidden = !heads.some((head) => head.example);
   };

@@ -20,6 +20,25 @@ const chart = (width, height, label, ...shapes) => {
   return vector("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, ...said }, ...shapes);
 };
 
+const LOOKS = [
+  "fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight",
+];
+
+/** A chart as it looks now, for a drawing: {svg, width, height}, what style sheets say written into each shape. */
+export const frozen = (chart) => {
+  const copy = chart.cloneNode(true);
+  const [, , width, height] = chart.getAttribute("viewBox").split(" ").map(Number);
+  const shapes = [...copy.querySelectorAll("*")];
+  [...chart.querySelectorAll("*")].forEach((shape, i) => {
+    const style = getComputedStyle(shape);
+    for (const look of LOOKS) if (shape.tagName !== "title") shapes[i].setAttribute(look, style.getPropertyValue(look));
+    shapes[i].removeAttribute("class");
+  });
+  for (const name of ["class", "role", "aria-label", "aria-hidden"]) copy.removeAttribute(name);
+  Object.entries({ width, height }).forEach(([name, value]) => copy.setAttribute(name, value));
+  return { svg: new XMLSerializer().serializeToString(copy), width, height };
+};
+
 /** From values to pixels, with a little room at both ends. */
 const along = (values, from, to) => {
   const [least, most] = [Math.min(...values), Math.max(...values)];

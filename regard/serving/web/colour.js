@@ -57,10 +57,23 @@ const ramp = (stops) => {
 
 export const RAMPS = { light: ramp(STOPS.light), dark: ramp(STOPS.dark) };
 
+const hexOf = (table, i) => "#" + [0, 1, 2].map((c) => table[4 * i + c].toString(16).padStart(2, "0")).join("");
+
 /** Colours for numbers of either sign: orange below 0, blue above; the two differ for every kind of colour vision. */
-export const SIGNED = {
+const SIGNED = {
   light: ramp(["#8a3b00", "#e08214", "#fddcae", "#fbfcfe", "#b5d2ec", "#3f83c4", "#0b2f6b"]),
   dark: ramp(["#ffd9a0", "#d9822b", "#5c3413", "#13161c", "#17395f", "#3f8fd0", "#bfe3ff"]),
+};
+
+/** How rows of numbers of either sign become colours, the greatest the strongest: `step(x)` of 0..255, and its `hex`. */
+export const signed = (rows, tint) => {
+  const most = rows.reduce((top, row) => row.reduce((m, x) => Math.max(m, Math.abs(x)), top), 1e-9);
+  const table = SIGNED[tint];
+  return {
+    table,
+    step: (x) => Math.round(127.5 * (1 + Math.max(-1, Math.min(1, x / most)))),
+    hex: (i) => hexOf(table, i),
+  };
 };
 
 /** "light" or "dark": what the page shows now. */
@@ -79,7 +92,7 @@ export const scale = (kind, top, tint) => {
       ? (v) => (v <= floor ? 0 : clamp(Math.log(v / floor) / Math.log(LOG_SPAN)))
       : (v) => (top > 0 ? clamp(v / top) : 0);
   const step = (v) => Math.round(255 * place(v));
-  const hex = (i) => "#" + [0, 1, 2].map((c) => table[4 * i + c].toString(16).padStart(2, "0")).join("");
+  const hex = (i) => hexOf(table, i);
   return { kind, top, floor, tint, table, place, step, hex, css: (v) => hex(step(v)) };
 };
 

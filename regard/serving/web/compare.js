@@ -1,6 +1,6 @@
 // Other translations of the same sentence below the first: with the edits, and by a second model; what differs is marked.
 
-import { edited, modelOf } from "./state.js";
+import { edited, looking, modelOf, towards } from "./state.js";
 import { logarithm, signed } from "./i18n.js";
 import { differing, wordsOf, write } from "./difference.js";
 import { chosenBy } from "./generation.js";
@@ -11,8 +11,8 @@ const NOTHING = { target: [], done: null };
 export const mount = (_, store, { t, announce }) => {
   const { state, set, subscribe } = store;
   const $ = (id) => document.getElementById(id);
-  const drawEdited = strip($("edited-strip"), (step) => set({ step, side: "edited" }));
-  const drawOther = strip($("other-strip"), (step) => set({ step, side: "other" }));
+  const drawEdited = strip($("edited-strip"), (step) => set({ step, side: towards(state, "edited") }));
+  const drawOther = strip($("other-strip"), (step) => set({ step, side: towards(state, "other") }));
 
   /** Write one translation, the words marked that the original has not; how many differ, or null if that says nothing. */
   const writeBeside = (element, { target, done }, id) => {
@@ -32,7 +32,7 @@ export const mount = (_, store, { t, announce }) => {
     $("edited").hidden = !edited(state) || nothing(state.edited);
     const { target, done } = state.edited ?? NOTHING;
     const apart = writeBeside($("edited-translation"), { target, done }, state.model);
-    const step = state.side === "edited" ? state.step : null;
+    const step = looking(state, "edited") ? state.step : null;
     drawEdited({ tokens: target, step, chosen: chosenBy(state, target), whole: done !== null });
     if (!target.length) $("edited-figures").textContent = ""; // those of the sentence before stay only while it changes
     if (apart === null) return;
@@ -47,7 +47,7 @@ export const mount = (_, store, { t, announce }) => {
     $("compare-title").textContent = t("compare.title", { model: state.compare });
     const { target, done } = state.other ?? NOTHING;
     const apart = writeBeside($("other-translation"), { target, done }, state.compare);
-    drawOther({ tokens: target, step: state.side === "other" ? state.step : null, whole: done !== null });
+    drawOther({ tokens: target, step: looking(state, "other") ? state.step : null, whole: done !== null });
     if (!target.length) $("other-figures").textContent = "";
     if (!done) return;
     const { log_probability: log_p, milliseconds: ms } = done;

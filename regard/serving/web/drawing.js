@@ -1,7 +1,8 @@
-// The focused view as one SVG document, for files: the same layout, colours, labels and choice as on the page.
+// What is seen as one SVG document, for files: the same layout, colours, labels and choice as on the page.
 
-import { TILT, curve, heatLayout, laneLayout, short, stroke } from "./geometry.js";
-import { combineColumns, combineRows, digits, linesOf } from "./maps.js";
+import { signed } from "./colour.js";
+import { TILT, curve, ems, heatLayout, laneLayout, short, stroke } from "./geometry.js";
+import { combineColumns, combineRows, digits, fixed, linesOf } from "./maps.js";
 
 const PALETTE = {
   light: { ground: "#ffffff", ink: "#171b21", soft: "#57606c", line: "#d5dae1", accent: "#1d4fb8", edit: "#a84a06" },
@@ -23,6 +24,22 @@ const tag = (name, attributes, content = "") => {
 const text = (content, attributes) => tag("text", attributes, escape(content));
 const round = (x) => Number(x.toFixed(2));
 
+/** Cells as one path for each colour: neighbours of the same colour in a row are one rectangle. */
+const runs = (rows, columns, step, at, hex) => {
+  const paths = new Map();
+  for (let r = 0; r < rows; r++) {
+    for (let c = 0, end = 0; c < columns; c = end) {
+      const colour = step(r, c);
+      end = c + 1;
+      while (end < columns && step(r, end) === colour) end++;
+      const [x, y, long] = [at.left + c * at.wide, at.top + r * at.tall, (end - c) * at.wide];
+      const d = `M${round(x)} ${round(y)}h${round(long)}v${at.tall}h${-round(long)}z`;
+      paths.set(colour, (paths.get(colour) ?? "") + d);
+    }
+  }
+  return [...paths].map(([colour, d]) => tag("path", { d, fill: hex(colour) })).join("");
+};
+
 /** The cells: rectangles with their numbers as titles, or for large maps runs of equal colour. */
 const cells = ({ rows, columns, weights }, colours, at) => {
   const width = columns.length;
@@ -35,17 +52,8 @@ const cells = ({ rows, columns, weights }, colours, at) => {
       return tag("rect", { ...place, fill: colours.css(value) }, tag("title", {}, escape(title)));
     }).join("");
   }
-  const runs = new Map(); // colour -> path
-  for (let r = 0; r < rows.length; r++) {
-    for (let c = 0, end = 0; c < width; c = end) {
-      const step = colours.step(weights[r * width + c]);
-      end = c + 1;
-      while (end < width && colours.step(weights[r * width + end]) === step) end++;
-      const [x, y, long] = [at.left + c * at.cell, at.top + r * at.cell, (end - c) * at.cell];
-      runs.set(step, `${runs.get(step) ?? ""}M${round(x)} ${round(y)}h${round(long)}v${at.cell}h${-round(long)}z`);
-    }
-  }
-  return [...runs].map(([step, d]) => tag("path", { d, fill: colours.hex(step) })).join("");
+  const place = { ...at, wide: at.cell, tall: at.cell };
+  return runs(rows.length, width, (r, c) => colours.step(weights[r * width + c]), place, colours.hex);
 };
 
 const heat = (figure, colours, choice, titles, ink) => {
@@ -128,24 +136,48 @@ const lanes = (figure, colours, choice, titles, ink) => {
   };
 };
 
-/** {svg, width, height}; `choice` is {rows, columns, combine}, `said` {title, notes: [], titles: {rows, columns}}. */
-export const drawing = (figure, colours, choice, said) => {
-  const ink = PALETTE[colours.tint];
-  const map = heat(figure, colours, choice, said.titles, ink);
-  // as on the page: with nothing locked the lines are those of the step that is looked at
-  const free = choice.rows.length + choice.columns.length === 0;
-  const links = lanes(figure, colours, free ? { ...choice, rows: choice.step ?? [] } : choice, said.titles, ink);
-  const edge = 20;
-  const top = 44;
-  const below = top + Math.max(map.height, links.height) + 16;
-  const width = edge + map.width + 28 + links.width + edge;
-  const height = Math.ceil(below + 34 + 18 * said.notes.length);
+/** A text in lines of at most so many em, broken at spaces, or between letters that are square. */
+const wrapped = (content, most) => {
+  const lines = [""];
+  for (const part of content.split(/(?<=\s)|(?<=[\u2e80-\u9fff\uff00-\uff60])/u)) {
+    if (lines.at(-1) && ems(lines.at(-1) + part) > most) lines.push("");
+    lines[lines.length - 1] += part;
+  }
+  return lines;
+};
+
+const legend = (colours, x, y, ink) => {
+  const small = { fill: ink.soft, "font-size": 11, y: y + 21 };
+  const [least, most] = [colours.kind === "log" ? colours.floor : 0, colours.top].map((v) => Number(v.toPrecision(2)));
   const strip = Array.from({ length: 64 }, (_, i) =>
-    tag("rect", { x: edge + i * 3, y: below, width: 3.2, height: 8, fill: colours.hex(Math.round((i * 255) / 63)) }),
-  ).join("");
-  const small = { fill: ink.soft, "font-size": 11 };
-  const right = { "text-anchor": "end" };
-  const [least, most] = [colours.kind === "log" ? colours.floor : 0, colours.top].map((x) => Number(x.toPrecision(2)));
+    tag("rect", { x: x + i * 3, y, width: 3.2, height: 8, fill: colours.hex(Math.round((i * 255) / 63)) }),
+  );
+  const end = most + (colours.kind === "log" ? " (log)" : "");
+  return [...strip, text(least, { ...small, x }), text(end, { ...small, x: x + 192, "text-anchor": "end" })].join("");
+};
+
+/**
+ * Panels side by side as one document, {svg, width, height}: `said` is {title, notes: []}, a panel {svg, width, height},
+ * with a title if it needs one; `colours`, if given, have their legend below.
+ */
+export const sheet = (panels, tint, said, colours = null) => {
+  const ink = PALETTE[tint];
+  const [edge, gap] = [20, 28];
+  const named = panels.some(({ title }) => title);
+  const top = named ? 68 : 44;
+  const below = top + Math.max(0, ...panels.map((panel) => panel.height)) + 16;
+  const width = panels.reduce((sum, panel) => sum + panel.width, 2 * edge + gap * (panels.length - 1));
+  const notes = said.notes.flatMap((note) => wrapped(note, (width - 2 * edge) / 11));
+  const after = below + (colours ? 42 : 8);
+  const height = Math.ceil(after + 18 * notes.length - 8);
+  let x = edge;
+  const placed = panels.map((panel) => {
+    const name = { x: 0, y: -12, fill: ink.ink, "font-size": 12, "font-weight": 600 };
+    const here = (panel.title ? text(panel.title, name) : "") + panel.svg;
+    const group = tag("g", { transform: `translate(${x} ${top})` }, here);
+    x += panel.width + gap;
+    return group;
+  });
   const svg = tag(
     "svg",
     { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT },
@@ -153,13 +185,67 @@ export const drawing = (figure, colours, choice, said) => {
       tag("title", {}, escape(said.title)),
       tag("rect", { width, height, fill: ink.ground }),
       text(said.title, { x: edge, y: 28, fill: ink.ink, "font-size": 15, "font-weight": 600 }),
-      tag("g", { transform: `translate(${edge} ${top})` }, map.svg),
-      tag("g", { transform: `translate(${edge + map.width + 28} ${top})` }, links.svg),
-      strip,
-      text(least, { ...small, x: edge, y: below + 21 }),
-      text(most + (colours.kind === "log" ? " (log)" : ""), { ...small, ...right, x: edge + 192, y: below + 21 }),
-      ...said.notes.map((note, i) => text(note, { ...small, x: edge, y: below + 42 + 18 * i })),
+      ...placed,
+      colours ? legend(colours, edge, below, ink) : "",
+      ...notes.map((note, i) => text(note.trim(), { x: edge, y: after + 18 * i, fill: ink.soft, "font-size": 11 })),
     ].join(""),
   );
   return { svg, width, height };
+};
+
+/** One head: heat map and lines. `choice` is {rows, columns, step, combine}, `said` {title, notes, titles: {rows, columns}}. */
+export const drawing = (figure, colours, choice, said) => {
+  const ink = PALETTE[colours.tint];
+  // as on the page: with nothing locked the lines are those of the step that is looked at
+  const free = choice.rows.length + choice.columns.length === 0;
+  const links = lanes(figure, colours, free ? { ...choice, rows: choice.step ?? [] } : choice, said.titles, ink);
+  return sheet([heat(figure, colours, choice, said.titles, ink), links], colours.tint, said, colours);
+};
+
+/** A heat map alone, as a panel. */
+export const heatPanel = (figure, colours, choice, titles, title) => ({
+  ...heat(figure, colours, choice, titles, PALETTE[colours.tint]), title,
+});
+
+const ROW = 20; // px, of the neuron view
+
+/**
+ * The neuron view as a panel: bars of the query, the keys and their products, scores and weights. `seen` is
+ * {query, keys, products, scores, weights, labels}, `titles` a text for each column.
+ */
+export const neuronPanel = ({ query, keys, products, scores, weights, labels }, tint, titles) => {
+  const ink = PALETTE[tint];
+  const [before, wide, gap, long] = [132, 232, 12, 96];
+  const at = [before, before + wide + gap, before + 2 * wide + gap + 64, before + 2 * wide + 2 * gap + 64];
+  const size = wide / query.length;
+  const block = (rows, left, top) => {
+    const { step, hex } = signed(rows, tint);
+    return runs(rows.length, query.length, (r, c) => step(rows[r][c]), { left, top, wide: size, tall: ROW }, hex);
+  };
+  const head = (content, x, more) => text(content, { x, y: 13, fill: ink.soft, "font-size": 11, ...more });
+  const end = { "text-anchor": "end" };
+  const line = (label, s) => {
+    const [top, y] = [ROW * (s + 2), ROW * (s + 2) + 14];
+    const number = { y, fill: ink.ink, "font-size": 11 };
+    const part = { x: at[3], y: top + 3, width: round(long * weights[s]), height: ROW - 6, rx: 3 };
+    return [
+      text(short(label), { x: before - 8, y, fill: ink.ink, "font-size": 12, ...end }),
+      text(fixed(scores[s]), { ...number, x: at[2], ...end }),
+      tag("rect", { ...part, fill: ink.accent, "fill-opacity": 0.26 }),
+      text(fixed(weights[s]), { ...number, x: at[3] + 4 }),
+    ].join("");
+  };
+  return {
+    width: at[3] + long,
+    height: ROW * (labels.length + 2),
+    svg: [
+      head(titles.key, before - 8, end), head(titles.keys, at[0]), head(titles.products, at[1]),
+      head(titles.score, at[2], end), head(titles.weight, at[3]),
+      text(titles.query, { x: before - 8, y: ROW + 14, fill: ink.ink, "font-size": 12, ...end }),
+      block([query], at[0], ROW),
+      block(keys, at[0], 2 * ROW),
+      block(products, at[1], 2 * ROW),
+      ...labels.map(line),
+    ].join(""),
+  };
 };

@@ -1,18 +1,14 @@
 // The menu that saves exactly what is seen.
 
-import { scale, shade } from "./colour.js";
 import { h } from "./dom.js";
-import { drawing } from "./drawing.js";
-import { csv, npz, page } from "./files.js";
-import { headLabel } from "./i18n.js";
-import { combineColumns, combineRows, shownAt } from "./maps.js";
-import { body, modelShown, titleOf } from "./sight.js";
+import { seen } from "./seen.js";
 
 export const texts = {
   en: {
     "export.open": "Export", "export.menu": "Save what is seen",
     "export.svg": "drawing", "export.png": "picture, twice the size", "export.csv": "numbers and labels",
     "export.npz": "arrays for numpy", "export.html": "page of its own", "export.page": "every head on one page",
+    "export.json": "the whole atlas", "export.bias": "position bias",
     "export.saved": "Saved {name}.", "export.corner": "{role} ↓ / looks at →",
     "export.model": "Model", "export.source": "Source", "export.target": "Output", "export.head": "Head",
     "export.view": "View",
@@ -24,6 +20,7 @@ export const texts = {
     "export.open": "导出", "export.menu": "保存所见内容",
     "export.svg": "矢量图", "export.png": "图片（两倍大小）", "export.csv": "数值与标签",
     "export.npz": "numpy 数组", "export.html": "独立网页", "export.page": "所有注意力头的网页",
+    "export.json": "整个图谱", "export.bias": "位置偏置",
     "export.saved": "已保存 {name}。", "export.corner": "{role} ↓ / 看向 →",
     "export.model": "模型", "export.source": "源文", "export.target": "译文", "export.head": "注意力头", "export.view": "视图",
     "export.edits": "改动的头", "export.chosen": "所选各行的{how}", "export.chosen.columns": "所选各列的{how}",
@@ -31,15 +28,8 @@ export const texts = {
   },
 };
 
-/** "encoder.layers.0.self_attention", 3, "norm" -> "encoder-0-head-3-norm". */
-export const fileName = ({ name, kind, head, view }) => {
-  const layer = name.match(/\d+/)?.[0] ?? "0";
-  return [kind, layer, ...(view === "rollout" ? [] : ["head", head]), view].join("-");
-};
-
-/** The text of tokens as it was written. */
-export const plain = (tokens) =>
-  tokens.filter((token) => !token.special).map(({ text, space }) => (space ? ` ${text}` : text)).join("").trim();
+const KINDS = ["svg", "png", "csv", "npz", "html", "page", "json"];
+const TYPES = { svg: "image/svg+xml", csv: "text/csv", npz: "application/zip", html: "text/html" };
 
 const picture = async ({ svg, width, height }, tooLarge) => {
   const image = new Image();
@@ -65,77 +55,24 @@ const save = (blob, name) => {
 export function mount(root, store, { api, t, announce, fail }) {
   const { state } = store;
 
-  /** Everything that is seen, gathered once. */
-  const gather = () => {
-    const { figure } = state;
-    const rows = shownAt(figure.rows, state.locked?.rows ?? []);
-    const columns = shownAt(figure.columns, state.locked?.columns ?? []);
-    const step = state.step === null || figure.kind === "encoder" ? [] : shownAt(figure.rows, [state.step]);
-    const head = titleOf(t, state, figure);
-    const how = t(`combine.${state.combine}`);
-    const edits = Object.entries(figure.about.edits).flatMap(([name, heads]) =>
-      Object.entries(heads).map(([each, factor]) => `${headLabel(modelShown(state), name, each)} ×${factor}`),
-    );
-    const role = t(`axis.${figure.role}`);
-    const facts = [
-      [t("export.model"), figure.about.model],
-      [t("export.source"), plain(figure.about.source)],
-      [t("export.target"), plain(figure.about.target)],
-      [t("export.head"), `${figure.name} · ${figure.head}`],
-      [t("export.view"), t(`view.${figure.view}`)],
-      ...(edits.length ? [[t("export.edits"), edits.join(", ")]] : []),
-    ];
-    return {
-      figure,
-      colours: scale(state.colour, figure.top, shade()),
-      choice: { rows, columns, step, combine: state.combine },
-      combined: {
-        across: rows.length
-          ? { text: t("export.chosen", { how }), values: combineRows(figure, rows, state.combine) }
-          : null,
-        down: columns.length && !rows.length
-          ? { text: t("export.chosen.columns", { how }), values: combineColumns(figure, columns, state.combine) }
-          : null,
-      },
-      said: {
-        title: `${head} · ${t(`view.${figure.view}`)}`,
-        titles: { rows: role, columns: t("axis.keys") },
-        corner: t("export.corner", { role }),
-        notes: [
-          `${figure.about.model}: ${plain(figure.about.source)} → ${plain(figure.about.target)}`,
-          ...(edits.length ? [`${t("export.edits")}: ${edits.join(", ")}`] : []),
-          ...(figure.normalised ? [t("focus.normalised")] : []),
-          ...(figure.words ? [t("focus.merged")] : []),
-          t("focus.faith"),
-        ],
-        facts,
-      },
-      about: {
-        ...body(figure.about), attention: figure.name, head: figure.head, kind: figure.kind, view: figure.view,
-        rows: figure.role, words: figure.words, normalised: figure.normalised, combine: state.combine,
-      },
-    };
+  /** The kinds of files that what is seen can be saved in. */
+  const kinds = () => {
+    const files = seen(state, t, api) ?? {};
+    return KINDS.filter((kind) => (kind === "png" ? files.svg : files[kind]));
   };
-
-  const makers = {
-    svg: ({ figure, colours, choice, said }) =>
-      new Blob([drawing(figure, colours, choice, said).svg], { type: "image/svg+xml" }),
-    png: ({ figure, colours, choice, said }) => picture(drawing(figure, colours, choice, said), t("export.too.large")),
-    csv: ({ figure, said, combined }) => new Blob([csv(figure, said.corner, combined)], { type: "text/csv" }),
-    npz: ({ figure, choice, about }) => new Blob([npz(figure, choice, about)], { type: "application/zip" }),
-    html: ({ figure, colours, choice, said }) => {
-      const { svg } = drawing(figure, colours, choice, said);
-      return new Blob([page(figure, svg, said, state.language)], { type: "text/html" });
-    },
-    page: ({ figure }) => api.page(body(figure.about)),
+  const make = async (files, kind) => {
+    if (kind === "png") return picture(files.svg(), t("export.too.large"));
+    const made = await files[kind](); // a file of the server is a blob already
+    return made instanceof Blob ? made : new Blob([kind === "svg" ? made.svg : made], { type: TYPES[kind] });
   };
 
   const run = async (kind) => {
     toggle(false);
-    if (!state.figure) return;
+    const files = seen(state, t, api);
+    if (!files) return;
     try {
-      const name = kind === "page" ? "heads.html" : `${fileName(state.figure)}.${kind}`;
-      save(await makers[kind](gather()), name);
+      const name = { page: "heads.html", json: "heads.json" }[kind] ?? `${files.name}.${kind}`;
+      save(await make(files, kind), name);
       announce(t("export.saved", { name }));
     } catch (error) {
       fail(error);
@@ -149,6 +86,8 @@ export function mount(root, store, { api, t, announce, fail }) {
   button.setAttribute("aria-expanded", "false");
 
   const toggle = (open) => {
+    if (open && root.hidden) return; // by its key, where there is nothing to save
+    if (open) list();
     menu.hidden = !open;
     button.setAttribute("aria-expanded", String(open));
     if (open) menu.firstElementChild.focus();
@@ -156,8 +95,10 @@ export function mount(root, store, { api, t, announce, fail }) {
   const name = () => {
     button.textContent = t("export.open");
     menu.setAttribute("aria-label", t("export.menu"));
+  };
+  const list = () =>
     menu.replaceChildren(
-      ...Object.keys(makers).map((kind) =>
+      ...kinds().map((kind) =>
         h(
           "button",
           { type: "button", role: "menuitem", tabindex: "-1", "data-kind": kind, onclick: () => run(kind) },
@@ -166,7 +107,6 @@ export function mount(root, store, { api, t, announce, fail }) {
         ),
       ),
     );
-  };
   menu.addEventListener("keydown", (event) => {
     const items = [...menu.children];
     const at = items.indexOf(document.activeElement);
@@ -182,8 +122,8 @@ export function mount(root, store, { api, t, announce, fail }) {
     return undefined;
   });
   addEventListener("pointerdown", ({ target }) => root.contains(target) || menu.hidden || toggle(false));
-  const show = () => (root.hidden = !state.figure || state.tab !== "heads");
-  store.subscribe(["figure", "tab"], show);
+  const show = () => (root.hidden = !(state.tab === "atlas" ? state.listed : state.figure));
+  store.subscribe(["figure", "listed", "tab"], show);
   store.subscribe(["language"], name);
   name();
   show();

@@ -13,19 +13,35 @@ const exact = (value) => {
 
 const field = (text) => (/[",\r\n]/.test(text) || text.trim() !== text ? `"${text.replaceAll('"', '""')}"` : text);
 
+/** Lines of texts and numbers as CSV; null is an empty field. */
+export const csvLines = (lines) =>
+  lines.map((line) => `${line.map((each) => field(String(each ?? ""))).join(",")}\r\n`).join("");
+
 /** The map with its labels; {text, values} of the chosen rows (or columns) together are one line (or column) more. */
 export const csv = ({ rows, columns, weights }, corner, { across, down }) => {
-  const line = (name, values, more) => [name, ...values, ...more].map(field).join(",");
   const width = columns.length;
   const lines = rows.map(({ text }, r) => {
     const values = weights.subarray(r * width, (r + 1) * width);
-    return line(text, [...values].map(exact), down ? [exact(down.values[r])] : []);
+    return [text, ...[...values].map(exact), ...(down ? [exact(down.values[r])] : [])];
   });
-  return [
-    line(corner, columns.map(({ text }) => text), down ? [down.text] : []),
+  return csvLines([
+    [corner, ...columns.map(({ text }) => text), ...(down ? [down.text] : [])],
     ...lines,
-    ...(across ? [line(across.text, [...across.values].map(exact), [])] : []),
-  ].map((each) => `${each}\r\n`).join("");
+    ...(across ? [[across.text, ...[...across.values].map(exact)]] : []),
+  ]);
+};
+
+/** What the neuron view shows, a line for each key; the query stands first, above the keys' vectors. */
+export const neuronCsv = ({ query, keys, products, scores, bias, weights, labels }, titles) => {
+  const each = (title) => query.map((_, d) => `${title} ${d}`);
+  const biased = bias.some((x) => x !== 0);
+  const plain = [titles.score, ...(biased ? [titles.bias] : []), titles.weight];
+  return csvLines([
+    [titles.key, ...plain, ...each(titles.keys), ...each(titles.products)],
+    [titles.query, ...plain.map(() => null), ...query, ...query.map(() => null)],
+    ...labels.map((label, s) =>
+      [label, scores[s], ...(biased ? [bias[s]] : []), weights[s], ...keys[s], ...products[s]]),
+  ]);
 };
 
 // --- numpy
@@ -100,14 +116,35 @@ const zip = (files) => {
   return join([...parts, list, ...end]);
 };
 
-/** Everything as arrays: weights (R, C), labels, which rows are chosen, and what it is, as JSON. */
-export const npz = ({ rows, columns, weights }, chosen, about) =>
+const mapArrays = ({ rows, columns, weights }, before = "") => ({
+  [`${before}weights.npy`]: npyFloats(weights, [rows.length, columns.length]),
+  [`${before}rows.npy`]: npyTexts(rows.map(({ text }) => text)),
+  [`${before}columns.npy`]: npyTexts(columns.map(({ text }) => text)),
+});
+
+/**
+ * Everything as arrays: weights (R, C), labels, which rows are chosen, and what it is, as JSON; a map that stands beside
+ * is beside_weights, with labels of its own.
+ */
+export const npz = (figure, chosen, about, beside = null) =>
   zip({
-    "weights.npy": npyFloats(weights, [rows.length, columns.length]),
-    "rows.npy": npyTexts(rows.map(({ text }) => text)),
-    "columns.npy": npyTexts(columns.map(({ text }) => text)),
+    ...mapArrays(figure),
+    ...(beside && mapArrays(beside, "beside_")),
     "chosen_rows.npy": npyWholes(chosen.rows),
     "chosen_columns.npy": npyWholes(chosen.columns),
+    "about.npy": npyTexts([JSON.stringify(about)]),
+  });
+
+/** The neuron view as arrays: query (d), keys and products (S, d), scores, bias and weights (S), labels (S). */
+export const neuronNpz = ({ query, keys, products, scores, bias, weights, labels }, about) =>
+  zip({
+    "query.npy": npyFloats(query, [query.length]),
+    "keys.npy": npyFloats(keys.flat(), [keys.length, query.length]),
+    "products.npy": npyFloats(products.flat(), [keys.length, query.length]),
+    "scores.npy": npyFloats(scores, [keys.length]),
+    "bias.npy": npyFloats(bias, [keys.length]),
+    "weights.npy": npyFloats(weights, [keys.length]),
+    "labels.npy": npyTexts(labels),
     "about.npy": npyTexts([JSON.stringify(about)]),
   });
 
@@ -118,18 +155,27 @@ const STYLE =
   "figure{margin:1.5rem 0;overflow:auto}" +
   "table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:13px}" +
   "th,td{padding:3px 9px;text-align:right}th{font-weight:600}thead th{border-bottom:1px solid #8888}" +
-  "div{overflow:auto}h1{font-size:1.4rem}" +
+  "caption{padding:.8em 0 .4em;font-weight:600;text-align:start}div{overflow:auto}h1{font-size:1.4rem}" +
   "dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1.2rem}dt{color:#7a828e}dd{margin:0}";
 
-/** A page that needs nothing but itself: the figure, its numbers and what they are. `said` is {title, notes, facts}. */
-export const page = ({ rows, columns, weights }, svg, said, language) => {
+/** A table for a page: `head` and the first of each line are titles, the rest texts. */
+export const tableHtml = (head, lines, caption = "") => {
+  const cell = (each) => `<td>${escape(each)}</td>`;
+  const row = ([name, ...rest]) => `<tr><th scope="row" dir="auto">${escape(name)}</th>${rest.map(cell).join("")}</tr>`;
+  const titles = head.map((each) => `<th scope="col" dir="auto">${escape(each)}</th>`).join("");
+  return `<div><table>${caption && `<caption>${escape(caption)}</caption>`}<thead><tr>${titles}</tr></thead>
+<tbody>${lines.map(row).join("\n")}</tbody></table></div>`;
+};
+
+/** The numbers of a map as a table. */
+export const mapTable = ({ rows, columns, weights }, corner, caption) => {
   const width = columns.length;
-  const head = columns.map(({ text }) => `<th scope="col" dir="auto">${escape(text)}</th>`).join("");
-  const line = ({ text }, r) => {
-    const values = [...weights.subarray(r * width, (r + 1) * width)];
-    const cells = values.map((value) => `<td>${value.toFixed(4)}</td>`).join("");
-    return `<tr><th scope="row" dir="auto">${escape(text)}</th>${cells}</tr>`;
-  };
+  const line = ({ text }, r) => [text, ...[...weights.subarray(r * width, (r + 1) * width)].map((x) => x.toFixed(4))];
+  return tableHtml([corner, ...columns.map(({ text }) => text)], rows.map(line), caption);
+};
+
+/** A page that needs nothing but itself: a drawing, tables, and what they are. `said` is {title, notes, facts}. */
+export const page = (svg, tables, said, language) => {
   const fact = ([name, value]) => `<dt>${escape(name)}</dt><dd dir="auto">${escape(value)}</dd>`;
   return `<!doctype html>
 <html lang="${escape(language)}">
@@ -143,10 +189,9 @@ export const page = ({ rows, columns, weights }, svg, said, language) => {
 <body>
 <h1>${escape(said.title)}</h1>
 <dl>${said.facts.map(fact).join("")}</dl>
-<figure>${svg}</figure>
+${svg && `<figure>${svg}</figure>`}
 ${said.notes.map((note) => `<p>${escape(note)}</p>`).join("\n")}
-<div><table><thead><tr><th scope="col">${escape(said.corner)}</th>${head}</tr></thead>
-<tbody>${rows.map(line).join("\n")}</tbody></table></div>
+${tables.join("\n")}
 </body>
 </html>
 `;

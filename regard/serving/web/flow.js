@@ -89,6 +89,7 @@ export const start = (store, { api, fail }) => {
   // Without edits there is no edited side to look at, nor another without a second model.
   subscribe(["edits", "compare", "edited", "other"], () => {
     const there = { original: true, edited: edited(state), other: state.compare !== "" };
+    there.both = there.edited || there.other;
     if (!there[state.side]) set({ side: shown(state).side });
   });
 };

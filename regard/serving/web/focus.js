@@ -1,16 +1,21 @@
 // The focused head: a heat map and lines that move together, the exact number of what is pointed at, and the views.
 
 import { RAMPS, scale, shade, ticks } from "./colour.js";
+import { beside, nameOf, texts as besideTexts } from "./beside.js";
 import { h } from "./dom.js";
 import { faithfulness } from "./faithfulness.js";
-import { PADDING, fitsBeside } from "./geometry.js";
+import { PADDING, fitTwo, fitsBeside } from "./geometry.js";
 import { heatmap } from "./heatmap.js";
 import { lines } from "./lines.js";
-import { axes, digits, figure, readout, shownAt } from "./maps.js";
-import { atlasOf, attentionsOf, headMap, modelShown, roleText, sentence, titleOf, viewShown } from "./sight.js";
-import { editsShown, factorOf, sliding, withFactor } from "./state.js";
+import { axes, digits, figure, readout, shownAt, topOf } from "./maps.js";
+import {
+  atlasOf, attentionsOf, besideOf, headMap, modelShown, roleText, sentence, titleOf, viewShown,
+} from "./sight.js";
+import { editsShown, factorOf, partner, shown, sliding, withFactor } from "./state.js";
 import { tools } from "./tools.js";
-export { texts } from "./focus-texts.js";
+import { texts as own } from "./focus-texts.js";
+
+export const texts = Object.fromEntries(["en", "zh"].map((each) => [each, { ...own[each], ...besideTexts[each] }]));
 
 const GAP = 16; // px between the two pictures
 
@@ -25,7 +30,8 @@ export function mount(root, store, services) {
   const switches = h("div", { class: "tools" });
   const says = h("p", { class: "readout" });
   const pictures = h("div", { class: "pictures" });
-  const left = h("div", { class: "picture" });
+  const name = h("h3"); // of the first map, where there are two
+  const left = h("div", { class: "picture" }, name);
   const right = h("div", { class: "picture" });
   const legend = h("div", { class: "legend" });
   const notes = h("p", { class: "note" });
@@ -77,23 +83,42 @@ export function mount(root, store, services) {
     if (!state.figure) return;
     const now = chosen();
     heat.mark(now);
+    if (state.beside) second.mark(now);
+    else markLines(now);
+    const said = readout(state.figure, now);
+    tell(says, state.figure, said);
+    return said;
+  };
+  const markLines = (now) => {
     const locked = now.rows.length + now.columns.length > 0;
     const { row = null, column = null } = (!locked && now.hover) || {};
     const pointed = { rows: row == null ? now.step : [row], columns: column == null ? [] : [column] };
     links.mark(locked ? now : { ...now, ...pointed });
-    const said = readout(state.figure, now);
-    says.replaceChildren(
-      ...(said
-        ? [h("span", { dir: "auto" }, t(said.key, spell(said.values))), h("b", {}, digits(said.value))]
-        : [h("span", { class: "hint" }, t("focus.hint"))]),
-    );
-    return said;
   };
   const spell = (values) => ({
     ...values,
     how: t(`combine.${state.combine}`),
     role: t(`axis.${state.figure.role}.doing`),
   });
+  const tell = (line, { side }, said) =>
+    line.replaceChildren(
+      ...(state.beside ? [h("small", {}, t(`side.${side}`))] : []),
+      ...(said
+        ? [h("span", { dir: "auto" }, t(said.key, spell(said.values))), h("b", {}, digits(said.value))]
+        : line === says ? [h("span", { class: "hint" }, t("focus.hint"))] : []),
+    );
+  const second = beside(store, t, { point, pick, tell, remark: () => mark() });
+
+  /** One map and its lines, or two maps; what is not shown is not there. */
+  const arrange = () => {
+    const two = Boolean(state.beside);
+    const wanted = two ? second.box : right;
+    if (pictures.lastElementChild !== wanted) pictures.replaceChildren(left, wanted);
+    if (!two) second.about.remove();
+    else if (!second.about.isConnected) says.after(second.about);
+    name.hidden = !two;
+    if (two) name.textContent = nameOf(t, state, state.figure);
+  };
 
   // --- what is shown
 
@@ -108,22 +133,27 @@ export function mount(root, store, services) {
   };
 
   const draw = () => {
-    const { figure: shown } = state;
+    const { figure: shown, beside: other } = state;
     root.hidden = !shown;
     if (!shown || state.tab !== "heads") return;
-    const colours = scale(state.colour, shown.top, shade());
+    arrange();
+    const colours = scale(state.colour, topOf(state), shade());
     const titles = { rows: t(`axis.${shown.role}`), columns: t("axis.keys") };
-    pictures.classList.toggle("beside", fitsBeside(shown, (pictures.clientWidth - GAP) / 2 - 2 * PADDING));
+    const half = (pictures.clientWidth - GAP) / 2 - 2 * PADDING;
+    pictures.classList.toggle("beside", other ? fitTwo(shown, other, half) : fitsBeside(shown, half));
     heat.draw(shown, colours, titles);
-    links.draw(shown, colours, titles);
+    if (other) second.draw(colours, titles);
+    else links.draw(shown, colours, titles);
+    const head = other ? `${title.textContent} (${name.textContent})` : title.textContent;
     heat.frame.setAttribute(
       "aria-label",
-      t("focus.map", { head: title.textContent, rows: shown.rows.length, columns: shown.columns.length }),
+      t("focus.map", { head, rows: shown.rows.length, columns: shown.columns.length }),
     );
     drawLegend(colours);
     notes.textContent = [
       shown.normalised && t("focus.normalised"),
       state.words && t("focus.merged"),
+      !other && partner(state) && t("beside.none"),
       state.colour === "log" && t("focus.floor", { floor: Number(colours.floor.toPrecision(2)) }),
     ].filter(Boolean).join(" ");
     mark();
@@ -143,7 +173,7 @@ export function mount(root, store, services) {
     const about = sentence(state);
     const attention = attentionsOf(state).find(({ name }) => name === state.head?.name);
     if (!about) {
-      if (!state.source.length) store.set({ figure: null });
+      if (!state.source.length) store.set({ figure: null, beside: null });
       return; // still streaming: keep the last picture
     }
     if (!attention) return;
@@ -152,13 +182,18 @@ export function mount(root, store, services) {
     const { signal } = controller;
     const view = viewShown(state);
     const head = view === "rollout" ? 0 : Math.min(state.head.head, attention.heads - 1);
+    const other = besideOf(state, attention, head);
+    if (other && !other.about) return; // the two change together
+    const { words, special, kind, axis } = state;
+    const look = async (seen) => {
+      const raw = await headMap(api, seen.about, seen.name, seen.head, view, signal);
+      const ends = axes(kind, seen.about.source, seen.about.target, axis);
+      return { ...figure(raw, ends, { words, special, view }), ...seen, kind, view, words };
+    };
+    const first = { side: shown(state).side, about, name: attention.name, head };
     try {
-      const raw = await headMap(api, about, attention.name, head, view, signal);
-      if (signal.aborted) return;
-      const ends = axes(state.kind, about.source, about.target, state.axis);
-      const { words, special, kind } = state;
-      const seen = figure(raw, ends, { words, special, view });
-      store.set({ figure: { ...seen, about, name: attention.name, head, kind, view, words } });
+      const [one, two] = await Promise.all([look(first), other?.name ? look(other) : null]);
+      if (!signal.aborted) store.set({ figure: one, beside: two });
     } catch (error) {
       fail(error);
     }
@@ -199,22 +234,29 @@ export function mount(root, store, services) {
     if (head && edits[head.name]?.[head.head] === 1) store.set({ edits: withFactor(edits, head.name, head.head, 1) });
   });
 
-  heat.frame.addEventListener("keydown", (event) => {
-    if (!state.figure) return;
-    const { rows, columns } = state.figure;
-    const { row, column } = state.hover ?? {};
+  /** The keys of one map: `seen()` is its figure, `hover()` what is pointed at in it, `mark()` marks and reads it. */
+  const steer = ({ seen, hover, point: to, pick: take, mark: read }) => (event) => {
+    if (!seen()) return;
+    const { rows, columns } = seen();
+    const { row, column } = hover() ?? {};
     const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (by) {
       const step = (i, d, n) => Math.min(n - 1, Math.max(0, i == null ? 0 : i + d));
-      store.set({ hover: { row: step(row, by[0], rows.length), column: step(column, by[1], columns.length) } });
-      const said = mark();
+      to({ row: step(row, by[0], rows.length), column: step(column, by[1], columns.length) });
+      const said = read();
       if (said) announce(`${t(said.key, spell(said.values))}: ${digits(said.value)}`);
-    } else if (event.key === "Enter" && state.hover) pick(state.hover, event.shiftKey);
-    else if (event.key === "Escape" && (state.locked || state.hover)) store.set({ locked: null, hover: null });
-    else return;
+    } else if (event.key === "Enter" && hover()) take(hover(), event.shiftKey);
+    else if (event.key === "Escape" && (state.locked || hover())) {
+      to(null);
+      store.set({ locked: null, hover: null });
+    } else return;
     event.preventDefault();
     event.stopPropagation(); // the arrows mean the map here, not the scrubber
-  });
+  };
+  const first = { seen: () => state.figure, hover: () => state.hover, point, pick, mark };
+  const other = { seen: () => state.beside, hover: second.hover, point: second.here, pick: second.choose };
+  heat.frame.addEventListener("keydown", steer(first));
+  second.frame.addEventListener("keydown", steer({ ...other, mark: () => second.mark(chosen()) }));
 
   root.hidden = true; // until there is something to look at
   tools(switches, store, services);
@@ -223,7 +265,7 @@ export function mount(root, store, services) {
   store.subscribe([...sources, "kind", "head", "view", "words", "special", "axis"], load);
   store.subscribe([...sources, "kind", "head", "view", "language"], showTitle);
   store.subscribe([...sources, "kind", "head", "view", "edits", "language"], showFactor);
-  store.subscribe(["figure", "colour", "theme", "tab", "language"], draw);
+  store.subscribe(["figure", "beside", "colour", "theme", "tab", "language"], draw);
   store.subscribe(["hover", "locked", "step", "combine"], mark);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   // Only the width matters: drawing changes the height, and must not call itself.

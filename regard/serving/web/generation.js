@@ -1,6 +1,6 @@
 // What comes out: tokens with their probabilities, a scrubber through the steps, and what else the model considered.
 
-import { modelOf, shown } from "./state.js";
+import { looking, modelOf, shown, towards } from "./state.js";
 import { h, sync } from "./dom.js";
 import { logarithm, percent } from "./i18n.js";
 import { differing, wordsOf, write } from "./difference.js";
@@ -24,7 +24,7 @@ export const leastCertain = (target) =>
 export const mount = (_, store, { t, announce }) => {
   const { state, set, subscribe } = store;
   const $ = (id) => document.getElementById(id);
-  const draw = strip($("strip"), (step) => set({ step, side: "original" }));
+  const draw = strip($("strip"), (step) => set({ step, side: towards(state, "original") }));
 
   const showOutput = () => {
     const { target, done, step } = state;
@@ -37,7 +37,7 @@ export const mount = (_, store, { t, announce }) => {
     else text.textContent = done ? done.text : readable(target) || t(none);
     text.lang = modelOf(state)?.target ?? "";
     text.classList.toggle("none", !target.length);
-    const here = state.side === "original" ? step : null;
+    const here = looking(state, "original") ? step : null;
     draw({ tokens: target, step: here, chosen: chosenBy(state, target), whole: done !== null });
     const cut = done?.cut ? ` · ${t("generation.cut")}` : "";
     const { log_probability, milliseconds } = done ?? {};
@@ -73,7 +73,7 @@ export const mount = (_, store, { t, announce }) => {
     const { target, side } = shown(state);
     if (side === "other") return;
     const prefix = [...target.slice(0, at), alternative].map(({ id }) => id);
-    set({ prefix, step: at, side: "original", locked: null });
+    set({ prefix, step: at, side: towards(state, "original"), locked: null });
     announce(t("forced.said", { text: visible(alternative), step: at + 1 }));
   };
   const row = () => {

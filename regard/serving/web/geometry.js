@@ -74,6 +74,9 @@ export const laneLayout = ({ rows, columns }, room, tall = 560) => {
 export const fitsBeside = (figure, room) =>
   heatLayout(figure, room).cell >= 14 && laneLayout(figure, room).width <= Math.ceil(room);
 
+/** Whether two heat maps can stand side by side, each in this room, with their labels. */
+export const fitTwo = (one, two, room) => [one, two].every((figure) => heatLayout(figure, room).labelled);
+
 /** A line from a row to a column that leaves and arrives level. */
 export const curve = ({ from, to, rowY, columnY }, r, c) => {
   const [y, z, bend] = [rowY(r), columnY(c), (to - from) * 0.45];

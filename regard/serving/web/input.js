@@ -99,7 +99,8 @@ export const mount = (_, store, { t, announce }) => {
   // --- whose maps: only the sides that there are
   const showSides = () => {
     const there = { original: true, edited: state.edited !== null, other: state.other !== null };
-    $("sides").hidden = !there.edited && !there.other;
+    there.both = there.edited || there.other;
+    $("sides").hidden = !there.both;
     for (const radio of $("sides").querySelectorAll("input")) radio.parentElement.hidden = !there[radio.value];
   };
   subscribe(["edited", "other"], showSides);

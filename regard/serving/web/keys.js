@@ -26,7 +26,8 @@ export const mount = (dialog, store, { t, announce }) => {
   const kinds = ["encoder", "decoder", "cross"].map((kind, k) => (
     { key: String(k + 1), act: () => set({ kind, tab: "heads" }), say: () => t(`kind.${kind}`) }));
   const views = () => ["weights", "norm", ...(state.kind === "encoder" ? ["rollout"] : []), "neuron"];
-  const sides = () => ["original", ...(state.edited ? ["edited"] : []), ...(state.other ? ["other"] : [])];
+  const more = () => [...(state.edited ? ["edited"] : []), ...(state.other ? ["other"] : [])];
+  const sides = () => ["original", ...more(), ...(more().length ? ["both"] : [])];
   const cycle = (key, values) => () => set({ [key]: after(values(), state[key]) });
   const leave = () => set({ hover: null, ...(state.locked ? { locked: null } : { step: null }) });
   const flip = (key) => () => set({ [key]: !state[key] });

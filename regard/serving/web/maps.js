@@ -80,6 +80,9 @@ export const top = (values, view) => {
   return most;
 };
 
+/** The value that gets the last colour of what is drawn: two maps side by side have the same colours. */
+export const topOf = ({ figure, beside }) => Math.max(figure.top, beside?.top ?? 0);
+
 /** The mean or the sum of some rows of a figure: one value for each column. */
 export const combineRows = ({ weights, columns }, rows, how) => {
   const out = new Float32Array(columns.length);
@@ -189,3 +192,6 @@ export const digits = (value) => {
   if (value === 0) return "0";
   return Math.abs(value) >= 0.001 ? value.toPrecision(4) : value.toExponential(3);
 };
+
+/** A number of either sign with three digits after the point, and a true minus. */
+export const fixed = (value) => value.toFixed(3).replace("-", "−");

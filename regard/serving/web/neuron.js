@@ -1,8 +1,8 @@
 // The neuron view: how one query meets each key, dimension by dimension, until a weight comes of it.
 
-import { SIGNED, shade } from "./colour.js";
+import { shade, signed } from "./colour.js";
 import { h } from "./dom.js";
-import { axes, digits } from "./maps.js";
+import { axes, digits, fixed } from "./maps.js";
 import { body, sentence } from "./sight.js";
 
 export const texts = {
@@ -31,22 +31,17 @@ export const texts = {
   },
 };
 
-const greatest = (rows) => rows.reduce((most, row) => row.reduce((m, x) => Math.max(m, Math.abs(x)), most), 1e-9);
-
 /** Rows of numbers of either sign as an image of one pixel a number, the greatest in the strongest colour. */
-const signedPixels = (rows, table, most = greatest(rows)) => {
+const signedPixels = (rows) => {
+  const { table, step } = signed(rows, shade());
   const out = new Uint8ClampedArray(rows.length * rows[0].length * 4);
-  rows.flat().forEach((x, i) => {
-    const at = 4 * Math.round(127.5 * (1 + Math.max(-1, Math.min(1, x / most))));
-    out.set(table.subarray(at, at + 4), 4 * i);
-  });
+  rows.flat().forEach((x, i) => out.set(table.subarray(4 * step(x), 4 * step(x) + 4), 4 * i));
   return out;
 };
 
 export function mount(root, store, { api, t, fail }) {
   const { state } = store;
   let controller = new AbortController();
-  let shown = null; // {found, query, keys}
   const title = h("h2", { class: "focus-title" });
   const says = h("p", { class: "readout" });
   const board = h("div", { class: "neuron-board" });
@@ -58,9 +53,7 @@ export function mount(root, store, { api, t, fail }) {
     const canvas = h("canvas", { "aria-hidden": "true" });
     canvas.width = rows[0].length;
     canvas.height = rows.length;
-    canvas.getContext("2d").putImageData(
-      new ImageData(signedPixels(rows, SIGNED[shade()]), canvas.width, canvas.height), 0, 0,
-    );
+    canvas.getContext("2d").putImageData(new ImageData(signedPixels(rows), canvas.width, canvas.height), 0, 0);
     canvas.addEventListener("pointermove", ({ offsetX, offsetY }) => {
       const d = Math.min(canvas.width - 1, Math.floor((offsetX / canvas.clientWidth) * canvas.width));
       const s = Math.min(canvas.height - 1, Math.floor((offsetY / canvas.clientHeight) * canvas.height));
@@ -71,15 +64,13 @@ export function mount(root, store, { api, t, fail }) {
   };
 
   const draw = () => {
-    root.hidden = state.view !== "neuron" || !shown || !state.figure;
+    root.hidden = state.view !== "neuron" || !state.neurons || !state.figure;
     if (root.hidden) return;
-    const { found, query, keys } = shown;
-    const { query: q, scores, weights, bias, scale } = found;
-    const [k, products] = [found.keys, found.products].map((rows) => rows.slice(0, keys.length));
+    const { query: q, keys: k, products, scores, weights, bias, scale, labels, token } = state.neurons;
     const head = (text) => h("div", { class: "neuron-head" }, text);
     const tall = (canvas) => {
       const cell = h("div", { class: "neuron-strip" }, canvas);
-      cell.style.gridRow = `3 / span ${keys.length}`;
+      cell.style.gridRow = `3 / span ${labels.length}`;
       return cell;
     };
     const at = (cell, row, column) => {
@@ -87,27 +78,26 @@ export function mount(root, store, { api, t, fail }) {
       cell.style.gridColumn = column;
       return cell;
     };
-    const fixed = (x) => x.toFixed(3).replace("-", "−");
-    title.textContent = t("neuron.title", { query: query.text });
+    title.textContent = t("neuron.title", { query: token });
     if (!state.locked?.rows.length) title.dataset.note = t("neuron.lock");
     else delete title.dataset.note;
     const ask = (key, d, s) =>
       t(`neuron.says.${key}`, {
-        d, key: keys[s]?.text, q: fixed(q[d]), k: fixed(k[s]?.[d] ?? 0), product: fixed(products[s]?.[d] ?? 0),
+        d, key: labels[s], q: fixed(q[d]), k: fixed(k[s]?.[d] ?? 0), product: fixed(products[s]?.[d] ?? 0),
         scale: digits(scale),
       });
     board.replaceChildren(
       ...["key", "keys", "products", "score", "weight"].map((name, i) => at(head(t(`neuron.${name}`)), 1, i + 1)),
       at(h("div", { class: "neuron-key" }, t("neuron.query")), 2, 1),
       at(h("div", { class: "neuron-query" }, strip([q], (d) => ask("query", d, 0))), 2, 2),
-      at(tall(strip(k, (d, s) => ask("key", d, s))), `3 / span ${keys.length}`, 2),
-      at(tall(strip(products, (d, s) => ask("product", d, s))), `3 / span ${keys.length}`, 3),
-      ...keys.flatMap((key, s) => {
+      at(tall(strip(k, (d, s) => ask("key", d, s))), `3 / span ${labels.length}`, 2),
+      at(tall(strip(products, (d, s) => ask("product", d, s))), `3 / span ${labels.length}`, 3),
+      ...labels.flatMap((label, s) => {
         const weight = h("div", { class: "neuron-weight" }, h("span", {}, fixed(weights[s])));
         weight.style.setProperty("--part", weights[s]);
         const hint = bias[s] ? t("neuron.bias", { bias: fixed(bias[s]) }) : null;
         return [
-          at(h("div", { class: "neuron-key", dir: "auto", title: key.text }, key.text), s + 3, 1),
+          at(h("div", { class: "neuron-key", dir: "auto", title: label }, label), s + 3, 1),
           at(h("div", { class: "neuron-number", title: hint }, fixed(scores[s])), s + 3, 4),
           at(weight, s + 3, 5),
         ];
@@ -123,16 +113,20 @@ export function mount(root, store, { api, t, fail }) {
     controller.abort();
     controller = new AbortController();
     const { signal } = controller;
-    const { rows, columns } = axes(state.kind, about.source, about.target, state.axis);
-    const step = state.kind === "encoder" ? null : state.step;
+    const { kind, head: { name, head } } = state;
+    const { rows, columns } = axes(kind, about.source, about.target, state.axis);
+    const step = kind === "encoder" ? null : state.step;
     const query = Math.min(state.locked?.rows[0] ?? step ?? 0, rows.length - 1);
-    const asked = { ...body(about), attention: state.head.name, head: state.head.head, query };
+    const asked = { ...body(about), attention: name, head, query };
     try {
       const found = await api.neuron(asked, signal);
       if (signal.aborted) return undefined;
       // a decoder does not see what comes after: those keys take no part
-      shown = { found, query: rows[query], keys: state.kind === "decoder" ? columns.slice(0, query + 1) : columns };
-      draw();
+      const count = kind === "decoder" ? query + 1 : columns.length;
+      const parts = ["keys", "products", "scores", "bias", "weights"].map((part) => [part, found[part].slice(0, count)]);
+      const labels = columns.slice(0, count).map(({ text }) => text);
+      const whose = { about, name, head, kind, position: query, token: rows[query].text, labels };
+      store.set({ neurons: { ...found, ...Object.fromEntries(parts), ...whose } });
     } catch (error) {
       fail(error);
     }
@@ -140,5 +134,5 @@ export function mount(root, store, { api, t, fail }) {
   };
 
   store.subscribe(["view", "figure", "locked", "step"], load);
-  store.subscribe(["language", "theme"], draw);
+  store.subscribe(["neurons", "language", "theme"], draw);
 }

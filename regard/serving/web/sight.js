@@ -1,7 +1,8 @@
 // What is looked at: the sentence of the chosen side, and the maps of its heads, each fetched once.
 
 import { headLabel } from "./i18n.js";
-import { modelOf, shown } from "./state.js";
+import { counterpart } from "./pairs.js";
+import { modelOf, partner, shown } from "./state.js";
 
 export const KINDS = ["encoder", "decoder", "cross"];
 const BUDGET = 96 * 2 ** 20; // bytes of maps kept, the longest unused dropped first
@@ -24,6 +25,17 @@ export const sentence = (state) => {
   if (!modelShown(state) || !done || !source?.length || !target?.length) return null;
   const ids = [source, target].map((tokens) => tokens.map((token) => token.id));
   return { model, edits, source, target, ids, key: JSON.stringify([model, ids, edits]) };
+};
+
+/**
+ * The head whose map stands beside that of `head` of an attention: {side, name, head, same, about}, where `about` is null
+ * while its sentence is not whole; {side} alone if that model has no such heads; null if only one map is wanted.
+ */
+export const besideOf = (state, attention, head) => {
+  const side = partner(state);
+  if (!side) return null;
+  const there = { ...state, side };
+  return { side, about: sentence(there), ...counterpart(modelShown(there)?.attentions ?? [], attention, head) };
 };
 
 /** What every request about a sentence says. */

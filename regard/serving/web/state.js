@@ -11,6 +11,7 @@ export const initial = () => ({
   kind: "cross", head: null, view: "weights", colour: "linear", words: false, special: true, axis: "predicted",
   hover: null, locked: null, combine: "mean",
   tab: "heads", theme: "auto", language: "en",
+  figure: null, beside: null, neurons: null, listed: null, // what is drawn, so that it can be read out and exported
   busy: {}, error: null,
 });
 
@@ -68,7 +69,7 @@ const written = {
   prefix: { write: (ids) => ids.join(","), read: wholes },
   edits: factors,
   step: { write: String, read: whole },
-  side: choice("original", "edited", "other"),
+  side: choice("original", "edited", "other", "both"),
   kind: choice("encoder", "decoder", "cross"),
   head: oneHead,
   view: choice("weights", "norm", "rollout", "neuron"),
@@ -184,6 +185,17 @@ export const sliding = (edits, name, head, factor) => ({ ...edits, [name]: { ...
 
 /** Edits with one head switched: a silent one speaks as before, any other falls silent. */
 export const switched = (edits, name, head) => withFactor(edits, name, head, factorOf(edits, name, head) === 0 ? 1 : 0);
+
+/** Whose maps stand beside the original's where both are wanted: with the edits if there are any, else by the second model. */
+export const partner = (state) =>
+  state.side !== "both" ? null : state.edited ? "edited" : state.other ? "other" : null;
+
+/** Whether the maps of a side are among those that are looked at. */
+export const looking = (state, side) =>
+  state.side === side || (state.side === "both" && (side === "original" || side === partner(state)));
+
+/** The side to look at when a token of `side` is asked for: where both are seen, they stay. */
+export const towards = (state, side) => (looking(state, side) ? state.side : side);
 
 /** The edits that act on the heads that are shown; null where the heads are a second model's, which has none. */
 export const editsShown = (state) => (shown(state).side === "other" ? null : state.edits);

@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { digits, shownAt } from "./maps.js";
+import { nameOf } from "./beside.js";
 import { titleOf } from "./sight.js";
 
 const MOST = 48; // rows and columns; a table of more helps nobody, and the CSV file has them all
@@ -40,16 +41,14 @@ export function mount(root, store, { t }) {
     else scroll.removeAttribute("tabindex");
   };
 
-  const build = () => {
-    const { figure } = state;
-    button.hidden = !figure;
-    if (!figure) return scroll.replaceChildren();
+  const numbers = (figure) => {
     const rows = figure.rows.slice(0, MOST);
     const columns = figure.columns.slice(0, MOST);
     const all = { allRows: figure.rows.length, allColumns: figure.columns.length };
     const cut = rows.length < all.allRows || columns.length < all.allColumns;
     const role = t(`axis.${figure.role}`);
-    const head = titleOf(t, state, figure);
+    const title = titleOf(t, state, state.figure);
+    const head = state.beside ? `${title} (${nameOf(t, state, figure)})` : title;
     const caption = [t("table.caption", { head, role })];
     if (cut) caption.push(t("table.cut", { rows: rows.length, columns: columns.length, ...all }));
     const line = (row, r) =>
@@ -59,24 +58,28 @@ export function mount(root, store, { t }) {
         h("th", { scope: "row", dir: "auto" }, row.text),
         ...columns.map((_, c) => h("td", {}, digits(figure.weights[r * all.allColumns + c]))),
       );
-    scroll.replaceChildren(
-      h(
-        "table",
-        { class: "numbers" },
-        h("caption", { class: "note" }, caption.join(" ")),
-        h("thead", {}, h("tr", {},
-          h("th", { scope: "col" }, t("table.corner", { role })),
-          ...columns.map(({ text }) => h("th", { scope: "col", dir: "auto" }, text)),
-        )),
-        h("tbody", {}, ...rows.map(line)),
-      ),
+    return h(
+      "table",
+      { class: "numbers" },
+      h("caption", { class: "note" }, caption.join(" ")),
+      h("thead", {}, h("tr", {},
+        h("th", { scope: "col" }, t("table.corner", { role })),
+        ...columns.map(({ text }) => h("th", { scope: "col", dir: "auto" }, text)),
+      )),
+      h("tbody", {}, ...rows.map(line)),
     );
-    return mark();
+  };
+  const build = () => {
+    const seen = [state.figure, state.beside].filter(Boolean);
+    button.hidden = !seen.length;
+    scroll.replaceChildren(...seen.map(numbers));
+    mark();
   };
   const mark = () => {
     if (!state.figure) return;
     const chosen = new Set(shownAt(state.figure.rows, state.locked?.rows ?? []));
-    scroll.querySelectorAll("tbody tr").forEach((row, r) => row.classList.toggle("chosen", chosen.has(r)));
+    const lines = scroll.querySelectorAll("table:first-child tbody tr");
+    lines.forEach((row, r) => row.classList.toggle("chosen", chosen.has(r)));
   };
 
   /** Thousands of cells are made when nothing else is going on. */
@@ -84,7 +87,7 @@ export function mount(root, store, { t }) {
     clearTimeout(waiting);
     waiting = setTimeout(() => (window.requestIdleCallback ?? setTimeout)(build), 120);
   };
-  store.subscribe(["figure", "language"], soon);
+  store.subscribe(["figure", "beside", "language"], soon);
   store.subscribe(["locked"], mark);
   store.subscribe(["language"], () => show(open));
   show(false);
