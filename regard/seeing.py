@@ -40,7 +40,7 @@ def inspect(
     if output is None:
         raise ValueError("say where to write by -o: a file that ends in .html, .svg, .png, .npz or .csv")
     try:
-        numbers = None if heads is None else sorted({int(head) for head in heads.split(",")})
+        numbers = None if heads is None else list(dict.fromkeys(int(head) for head in heads.split(",")))
     except ValueError:
         raise ValueError(f"--heads {heads}: write numbers with commas between them, as 0,2") from None
     from regard.inspecting import inspect

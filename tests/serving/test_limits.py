@@ -268,7 +268,7 @@ def test_a_mistake_of_ours_is_a_500_without_its_story(
 
 
 def test_the_log_says_how_it_went_and_not_what_was_said(registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="regard.serving")
     with running(registry) as (address, _):
         assert post(address).status_code == 200
         httpx.get(f"{address}/a%0Asecret?q=secret")
