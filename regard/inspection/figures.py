@@ -157,9 +157,8 @@ def _one(each: AttentionMap, log: bool) -> "Figure":
     size = max(3.5, min(11.0, 50 * cell))
     _label(axes, each, size, rows=True, columns=True)
     axes.set_ylabel(SAYS[each.query_role])
-    axes.set_xlabel("attends to")
+    axes.set_xlabel(f"{each.name}, head {each.numbers[0]}: attends to")
     axes.xaxis.set_label_position("top")
-    axes.set_title(f"{each.name}, head {each.numbers[0]}", fontsize=9, color=SOFT, loc="left")
     _scale(figure, mesh, axes, each, log, shrink=0.8)
     return figure
 
@@ -222,10 +221,15 @@ def _draw(axes: "Axes", each: AttentionMap, head: int, log: bool, vector: bool) 
 
 def _label(axes: "Axes", each: AttentionMap, size: float, *, rows: bool, columns: bool) -> None:
     if columns:
-        axes.set_xticks(np.arange(len(each.keys)) + 0.5, list(map(visible, each.keys)), fontsize=size, rotation=90)
+        axes.set_xticks(np.arange(len(each.keys)) + 0.5, list(map(_piece, each.keys)), fontsize=size, rotation=90)
     if rows:
-        axes.set_yticks(np.arange(len(each.queries)) + 0.5, list(map(visible, each.queries)), fontsize=size)
+        axes.set_yticks(np.arange(len(each.queries)) + 0.5, list(map(_piece, each.queries)), fontsize=size)
     axes.tick_params(length=0, pad=2)
+
+
+def _piece(token: str) -> str:
+    """A token without the mark of the blank before it, unless that is all of it."""
+    return "␣" if token == "▁" else visible(token.removeprefix("▁"))
 
 
 def _write(place: Callable[..., Any], text: str, letters: float, **style: Any) -> None:
