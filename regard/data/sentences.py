@@ -15,6 +15,10 @@ STOPS = ".!?…‥؟۔‼⁇⁈⁉։"  # end a sentence where white space follow
 WIDE = "。！？｡．।॥።፧។။"  # end one by themselves: Chinese, Japanese, Devanagari, Ethiopic, Khmer, Burmese
 CLOSING = "\"'”’»›)]}」』）】》〉〕"  # may stand between the stop and the white space
 OPENING = "\"'“„‘‚«‹»›([{¿¡「『（【《〈–—-•*"  # may stand before the first letter of a sentence
+# Scripts that put no space between words: Thai, Lao, Myanmar, Khmer; Chinese, Japanese, and their full-width forms.
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff00-\uff65\U00020000-\U0003ffff]"
+)
 CLAUSES = ",;:،؛、，；：–—"  # where a long sentence is cut first
 
 # What a full stop follows without ending a sentence. Those that often end one (etc., Inc.) are not here: if they

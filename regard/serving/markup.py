@@ -20,6 +20,7 @@ from html.parser import HTMLParser
 from itertools import accumulate, pairwise
 
 from regard.asks import Translation
+from regard.data.sentences import UNSPACED
 
 VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
 KEPT = re.compile("code|kbd|math|noscript|pre|samp|script|style|svg|template|textarea|var")
@@ -28,10 +29,6 @@ INLINE = re.compile(
     "small|span|strike|strong|sub|sup|svg|time|tt|u|var|wbr|!--"
 )
 WORD = re.compile(r"\S+")
-# Thai, Lao, Burmese, Khmer, kana and ideographs: scripts without blanks between words.
-UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-)
 MOST = 500  # items of a block whose tags are put back by alignment
 WORDS = 60  # of an element that may be put back so
 

@@ -4,12 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from regard.data.sentences import UNSPACED
 from regard.data.tokenizers import UNK, Tokenizer
 
-# Scripts that put no space between words: Thai, Lao, Myanmar, Khmer; Chinese, Japanese, and their full-width forms.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff00-\uff65\U00020000-\U0003ffff]"
-)
 _BYTE = re.compile(r"\\x([0-9a-f]{2})")  # a byte that is no character by itself, as `Tokenizer.pieces` writes it
 _BLANKS = {"\n": "⏎", "\t": "⇥"}
 
@@ -58,11 +55,11 @@ class Shown:
         byte = _BYTE.match(text)
         rest_of_character = byte is not None and 0x80 <= int(byte[1], 16) < 0xC0
         # What begins with the bytes E3 to E9 is, but for some symbols, Chinese, Japanese or Korean.
-        unspaced = 0xE3 <= int(byte[1], 16) <= 0xE9 if byte else bool(_UNSPACED.match(text))
+        unspaced = 0xE3 <= int(byte[1], 16) <= 0xE9 if byte else bool(UNSPACED.match(text))
         if first or space or ((unspaced or self._unspaced) and not rest_of_character):
             self._word += 1
         if not rest_of_character:
-            self._unspaced = unspaced if byte else bool(_UNSPACED.match(text[-1]))
+            self._unspaced = unspaced if byte else bool(UNSPACED.match(text[-1]))
         self._before = id
         return {"id": id, "text": text, "space": space and not first, "word": self._word, "special": False}
 
