@@ -212,9 +212,11 @@ def test_the_atlas_is_exported_in_its_order(opened: Page, explorer: Explorer) ->
 def test_the_measures_of_a_sentence_are_exported_without_charts(opened: Page) -> None:
     opened.locator("#model").select_option("lesser")
     opened.locator("#tab-atlas").click()
+    expect(opened.locator(".atlas-none code")).to_be_visible()
     expect(opened.locator(".atlas-table tbody tr")).to_have_count(24)
+    expect(opened.locator("#export > button")).to_be_visible()
     opened.keyboard.press("e")
-    assert opened.locator("#export [data-kind]").all_inner_texts()[0].startswith("CSV")
     expect(opened.locator("#export [data-kind]")).to_have_count(2)
+    assert opened.locator("#export [data-kind]").first.inner_text().startswith("CSV")
     opened.keyboard.press("Escape")
     assert "<table>" in save(opened, "html").path().read_text("utf-8")
