@@ -313,6 +313,27 @@ def import_(
 
 
 @app.command()
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="Which one; without a name, they are listed.")] = None,
+    scale: Annotated[str, typer.Option(help="smoke (a minute), small (two cores), full (the paper's).")] = "small",
+    out: Annotated[Path | None, typer.Option(help="(default: runs/experiments/NAME-SCALE)")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure anew what is known already.")] = False,
+    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster for the trials; local: one here.")] = None,
+) -> None:
+    """Measure a table of the paper, or one of its open questions; the same command again goes on."""
+    from regard.experiments import lab
+
+    if name is not None:
+        lab.experiment(name, scale=scale, out=out, again=again, ray=ray)
+        return
+    table = _table("experiments", "", "name", "what it measures")
+    table.columns[1].justify, table.columns[1].no_wrap = "left", False
+    for each, about in lab.NAMES.items():
+        table.add_row(each, about)
+    Console(highlight=False).print(table)
+
+
+@app.command()
 def demo(
     directory: Annotated[Path | None, typer.Option(help="Where everything goes. (default: runs/quickstart)")] = None,
     dates: Annotated[bool, typer.Option("--dates", help="Learn to read dates instead: needs no corpus.")] = False,

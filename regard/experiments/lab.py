@@ -1,0 +1,257 @@
+"""The frame of an experiment: trials, each a function of its settings, and a report of what they gave.
+
+A trial's result is kept in a file as soon as it is there, so that an interrupted experiment goes on with the trials
+that are missing; and since a trial hangs on nothing but its settings, the trials of one experiment may as well run side
+by side on a cluster. What comes out is a folder with Markdown, JSON and charts under the experiment's name, ready for
+`docs/experiments`.
+"""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.text import Text
+
+from regard.experiments.charts import Bars, Chart
+from regard.files import write_whole
+
+SCALES = {"smoke": "a minute, to see that it runs", "small": "our scale: two cores", "full": "the paper's scale"}
+# Modules of this room, each with an `EXPERIMENT`; what each is about, to be listed without importing it.
+NAMES = {
+    "table1": "the cost of a layer: attention, recurrence, convolution, over length and width",
+    "table2": "quality against training cost: Transformer, recurrent and convolutional translators",
+    "table3": "what matters in the Transformer: heads, widths, depth, dropout, positions",
+    "table4": "constituency parsing: trees written by a sequence model",
+    "extrapolation": "sentences longer than any in training, for every kind of positions",
+    "questions": "the open questions about attention, one measured answer each",
+    "scaling": "loss against parameters and data, with the power laws that fit",
+}
+
+Result = dict[str, Any]  # of a trial: anything that JSON can hold
+Results = Mapping[str, Result]  # by the trials' names
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One measurement: `run(folder, console, **settings)`, a function of a module, returns a result for JSON.
+
+    The folder is the trial's own; what it leaves there (a model that is half trained) is there when it runs again.
+    """
+
+    name: str  # unique in its experiment, fit for a file: heads-16
+    run: Callable[..., Result]
+    settings: Mapping[str, Any] = field(default_factory=dict)  # JSON; the same settings, the same result
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an experiment found, in Markdown, where a chart stands as ![what it shows](name.svg)."""
+
+    text: str
+    charts: Mapping[str, Chart | Bars] = field(default_factory=dict)  # name -> chart
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Trials for each scale, and what to make of their results."""
+
+    name: str
+    title: str
+    trials: Callable[[str], Sequence[Trial]]  # of a scale
+    report: Callable[[Results, str], Report]  # of the results, at a scale
+    corpora: tuple[str, ...] = ()  # fetched before the first trial
+
+
+def find(name: str) -> Experiment:
+    """The experiment of that name.
+
+    >>> find("tabel3")
+    Traceback (most recent call last):
+    ValueError: there is no experiment 'tabel3': did you mean 'table3'? There are table1, table2, table3, table4, ...
+    """
+    if name not in NAMES:
+        near = get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"there is no experiment {name!r}: {hint}There are {', '.join(NAMES)}")
+    found: Experiment = import_module(f"regard.experiments.{name}").EXPERIMENT
+    return found
+
+
+def experiment(
+    name: str,
+    *,
+    scale: str = "small",
+    out: Path | None = None,
+    again: bool = False,
+    ray: str | None = None,
+    console: Console | None = None,
+) -> Path:
+    """Run an experiment and write its report; returns the folder, by default runs/experiments/NAME-SCALE.
+
+    Trials whose results are there already, of the same settings, are not run `again` unless asked for. `ray` is the
+    address of a cluster ("local" starts one here) on which the trials run side by side.
+    """
+    if scale not in SCALES:
+        raise ValueError(f"unknown scale {scale!r}: choose one of {', '.join(SCALES)}")
+    this, console = find(name), console or Console()
+    folder = out or Path("runs/experiments") / f"{name}-{scale}"
+    trials = list(this.trials(scale))
+    assert len({trial.name for trial in trials}) == len(trials), "trials of one experiment have different names"
+    _fetch(this.corpora, console)
+    (folder / "trials").mkdir(parents=True, exist_ok=True)
+    known = {} if again else {trial.name: kept for trial in trials if (kept := _kept(trial, folder)) is not None}
+    missing = [trial for trial in trials if trial.name not in known]
+    _say(console, this.title, f"{scale}, {len(trials)} trials, {len(known)} of them known already")
+    try:
+        perform = _here(missing, folder, console) if ray is None else _on_ray(ray, this.name, scale, missing, folder)
+        for count, (trial, record) in enumerate(perform, len(known) + 1):
+            write_whole(_file(trial, folder), json.dumps(record, indent=1) + "\n")
+            known[trial.name] = record
+            _say(console, f"{count}/{len(trials)}", f"{trial.name}, {_duration(record['seconds'])}")
+    except KeyboardInterrupt:
+        _say(console, "stopped", f"{len(known)} of {len(trials)} trials are kept; the same command goes on")
+        raise
+    records = {trial.name: known[trial.name] for trial in trials}
+    report = this.report({name: record["result"] for name, record in records.items()}, scale)
+    _write(this, scale, records, report, folder)
+    console.print(Markdown(report.text))
+    _say(console, "report", str(folder / f"{name}.md"))
+    return folder
+
+
+def _fetch(corpora: Sequence[str], console: Console) -> None:
+    from regard.data.corpora import obtain
+    from regard.training.display import fetching
+
+    for corpus in corpora:
+        with fetching(console) as progress:
+            obtain(corpus, progress=progress)
+
+
+def _file(trial: Trial, folder: Path) -> Path:
+    return folder / "trials" / f"{trial.name}.json"
+
+
+def _identity(trial: Trial) -> Result:
+    run = f"{trial.run.__module__}.{trial.run.__qualname__}"
+    return {"run": run, "settings": json.loads(json.dumps(dict(trial.settings)))}
+
+
+def _kept(trial: Trial, folder: Path) -> Result | None:
+    """What is known of a trial, if it is of the same settings."""
+    try:
+        record: Result = json.loads(_file(trial, folder).read_text("utf-8"))
+    except (FileNotFoundError, ValueError):  # half written by hand, say: measured again
+        return None
+    same = isinstance(record, dict) and {key: record.get(key) for key in ("run", "settings")} == _identity(trial)
+    return record if same else None
+
+
+def _here(trials: Iterable[Trial], folder: Path, console: Console) -> Iterator[tuple[Trial, Result]]:
+    for trial in trials:
+        yield trial, _perform(trial, folder, console)
+
+
+def _perform(trial: Trial, folder: Path, console: Console) -> Result:
+    place = folder / "trials" / trial.name
+    place.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    result = trial.run(place, console, **trial.settings)
+    if not any(place.iterdir()):
+        place.rmdir()
+    return {**_identity(trial), "result": result, "seconds": time.perf_counter() - start, "machine": machine()}
+
+
+def _on_ray(
+    address: str, name: str, scale: str, trials: Sequence[Trial], folder: Path
+) -> Iterator[tuple[Trial, Result]]:
+    """Each trial as a task of a Ray cluster, whose machines have regard; each result as soon as it is there."""
+    try:
+        import ray  # type: ignore[import-not-found]
+    except ModuleNotFoundError:
+        raise ValueError("--ray needs Ray: pip install 'regard[cluster]'") from None
+    ray.init(address=None if address == "local" else address, log_to_driver=False, logging_level="error")
+    try:
+        # A trial works with all cores of its machine: one at a time on each.
+        cores = int(min(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]))
+        task = ray.remote(num_cpus=cores)(_trial)
+        waiting = {task.remote(name, scale, trial.name, str(folder.absolute())): trial for trial in trials}
+        while waiting:
+            (done, *_), _ = ray.wait(list(waiting), num_returns=1)
+            yield waiting.pop(done), ray.get(done)
+    finally:
+        ray.shutdown()
+
+
+def _trial(name: str, scale: str, trial: str, folder: str) -> Result:
+    """One trial by its name, on whatever machine this is."""
+    chosen = next(each for each in find(name).trials(scale) if each.name == trial)
+    return _perform(chosen, Path(folder), Console(quiet=True))
+
+
+def _write(this: Experiment, scale: str, records: Mapping[str, Result], report: Report, folder: Path) -> None:
+    seconds = sum(record["seconds"] for record in records.values())
+    machines = sorted({record["machine"] for record in records.values()})
+    command = f"regard experiment {this.name} --scale {scale}"
+    made = f"`{command}` with regard {version('regard')}: {_duration(seconds)} on {'; '.join(machines)}."
+    for name, chart in report.charts.items():
+        write_whole(folder / f"{name}.svg", chart.svg())
+    text = f"# {this.title}\n\n{made}\n\n{report.text.strip()}\n"
+    write_whole(folder / f"{this.name}.md", text)
+    about = {"experiment": this.name, "scale": scale, "command": command, "regard": version("regard")}
+    write_whole(folder / f"{this.name}.json", json.dumps({**about, "trials": records}, indent=1) + "\n")
+
+
+def machine() -> str:
+    """This machine in a line: cores, processor, PyTorch."""
+    import torch
+
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass  # not Linux
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{os.cpu_count()} cores of {name}{gpu}, PyTorch {torch.__version__.split('+')[0]}"
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(4.21), _duration(754)
+    ('4.2 s', '12 min 34 s')
+    """
+    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds) // 60} min {int(seconds) % 60:02} s"
+
+
+def _say(console: Console, label: str, text: str) -> None:
+    console.print(Text.assemble("  ", (label, "bold"), "  ", text), soft_wrap=True)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table; the first column holds names, the others figures.
+
+    >>> print(table(["model", "BLEU"], [["tiny", 34.0], ["base", None]]))
+    | model | BLEU |
+    |:--|--:|
+    | tiny | 34 |
+    | base | – |
+    """
+    lines = ["| " + " | ".join(head) + " |", "|:--|" + "--:|" * (len(head) - 1)]
+    return "\n".join([*lines, *("| " + " | ".join(map(_cell, row)) + " |" for row in rows)])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

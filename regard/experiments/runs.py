@@ -1,0 +1,103 @@
+"""What trials have in common: a recipe trained to its end and measured, or a small task learnt and tested."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
+
+from regard.data.batching import collate, token_batches
+from regard.data.vocabulary import BOS, EOS, PAD
+from regard.decoding.module import Module
+from regard.decoding.pool import search
+from regard.decoding.protocol import Request, SearchConfig, Special
+from regard.models import storage
+from regard.models.accounting import training_flops
+from regard.pipeline import Prepared, prepare, train
+from regard.recipe import Recipe
+from regard.training.loop import fit
+from regard.training.schedules import linear_to_zero
+from regard.training.validation import foretell
+
+Pair = tuple[Sequence[int], Sequence[int]]  # ids of source and target, without their ends
+
+
+def trained(recipe: Recipe, folder: Path, console: Console, *, name: str) -> dict[str, Any]:
+    """Train a recipe into a folder, going on with what is there, and measure the model that comes out.
+
+    bleu and chrf are of the test sentences; loss (nats a token), perplexity and accuracy of the validation sentences;
+    parameters counts weights; steps, epochs and flops (model FLOPs, forward and backward) are of the training.
+    """
+    if not (folder / "evaluation.json").exists():
+        resume = (folder / "trainer").exists() and (folder / "recipe.yaml").exists()
+        if not train(recipe, folder, name=name, resume=resume, console=console):
+            raise KeyboardInterrupt
+    data, model = prepare(recipe), storage.load(folder)
+    encode = data.tokenizer.encode
+    seen = foretell(model, [(encode(source), encode(target)) for source, target in data.valid])
+    scores = json.loads((folder / "evaluation.json").read_text("utf-8"))
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").split("\n") if line]
+    return {
+        "loss": seen.loss,
+        "perplexity": math.exp(seen.loss),
+        "accuracy": seen.accuracy,
+        **{key.lower(): value["score"] for key, value in scores.items()},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "vocabulary": len(data.tokenizer),
+        **_cost(model, data, recipe, steps=events[-1]["step"]),
+    }
+
+
+def _cost(model: nn.Module, data: Prepared, recipe: Recipe, steps: int) -> dict[str, Any]:
+    """What so many steps were, from the mean batch of an epoch: B sentences of S source and T target tokens."""
+    c = recipe.train
+    batches = sum(1 for _ in token_batches(data.train, tokens=c.batch_tokens, seed=c.seed, epoch=0))
+    S, T = (data.train.lengths(np.arange(len(data.train))).mean(0) + 1).tolist()  # and an end
+    sentences = len(data.train) / batches
+    flops = training_flops(model.config, 1, round(S), round(T)) * sentences  # type: ignore[arg-type]
+    return {"steps": steps, "epochs": steps / batches, "flops": flops * steps}
+
+
+def taught(
+    model: nn.Module,
+    pairs: Iterator[Pair],
+    console: Console,
+    *,
+    steps: int,
+    batch: int = 64,
+    peak: float = 3e-3,
+    seed: int = 0,
+    name: str = "learning",
+) -> list[float]:
+    """Teach a model endless pairs with Adam and a rate that falls to zero; returns the loss of each step."""
+    losses = []
+    bar = "  ", TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn()
+    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(name, total=steps, loss="")
+        batches = (collate(islice(pairs, batch)) for _ in range(steps))
+        schedule = lambda step: linear_to_zero(step, peak=peak, warmup=max(1, steps // 10), total=steps)  # noqa: E731
+        for report in fit(model, batches, schedule, seed=seed, smoothing=0.0):
+            losses.append(report.loss)
+            progress.update(task, advance=1, loss=f"loss {report.loss:.3f}")
+    return losses
+
+
+def exact(model: nn.Module, pairs: Sequence[Pair], *, extra: int = 50) -> float:
+    """The share of pairs whose whole target a greedy search writes."""
+    return sum(
+        said == list(target) for said, (_, target) in zip(written(model, pairs, extra), pairs, strict=True)
+    ) / len(pairs)
+
+
+def written(model: nn.Module, pairs: Sequence[Pair], extra: int = 50) -> list[list[int]]:
+    """What a greedy search writes for each source."""
+    requests = [Request([*source, EOS]) for source, _ in pairs]
+    greedy = SearchConfig(beam=1, scores=False, extra=extra)
+    found = search(Module(model.eval(), pad=PAD), requests, greedy, Special(BOS, EOS, PAD))  # type: ignore[arg-type]
+    return [best.tokens for (best,) in found]
