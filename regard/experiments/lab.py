@@ -7,8 +7,11 @@ by side on a cluster. What comes out is a folder with Markdown, JSON and charts 
 """
 
 import json
+import logging
 import os
 import platform
+import re
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,7 +116,7 @@ def experiment(
     missing = [trial for trial in trials if trial.name not in known]
     _say(console, this.title, f"{scale}, {len(trials)} trials, {len(known)} of them known already")
     try:
-        perform = _here(missing, folder, console) if ray is None else _on_ray(ray, this.name, scale, missing, folder)
+        perform = _here(missing, folder, console) if ray is None else _on_ray(ray, missing, folder)
         for count, (trial, record) in enumerate(perform, len(known) + 1):
             write_whole(_file(trial, folder), json.dumps(record, indent=1) + "\n")
             known[trial.name] = record
@@ -172,20 +175,24 @@ def _perform(trial: Trial, folder: Path, console: Console) -> Result:
     return {**_identity(trial), "result": result, "seconds": time.perf_counter() - start, "machine": machine()}
 
 
-def _on_ray(
-    address: str, name: str, scale: str, trials: Sequence[Trial], folder: Path
-) -> Iterator[tuple[Trial, Result]]:
+def _on_ray(address: str, trials: Sequence[Trial], folder: Path) -> Iterator[tuple[Trial, Result]]:
     """Each trial as a task of a Ray cluster, whose machines have regard; each result as soon as it is there."""
     try:
-        import ray  # type: ignore[import-not-found]
+        import ray
     except ModuleNotFoundError:
         raise ValueError("--ray needs Ray: pip install 'regard[cluster]'") from None
-    ray.init(address=None if address == "local" else address, log_to_driver=False, logging_level="error")
+    try:
+        if host := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray itself would try for ten minutes
+            socket.create_connection((host[1], int(host[2])), timeout=5).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"no Ray cluster answers at {address!r} ({error}): start one, or use --ray local") from None
     try:
         # A trial works with all cores of its machine: one at a time on each.
         cores = int(min(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]))
-        task = ray.remote(num_cpus=cores)(_trial)
-        waiting = {task.remote(name, scale, trial.name, str(folder.absolute())): trial for trial in trials}
+        task = ray.remote(num_cpus=cores)(_elsewhere)
+        place = str(folder.absolute())
+        waiting = {task.remote({"name": trial.name, **_identity(trial)}, place): trial for trial in trials}
         while waiting:
             (done, *_), _ = ray.wait(list(waiting), num_returns=1)
             yield waiting.pop(done), ray.get(done)
@@ -193,10 +200,14 @@ def _on_ray(
         ray.shutdown()
 
 
-def _trial(name: str, scale: str, trial: str, folder: str) -> Result:
-    """One trial by its name, on whatever machine this is."""
-    chosen = next(each for each in find(name).trials(scale) if each.name == trial)
-    return _perform(chosen, Path(folder), Console(quiet=True))
+def _elsewhere(trial: Result, folder: str) -> Result:
+    """A trial that arrived as plain values, on whatever machine this is, with all its cores."""
+    import torch
+
+    torch.set_num_threads(os.cpu_count() or 1)  # Ray allows a task one thread unless told otherwise
+    module, _, function = trial["run"].rpartition(".")
+    run = getattr(import_module(module), function)
+    return _perform(Trial(trial["name"], run, trial["settings"]), Path(folder), Console(quiet=True))
 
 
 def _write(this: Experiment, scale: str, records: Mapping[str, Result], report: Report, folder: Path) -> None:
