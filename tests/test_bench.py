@@ -21,6 +21,17 @@ def test_the_attention_benchmark_prints_a_row_for_each_length() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+def test_the_zoo_benchmark_prints_a_row_for_each_kind() -> None:
+    options = ["--limit", "256", "--rounds", "1", "--kinds", "fused", "window:64", "--steps", "2"]
+    command = [sys.executable, ROOT / "bench" / "zoo.py", *options]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "slope" in result.stdout
+    assert result.stdout.count("window:64") == 2  # its cost and its quality
+    assert "full" in result.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), reason="there is no Chromium"
 )

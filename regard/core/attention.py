@@ -14,14 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.cache import KeyValues
+from regard.core.cache import KeyValues, Recent, Sums
+from regard.core.chunked import chunked
 from regard.core.dropout import check_probability
 from regard.core.dropout import dropout as drop
-from regard.core.efficient import chunked
+from regard.core.efficient import Kind, causal_and_keep, check_kind
 from regard.core.heads import kept_keys
 from regard.core.layers import linear
+from regard.core.linformer import Linformer
 from regard.core.masks import AnyMask, Mask
+from regard.core.monotonic import Monotonic
+from regard.core.normalisers import ALONG_A_MEMORY, Normaliser, make_normaliser, read_normaliser, softmax
 from regard.core.positions import Positions
+from regard.core.scores import SCALED, SCORES, make_score
 
 
 def attend(
@@ -79,12 +84,7 @@ def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
 
 
 def _normalise(scores: Tensor, mask: AnyMask | None) -> Tensor:
-    if mask is None:
-        return scores.softmax(-1)
-    hidden = ~_dense(mask, scores.shape[2], scores.shape[3], scores.device)
-    # The lowest finite number in place of -inf, and zeros afterwards: a row that is masked whole is then zero in
-    # value and in gradient, and no NaN ever arises.
-    return scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(hidden, 0.0)
+    return softmax(scores, None if mask is None else _dense(mask, scores.shape[2], scores.shape[3], scores.device))
 
 
 def _math(
@@ -207,6 +207,11 @@ class AttentionConfig:
     scale: float | None = None  # 1/√d_k
     dropout: float = 0.0
     backend: str = "auto"
+    score: str = "dot"  # general, additive, concat, location: regard.core.scores
+    normaliser: str = "softmax"  # topk:K, hard, sparsemax, entmax, monotonic, chunkwise:W: regard.core.normalisers
+    project: bool = True  # W_Q, W_K, W_V; without them heads are slices of what comes in
+    kind: str = "full"  # window:W, linear, ...: the efficient form of a self-attention, regard.core.efficient
+    max_length: int = 1024  # of a sequence that linformer:R projects or the score location looks at
 
     def __post_init__(self) -> None:
         for name in ("d_model", "heads", "kv_heads", "d_k", "d_v"):
@@ -221,6 +226,31 @@ class AttentionConfig:
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}: choose a divisor")
         if self.backend not in ("auto", *BACKENDS):
             raise ValueError(f"unknown attention backend {self.backend!r}: choose one of auto, {', '.join(BACKENDS)}")
+        if self.score not in SCORES:
+            raise ValueError(f"unknown score {self.score!r}: choose one of {', '.join(SCORES)}")
+        read_normaliser(self.normaliser)
+        if self.scale is not None and self.score not in SCALED:
+            raise ValueError(f"scale = {self.scale} is one of the scores {' and '.join(SCALED)}; {self.score} has none")
+        if not self.plain and self.backend not in ("auto", "math"):
+            raise ValueError(
+                f"backend = {self.backend!r} knows the score dot and the normaliser softmax only, not {self.score} and "
+                f"{self.normaliser}: leave it at auto"
+            )
+        if not self.project and (self.kv_heads not in (None, self.heads) or self.d_k or self.d_v):
+            raise ValueError("without projections (project = False) heads are slices: leave out kv_heads, d_k and d_v")
+        check_kind(
+            self.kind,
+            dropout=self.dropout,
+            scale=self.scale,
+            plain=self.plain,
+            backend=self.backend,
+            max_length=self.max_length,
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is eq. 1: score dot, normaliser softmax."""
+        return (self.score, self.normaliser) == ("dot", "softmax")
 
     def keep(self, heads: Sequence[int]) -> "AttentionConfig":
         """The shape of what is left with only these heads, one or more, each as wide as before.
@@ -228,6 +258,8 @@ class AttentionConfig:
         >>> AttentionConfig(d_model=16, heads=4).keep([0, 2, 3])
         AttentionConfig(d_model=16, heads=3, kv_heads=3, d_k=4, d_v=4, ...)
         """
+        if not self.project:
+            raise ValueError("an attention without projections (project = False) cannot lose a head: it has no W_Q")
         width = self.d_model // self.heads
         kv_heads = len(kept_keys(self.heads, self.kv_heads or self.heads, heads))
         return replace(self, heads=len(heads), kv_heads=kv_heads, d_k=self.d_k or width, d_v=self.d_v or width)
@@ -237,7 +269,8 @@ class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O (§3.2.2).
 
     Self-attention, with one product for queries, keys and values; or, given `d_memory`, attention from x to a
-    memory of that width, with one product for keys and values.
+    memory of that width, with one product for keys and values. Without projections, keys and values are both slices
+    of the memory.
 
     >>> attention = MultiHeadAttention(AttentionConfig(d_model=16, heads=4))
     >>> attention(torch.randn(2, 5, 16)).shape
@@ -253,16 +286,35 @@ class MultiHeadAttention(nn.Module):
         self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
         self.d_k = config.d_k or config.d_model // config.heads
         self.d_v = config.d_v or config.d_model // config.heads
+        self.d_memory = config.d_model if d_memory is None else d_memory
+        key_width = self.d_k
+        if not config.project:
+            if self.d_memory % self.heads:
+                raise ValueError(f"a memory of width {d_memory} does not divide into {self.heads} heads: use a divisor")
+            key_width = self.d_v = self.d_memory // self.heads
         self.widths = [
             self.heads * self.d_k,
-            self.kv_heads * self.d_k,
+            self.kv_heads * key_width,
             self.kv_heads * self.d_v,
         ]  # of Q, K, V
-        if d_memory is None:
+        if config.project and d_memory is None:
             self.query_key_value = linear(config.d_model, *self.widths, bias=config.bias)
-        else:
+        elif config.project:
             self.query = linear(config.d_model, self.widths[0], bias=config.bias)
-            self.key_value = linear(d_memory, *self.widths[1:], bias=config.bias)
+            self.key_value = linear(self.d_memory, *self.widths[1:], bias=config.bias)
+        name, width = read_normaliser(config.normaliser)
+        if name in ALONG_A_MEMORY and d_memory is None:
+            raise ValueError(f"the normaliser {config.normaliser} walks along a memory: self-attention has none")
+        self.score = make_score(config.score, (self.heads, self.kv_heads), (self.d_k, key_width), config.max_length)
+        self.normalise: Normaliser | Monotonic
+        if name in ALONG_A_MEMORY:
+            self.normalise = Monotonic(self.heads, self.d_k, self.score.width or key_width, width)
+        else:
+            self.normalise = make_normaliser(config.normaliser)
+        if config.kind != "full" and (self.cross or type(self.positions).bias is not Positions.bias):
+            where = "attention to a memory" if self.cross else f"positions that add to scores ({self.positions})"
+            raise ValueError(f"attention {config.kind!r} is not for {where}: take full attention there")
+        self.efficient = Kind.read(config.kind).make(d_k=self.d_k, max_length=config.max_length)
         self.queries, self.keys, self.values = Tap(), Tap(), Tap()
         self.scores, self.weights, self.outputs = Tap(), Tap(), Tap()
         self.output = (
@@ -276,7 +328,7 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: AnyMask | None = None,
         bias: Tensor | None = None,
-        cache: KeyValues | None = None,
+        cache: KeyValues | Recent | Sums | None = None,
     ) -> Tensor:
         """x (B, T, d_model), memory (B, S, d_memory) -> (B, T, d_model); without W_O (B, T, heads · d_v).
 
@@ -287,18 +339,21 @@ class MultiHeadAttention(nn.Module):
         _check_width("x", x, self.config.d_model)
         scale = self.d_k**-0.5 if self.config.scale is None else self.config.scale
         dropout = self.config.dropout if self.training else 0.0
+        whole = cache if isinstance(cache, KeyValues) else None  # a cache of every key
         if self.cross:
-            q, k, v = self._from_memory(x, memory, cache)
+            q, k, v = self._from_memory(x, memory, whole)
         elif memory is not None:
             raise ValueError("this is a self-attention: build it with d_memory= to attend to a memory")
         else:
             offset = cache.length if cache is not None else 0
-            q, k, v = self._from_itself(x, cache, offset)
+            q, k, v = self._from_itself(x, whole, offset)
             if (relative := self.positions.bias(q, k.shape[2], offset, scale)) is not None:
                 bias = relative if bias is None else bias + relative
-        if self.watched:
+        if self.efficient is not None:
+            heads = self._efficiently(q, k, v, mask, bias, scale, dropout, cache)
+        elif self.watched or not self.config.plain:
             K = max(1, len(x) // max(1, len(q)))
-            heads = self._tapped(q, k, v, mask, bias, scale, dropout, K)
+            heads = self._tapped(q, k, v, mask, bias, scale, dropout, K, whole)
         else:
             heads = attend(q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, backend=self.config.backend)
         y = self.output(heads.transpose(1, 2).flatten(2))  # (B, K·T, H·d_v) W_O
@@ -320,23 +375,69 @@ class MultiHeadAttention(nn.Module):
         scale: float,
         dropout: float,
         K: int,
+        cache: KeyValues | None,
     ) -> Tensor:
         """The math path through the taps: a row for each row of x, a key and value head for each query head."""
         q = q.unflatten(2, (K, -1)).transpose(1, 2).flatten(0, 1)  # (B, H, K·T, d_k) -> (B·K, H, T, d_k)
         group = self.heads // self.kv_heads
-        k, v = (each.repeat_interleave(K, 0).repeat_interleave(group, 1) for each in (k, v))
+        k, v = (_repeat(_repeat(each, K, 0), group, 1) for each in (k, v))
         if isinstance(mask, Tensor) and len(mask) > 1:
             mask = mask.repeat_interleave(K, 0)
         if bias is not None and len(bias) > 1:
             bias = bias.repeat_interleave(K, 0)
         q, k, v = self.queries(q), self.keys(k), self.values(v)
-        weights = self.weights(_normalise(self.scores(_scores(q, k, bias, scale)), mask))  # (B·K, H, T, S)
+        scores = self.score(q, k, scale)  # (B·K, H, T, S)
+        scores = self.scores(scores if bias is None else scores + bias)
+        allowed = None if mask is None else _dense(mask, q.shape[2], k.shape[2], q.device)
+        if isinstance(self.normalise, Monotonic):
+            weights = self.weights(self.normalise(scores, allowed, q, k, scale, cache))
+        else:
+            weights = self.weights(self.normalise(scores, allowed))
         return self.outputs(drop(weights, dropout) @ v)  # (B·K, H, T, d_v)
 
+    def _efficiently(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AnyMask | None,
+        bias: Tensor | None,
+        scale: float,
+        dropout: float,
+        cache: KeyValues | Recent | Sums | None,
+    ) -> Tensor:
+        """Whole, or on from a cache; or by its weights, where somebody looks or the cache holds all keys anyway."""
+        assert self.efficient is not None
+        if bias is not None:
+            raise ValueError(f"attention {self.config.kind!r} takes no bias: it has no scores to add it to")
+        k, v = (_repeat(each, self.heads // self.kv_heads, 1) for each in (k, v))
+        is_causal, keep = (True, None) if cache is not None else causal_and_keep(mask, k.shape[2], self.config.kind)
+        if is_causal and isinstance(self.efficient, Linformer):
+            raise ValueError(f"attention {self.config.kind!r} has no causal form: take another one for decoding")
+        if isinstance(cache, Recent | Sums):
+            if self.watched:
+                raise ValueError("this cache keeps no keys to look at: begin with a new one, made while watching")
+            return self.efficient.step(q, k, v, cache, scale=scale)
+        if not (self.watched or self.config.backend == "math" or cache is not None):
+            return self.efficient(q, k, v, is_causal=is_causal, keep=keep, scale=scale, dropout=dropout)
+        q, k, v = self.queries(q), self.keys(k), self.values(v)
+        T, S = q.shape[2], k.shape[2]
+        allowed = None if mask is None else _dense(mask, T, S, q.device)
+        weights = self.efficient.weights(
+            q, k, allowed, is_causal=is_causal, offset=S - T, scale=scale, see=self.scores
+        )  # (B, H, T, S)
+        return self.outputs(drop(self.weights(weights), dropout) @ v)
+
+    def new_cache(self) -> KeyValues | Recent | Sums:
+        """An empty past of this attention, as small as its kind allows; of all keys while somebody watches."""
+        if self.efficient is None or self.watched or self.config.backend == "math":
+            return KeyValues()
+        return self.efficient.past() or KeyValues()
+
     def _from_itself(self, x: Tensor, cache: KeyValues | None, offset: int) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.query_key_value(x).split(self.widths, -1)
+        q, k, v = self.query_key_value(x).split(self.widths, -1) if self.config.project else (x, x, x)
         q, k, v = _split(q, self.heads), _split(k, self.kv_heads), _split(v, self.kv_heads)
-        q, k = self.positions.rotate(q, offset), self.positions.rotate(k, offset)
+        q, k = self.positions.rotate(q, offset), self.score.keys(self.positions.rotate(k, offset))
         return (q, k, v) if cache is None else (q, *cache.extend(k, v))
 
     def _from_memory(self, x: Tensor, memory: Tensor | None, cache: KeyValues | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -345,9 +446,9 @@ class MultiHeadAttention(nn.Module):
         elif memory is None:
             raise ValueError("this attention reads a memory: pass it, or a cache that has seen it")
         else:
-            _check_width("memory", memory, self.key_value.in_features)
-            k, v = self.key_value(memory).split(self.widths[1:], -1)
-            k, v = _split(k, self.kv_heads), _split(v, self.kv_heads)
+            _check_width("memory", memory, self.d_memory)
+            k, v = self.key_value(memory).split(self.widths[1:], -1) if self.config.project else (memory, memory)
+            k, v = self.score.keys(_split(k, self.kv_heads)), _split(v, self.kv_heads)
             if cache is not None:
                 cache.keys, cache.values, cache.length = k, v, k.shape[2]
         if len(x) != len(k):  # K rows read one memory: as K · T queries of one row
@@ -356,12 +457,16 @@ class MultiHeadAttention(nn.Module):
                     f"x and the memory do not fit together: {len(x)} rows read {len(k)}; give x as many, or a multiple"
                 )
             x = x.reshape(len(k), -1, x.shape[2])  # (B·K, T, d_model) -> (B, K·T, d_model)
-        return _split(self.query(x), self.heads), k, v
+        return _split(self.query(x) if self.config.project else x, self.heads), k, v
 
 
 def _check_width(name: str, x: Tensor, width: int) -> None:
     if x.dim() != 3 or x.shape[2] != width:
         raise ValueError(f"this attention takes {name} of shape (batch, length, {width}), got {tuple(x.shape)}")
+
+
+def _repeat(x: Tensor, times: int, dim: int) -> Tensor:
+    return x if times == 1 else x.repeat_interleave(times, dim)
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

@@ -64,3 +64,9 @@ class Stack(nn.Module):
         for i, layer in enumerate(self.layers):
             x = layer(x, *args, **kwargs) if cache is None else layer(x, *args, cache=cache[i], **kwargs)
         return x if self.norm is None else self.norm(x)
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Every layer of every stack in a model: a stack is whatever holds a list of `layers`, whichever the family."""
+    stacks = [getattr(module, "layers", None) for module in model.modules()]
+    return [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]

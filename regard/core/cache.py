@@ -24,6 +24,7 @@ class KeyValues:
     keys: Tensor | None = None  # (B, H, capacity, d_k)
     values: Tensor | None = None  # (B, H, capacity, d_v)
     length: int = 0
+    alignment: Tensor | None = None  # (rows, heads, S): where a monotonic attention stands in a memory
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k (B, H, T, d_k) and v (B, H, T, d_v); return all keys and values so far, as views."""
@@ -41,6 +42,11 @@ class KeyValues:
             self.keys = self.keys.index_select(0, index)
             self.values = self.values.index_select(0, index)
 
+    def follow(self, rows: Tensor) -> None:
+        """Keep the rows of what was decoded, of which a memory may serve several: they stand apart in it."""
+        if self.alignment is not None:
+            self.alignment = self.alignment.index_select(0, rows)
+
 
 def _room(buffer: Tensor | None, new: Tensor, start: int, end: int) -> Tensor:
     if buffer is not None and end <= buffer.shape[2]:
@@ -50,6 +56,54 @@ def _room(buffer: Tensor | None, new: Tensor, start: int, end: int) -> Tensor:
     if buffer is not None:
         larger[:, :, :start] = buffer[:, :, :start]
     return larger
+
+
+@dataclass
+class Recent:
+    """The first and the last keys and values of the past, of an attention that looks at no others: O(first + last).
+
+    >>> past = Recent(first=1, last=2)
+    >>> for i in range(6):
+    ...     keys, values, at = past.extend(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1))
+    >>> at.tolist(), past.length
+    ([0, 3, 4, 5], 6)
+    """
+
+    first: int = 0
+    last: int = 0
+    keys: Tensor | None = None  # (B, H, at most first + last, d_k)
+    values: Tensor | None = None
+    at: Tensor | None = None  # (at most first + last,): where each of them stands
+    length: int = 0
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Append k (B, H, T, d_k) and v (B, H, T, d_v); return what was kept, and these, and where each stands."""
+        start, self.length = self.length, self.length + k.shape[2]
+        at = torch.arange(start, self.length, device=k.device)
+        if self.keys is not None and self.values is not None and self.at is not None:
+            if len(self.keys) != len(k):
+                raise ValueError(f"the cache holds a batch of {len(self.keys)}, not of {len(k)}: start a new one")
+            k, v, at = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2), torch.cat([self.at, at])
+        kept = (at < self.first) | (at >= self.length - self.last)
+        self.keys, self.values, self.at = k[:, :, kept], v[:, :, kept], at[kept]
+        return k, v, at
+
+    def reorder(self, index: Tensor) -> None:
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
+
+
+@dataclass
+class Sums:
+    """The whole past of a linear attention: Σ φ(k) [v, 1]ᵀ, divided by e to the power of `level`. It never grows."""
+
+    sums: Tensor | None = None  # (B, H, features, d_v + 1)
+    level: Tensor | None = None  # (B, H, 1, 1)
+    length: int = 0
+
+    def reorder(self, index: Tensor) -> None:
+        if self.sums is not None and self.level is not None:
+            self.sums, self.level = self.sums.index_select(0, index), self.level.index_select(0, index)
 
 
 @dataclass
@@ -75,7 +129,7 @@ class Window:
 class LayerCache:
     """The past of one decoder layer. Cross-attention keys and values are filled once and then reused."""
 
-    self_attention: KeyValues = field(default_factory=KeyValues)
+    self_attention: KeyValues | Recent | Sums = field(default_factory=KeyValues)
     cross_attention: KeyValues = field(default_factory=KeyValues)
     feed_forward: Window = field(default_factory=Window)
 
@@ -83,6 +137,7 @@ class LayerCache:
         if rows is not None:
             self.self_attention.reorder(rows)
             self.feed_forward.reorder(rows)
+            self.cross_attention.follow(rows)
         if memory is not None:
             self.cross_attention.reorder(memory)
 

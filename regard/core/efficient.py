@@ -1,160 +1,145 @@
-"""Exact attention in O(T) memory: the soft-max is taken online over blocks of keys.
+"""Self-attention that is not all to all, by name: from `window:64` to the module that does it.
 
-Letters: B batch, H heads, T queries, S keys, d_k and d_v widths of keys and values.
+    full                eq. 1
+    window:W            W keys on each side, or the W before and itself           exact, O(n W)
+    dilated:W:D         the same over every D-th position                         exact, O(n W)
+    longformer:W:G      a window; the first G positions see all, and all see them exact, O(n (W + G))
+    bigbird:W:G:R       the same, and R random blocks of 32 keys for each 32 queries; bigbird:W:G:R:SEED for other ones
+    blocks:B            within blocks of B positions                              exact, O(n B)
+    linformer:R         to R learnt mixtures of the keys; not causal              approximate, O(n R)
+    performer:F         exp(q·k) by F random features; performer:F:relu           approximate, O(n F)
+    linear              the kernel elu + 1                                        another kernel, O(n)
 
-For a row of scores s split into blocks, keep the running maximum m, the running sum l = Σ exp(s - m) and the
-running mix o = Σ exp(s - m) v. A new block with a larger maximum m' rescales l and o by exp(m - m'); at the end
-the row of the output is o / l. Only m + log l is kept for the backward pass, which computes each block of
-weights again.
+Each is a module between the projections of a `MultiHeadAttention`, with three ways through it: called, it mixes a
+whole sequence, q, k (B, H, n, d_k) and v (B, H, n, d_v) -> (B, H, n, d_v); `step` goes on from what `past()` began;
+`weights` writes out (B, H, T, S) what values are multiplied with: the slow truth, and what a watcher sees.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from regard.core.dropout import fresh_seed, keep_mask, keep_scale
+from regard.core.kernels import Elu, Exponential, Kernel, Relu
+from regard.core.linformer import Linformer
 from regard.core.masks import AnyMask, Mask
+from regard.core.sparse import Band, Blocks, Sparse
 
-BLOCK = 256  # rows and columns of scores held at a time
+Efficient = Sparse | Kernel | Linformer
+FORMS = {
+    "full": "full",
+    "window": "window:64",
+    "dilated": "dilated:32:4",
+    "longformer": "longformer:64:2",
+    "bigbird": "bigbird:64:2:3",
+    "blocks": "blocks:64",
+    "linformer": "linformer:64",
+    "performer": "performer:256",
+    "linear": "linear",
+}
+PATTERNS = ("window", "dilated", "longformer", "bigbird", "blocks")  # exact: soft-max of some of the scores
 
 
-def chunked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: AnyMask | None,
-    bias: Tensor | None,
-    scale: float,
-    dropout: float,
-) -> Tensor:
-    """softmax(scale · QKᵀ + bias) V without the (T, S) weights: q (B, H, T, d_k), k (B, H, S, d_k), v (B, H, S, d_v)"""
-    seed = fresh_seed() if dropout else 0
-    return _Chunked.apply(q, k, v, mask, bias, scale, dropout, seed)
+@dataclass(frozen=True)
+class Kind:
+    """A kind of attention: its name, its numbers, and the kernel of a Performer.
+
+    >>> Kind.read("longformer:64:2")
+    Kind(name='longformer', numbers=(64, 2), relu=False)
+    >>> Kind.read("window:wide")
+    Traceback (most recent call last):
+    ValueError: attention 'window:wide': write it as in window:64, with whole numbers from 1 on
+    """
+
+    name: str
+    numbers: tuple[int, ...] = ()
+    relu: bool = False
+
+    @classmethod
+    def read(cls, text: str) -> "Kind":
+        name, *rest = text.split(":")
+        if name not in FORMS:
+            raise ValueError(f"unknown attention {text!r}: choose one of {', '.join(FORMS.values())}")
+        relu = name == "performer" and rest[1:] == ["relu"]
+        rest = rest[:1] if relu else rest
+        expected = FORMS[name].count(":")
+        seeded = name == "bigbird" and len(rest) == expected + 1  # any number may be the seed
+        if (
+            not all(part.isascii() and part.isdigit() for part in rest)
+            or len(rest) != expected + seeded
+            or not all(map(int, rest[:expected]))
+        ):
+            numbers = f", with whole numbers from 1 on{' (the last may be relu)' * (name == 'performer')}"
+            raise ValueError(f"attention {text!r}: write it as in {FORMS[name]}{numbers if expected else ''}")
+        return cls(name, tuple(map(int, rest)), relu)
+
+    @property
+    def causal(self) -> bool:
+        """Whether a decoder can use it."""
+        return self.name != "linformer"
+
+    @property
+    def reach(self) -> int:
+        """The farthest position that a window or a block makes a query see; 0 if it has none."""
+        if self.name == "dilated":
+            return self.numbers[0] * self.numbers[1]
+        return self.numbers[0] if self.name in PATTERNS else 0
+
+    def make(self, *, d_k: int, max_length: int) -> Efficient | None:
+        """Its module; None for full attention."""
+        match self.name, self.numbers:
+            case (("window" | "dilated"), numbers):
+                return Sparse(Band(*numbers))
+            case "longformer", (W, G):
+                return Sparse(Band(W, first=G))
+            case "bigbird", (W, G, R, *seed):
+                return Sparse(Band(W, first=G, random=R, seed=sum(seed)))
+            case "blocks", (B,):
+                return Sparse(Blocks(B))
+            case "linformer", (R,):
+                return Linformer(R, max_length)
+            case "performer", (features,):
+                return Kernel(Relu(features, d_k) if self.relu else Exponential(features, d_k))
+            case "linear", _:
+                return Kernel(Elu())
+        return None
 
 
-class _Chunked(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any, scale: float, p: float, seed: int
-    ) -> Tensor:
-        blocks = _Blocks(q, k, mask, bias, scale, p, seed)
-        B, H, T, _ = q.shape
-        out = q.new_empty(B, H, T, v.shape[3])
-        lse = q.new_empty(B, H, T, 1, dtype=blocks.dtype)
-        for rows in _ranges(T):
-            m = q.new_full((B, H, len(rows), 1), -torch.inf, dtype=blocks.dtype)
-            l = torch.zeros_like(m)
-            o = q.new_zeros((B, H, len(rows), v.shape[3]), dtype=blocks.dtype)
-            for columns in _ranges(k.shape[2]):
-                s = blocks.scores(rows, columns)
-                if s is None:
-                    continue
-                new = torch.maximum(m, s.amax(-1, keepdim=True))
-                base = new.masked_fill(new == -torch.inf, 0.0)  # a row with nothing to see yet: exp(-inf - 0) = 0
-                weights = s.sub_(base).exp_()
-                shrink = (m - base).exp_()
-                l = l * shrink + weights.sum(-1, keepdim=True)
-                o = o * shrink + blocks.drop(weights, rows, columns) @ v[:, :, _slice(columns)].to(o.dtype)
-                m = new
-            seen = l > 0
-            out[:, :, _slice(rows)] = torch.where(seen, o / l, 0.0)
-            lse[:, :, _slice(rows)] = torch.where(seen, m + l.log(), torch.inf)  # inf: all weights exp(s - inf) = 0
-        ctx.save_for_backward(q, k, v, bias, mask if isinstance(mask, Tensor) else None, out, lse)
-        ctx.rule = mask if isinstance(mask, Mask) else None
-        ctx.constants = scale, p, seed
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g: Tensor) -> Any:
-        q, k, v, bias, mask, out, lse = ctx.saved_tensors
-        scale, p, seed = ctx.constants
-        blocks = _Blocks(q, k, ctx.rule or mask, bias, scale, p, seed)
-        dq, dk, dv = (torch.zeros_like(x, dtype=blocks.dtype) for x in (q, k, v))
-        dbias = torch.zeros_like(bias, dtype=blocks.dtype) if bias is not None and ctx.needs_input_grad[4] else None
-        for rows in _ranges(q.shape[2]):
-            i = _slice(rows)
-            g_i, lse_i, q_i = g[:, :, i].to(blocks.dtype), lse[:, :, i], q[:, :, i].to(blocks.dtype)
-            delta = (g_i * out[:, :, i]).sum(-1, keepdim=True)  # Σ_j w_ij ∂w_ij = g_i · out_i
-            for columns in _ranges(k.shape[2]):
-                s = blocks.scores(rows, columns)
-                if s is None:
-                    continue
-                j = _slice(columns)
-                weights = s.sub_(lse_i).exp_()
-                dv[:, :, j] += blocks.drop(weights, rows, columns).transpose(2, 3) @ g_i
-                dweights = blocks.drop(g_i @ v[:, :, j].to(blocks.dtype).transpose(2, 3), rows, columns)
-                ds = weights * (dweights - delta)  # the soft-max's Jacobian
-                dq[:, :, i] += scale * (ds @ k[:, :, j].to(blocks.dtype))
-                dk[:, :, j] += scale * (ds.transpose(2, 3) @ q_i)
-                if dbias is not None:
-                    part = _part(dbias, rows, columns)
-                    part += ds.sum_to_size(part.shape)
-        grads = (
-            dq.to(q.dtype),
-            dk.to(k.dtype),
-            dv.to(v.dtype),
-            None,
-            None if dbias is None else dbias.to(bias.dtype),
+def check_kind(text: str, *, dropout: float, scale: float | None, plain: bool, backend: str, max_length: int) -> Kind:
+    """The kind that a text names, if it goes together with what else an attention is made of."""
+    kind = Kind.read(text)
+    if kind.name == "full":
+        return kind
+    if not plain:
+        raise ValueError(f"attention {text!r} has its own way from scores to weights: leave score and normaliser alone")
+    if backend not in ("auto", "math"):
+        raise ValueError(f"backend = {backend!r} is one of full attention, not of {text!r}: leave it at auto, or math")
+    if dropout and kind.name not in PATTERNS:
+        raise ValueError(
+            f"attention {text!r} has no weights for an attention dropout of {dropout} to drop: set it to 0"
         )
-        return *grads, None, None, None
+    if scale is not None and (kind.name == "linear" or kind.relu):
+        raise ValueError(f"scale = {scale}: the kernel of {text!r} has none; leave it out")
+    if scale is not None and scale < 0 and kind.name == "performer":
+        raise ValueError(f"scale = {scale}: {text!r} takes its square root; choose one that is not negative")
+    if kind.reach > max_length:
+        raise ValueError(
+            f"attention {text!r} reaches {kind.reach} positions, more than max_length = {max_length}, the longest "
+            "sequence: choose a smaller window, raise max_length, or take full attention"
+        )
+    return kind
 
 
-class _Blocks:
-    """The block (rows, columns) of the masked scores and of the dropout mask, the same in both passes."""
-
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        mask: AnyMask | None,
-        bias: Tensor | None,
-        scale: float,
-        p: float,
-        seed: int,
-    ) -> None:
-        self.q, self.k, self.mask, self.bias, self.scale, self.p, self.seed = q, k, mask, bias, scale, p, seed
-        self.dtype = torch.promote_types(q.dtype, torch.float32)  # sums over many keys: never in half precision
-
-    def scores(self, rows: range, columns: range) -> Tensor | None:
-        """scale · QKᵀ + bias, -inf where masked, (B, H, rows, columns); None where all of it is masked."""
-        allowed = None
-        if isinstance(self.mask, Mask):
-            device = self.q.device
-            allowed = self.mask.block(
-                torch.arange(rows.start, rows.stop, device=device),
-                torch.arange(columns.start, columns.stop, device=device),
-            )
-        elif self.mask is not None:
-            allowed = _part(self.mask, rows, columns)
-        if allowed is not None and not allowed.any():
-            return None
-        q, k = self.q[:, :, _slice(rows)].to(self.dtype), self.k[:, :, _slice(columns)].to(self.dtype)
-        s = (q * self.scale) @ k.transpose(2, 3)
-        if self.bias is not None:
-            s += _part(self.bias, rows, columns)
-        return s if allowed is None else s.masked_fill_(~allowed, -torch.inf)
-
-    def drop(self, x: Tensor, rows: range, columns: range) -> Tensor:
-        """x with this block's dropout mask applied: a function of the seed and the block's place."""
-        if not self.p:
-            return x
-        place = torch.Generator().manual_seed(self.seed + rows.start * self.k.shape[2] + columns.start)
-        return x * keep_mask(x.shape, self.p, generator=place).to(x.device) * keep_scale(self.p)
-
-
-def _ranges(n: int) -> Iterator[range]:
-    return (range(start, min(start + BLOCK, n)) for start in range(0, n, BLOCK))
-
-
-def _slice(r: range) -> slice:
-    return slice(r.start, r.stop)
-
-
-def _part(x: Tensor, rows: range, columns: range) -> Tensor:
-    """The block of x (B, H, T, S), where T and S may be 1 and then serve every block."""
-    if x.shape[2] > 1:
-        x = x[:, :, _slice(rows)]
-    return x[..., _slice(columns)] if x.shape[3] > 1 else x
+def causal_and_keep(mask: AnyMask | None, S: int, text: str) -> tuple[bool, Tensor | None]:
+    """What a mask says to an efficient attention: whether it is causal, and which of S keys are no padding, (B, S)."""
+    if mask is None:
+        return False, None
+    if isinstance(mask, Mask) and mask.triangle:
+        return True, None
+    if isinstance(mask, Mask) and mask.keep is not None:
+        return False, mask.keep
+    if isinstance(mask, Tensor) and mask.shape[1] == mask.shape[2] == 1:
+        return False, mask[:, 0, 0].expand(-1, S)
+    raise ValueError(
+        f"attention {text!r} has a pattern of its own, and takes causal() or a padding mask (batch, 1, 1, keys) beside "
+        f"it, not a mask of shape {tuple(mask.shape)}"
+    )

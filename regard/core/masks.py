@@ -20,7 +20,7 @@ class Mask:
     """A rule (query indices (T, 1), key indices (1, S)) -> bool, broadcastable to (B, H, T, S).
 
     `shape` is (B, H, T, S) with 1 where any size will do. `triangle` marks the plain causal mask, which fused
-    kernels know by name. Masks combine with `&` and `|`.
+    kernels know by name; `keep` (B, S) says all of a padding mask. Masks combine with `&` and `|`.
 
     >>> causal().dense(3, 3)[0, 0].int().tolist()
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
@@ -29,6 +29,7 @@ class Mask:
     rule: Callable[[Tensor, Tensor], Tensor]
     shape: Shape = (1, 1, 1, 1)
     triangle: bool = False
+    keep: Tensor | None = None
 
     def block(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The mask at these query indices (T,) and key indices (S,): bool, 4-D, with sizes of 1 left as they are."""
@@ -77,4 +78,45 @@ def padding(keep: Tensor) -> Mask:
             f"{tuple(keep.shape)}: pass e.g. `tokens != pad`"
         )
     B, S = keep.shape
-    return Mask(lambda i, j: keep[:, None, None, j.flatten()], (B, 1, 1, S))
+    return Mask(lambda i, j: keep[:, None, None, j.flatten()], (B, 1, 1, S), keep=keep)
+
+
+def window(W: int, dilation: int = 1) -> Mask:
+    """A query sees itself and W keys on each side; with a dilation D every D-th of them (Beltagy et al. 2020).
+
+    >>> window(1).dense(4, 4)[0, 0].int().tolist()
+    [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
+    """
+    return Mask(lambda i, j: ((i - j).abs() <= W * dilation) & ((i - j) % dilation == 0))
+
+
+def diagonal_blocks(B: int) -> Mask:
+    """Positions 0..B-1 see each other, the next B each other, and so on."""
+    return Mask(lambda i, j: i // B == j // B)
+
+
+def first(G: int) -> Mask:
+    """The first G positions see all and are seen by all."""
+    return Mask(lambda i, j: (i < G) | (j < G))
+
+
+def random_blocks(R: int, size: int, *, seed: int, both_ways: bool) -> Mask:
+    """Each block of `size` queries sees R blocks of keys picked at random (Zaheer et al. 2020)."""
+
+    def rule(i: Tensor, j: Tensor) -> Tensor:
+        return (random_picks(i // size, R, seed=seed, both_ways=both_ways) == (j // size)[..., None]).any(-1)
+
+    return Mask(rule)
+
+
+def random_picks(block: Tensor, R: int, *, seed: int, both_ways: bool) -> Tensor:
+    """R blocks for each block of queries, (...) -> (..., R): among 0..block, or both ways among 0..2·block.
+
+    They are a function of seed and block alone, never of the length of the text: neither padding nor what is still to
+    be decoded changes them. So both ways as many are picked ahead as behind, and some lie beyond the end.
+    """
+    x = (block[..., None] * 8191 + torch.arange(R, device=block.device)) * 131071 + seed
+    for _ in range(3):  # a congruential step, then high bits into low ones
+        x = (x * 1103515245 + 12345) & (2**31 - 1)
+        x = x ^ (x >> 13)
+    return x % (block[..., None] * (2 if both_ways else 1) + 1)

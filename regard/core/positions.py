@@ -197,6 +197,7 @@ class ALiBi(Positions):
 
 ABSOLUTE = ("none", "sinusoidal", "learned")
 RELATIVE = ("shaw", "t5", "rope", "alibi")
+BIASED = ("shaw", "t5", "alibi")  # of these, the ones that add to the scores
 
 
 def absolute_positions(kind: str, *, d_model: int, maximum: int) -> Positions:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.cache import Cache
+from regard.core.efficient import Kind
 from regard.core.heads import Headless, read_heads, write_heads
 from regard.core.layers import (
     ACTIVATIONS,
@@ -25,7 +26,8 @@ from regard.core.layers import (
     Residual,
 )
 from regard.core.masks import causal, padding
-from regard.core.positions import ABSOLUTE, RELATIVE, Positions, absolute_positions, relative_positions
+from regard.core.normalisers import ALONG_A_MEMORY, read_normaliser
+from regard.core.positions import ABSOLUTE, BIASED, RELATIVE, Positions, absolute_positions, relative_positions
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class TransformerConfig:
     d_v: int | None = None
     scale: float | None = None  # of the scores: 1/√d_k, if left out
     positions: str = "sinusoidal"
-    max_length: int = 1024  # of learned positions
+    max_length: int = 1024  # of learned positions, the score location, and what linformer:R projects
     norm: str = "post"  # or pre
     norm_kind: str = "layer"  # or rms
     norm_eps: float = 1e-5
@@ -63,6 +65,12 @@ class TransformerConfig:
     feed_forward_dropout: float = 0.0
     stochastic_depth: float = 0.0  # in the last layer; grows linearly from the first
     backend: str = "auto"  # of attention
+    score: str = "dot"  # general, additive, concat, location
+    normaliser: str = "softmax"  # topk:K, hard, sparsemax, entmax
+    cross_score: str | None = None  # of attention to the memory: score, if left out
+    cross_normaliser: str | None = None  # normaliser, if left out; or monotonic, chunkwise:W
+    self_attention: str = "full"  # window:W, linear, ...: its efficient form, in encoder and decoder
+    decoder_self_attention: str | None = None  # self_attention, if left out
     kept_heads: str = ""  # of attentions that have lost some: encoder.layers.0.self_attention:0,2
     pad: int = 0
 
@@ -89,7 +97,13 @@ class TransformerConfig:
         for name in ("dropout", "attention_dropout", "feed_forward_dropout", "stochastic_depth"):
             if not 0.0 <= (p := getattr(self, name)) <= 1.0:
                 raise ValueError(f"{name} = {p}: a probability lies in [0, 1]")
-        self.attention  # noqa: B018  checks heads and widths
+        self.attention, self.cross_attention  # noqa: B018  check heads and widths, scores and normalisers
+        if read_normaliser(self.normaliser)[0] in ALONG_A_MEMORY:
+            raise ValueError(
+                f"normaliser = {self.normaliser!r} walks along a memory, which self-attention has not: give it as "
+                "cross_normaliser"
+            )
+        self._check_kinds()
         given, names = read_heads(self.kept_heads), self.names
         for name, heads in given.items():
             if name not in names:
@@ -99,6 +113,21 @@ class TransformerConfig:
                 raise ValueError(f"kept_heads: {name} has heads 0..{self.heads - 1}, not {heads[-1]}")
         some = {name: given[name] for name in names if len(given.get(name, range(self.heads))) < self.heads}
         object.__setattr__(self, "kept_heads", write_heads(some))  # in one order: equal models have equal configs
+
+    def _check_kinds(self) -> None:
+        """Refuse an efficient self-attention where it cannot be."""
+        setting = "self_attention" if self.decoder_self_attention is None else "decoder_self_attention"
+        kind = self.decoder_attention.kind
+        if not Kind.read(kind).causal:
+            raise ValueError(
+                f"{setting} = {kind!r} has no causal form, which the decoder needs: set decoder_self_attention to one "
+                "that has, such as full, or window:64"
+            )
+        if self.positions in BIASED and not self.attention.kind == kind == "full":
+            raise ValueError(
+                f"positions = {self.positions!r} add to the scores of full attention: choose sinusoidal, learned, rope "
+                "or none, or leave self_attention at full"
+            )
 
     @property
     def names(self) -> list[str]:
@@ -114,7 +143,7 @@ class TransformerConfig:
 
     @property
     def attention(self) -> AttentionConfig:
-        """The part that each attention needs."""
+        """The part that each self-attention of the encoder needs."""
         return AttentionConfig(
             self.d_model,
             self.heads,
@@ -125,7 +154,22 @@ class TransformerConfig:
             scale=self.scale,
             dropout=self.attention_dropout,
             backend=self.backend,
+            score=self.score,
+            normaliser=self.normaliser,
+            kind=self.self_attention,
+            max_length=self.max_length,
         )
+
+    @property
+    def decoder_attention(self) -> AttentionConfig:
+        """The same in the decoder."""
+        return replace(self.attention, kind=self.decoder_self_attention or self.self_attention)
+
+    @property
+    def cross_attention(self) -> AttentionConfig:
+        """The same for attention to the memory."""
+        score, normaliser = self.cross_score or self.score, self.cross_normaliser or self.normaliser
+        return replace(self.attention, score=score, normaliser=normaliser, kind="full")
 
     @classmethod
     def tiny(cls, vocabulary: int, **changes: Any) -> "TransformerConfig":
@@ -233,7 +277,12 @@ class Transformer(nn.Module):
 
     def new_cache(self) -> Cache:
         """An empty cache for `decode`; the caller holds it."""
-        return Cache.empty(self.config.decoder_layers)
+        cache = Cache.empty(self.config.decoder_layers)
+        for past, layer in zip(cache, self.decoder.layers, strict=True):
+            own: nn.Module = layer.self_attention.sublayer  # type: ignore[union-attr, assignment]
+            if isinstance(own, MultiHeadAttention):  # and not one that has lost all its heads
+                past.self_attention = own.new_cache()
+        return cache
 
     def _features(self, target: Tensor, memory: Memory, cache: Cache | None = None) -> Tensor:
         # Right-padding needs no mask here: what comes after a token is hidden from it by causality.
@@ -286,7 +335,9 @@ def _decoder(c: TransformerConfig) -> Stack:
 def _attention(
     c: TransformerConfig, name: str, positions: Positions | None = None, d_memory: int | None = None
 ) -> nn.Module:
-    kept, config = c.kept[name], c.attention
+    kept, config = c.kept[name], c.decoder_attention if name.startswith("decoder") else c.attention
+    if d_memory is not None:
+        config = c.cross_attention
     if not kept:
         return Headless(c.d_model, bias=c.bias)
     if len(kept) < c.heads:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.core import attention, efficient
+from regard.core import attention, chunked
 from regard.core.attention import AttentionConfig, MultiHeadAttention, attend, attention_weights
 from regard.core.cache import KeyValues
 from regard.core.masks import Mask, causal, padding
@@ -18,7 +18,7 @@ FAST = ["fused", "chunked"]
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(efficient, "BLOCK", 5)  # so that small inputs have several blocks and a ragged last one
+    monkeypatch.setattr(chunked, "BLOCK", 5)  # so that small inputs have several blocks and a ragged last one
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
