@@ -53,6 +53,7 @@ ABOUT_MODELS = {
     "__init__",
     "accounting",
     "catalogue",
+    "costs",
     "storage",
 }  # no members of the family: they may import any of them
 

@@ -1,4 +1,4 @@
-"""What a Transformer costs: parameters, FLOPs and bytes, from its config by arithmetic that fits on a page.
+"""What a model costs: parameters, FLOPs and bytes, from its config by arithmetic that fits on a page.
 
 Letters: S and T tokens of source and target, N and M layers of encoder and decoder, h heads, g key/value heads,
 V vocabulary, and the paper's d_model, d_ff, d_k, d_v.
@@ -6,7 +6,8 @@ V vocabulary, and the paper's d_model, d_ff, d_k, d_v.
 One rule covers almost everything: a matrix (d_in, d_out) has d_in · d_out weights, and each of them is one
 multiplication and one addition, 2 FLOPs, for every token that passes. Only Q Kᵀ and its product with V have no
 weights. FLOPs here are those of matrix products; soft-max, norms, activations and dropout are left out, as is
-usual. `docs/accounting.md` does the paper's models by hand.
+usual. `docs/accounting.md` does the paper's models by hand. The Transformer's account is here, those of its rivals are
+in `regard.models.costs`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,14 @@ from torch import Tensor
 
 from regard.core.heads import kept_keys
 from regard.core.layers import GATES
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models import costs
+from regard.models.catalogue import build
+from regard.models.convolutional import ConvolutionalConfig
+from regard.models.costs import Part
+from regard.models.recurrent import RecurrentConfig
+from regard.models.transformer import TransformerConfig
+
+Config = TransformerConfig | RecurrentConfig | ConvolutionalConfig
 
 # Sizes that are not in the config: they belong to `regard.core`.
 KERNEL = 3  # of a convolution feed-forward
@@ -27,16 +35,7 @@ T5_BUCKETS = 32
 BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a number
 
 
-@dataclass(frozen=True)
-class Part:
-    """One row of the account."""
-
-    name: str
-    parameters: int
-    flops: int = 0  # of a forward pass
-
-
-def breakdown(config: TransformerConfig, sentences: int = 1, source: int = 25, target: int = 25) -> list[Part]:
+def breakdown(config: Config, sentences: int = 1, source: int = 25, target: int = 25) -> list[Part]:
     """Parameters of each part, tied matrices counted once, and its FLOPs for a batch of sentences of these lengths.
 
     Causal attention counts whole: the triangle above the diagonal is computed, then hidden.
@@ -47,21 +46,30 @@ def breakdown(config: TransformerConfig, sentences: int = 1, source: int = 25, t
     positions                         0              0
     encoder self-attention    6,303,744    322,252,800
     """
-    c, N, M = config, config.encoder_layers, config.decoder_layers
-    S, T = sentences * source, sentences * target
+    if isinstance(config, ConvolutionalConfig):
+        return costs.convolutional(config, sentences, source, target)
+    if isinstance(config, RecurrentConfig):
+        return costs.recurrent(config, sentences, source, target)
+    return _transformer(config, sentences, source, target)
+
+
+def _transformer(c: TransformerConfig, sentences: int, source: int, target: int) -> list[Part]:
+    N, M, S, T = c.encoder_layers, c.decoder_layers, sentences * source, sentences * target
 
     # §3.4: a vector for each word. Looking one up is no product; the output layer is one, with V · d_model weights.
     source_words = 0 if c.tie == "all" else (c.source_vocabulary or c.vocabulary) * c.d_model
     words = c.vocabulary * c.d_model
 
-    # §3.2.2: W_Q, W_K, W_V, W_O; then two products of queries with keys and of weights with values.
+    # §3.2.2: every attention that has a head; one without is a bias.
     def attention(names: str, queries: int, keys: int) -> tuple[int, int]:
-        numbers, flops = 0, 0
-        for h, g, d_k, d_v in _shapes(c, names):
-            W_Q, W_K, W_V, W_O = c.d_model * h * d_k, c.d_model * g * d_k, c.d_model * g * d_v, h * d_v * c.d_model
-            numbers += W_Q + W_K + W_V + W_O + c.bias * (h * d_k + g * d_k + g * d_v + c.d_model)
-            products = queries * keys * h * (d_k + d_v)  # h even where g < h: heads share keys, not scores
-            flops += 2 * sentences * (queries * (W_Q + W_O) + keys * (W_K + W_V) + products)
+        own, numbers, flops = names.startswith("decoder") and "self" in names, 0, 0
+        shape = c.cross_attention if "cross" in names else c.decoder_attention if own else c.attention
+        for name, kept in c.kept.items():
+            if fnmatchcase(name, names):
+                one = c.bias * c.d_model, 0
+                if kept:
+                    one = costs.attention(shape.keep(kept), c.d_model, sentences, queries, keys, is_causal=own)
+                numbers, flops = numbers + one[0], flops + one[1]
         return numbers, flops
 
     # §3.3: d_model -> d_ff -> d_model. A gate doubles the first product; a convolution adds a kernel for each channel.
@@ -108,7 +116,7 @@ def _positions(c: TransformerConfig, S: int, T: int) -> tuple[int, int]:
     return 0, 0
 
 
-def parameters(config: TransformerConfig) -> int:
+def parameters(config: Config) -> int:
     """How many numbers the model learns.
 
     >>> parameters(TransformerConfig.base(37_000))
@@ -117,7 +125,7 @@ def parameters(config: TransformerConfig) -> int:
     return sum(part.parameters for part in breakdown(config))
 
 
-def forward_flops(config: TransformerConfig, sentences: int = 1, source: int = 25, target: int = 25) -> int:
+def forward_flops(config: Config, sentences: int = 1, source: int = 25, target: int = 25) -> int:
     """FLOPs of a forward pass.
 
     >>> forward_flops(TransformerConfig.base(37_000))
@@ -126,7 +134,7 @@ def forward_flops(config: TransformerConfig, sentences: int = 1, source: int = 2
     return sum(part.flops for part in breakdown(config, sentences, source, target))
 
 
-def training_flops(config: TransformerConfig, sentences: int = 1, source: int = 25, target: int = 25) -> int:
+def training_flops(config: Config, sentences: int = 1, source: int = 25, target: int = 25) -> int:
     """FLOPs of a forward and a backward pass: for each product the backward pass makes two, one for each factor."""
     return 3 * forward_flops(config, sentences, source, target)
 
@@ -138,41 +146,53 @@ class Footprint:
     weights: dict[str, int]  # int8 without its scales: a few numbers for each matrix row
     training_state: int  # weight, gradient and Adam's two moments: 4 numbers, 16 bytes a parameter
     activations: int  # kept for the backward pass of one batch
-    cache_per_target_token: int  # keys and values of self-attention, all layers
+    cache_per_target_token: int  # keys and values of full self-attention, all layers
     cache_per_source_token: int  # keys and values of cross-attention, all layers
-    cache_per_sentence: int  # the last inputs of a convolution feed-forward
+    cache_per_sentence: int  # the last inputs of convolutions, states, the past of an efficient attention: at most
 
 
-def footprint(config: TransformerConfig, sentences: int = 1, source: int = 25, target: int = 25) -> Footprint:
+def footprint(config: Config, sentences: int = 1, source: int = 25, target: int = 25) -> Footprint:
     """Memory of the model, of training it on a batch of this shape, and of decoding with it.
 
     >>> footprint(TransformerConfig.tiny(10_000)).cache_per_target_token  # 4 layers · 4 heads · (32 + 32) · 4 bytes
     4096
     """
-    c, n, fp32 = config, parameters(config), BYTES["fp32"]
-    own, read = (
-        sum(g * (d_k + d_v) * fp32 for _, g, d_k, d_v in _shapes(c, f"decoder.*.{part}_attention"))
-        for part in ("self", "cross")
-    )
-    window = c.decoder_layers * (KERNEL - 1) * c.d_ff * fp32 if c.feed_forward == "convolution" else 0
+    n, fp32 = parameters(config), BYTES["fp32"]
+    own, read, window = _cache(config)
     return Footprint(
         weights={kind: n * size for kind, size in BYTES.items()},
         training_state=4 * fp32 * n,
-        activations=activations(c, sentences, source, target),
-        cache_per_target_token=own,
-        cache_per_source_token=read,
-        cache_per_sentence=window,
+        activations=activations(config, sentences, source, target),
+        cache_per_target_token=own * fp32,
+        cache_per_source_token=read * fp32,
+        cache_per_sentence=window * fp32,
     )
 
 
-def activations(config: TransformerConfig, sentences: int = 1, source: int = 25, target: int = 25) -> int:
+def _cache(c: Config) -> tuple[int, int, int]:
+    """Numbers that a decoder keeps for each target token, each source token and each sentence."""
+    if isinstance(c, ConvolutionalConfig):
+        return costs.convolutional_cache(c)
+    if isinstance(c, RecurrentConfig):
+        return costs.recurrent_cache(c)
+    own, read, state = 0, 0, c.decoder_layers * (KERNEL - 1) * c.d_ff if c.feed_forward == "convolution" else 0
+    for name, kept in c.kept.items():
+        if kept and fnmatchcase(name, "decoder.*.self_attention"):
+            token, sentence = costs.attention_cache(c.decoder_attention.keep(kept))
+            own, state = own + token, state + sentence
+        elif kept and fnmatchcase(name, "decoder.*.cross_attention"):
+            read += costs.attention_cache(c.cross_attention.keep(kept))[0]
+    return own, read, state
+
+
+def activations(config: Config, sentences: int = 1, source: int = 25, target: int = 25) -> int:
     """Bytes that autograd keeps between forward and backward pass in fp32 on a CPU, dropout as configured; measured.
 
-    The loss is left out. Each layer keeps the same, so three shallow models tell what one of any depth keeps; but if
-    some have lost heads, nobody but the whole model tells.
+    The loss is left out. Each layer of a Transformer keeps the same, so three shallow models tell what one of any depth
+    keeps; but if some have lost heads, and in other families, nobody but the whole model tells.
     """
     fewest = config.but(vocabulary=config.pad + 2, source_vocabulary=None)  # a word, and the padding
-    if config.kept_heads:
+    if not isinstance(config, TransformerConfig) or config.kept_heads:
         return _kept(fewest, sentences, source, target)
 
     def kept(encoder_layers: int, decoder_layers: int) -> int:
@@ -184,10 +204,12 @@ def activations(config: TransformerConfig, sentences: int = 1, source: int = 25,
     return one + (config.encoder_layers - 1) * deeper_encoder + (config.decoder_layers - 1) * deeper_decoder
 
 
-def _kept(config: TransformerConfig, sentences: int, source: int, target: int) -> int:
+def _kept(config: Config, sentences: int, source: int, target: int) -> int:
     with torch.device("meta"):
-        model = Transformer(config)
-    model.to_empty(device="cpu")  # sizes do not depend on the weights, so these are never filled
+        model = build(config)
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.zero_()  # sizes do not depend on the weights, but some normalisers do not work without numbers
     tokens = [torch.full((sentences, length), int(config.pad == 0)) for length in (source, target)]  # none is padding
     found: dict[int, Tensor] = {}  # by storage: several views of one tensor are kept once
 
@@ -196,7 +218,7 @@ def _kept(config: TransformerConfig, sentences: int, source: int, target: int) -
         return x
 
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        model.features(*tokens)
+        model.features(*tokens)  # type: ignore[operator]
     for parameter in model.parameters():
         found.pop(parameter.untyped_storage().data_ptr(), None)
     return sum(x.untyped_storage().nbytes() for x in found.values())

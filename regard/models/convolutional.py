@@ -1,0 +1,422 @@
+"""Convolutions in place of self-attention: ConvS2S (Gehring et al., 2017) and ByteNet (Kalchbrenner et al., 2016).
+
+Letters: B batch, S source length, T target length, K rows of the target for each of the source, V vocabulary,
+d = d_model.
+
+A layer sees `kernel` neighbours, so that n tokens meet only after many layers: n / (kernel - 1) of ConvS2S; about
+log2(n) of ByteNet, whose kernels have gaps that double. ConvS2S attends to the source in every decoder layer. ByteNet
+does not attend at all: its decoder stands on top of its encoder, and position t of the target reads column t of it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.blocks import Stack
+from regard.core.cache import KeyValues, Window
+from regard.core.dropout import Dropout
+from regard.core.layers import Embedding, Residual, linear
+from regard.core.masks import padding
+from regard.core.positions import ABSOLUTE, Learned, absolute_positions
+
+STYLES = ("convs2s", "bytenet")
+HALF = math.sqrt(0.5)  # a sum of two numbers of variance 1, times this, has variance 1
+
+
+@dataclass(frozen=True)
+class ConvolutionalConfig:
+    """Everything that makes a convolutional encoder-decoder; the defaults are the preset `convs2s`."""
+
+    vocabulary: int
+    source_vocabulary: int | None = None  # the same, if left out
+    style: str = "convs2s"  # or bytenet
+    encoder_layers: int = 6
+    decoder_layers: int = 4
+    d_model: int = 128
+    kernel: int = 3
+    dilations: int = 1  # of the layers in turn: 1, 2, 4, ..., so many, and again from 1
+    attention: bool = True  # to the source; of bytenet, after each whole turn of dilations
+    heads: int = 1
+    score: str = "dot"
+    normaliser: str = "softmax"
+    unfold: float = 1.2  # of bytenet: target tokens expected for a source token
+    positions: str = "learned"  # sinusoidal, none
+    max_length: int = 1024  # of learned positions, and of a source whose score is location
+    tie: str = "all"  # which embeddings are one matrix: all, target (with the output), none
+    dropout: float = 0.1
+    pad: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, valid in (
+            ("style", self.style, STYLES),
+            ("positions", self.positions, ABSOLUTE),
+            ("tie", self.tie, ("all", "target", "none")),
+        ):
+            if value not in valid:
+                raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(valid)}")
+        if self.tie == "all" and self.source_vocabulary not in (None, self.vocabulary):
+            raise ValueError(
+                f"tie='all' makes one matrix of both vocabularies, but they have {self.source_vocabulary} and "
+                f"{self.vocabulary} entries: use one joint vocabulary, or tie='target'"
+            )
+        sizes = ("vocabulary", "source_vocabulary", "encoder_layers", "decoder_layers", "kernel", "dilations")
+        for name in (*sizes, "max_length"):
+            if (size := getattr(self, name)) is not None and size < 1:
+                raise ValueError(f"{name} = {size}: it must be at least 1")
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel = {self.kernel}: the encoder's looks as far back as ahead, so it must be odd")
+        if self.style == "bytenet" and self.d_model % 2:
+            raise ValueError(f"d_model = {self.d_model}: bytenet convolves at half this width, so it must be even")
+        if self.style == "convs2s" and not self.attention:
+            raise ValueError("style='convs2s' reads the source by attention=True: without it, choose style='bytenet'")
+        if not 1.0 <= self.unfold < math.inf:
+            raise ValueError(f"unfold = {self.unfold}: a column for every source token takes at least 1.0")
+        if not 0 <= self.pad < self.vocabulary:
+            raise ValueError(f"pad = {self.pad} is no token: the vocabulary has ids 0..{self.vocabulary - 1}")
+        if not 0.0 <= self.dropout <= 1.0:
+            raise ValueError(f"dropout = {self.dropout}: a probability lies in [0, 1]")
+        self.cross_attention  # noqa: B018  checks heads, score and normaliser
+
+    @property
+    def cross_attention(self) -> AttentionConfig:
+        """The part that each attention needs."""
+        return AttentionConfig(
+            self.d_model, self.heads, score=self.score, normaliser=self.normaliser, max_length=self.max_length
+        )
+
+    @property
+    def attending(self) -> list[int]:
+        """The decoder layers that attend to the source.
+
+        >>> ConvolutionalConfig.bytenet(100, attention=True).attending
+        [4, 9]
+        """
+        turn = self.dilations if self.style == "bytenet" else 1
+        return [i for i in range(self.decoder_layers) if self.attention and (i + 1) % turn == 0]
+
+    def dilation(self, layer: int) -> int:
+        """The distance of the neighbours that a layer sees."""
+        return int(2 ** (layer % self.dilations))
+
+    @classmethod
+    def convs2s(cls, vocabulary: int, **changes: Any) -> "ConvolutionalConfig":
+        """6+4 gated layers of width 128: about as many parameters as the Transformer's `tiny` has."""
+        return cls(vocabulary).but(**changes)
+
+    @classmethod
+    def bytenet(cls, vocabulary: int, **changes: Any) -> "ConvolutionalConfig":
+        """10+10 dilated layers of width 192, without attention and positions; theirs had 30+30 of 1600."""
+        bytenet = cls(vocabulary, style="bytenet", encoder_layers=10, decoder_layers=10, d_model=192, dilations=5)
+        return bytenet.but(attention=False, positions="none").but(**changes)
+
+    def but(self, **changes: Any) -> "ConvolutionalConfig":
+        """The same with changes.
+
+        >>> ConvolutionalConfig.convs2s(100).but(kernels=5)
+        Traceback (most recent call last):
+        ValueError: a convolutional model has no setting 'kernels': did you mean 'kernel'?
+        """
+        for name in changes.keys() - self.__dataclass_fields__.keys():
+            near = get_close_matches(name, self.__dataclass_fields__, n=1) or sorted(self.__dataclass_fields__)
+            wanted = " or ".join(map(repr, near))
+            raise ValueError(f"a convolutional model has no setting {name!r}: did you mean {wanted}?")
+        return replace(self, **changes)
+
+
+PRESETS: dict[str, Callable[..., ConvolutionalConfig]] = {
+    name: getattr(ConvolutionalConfig, name) for name in ("convs2s", "bytenet")
+}
+
+
+class Memory(NamedTuple):
+    """What the encoder hands to the decoder."""
+
+    states: Tensor  # (B, S, 2·d) of convs2s: outputs beside embeddings; (B, S, d) of bytenet
+    mask: Tensor  # (B, 1, 1, S): which states may be attended to
+    columns: Tensor | None = None  # (B, unfold · S, d) of bytenet: what each target position reads
+
+    def reorder(self, index: Tensor) -> "Memory":
+        """The rows `index` of the batch, in that order."""
+        columns = None if self.columns is None else self.columns.index_select(0, index)
+        return Memory(self.states.index_select(0, index), self.mask.index_select(0, index), columns)
+
+
+@dataclass
+class LayerPast:
+    """The past of one decoder layer: the last inputs of its convolution; what it attends to, filled once."""
+
+    convolution: Window = field(default_factory=Window)
+    cross_attention: KeyValues = field(default_factory=KeyValues)
+
+
+class Past(list[LayerPast]):
+    """The past of a decoder: of a size that does not grow with what was decoded."""
+
+    length = 0  # positions decoded
+
+    def reorder(self, rows: Tensor | None, memory: Tensor | None) -> None:
+        """Keep these rows (n,) of what was decoded, and these of the memory, in that order; None leaves them alone."""
+        for layer in self:
+            if rows is not None:
+                layer.convolution.reorder(rows)
+                layer.cross_attention.follow(rows)
+            if memory is not None:
+                layer.cross_attention.reorder(memory)
+
+
+class Convolution(nn.Module):
+    """y_t = W [x_(t - dilation), x_t, x_(t + dilation)] + b for a kernel of 3; `causal` looks back only.
+
+    Neighbours side by side and one product: as quick as PyTorch's conv1d in training, quicker token by token, and a
+    matrix like any other to whoever counts, quantises or prunes.
+
+    >>> Convolution(8, 16, kernel=3, dilation=2, causal=True)(torch.randn(2, 5, 8)).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(self, d_in: int, *d_out: int, kernel: int, dilation: int = 1, causal: bool) -> None:
+        super().__init__()
+        self.kernel, self.dilation, self.causal = kernel, dilation, causal
+        self.product = linear(kernel * d_in, *d_out)
+
+    def forward(self, x: Tensor, *, keep: Tensor | None = None, cache: Window | None = None) -> Tensor:
+        """x (B, T, d_in), keep (B, T) bool -> (B, T, d_out); what is not kept counts as zero, as what is outside."""
+        T, reach = x.shape[1], (self.kernel - 1) * self.dilation
+        if keep is not None:
+            x = x * keep[:, :, None]
+        if self.causal:
+            x = (cache or Window()).slide(x, reach + 1)  # (B, reach + T, d_in)
+        else:
+            x = F.pad(x, (0, 0, reach // 2, reach // 2))
+        neighbours = [x[:, start : start + T] for start in range(0, reach + 1, self.dilation)]
+        return self.product(torch.cat(neighbours, -1))  # (B, T, kernel · d_in) W
+
+
+class GatedLayer(nn.Module):
+    """A layer of ConvS2S: GLU(conv(x)) + x; in the decoder with attention to the source between the two.
+
+    Their score is (W h_t + g_t) · z_s, of state, target embedding and encoder output, and what is read is the mean of
+    z_s + e_s, e the source embedding. Attention to the memory [z; e] holds this: W_K = [1, 0] picks z, W_V = [1, 1]
+    their sum. W_Q acts on state and embedding together, where their W acts on the state alone.
+    """
+
+    def __init__(self, c: ConvolutionalConfig, dilation: int, cross_attention: MultiHeadAttention | None) -> None:
+        super().__init__()
+        self.dropout = Dropout(c.dropout)
+        causal = cross_attention is not None
+        self.convolution = Convolution(
+            c.d_model, c.d_model, c.d_model, kernel=c.kernel, dilation=dilation, causal=causal
+        )
+        self.cross_attention = cross_attention
+        # Their §3.5: a GLU leaves about a quarter of the variance, and dropout makes it 1 / (1 - p) times as large.
+        nn.init.normal_(self.convolution.product.weight, std=math.sqrt(4 * (1 - c.dropout) / (c.kernel * c.d_model)))
+
+    def forward(
+        self,
+        x: Tensor,
+        words: Tensor | None = None,
+        memory: Memory | None = None,
+        *,
+        keep: Tensor | None = None,
+        cache: LayerPast | None = None,
+    ) -> Tensor:
+        """x (B, T, d) -> (B, T, d). `keep` (B, T) tells real tokens from padding; `words` are target embeddings."""
+        y = F.glu(self.convolution(self.dropout(x), keep=keep, cache=cache and cache.convolution))  # (B, T, 2·d) -> d
+        if self.cross_attention is not None and words is not None and memory is not None:
+            read = self.cross_attention(
+                (y + words) * HALF, memory.states, mask=memory.mask, cache=cache and cache.cross_attention
+            )
+            # A mean of n vectors of variance 1 has variance 1/n: their §3.4 undoes that.
+            n = memory.mask.sum(-1, dtype=x.dtype)  # (B, 1, 1)
+            y = (y + read * n.sqrt().repeat_interleave(len(x) // len(n), 0)) * HALF
+        return (y + x) * HALF
+
+
+class GatedDecoder(nn.Module):
+    """The decoder of ConvS2S."""
+
+    def __init__(self, c: ConvolutionalConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            GatedLayer(c, c.dilation(i), MultiHeadAttention(c.cross_attention, d_memory=2 * c.d_model))
+            for i in range(c.decoder_layers)
+        )
+        self.dropout = Dropout(c.dropout)
+
+    def forward(self, words: Tensor, memory: Memory, cache: Past | None = None) -> Tensor:
+        """words (B·K, T, d), memory of B rows -> (B·K, T, d)."""
+        x = words
+        for i, layer in enumerate(self.layers):
+            x = layer(x, words, memory, cache=cache and cache[i])
+        return self.dropout(x)
+
+
+class Bottleneck(nn.Module):
+    """The inside of ByteNet's residual block (their Figure 3): narrow, convolve, widen; norm and ReLU before each.
+
+    The first of the three norms is that of the `Residual` around it.
+    """
+
+    def __init__(self, c: ConvolutionalConfig, dilation: int, *, causal: bool) -> None:
+        super().__init__()
+        d, half = c.d_model, c.d_model // 2
+        self.narrow, self.wide = linear(d, half), linear(half, d)
+        self.convolution = Convolution(half, half, kernel=c.kernel, dilation=dilation, causal=causal)
+        self.narrow_norm, self.convolution_norm = nn.LayerNorm(half), nn.LayerNorm(half)
+
+    def forward(self, x: Tensor, *, keep: Tensor | None = None, cache: Window | None = None) -> Tensor:
+        """x (B, T, d) -> (B, T, d)."""
+        x = self.narrow_norm(self.narrow(x.relu())).relu()  # (B, T, d / 2)
+        x = self.convolution_norm(self.convolution(x, keep=keep, cache=cache)).relu()
+        return self.wide(x)
+
+
+class DilatedLayer(nn.Module):
+    """A residual block of ByteNet, and attention to the source where it is given."""
+
+    def __init__(self, c: ConvolutionalConfig, dilation: int, *, causal: bool, attends: bool = False) -> None:
+        super().__init__()
+        self.block = Residual(Bottleneck(c, dilation, causal=causal), nn.LayerNorm(c.d_model), "pre", dropout=c.dropout)
+        self.cross_attention = (
+            Residual(
+                MultiHeadAttention(c.cross_attention, d_memory=c.d_model),
+                nn.LayerNorm(c.d_model),
+                "pre",
+                dropout=c.dropout,
+            )
+            if attends
+            else None
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Memory | None = None,
+        *,
+        keep: Tensor | None = None,
+        cache: LayerPast | None = None,
+    ) -> Tensor:
+        """x (B, T, d) -> (B, T, d). `keep` (B, T) tells what is computed from what lies beyond."""
+        x = self.block(x, keep=keep, cache=cache and cache.convolution)
+        if self.cross_attention is None or memory is None:
+            return x
+        return self.cross_attention(x, memory.states, mask=memory.mask, cache=cache and cache.cross_attention)
+
+
+class DilatedDecoder(nn.Module):
+    """The decoder of ByteNet, on top of its encoder: position t reads column t, and zeros after the last one."""
+
+    def __init__(self, c: ConvolutionalConfig) -> None:
+        super().__init__()
+        self.column = linear(c.d_model, c.d_model, bias=False)
+        self.layers = nn.ModuleList(
+            DilatedLayer(c, c.dilation(i), causal=True, attends=i in c.attending) for i in range(c.decoder_layers)
+        )
+        self.norm = nn.LayerNorm(c.d_model)
+
+    def forward(self, words: Tensor, memory: Memory, cache: Past | None = None) -> Tensor:
+        """words (B·K, T, d), memory of B rows -> (B·K, T, d)."""
+        assert memory.columns is not None
+        (R, T, _), B = words.shape, len(memory.columns)
+        start = 0 if cache is None else cache.length
+        column = self.column(memory.columns[:, start : start + T])  # (B, T or fewer, d)
+        column = F.pad(column, (0, 0, 0, T - column.shape[1]))
+        x = words + column.repeat_interleave(R // B, 0)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, memory, cache=cache and cache[i])
+        return self.norm(x)
+
+
+class Convolutional(nn.Module):
+    """An encoder-decoder of convolutions.
+
+    >>> model = Convolutional(ConvolutionalConfig.convs2s(vocabulary=100))
+    >>> source, target = torch.randint(3, 100, (2, 7)), torch.randint(3, 100, (2, 5))
+    >>> model(source, target).shape
+    torch.Size([2, 5, 100])
+    """
+
+    def __init__(self, config: ConvolutionalConfig) -> None:
+        super().__init__()
+        self.config = c = config
+        target = _tokens(c.vocabulary, c.d_model)
+        source = target if c.tie == "all" else _tokens(c.source_vocabulary or c.vocabulary, c.d_model)
+        self.source_embedding, self.target_embedding = _embedding(c, source), _embedding(c, target)
+        dilations = [c.dilation(i) for i in range(c.encoder_layers)]
+        self.encoder: nn.Module
+        self.decoder: nn.Module
+        if c.style == "convs2s":
+            self.encoder = Stack(GatedLayer(c, dilation, None) for dilation in dilations)
+            self.decoder = GatedDecoder(c)
+        else:
+            layers = (DilatedLayer(c, dilation, causal=False) for dilation in dilations)
+            self.encoder = Stack(layers, nn.LayerNorm(c.d_model))
+            self.decoder = DilatedDecoder(c)
+        self.output = nn.Linear(c.d_model, c.vocabulary, bias=False)
+        if c.tie == "none":
+            nn.init.normal_(self.output.weight, std=c.d_model**-0.5)
+        else:
+            self.output.weight = target.weight
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """source (B, S), target (B, T), right-padded -> logits of each next token (B, T, V)."""
+        return self.decode(target, self.encode(source))
+
+    def features(self, source: Tensor, target: Tensor) -> Tensor:
+        """What the output layer reads, (B, T, d): for `linear_cross_entropy` with `output`'s weight."""
+        return self._features(target, self.encode(source))
+
+    def encode(self, source: Tensor) -> Memory:
+        """source (B, S), padded with `pad` -> what the decoder reads."""
+        keep, S = source != self.config.pad, source.shape[1]
+        mask = padding(keep).dense(1, S, keep.device)  # (B, 1, 1, S)
+        words = self.source_embedding(source)  # (B, S, d)
+        if self.config.style == "convs2s":
+            return Memory(torch.cat([self.encoder(words, keep=keep), words], -1), mask)
+        # Dynamic unfolding: a source of n tokens has unfold · n columns, of which the last ones see its end only.
+        length = int(self.config.unfold * S) + 1  # one may be too many
+        x = F.pad(words * keep[:, :, None], (0, 0, 0, length - S))  # (B, length, d)
+        columns = (keep.sum(1, keepdim=True) * self.config.unfold).round()  # (B, 1)
+        within = torch.arange(length, device=keep.device) < columns  # (B, length)
+        states = self.encoder(x, keep=within)
+        return Memory(states[:, :S], mask, states * within[:, :, None])
+
+    def decode(self, target: Tensor, memory: Memory, cache: Past | None = None) -> Tensor:
+        """target (B, T) -> logits (B, T, V). With a cache (`new_cache()`), target holds the new tokens only."""
+        return self.output(self._features(target, memory, cache))
+
+    def new_cache(self) -> Past:
+        """An empty cache for `decode`; the caller holds it."""
+        return Past(LayerPast() for _ in range(self.config.decoder_layers))
+
+    def _features(self, target: Tensor, memory: Memory, cache: Past | None = None) -> Tensor:
+        # Right-padding needs no mask here: what comes after a token is hidden from it by causality.
+        if not len(memory.mask) or len(target) % len(memory.mask):
+            raise ValueError(
+                f"target and source do not fit together: {len(target)} rows read {len(memory.mask)}; give as many, or "
+                "a multiple"
+            )
+        x: Tensor = self.decoder(self.target_embedding(target, cache.length if cache else 0), memory, cache)
+        if cache is not None:
+            cache.length += target.shape[1]
+        return x
+
+
+def _tokens(vocabulary: int, d_model: int) -> nn.Embedding:
+    tokens = nn.Embedding(vocabulary, d_model)
+    nn.init.normal_(tokens.weight, std=d_model**-0.5)  # times √d_model: of unit variance, like the positions
+    return tokens
+
+
+def _embedding(c: ConvolutionalConfig, tokens: nn.Embedding) -> Embedding:
+    positions = absolute_positions(c.positions, d_model=c.d_model, maximum=c.max_length)
+    if isinstance(positions, Learned):  # theirs have the variance of the words as well
+        nn.init.normal_(positions.table)
+    return Embedding(tokens, positions, dropout=c.dropout)
