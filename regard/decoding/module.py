@@ -34,6 +34,13 @@ class EncoderDecoder(Protocol):
         """What `decode` remembers of the tokens before."""
 
 
+def longest_of(config: Any) -> int | None:
+    """The most positions that a model can read if it has a parameter for each of them; None: it reads any number."""
+    tables = {"learned", "location"} & {getattr(config, name, None) for name in ("positions", "score", "cross_score")}
+    bounded = tables or getattr(config, "self_attention", "").startswith("linformer")
+    return getattr(config, "max_length", None) if bounded else None
+
+
 class Module:
     """A PyTorch model as a `Searchable`, on the device where it is, in eval mode.
 
@@ -55,8 +62,7 @@ class Module:
         config = model.config
         self.vocabulary: int = config.vocabulary
         self.source_vocabulary: int = getattr(config, "source_vocabulary", None) or config.vocabulary
-        learned = getattr(config, "positions", None) == "learned"
-        self.longest: int | None = config.max_length if learned else None
+        self.longest = longest_of(config)
 
     def rows(self) -> "ModuleRows":
         return ModuleRows(self)

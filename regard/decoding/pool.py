@@ -158,6 +158,16 @@ def _check(request: Request, index: int, model: Searchable, config: SearchConfig
         raise ValueError(f"sentence {index} has required phrases, which need a beam search: leave `sampling` out")
     if request.required:
         check(request, config, special, limit)
+    if request.rule is not None:
+        if request.required or request.forbidden or config.shortest or config.block:
+            raise ValueError(
+                f"sentence {index} has a rule, which says all that may be written: leave required and forbidden "
+                "phrases, `shortest` and `block` out"
+            )
+        for t in range(len(request.prefix) + 1):  # without a prefix: whether it can be followed at all
+            allowed = request.rule.allowed(request.source, request.prefix[:t], limit - t)
+            if t < len(request.prefix) and request.prefix[t] not in allowed:
+                raise ValueError(f"token {request.prefix[t]} of the prefix of sentence {index} breaks its rule")
     phrases = {"prefix": (request.prefix,), "required": request.required, "forbidden": request.forbidden}
     for name, lists in phrases.items():
         for token in (token for phrase in lists for token in phrase):

@@ -62,6 +62,16 @@ class Special(NamedTuple):
     pad: int
 
 
+class Rule(Protocol):
+    """What an output must be, token by token, whatever a model thinks of it."""
+
+    def allowed(self, source: Sequence[int], written: Sequence[int], room: int) -> Sequence[int]:
+        """The ids that may follow what is written, where `room` more may, eos included: never none of them.
+
+        Every way that it allows ends in eos within the room. A `ValueError` says that nothing can.
+        """
+
+
 @dataclass(frozen=True)
 class Request:
     """A sentence to be searched for, and what its output must be like."""
@@ -71,6 +81,7 @@ class Request:
     required: tuple[tuple[int, ...], ...] = ()  # phrases that it contains
     forbidden: tuple[tuple[int, ...], ...] = ()  # phrases that it does not contain
     seed: int = 0  # of its random numbers, where there are any
+    rule: Rule | None = None  # which tokens may follow which
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.decoding.beam import length_penalty, maximum
-from regard.decoding.edits import edit, log_soft_max, needed
+from regard.decoding.edits import edit, log_soft_max, needed, obey
 from regard.decoding.protocol import (
     FLOOR,
     Floats,
@@ -138,6 +138,9 @@ class Sampling:
             allowed = log_p.copy()
             requests = [draw.sentence.request for draw in self._draws]
             edit(allowed, [draw.tokens for draw in self._draws], requests, self._config, self._special)
+            for r, draw in enumerate(self._draws):
+                if draw.sentence.request.rule is not None:
+                    obey(allowed[r], draw.tokens, draw.sentence.request, draw.sentence.limit)
         reach = distribution(allowed, self._sampling).cumsum(1, dtype=np.float64)  # (R, V): P(token <= this one)
 
         draws = [(r, one) for r, draw in enumerate(self._draws) for one in draw.split()]
@@ -155,7 +158,8 @@ class Sampling:
                 token, possible = sentence.request.prefix[t], True
             if possible:  # otherwise edits forbid every token, and it ends as it is
                 gain = float(log_p[r, token])
-                draw.scores.append(max(gain, FLOOR) if t < len(sentence.request.prefix) else gain)
+                forced = t < len(sentence.request.prefix) or sentence.request.rule is not None
+                draw.scores.append(max(gain, FLOOR) if forced else gain)
                 if token != self._special.eos:
                     draw.tokens.append(token)
             if possible and token != self._special.eos and len(draw.tokens) < sentence.limit:

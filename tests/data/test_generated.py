@@ -33,6 +33,9 @@ def test_each_task_does_what_it_says() -> None:
     assert all(target == source for source, target in draw("copy"))
     assert all(target == tuple(reversed(source)) for source, target in draw("reverse"))
     assert all(list(target) == sorted(source, key=int) for source, target in draw("sort"))
+    assert all(list(target) == [each for each in source if each == "0"] for source, target in draw("count"))
+    bits = islice(sequence_pairs("parity", symbols=("1", "0"), lengths=range(9), seed=0), 200)
+    assert all(target == ("0" if sum(map(int, source)) % 2 else "1",) for source, target in bits)
 
 
 def test_wrong_arguments_fail_at_the_call() -> None:
@@ -42,6 +45,8 @@ def test_wrong_arguments_fail_at_the_call() -> None:
         sequence_pairs("copy", symbols="", lengths=[3], seed=0)
     with pytest.raises(ValueError, match="one length"):
         sequence_pairs("copy", symbols="ab", lengths=range(3, 3), seed=0)
+    with pytest.raises(ValueError, match="two symbols"):
+        sequence_pairs("parity", symbols="a", lengths=[3], seed=0)
 
 
 ids = st.lists(st.integers(3, 50), max_size=7)
