@@ -3,15 +3,19 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from dataclasses import replace
+from itertools import islice, pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
+from regard import recipe as recipes
 from regard.data.batching import collate, token_batches
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
@@ -31,11 +35,13 @@ Pair = tuple[Sequence[int], Sequence[int]]  # ids of source and target, without 
 def trained(recipe: Recipe, folder: Path, console: Console, *, name: str) -> dict[str, Any]:
     """Train a recipe into a folder, going on with what is there, and measure the model that comes out.
 
-    bleu and chrf are of the test sentences; loss (nats a token), perplexity and accuracy of the validation sentences;
-    parameters counts weights; steps, epochs and flops (model FLOPs, forward and backward) are of the training.
+    bleu and chrf2 are of the test sentences; loss (nats a token), perplexity and accuracy of the validation sentences;
+    parameters counts weights; steps, epochs, flops (model FLOPs, forward and backward) and seconds (the steps alone)
+    are of the training, on so many threads; validations are what was measured on its way: [step, loss, greedy BLEU].
     """
-    if not (folder / "evaluation.json").exists():
-        resume = (folder / "trainer").exists() and (folder / "recipe.yaml").exists()
+    begun = _begun(recipe, folder)
+    if not (begun and (folder / "evaluation.json").exists()):
+        resume = begun and (folder / "trainer").exists()
         if not train(recipe, folder, name=name, resume=resume, console=console):
             raise KeyboardInterrupt
     data, model = prepare(recipe), storage.load(folder)
@@ -51,7 +57,30 @@ def trained(recipe: Recipe, folder: Path, console: Console, *, name: str) -> dic
         "parameters": sum(p.numel() for p in model.parameters()),
         "vocabulary": len(data.tokenizer),
         **_cost(model, data, recipe, steps=events[-1]["step"]),
+        "seconds": _seconds(events),
+        "threads": torch.get_num_threads(),
+        "validations": [[e["step"], e["loss"], e["bleu"]] for e in events if e["kind"] == "validation"],
     }
+
+
+def recipe_trained(folder: Path, console: Console, *, recipe: str, changes: Sequence[str]) -> dict[str, Any]:
+    """A trial: a shipped recipe with changes such as model.heads=16, trained and measured."""
+    return trained(recipes.load(recipe, changes), folder, console, name=folder.name)
+
+
+def _begun(recipe: Recipe, folder: Path) -> bool:
+    """Whether the folder holds a run of this very recipe."""
+    if not (folder / "recipe.yaml").exists():
+        return False
+    before = recipes.load(str(folder / "recipe.yaml"))
+    return replace(before, train=replace(before.train, shards=recipe.train.shards)) == recipe  # chosen by the machine
+
+
+def _seconds(events: Sequence[dict[str, Any]]) -> float | None:
+    """How long the steps take at their median pace: neither validations nor an interruption count."""
+    reports = [event for event in events if event["kind"] == "train"]
+    paces = [(b["time"] - a["time"]) / (b["step"] - a["step"]) for a, b in pairwise(reports) if b["step"] > a["step"]]
+    return float(events[-1]["step"] * median(paces)) if paces else None
 
 
 def _cost(model: nn.Module, data: Prepared, recipe: Recipe, steps: int) -> dict[str, Any]:

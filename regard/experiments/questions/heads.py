@@ -1,0 +1,278 @@
+"""Heads: put side by side or added up, many or few, needed or not.
+
+Letters: B batch, T positions, H heads, d_v width of a head.
+"""
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.layers import linear
+from regard.data.batching import collate
+from regard.data.vocabulary import BOS, EOS, PAD
+from regard.experiments.charts import Chart, Series
+from regard.experiments.lab import Result, Results, Trial, table
+from regard.experiments.questions.frame import (
+    Answer,
+    Question,
+    apart,
+    learning_curve,
+    listed,
+    mean,
+    over_seeds,
+    percent,
+    repeated,
+    windows,
+)
+from regard.experiments.questions.tasks import BATCH, SIZES, learnt, measured, pairs_of, unseen, untaught
+from regard.experiments.runs import Pair, taught
+from regard.inspection.importance import Pruned, head_importance, pruning_curve, random_curve
+from regard.inspection.measures import Tokens, axes_of, kind_of
+from regard.inspection.similarity import Likeness
+from regard.inspection.taps import attentions, record
+from regard.shipped import DEFAULT, shipped
+
+LENGTHS = range(4, 11)
+JOINED = {"smoke": 4, "small": 8, "full": 8}  # heads that are put side by side, or added
+WAYS = {"concat": "side by side, W_O", "sum": "added up", "wide": "added up, wider heads"}
+COUNTS = {"smoke": (1, 4), "small": (1, 2, 4, 8, 16), "full": (1, 4, 8, 16, 32)}
+PAPER = {1: 5.29, 4: 5.00, 8: 4.92, 16: 4.91, 32: 5.01}  # perplexity of Table 3 (A): base model, English-German
+ALIKE = 0.15  # nats of Jensen-Shannon divergence below which two heads count as redundant, as in the head atlas
+SHARE = 0.125  # of the heads that fall silent at a time
+TOLERATED = 0.1  # of the share of right answers, or of BLEU, that may be lost
+
+
+class Summed(nn.Module):
+    """(head_1 + ... + head_H) W: Concat(head_1, ..., head_H) W_O where all H blocks of W_O are W."""
+
+    def __init__(self, heads: int, d_v: int, d_model: int) -> None:
+        super().__init__()
+        self.heads, self.product = heads, linear(d_v, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Heads side by side (B, T, H · d_v) -> (B, T, d_model)."""
+        return self.product(x.unflatten(-1, (self.heads, -1)).sum(-2))
+
+
+def equal(folder: Path, console: Console, *, d_model: int, heads: int) -> Result:
+    """The largest difference between a sum of heads and a W_O of equal blocks, over the largest number there is."""
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(AttentionConfig(d_model, heads))
+    summed = Summed(heads, d_model // heads, d_model)
+    x = torch.randn(8, 10, d_model)
+    with torch.no_grad():
+        attention.output.get_parameter("weight").copy_(summed.product.weight.repeat(1, heads))
+        tied = attention(x)
+        attention.add_module("output", summed)
+        return {"difference": float((attention(x) - tied).abs().max() / tied.abs().max())}
+
+
+def joined(folder: Path, console: Console, *, way: str, steps: int, tested: int, seed: int, **settings: Any) -> Result:
+    """A model whose heads are put side by side or added up learns to sort.
+
+    A sum has H times fewer weights in W_O. W_V and W_O have 2 d² side by side; added up, H d d_v + d_v d: as many if
+    d_v = 2 d / (H + 1), the wider heads.
+    """
+    d, heads = settings["d_model"], settings["heads"]
+    d_v = round(2 * d / (heads + 1)) if way == "wide" else d // heads
+    model = untaught("sort", seed, **settings, d_v=d_v)
+    if way != "concat":
+        for attention in attentions(model).values():
+            attention.add_module("output", Summed(heads, d_v, d))
+    pairs = pairs_of("sort", LENGTHS, seed)
+    losses = taught(model, pairs, console, steps=steps, batch=BATCH, seed=seed, name=way)
+    found = measured(model.eval(), unseen("sort", LENGTHS, seed, tested))
+    return {**found, "curve": windows(losses), "parameters": sum(p.numel() for p in model.parameters())}
+
+
+def _joining_trials(scale: str) -> list[Trial]:
+    size = SIZES[scale]
+    common = {**size.model, "heads": JOINED[scale], "steps": size.steps, "tested": size.tested}
+    trials = [Trial("joining-equal", equal, {"d_model": size.d_model, "heads": JOINED[scale]})]
+    for way in WAYS:
+        trials += repeated(f"joining-{way}", joined, size.seeds, **common, way=way)
+    return trials
+
+
+def _joining_answer(results: Results, scale: str) -> Answer:
+    losses = {way: over_seeds(results, f"joining-{way}", "loss") for way in WAYS}
+    best = min(WAYS, key=lambda way: fmean(losses[way]))
+    sure = all(apart(losses[best], losses[way]) for way in WAYS if way != best)
+    difference = results["joining-equal"]["difference"]
+    short = (
+        f"A sum of heads is Concat · W_O with equal blocks of W_O (relative difference {difference:.1e}): the same "
+        f"heads, with less freedom to use them. Lowest loss: {WAYS[best]} "
+        + ("(in every run)." if sure else "(on the mean; the runs overlap, so this task does not tell them apart).")
+    )
+    rows = [
+        [label, int(mean(results, f"joining-{way}", "parameters")), fmean(losses[way]), min(losses[way]),
+         max(losses[way]), percent(mean(results, f"joining-{way}", "right"))]
+        for way, label in WAYS.items()
+    ]  # fmt: skip
+    text = f"""\
+Models with {JOINED[scale]} heads of each attention learn to sort {LENGTHS[0]} to {LENGTHS[-1]} letters,
+{SIZES[scale].effort}. Added up, all heads share one matrix to the residual stream, in place of one each; in the
+last row heads are as much wider as makes up for these weights.
+
+{table(["heads", "parameters", "loss", "lowest", "highest", "sorted right"], rows)}
+
+![Side by side, and added up](questions-joining.svg)"""
+    curves = [learning_curve(label, over_seeds(results, f"joining-{way}", "curve")) for way, label in WAYS.items()]
+    chart = Chart("Heads side by side, and added up", "step", "loss (nats a symbol)", curves, log_y=True)
+    return Answer(short, text, {"questions-joining": chart})
+
+
+def divided(folder: Path, console: Console, *, steps: int, tested: int, seed: int, **settings: Any) -> Result:
+    """A model of so many heads learns to sort; how alike they are, and what is right as they fall silent."""
+    model, _ = learnt(console, "sort", LENGTHS, steps=steps, seed=seed, **settings)
+    pairs = unseen("sort", LENGTHS, seed, tested)
+    chosen = [collate(unseen("sort", LENGTHS, seed + 1, 64))]  # on other sentences than those measured
+    importance = head_importance(model, chosen, pad=PAD)
+    curves = {
+        "importance": pruning_curve(model, importance, lambda: measured(model, pairs), share=SHARE),
+        "chance": random_curve(model, lambda: measured(model, pairs), seed=seed, share=SHARE),
+    }
+    return {
+        **measured(model, pairs),
+        **likeness(model, pairs[:64]),
+        "curves": {name: [_point(each) for each in curve] for name, curve in curves.items()},
+    }
+
+
+def _point(pruned: Pruned[dict[str, float]]) -> dict[str, float]:
+    return {"kept": pruned.kept, **pruned.found}
+
+
+def likeness(model: nn.Module, pairs: list[Pair]) -> dict[str, float | None]:
+    """Of the pairs of heads in one attention: their mean Jensen-Shannon divergence, and how many are redundant."""
+    batch, tokens, found = collate(pairs), Tokens(PAD, BOS, EOS), []
+    with record(model, what=("weights", "outputs")) as flow, torch.inference_mode():
+        model(batch.source, batch.target)
+    for name, weights in flow.weights.items():
+        like = Likeness()
+        like.add([weights], [flow.outputs[name]], axes_of(kind_of(name), batch, tokens))
+        found += like.distances()[np.triu_indices(weights.shape[1], 1)].tolist()
+    if not found:
+        return {"distance": None, "alike": None}
+    return {"distance": fmean(found), "alike": fmean(each < ALIKE for each in found)}
+
+
+def atlas(folder: Path, console: Console, *, model: str) -> Result:
+    """The pruning curves of a model that comes with regard, from its head atlas: BLEU on held-out sentences."""
+    known = json.loads((shipped(model) / "heads.json").read_text("utf-8"))
+    pruning, kept = known["pruning"], ("kept", "bleu")
+    return {
+        "heads": len(known["heads"]),
+        "redundant": len(known["redundant"]),
+        "sentences": pruning["measured_on"],
+        **{name: [{key: point[key] for key in kept} for point in pruning[name]] for name in ("importance", "random")},
+    }
+
+
+def _heads_trials(scale: str) -> list[Trial]:
+    size, trials = SIZES[scale], [Trial("heads-atlas", atlas, {"model": DEFAULT})]
+    for count in COUNTS[scale]:
+        settings = {**size.model, "heads": count, "steps": size.steps, "tested": size.tested}
+        trials += repeated(f"heads-{count}", divided, size.seeds, **settings)
+    return trials
+
+
+def spared(curve: list[dict[str, float]], key: str) -> float:
+    """The share of heads that may fall silent before `key` has lost more than TOLERATED of what it was.
+
+    >>> spared([{"kept": 8, "bleu": 40.0}, {"kept": 6, "bleu": 39.8}, {"kept": 4, "bleu": 30.0}], "bleu")
+    0.25
+    """
+    kept = curve[0]["kept"]
+    for point in curve:
+        if point[key] < (1 - TOLERATED) * curve[0][key]:
+            break
+        kept = point["kept"]
+    return 1 - kept / curve[0]["kept"]
+
+
+def _heads_answer(results: Results, scale: str) -> Answer:
+    counts, d = COUNTS[scale], SIZES[scale].d_model
+    losses = {count: over_seeds(results, f"heads-{count}", "loss") for count in counts}
+    best = min(counts, key=lambda count: fmean(losses[count]))
+    level = [count for count in counts if count != best and not apart(losses[best], losses[count])]
+    most, known = counts[-1], results["heads-atlas"]
+    curves = over_seeds(results, f"heads-{most}", "curves")
+    free = fmean(spared(curve["importance"], "right") for curve in curves)
+    shipped_free = spared(known["importance"], "bleu")
+    distances = {count: over_seeds(results, f"heads-{count}", "distance") for count in counts if count > 1}
+    rows = [
+        [f"{count}", d // count, fmean(losses[count]), min(losses[count]), max(losses[count]),
+         percent(mean(results, f"heads-{count}", "right")),
+         fmean(distances[count]) if count > 1 else None,
+         percent(mean(results, f"heads-{count}", "alike")) if count > 1 else None, PAPER.get(count)]
+        for count in counts
+    ]  # fmt: skip
+    alone = (
+        "as in the paper, a single head is worse"
+        if best != 1 and 1 not in level
+        else "unlike in the paper, a single head is not clearly worse"
+    )
+    same = f"; {listed([str(each) for each in level])} cannot be told from it" if level else ""
+    short = (
+        f"At the same cost, {best} {'head has' if best == 1 else 'heads have'} the lowest loss{same}; {alone}. "
+        f"How many are not needed: of the {most}-head models {percent(free)} of the heads can be silenced, the least "
+        f"important first, for at most {percent(TOLERATED)} of the right answers; of the shipped translator "
+        f"{percent(shipped_free)}, for at most {percent(TOLERATED)} of its BLEU."
+    )
+    text = f"""\
+Models of d_model = {d} learn to sort {LENGTHS[0]} to {LENGTHS[-1]} letters with one head of that width, or with
+more and narrower ones (d_k = d_v = {d} / heads), so weights and work are the same; {SIZES[scale].effort}. The
+divergence is Jensen-Shannon's between the maps of two heads of one attention, in nats (0 the same, 0.69 nothing
+in common); pairs below {ALIKE} count as alike. The paper's figures are perplexities of its base model (d_model
+= 512) on English-German, Table 3 (A).
+
+{table(["heads", "d_k", "loss", "lowest", "highest", "sorted right", "divergence", "pairs alike", "paper"], rows)}
+
+![Loss against heads](questions-heads.svg)
+
+Then heads fall silent, {percent(SHARE)} of them at a time: the least important first (by gradient, Michel et
+al., 2019, chosen on other sentences), or by chance. The translator is the {known["heads"]}-head model that
+comes with regard, from its head atlas ({known["sentences"]} held-out sentences; its {known["redundant"]} most
+alike pairs are listed there).
+
+![Quality against heads at work](questions-pruning.svg)"""
+    loss = Series(
+        "loss", counts, [fmean(losses[count]) for count in counts],
+        low=[min(losses[count]) for count in counts], high=[max(losses[count]) for count in counts],
+    )  # fmt: skip
+    pruned = [
+        *(_relative(f"{most} heads, by {name}", curves[0][name], "right") for name in ("importance", "chance")),
+        _relative("translator, by importance", known["importance"], "bleu"),
+        _relative("translator, by chance", known["random"], "bleu"),
+    ]
+    return Answer(
+        short,
+        text,
+        {
+            "questions-heads": Chart("Heads at a constant cost", "heads", "loss (nats a symbol)", [loss], log_x=True),
+            "questions-pruning": Chart("Heads that fall silent", "share at work", "share of the quality kept", pruned),
+        },
+    )
+
+
+def _relative(label: str, curve: list[dict[str, float]], key: str) -> Series:
+    whole = curve[0]
+    quality = [point[key] / whole[key] if whole[key] else 0.0 for point in curve]
+    return Series(label, [point["kept"] / whole["kept"] for point in curve], quality)
+
+
+JOINING = Question(
+    "joining",
+    "What if the outputs of the heads were added up instead of put side by side?",
+    _joining_trials,
+    _joining_answer,
+)
+HEADS = Question("heads", "How many heads are best, and are they redundant?", _heads_trials, _heads_answer)
