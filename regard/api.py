@@ -38,7 +38,7 @@ from regard.decoding import pool, scoring
 from regard.decoding.beam import maximum
 from regard.decoding.constrained import check
 from regard.decoding.ensemble import Ensemble
-from regard.decoding.module import EncoderDecoder, Module
+from regard.decoding.module import EncoderDecoder, Module, longest_of
 from regard.decoding.protocol import Hypothesis, Request, Searchable, Special
 from regard.decoding.risk import choose
 from regard.evaluation.translation import sentence_chrf
@@ -90,8 +90,9 @@ class Translator:
         self.models = [each.eval() for each in ([model] if isinstance(model, nn.Module) else model)]
         self.model, self.tokenizer, self.decode = self.models[0], tokenizer, decode or DecodeConfig()
         self.engine, self.rows, self.bitwise = engine, rows, bitwise
-        configs: list[Any] = [each.config for each in self.models]
-        tables = [c.max_length - 1 for c in configs if c.positions == "learned"]  # the end has a place, too
+        tables = [
+            n - 1 for each in self.models if (n := longest_of(each.config)) is not None
+        ]  # the end has a place, too
         self.reach = min(tables, default=None)
         self.longest = min((n for n in (longest, self.reach) if n is not None), default=None)
         self._workers, self._shortlists = workers, shortlists

@@ -24,7 +24,7 @@ from regard.files import write_whole
 from regard.inspection.atlas_page import atlas_page
 from regard.inspection.importance import ablate_each, head_importance, pruning_curve, random_curve
 from regard.inspection.links import Gold, Link, error_rate, head_links, lexical_links
-from regard.inspection.measures import OFFSETS, Tally, axes_of, joined, kind_of, tally
+from regard.inspection.measures import OFFSETS, Tally, axes_of, joined, kind_of, layer_of, tally
 from regard.inspection.roles import BETTER, Aligned, roles
 from regard.inspection.similarity import Likeness, scaling
 from regard.inspection.syntax import FEWEST, Arc, Grammar
@@ -197,7 +197,7 @@ def _heads(study: Study, seen: Seen, importance: Mapping[str, Tensor]) -> list[d
                     "name": name,
                     "head": head,
                     "kind": kind,
-                    "layer": int(name.split(".")[2]),
+                    "layer": layer_of(name),
                     "role": labels[0],
                     "roles": labels,
                     "measures": _rounded(figures),

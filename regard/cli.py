@@ -21,7 +21,8 @@ from regard.seeing import explore, heads, inspect, prune, serve
 from regard.translating import score, translate
 
 if TYPE_CHECKING:
-    from regard.models.accounting import Footprint, PaperRun, Part
+    from regard.models.accounting import Footprint, PaperRun
+    from regard.models.costs import Part
 
 app = typer.Typer(help=regard.__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -63,7 +64,7 @@ def _regard(
 @app.command()
 def info(
     preset: Annotated[
-        str, typer.Argument(metavar="PRESET|MODEL", help="tiny, shallow, small, base, big, or a directory")
+        str, typer.Argument(metavar="PRESET|MODEL", help="tiny, base, lstm, convs2s, ..., or a directory")
     ],
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings to change, as heads=16 positions=rope")

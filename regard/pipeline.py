@@ -32,7 +32,7 @@ from regard.data.tokenizers import Tokenizer
 from regard.evaluation.translation import bleu, chrf
 from regard.files import cache_folder, write_whole
 from regard.models import storage
-from regard.models.transformer import Transformer
+from regard.models.catalogue import build
 from regard.recipe import Recipe
 from regard.training.batch_size import largest_batch
 from regard.training.display import Display, fetching
@@ -173,7 +173,7 @@ def train(recipe: Recipe, directory: Path, *, name: str, resume: bool = False, c
             raise mistake or SystemExit(2)  # one process tells of it
         data = data or prepare(recipe)
         torch.manual_seed(recipe.train.seed)
-        model = Transformer(recipe.model.build(len(data.tokenizer)))
+        model = build(recipe.model.build(len(data.tokenizer)))
         _introduce(say, name, recipe, data, model)
         if recipe.train.batch_tokens == 0:
             length, vocabulary = recipe.data.max_length, len(data.tokenizer)
@@ -293,7 +293,7 @@ class _Run:
     def finish(self, say: Display) -> None:
         """Write the model, and say how good it is on what it has never seen."""
         # A model of its own: the one that was trained may be in pieces, one in each process.
-        model = Transformer(self.model.config).to(self.here.device)  # type: ignore[arg-type]
+        model = build(self.model.config).to(self.here.device)
         load_parameters(model, self.trainer.final())
         storage.save(model, self.directory)
         e, data = self.recipe.evaluate, self.data

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from regard.adaptation.gates import GateConfig, learn_gates
-from regard.adaptation.pruning import prune
+from regard.adaptation.pruning import check_prunable, prune
 from regard.adaptation.quantise import USED
 from regard.data.batching import Batch
 from regard.data.vocabulary import PAD
@@ -66,6 +66,7 @@ def prune_directory(
     _check(heads, keep, by, source, reference)
     with new_directory(out_dir) as made:
         model: Any = storage.load(model_dir)
+        check_prunable(model)  # before anything is measured
         study = Study.of(model_dir, source, reference, limit) if source and reference else None
         given = study.batches(range(len(study.pairs)), TOKENS) if study else []
         gone = {name: sorted(set(numbers)) for name, numbers in heads.items()} if heads is not None else {}

@@ -29,8 +29,8 @@ from pydantic_core import CoreSchema, core_schema
 
 from regard.data.text import NO_TEXT, PairFiles
 from regard.data.tokenizers import TokensConfig
-from regard.models.catalogue import NAMES
-from regard.models.transformer import PRESETS, TransformerConfig
+from regard.decoding.module import longest_of
+from regard.models.catalogue import FAMILIES, NAMES, PRESETS, family_of
 from regard.training.config import LENGTHS, TrainConfig
 from regard.training.optimisers import OptimiserConfig
 from regard.training.schedules import ScheduleConfig
@@ -42,7 +42,10 @@ TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "spm", "flore
 DEEPEST = 20  # lists or mappings in each other; it keeps recursion short
 ANY = 2**16  # a vocabulary, where the true one is not known yet and does not matter
 FROM_TOKENS = ("vocabulary", "source_vocabulary", "pad")  # what a model has of its tokens
-MODEL = {key: kind for key, kind in get_type_hints(TransformerConfig).items() if key not in FROM_TOKENS}
+MODEL = {  # the settings of each family
+    name: {key: kind for key, kind in get_type_hints(family.config).items() if key not in FROM_TOKENS}
+    for name, family in FAMILIES.items()
+}
 # Several answers to one question: an override of a key drops these beside it.
 REPLACES: dict[tuple[str, ...], tuple[str, ...]] = {
     **{("train", key): tuple(other for other in LENGTHS if other != key) for key in LENGTHS},
@@ -86,7 +89,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A preset of the Transformer and what differs from it; in YAML both stand side by side.
+    """A preset, which is of some family of models, and what differs from it; in YAML both stand side by side.
 
     >>> ModelConfig("tiny", {"positions": "rope", "heads": 4}).changes  # 4 heads are tiny's own
     {'positions': 'rope'}
@@ -98,36 +101,58 @@ class ModelConfig:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise ValueError(f"model.preset = {self.preset!r}: choose one of {', '.join(PRESETS)}")
+        _check_preset(self.preset)
         for key in FROM_TOKENS:
             if key in self.changes:
                 raise ValueError(f"model.{key} comes from the tokens: leave it out")
         full = self.build(ANY)  # checks the changes
         own = PRESETS[self.preset](ANY)
-        changed = {key: getattr(full, key) for key in MODEL if getattr(full, key) != getattr(own, key)}
+        keys = MODEL[family_of(self.preset)]
+        changed = {key: getattr(full, key) for key in keys if getattr(full, key) != getattr(own, key)}
         object.__setattr__(self, "changes", changed)
 
-    def build(self, vocabulary: int) -> TransformerConfig:
+    def build(self, vocabulary: int) -> Any:
         """The config of a model over so many tokens."""
         return PRESETS[self.preset](vocabulary, **self.changes)
 
     def settings(self) -> dict[str, Any]:
         """Every key with its value, as in YAML."""
         full = self.build(ANY)
-        return {"preset": self.preset, **{key: getattr(full, key) for key in MODEL}}
+        return {"preset": self.preset, **{key: getattr(full, key) for key in MODEL[family_of(self.preset)]}}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Side by side in YAML, apart in the dataclass."""
-        settings = {
-            key: core_schema.typed_dict_field(handler.generate_schema(kind), required=False)
-            for key, kind in _settings(cls).items()
-        }
+        """Side by side in YAML, apart in the dataclass; the preset says which keys there are."""
+
+        def of(family: str) -> CoreSchema:
+            presets = [name for name in PRESETS if family_of(name) == family]
+            needed = cls.preset not in presets  # without it, the model is of the default preset's family
+            settings = {"preset": core_schema.typed_dict_field(core_schema.literal_schema(presets), required=needed)}
+            for key, kind in MODEL[family].items():
+                settings[key] = core_schema.typed_dict_field(handler.generate_schema(kind), required=False)
+            return core_schema.typed_dict_schema(settings, extra_behavior="forbid")
+
+        def checked(given: Any) -> Any:
+            if isinstance(given, dict) and isinstance(given.get("preset"), str):
+                _check_preset(given["preset"])
+            return given
+
+        families = core_schema.tagged_union_schema({name: of(name) for name in FAMILIES}, _family)
         return core_schema.no_info_after_validator_function(
             lambda given: cls(given.pop("preset", cls.preset), given),
-            core_schema.typed_dict_schema(settings, extra_behavior="forbid"),
+            core_schema.no_info_before_validator_function(checked, families),
         )
+
+
+def _check_preset(preset: str) -> None:
+    if preset not in PRESETS:
+        raise ValueError(f"model.preset = {preset!r}: choose one of {', '.join(PRESETS)}")
+
+
+def _family(model: Any) -> str:
+    """The family of what stands under `model`, be it right or wrong."""
+    preset = model.get("preset") if isinstance(model, dict) else None
+    return family_of(preset if preset in PRESETS else ModelConfig.preset)
 
 
 @dataclass(frozen=True)
@@ -171,9 +196,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         model = self.model.build(ANY)
-        if model.positions == "learned" and model.max_length <= self.data.max_length:  # an end is added to each side
+        longest = longest_of(model)
+        if longest is not None and longest <= self.data.max_length:  # an end is added to each side
             raise ValueError(
-                f"model.max_length = {model.max_length}: learned positions must reach further than "
+                f"model.max_length = {longest}: what is learned of each position must reach further than "
                 f"data.max_length = {self.data.max_length}"
             )
 
@@ -225,8 +251,10 @@ def dump(recipe: Recipe) -> str:
 def schema() -> dict[str, Any]:
     """The JSON Schema of recipes, by which an editor completes keys and shows what each is for."""
     result = _adapter().json_schema()
-    sections = {"Recipe": result, "TransformerConfig": result["properties"]["model"], **result["$defs"]}
-    kinds = (Recipe, DataConfig, PairFiles, TokensConfig, TransformerConfig, TrainConfig, OptimiserConfig)
+    models = [family.config for family in FAMILIES.values()]
+    sections = {"Recipe": result, **result["$defs"]}
+    sections |= zip((kind.__name__ for kind in models), result["properties"]["model"]["oneOf"], strict=True)
+    kinds = (Recipe, DataConfig, PairFiles, TokensConfig, *models, TrainConfig, OptimiserConfig)
     for kind in (*kinds, ScheduleConfig, DecodeConfig, EvaluateConfig):
         settings = sections[kind.__name__]["properties"]
         for key, comment in re.findall(r"^    (\w+): [^#\n]+# (.+)$", inspect.getsource(kind), re.MULTILINE):
@@ -341,7 +369,7 @@ def _without_repetition(model: Any) -> None:
     """Drop what a model has of its preset anyway: `dump` writes it, and it must not outlive model.preset=big."""
     if isinstance(model, dict) and (preset := PRESETS.get(str(model.get("preset", ModelConfig.preset)))):
         for key, value in asdict(preset(ANY)).items():
-            if key in MODEL and key in model and (type(model[key]), model[key]) == (type(value), value):
+            if key in MODEL[_family(model)] and key in model and (type(model[key]), model[key]) == (type(value), value):
                 del model[key]
 
 
@@ -352,6 +380,10 @@ def _override(values: dict[str, Any], lines: Lines, text: str) -> None:
         raise ValueError(f"override {text!r}: write section.key=value, as in train.steps=1000")
     keys, line = tuple(path.split(".")), f"override {text}"
     new, inner = _parse(value, lambda _: line)
+    model = values.get("model")
+    if keys == ("model", "preset") and isinstance(model, dict) and _family({"preset": new}) != _family(model):
+        for key in [key for key in model if not lines.get(("model", key), "").startswith("override ")]:
+            del model[key]  # what the file says is about a model of another family
     section = values
     for i, key in enumerate(keys, start=1):
         for other in REPLACES.get(keys[:i], ()) if new is not None else ():
@@ -366,10 +398,12 @@ def _override(values: dict[str, Any], lines: Lines, text: str) -> None:
 
 def _explain(error: ValidationError, values: dict[str, Any], lines: Lines) -> str:
     """The first mistake in one line: where it is, what it is, and what to do."""
-    order = list(lines)
+    order, family = list(lines), _family(values.get("model"))
     mistakes = []
     for problem in error.errors(include_url=False):
         place = tuple(key for key in problem["loc"] if isinstance(key, str))  # a list is taken as a whole
+        if place[:1] == ("model",) and place[1:2] == (family,):  # which is no key, but says how the model was read
+            place = ("model", *place[2:])
         mistakes.append((_written(place, lines), place, problem))
     written, place, problem = min(mistakes, key=lambda mistake: (mistake[0] == (), order.index(mistake[0])))
     name, kind = ".".join(place), problem["type"]
@@ -384,14 +418,14 @@ def _explain(error: ValidationError, values: dict[str, Any], lines: Lines) -> st
     if kind == "missing" and len(place) == 1:
         return f"{lines[written]}: the section {name!r} is missing"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        key, keys = place[-1], _settings(_kind(place[:-1]))
+        key, keys = place[-1], _settings(_kind(place[:-1], family), family)
         if place[0] == "model" and key in FROM_TOKENS:
             return f"{lines[written]}: {name} comes from the tokens: leave it out"
         inside = f" in {name.removesuffix(f'.{key}')}" if len(place) > 1 else ""
         near = get_close_matches(key, keys, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(keys)}"
         return f"{lines[written]}: unknown key {key!r}{inside}; {hint}"
-    wanted, value = _kind(place), reduce(getitem, place, values)
+    wanted, value = _kind(place, family), reduce(getitem, place, values)
     quotes = "; put it in quotes" if wanted is str and isinstance(value, bool | int | float) else ""
     return f"{lines[written]}: {name}: expected {_expected(wanted)}, got {_show(value)}{quotes}"
 
@@ -401,16 +435,16 @@ def _written(place: Place, lines: Lines) -> Place:
     return next(place[:n] for n in range(len(place), -1, -1) if place[:n] in lines)
 
 
-def _settings(kind: Any) -> dict[str, Any]:
-    """The keys of a section and their types."""
-    return {"preset": str, **MODEL} if kind is ModelConfig else get_type_hints(kind)
+def _settings(kind: Any, family: str = "") -> dict[str, Any]:
+    """The keys of a section and their types; of a model, those of its family."""
+    return {"preset": str, **MODEL[family]} if kind is ModelConfig else get_type_hints(kind)
 
 
-def _kind(place: Place) -> Any:
+def _kind(place: Place, family: str) -> Any:
     """The type of what stands at a place, None aside."""
     kind: Any = Recipe
     for key in place:
-        kind = _settings(kind)[key]
+        kind = _settings(kind, family)[key]
         if isinstance(kind, UnionType):
             kind = next(member for member in get_args(kind) if member is not NoneType)
     return kind

@@ -117,7 +117,7 @@ def heads(
             progress=show,
         )
     counts = Counter(each["role"] for each in atlas["heads"])
-    typer.echo(f"{out or place}/heads.html: {len(atlas['heads'])} heads on {atlas['sentences']:,} sentences")
+    typer.echo(f"{out or place}/heads.html: {_many(len(atlas['heads']), 'head')} on {atlas['sentences']:,} sentences")
     typer.echo(", ".join(f"{count} {role}" for role, count in counts.most_common()))
 
 

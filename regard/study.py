@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from regard import recipe as recipes
 from regard.api import Translator, load
@@ -20,7 +21,7 @@ from regard.inspection.links import Gold, read_gold
 from regard.inspection.maps import words_of_pieces
 from regard.inspection.measures import Tokens, punctuation
 from regard.inspection.syntax import Arc, arcs, read_conllu
-from regard.inspection.taps import attentions
+from regard.inspection.taps import attentions, edit
 from regard.recipe import EvaluateConfig
 
 TOKENS = 4096  # of a batch
@@ -97,13 +98,15 @@ class Study:
     def without(self, heads: Mapping[str, Iterable[int]]) -> Iterator[None]:
         """Inside the block these heads are silent: zeros in W_O, where an edit would keep the fast engine away."""
         known = attentions(self.model)
-        matrices = {name: known[name].output.get_parameter("weight") for name in heads}
+        bare = {name: dict.fromkeys(heads[name], 0.0) for name in heads if isinstance(known[name].output, nn.Identity)}
+        matrices = {name: known[name].output.get_parameter("weight") for name in heads if name not in bare}
         kept = {name: matrix.clone() for name, matrix in matrices.items()}
         try:
             with torch.no_grad():
-                for name, some in heads.items():
-                    matrices[name].unflatten(1, (known[name].heads, -1))[:, list(some)] = 0.0
-            yield
+                for name, matrix in matrices.items():
+                    matrix.unflatten(1, (known[name].heads, -1))[:, list(heads[name])] = 0.0
+            with edit(self.model, bare, what="outputs"):
+                yield
         finally:
             with torch.no_grad():
                 for name, matrix in matrices.items():

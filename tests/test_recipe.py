@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from regard import recipe as module
 from regard.data.text import PairFiles
 from regard.data.tokenizers import TokensConfig
+from regard.models.catalogue import FAMILIES, PRESETS
+from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import TransformerConfig
 from regard.recipe import (
     TOKENIZERS,
@@ -255,12 +257,13 @@ NO_TAGS = "a recipe has no anchors, aliases or tags (& * !): quote it, or write 
         (GOOD + "  clip: -1\n", "my.yaml:8: train.clip = -1.0: it must be at least 0"),
         (
             GOOD.replace("tiny", "huge"),
-            "my.yaml:4: model.preset = 'huge': choose one of tiny, shallow, small, base, big",
+            "my.yaml:4: model.preset = 'huge': choose one of " + ", ".join(PRESETS),
         ),
         ("data: {}\ntrain: {steps: 1}", "my.yaml:1: data: give exactly one of corpus (a name) and train (your files)"),
         (
             "data: {corpus: x, max_length: 99}\nmodel: {max_length: 99, positions: learned}\ntrain: {steps: 1}",
-            "my.yaml:2: model.max_length = 99: learned positions must reach further than data.max_length = 99",
+            "my.yaml:2: model.max_length = 99: what is learned of each position must reach further "
+            "than data.max_length = 99",
         ),
         (
             GOOD + "evaluate: {tokenize: 14a}",
@@ -294,7 +297,7 @@ def test_a_mistake_in_a_file_is_told_in_one_line(text: str | bytes, message: str
         ("data.train={tsv: a.tsv, columsn: [0, 1]}", "unknown key 'columsn' in data.train; did you mean 'columns'?"),
         ("train.clip=-1", "train.clip = -1.0: it must be at least 0"),
         ("model.vocabulary=8000", "model.vocabulary comes from the tokens: leave it out"),
-        ("model.preset=huge", "model.preset = 'huge': choose one of tiny, shallow, small, base, big"),
+        ("model.preset=huge", "model.preset = 'huge': choose one of " + ", ".join(PRESETS)),
     ],
 )
 def test_a_mistake_in_an_override_looks_alike(text: str, message: str) -> None:
@@ -428,20 +431,44 @@ def test_what_is_written_down_is_complete() -> None:
     assert "columns: [0, 1]" in dump(recipe)
 
 
+def test_the_preset_says_which_keys_a_model_has() -> None:
+    recurrent = GOOD.replace("preset: tiny, dropout: 0.3, positions: rope", "preset: lstm, dropout: 0.3, cell: gru")
+    recipe = load(write(recurrent))
+    assert recipe.model.build(8000) == RecurrentConfig.lstm(8000, dropout=0.3, cell="gru")
+    written = dump(recipe)
+    assert "cell: gru" in written
+    assert "positions" not in written
+    assert load(write(written)) == recipe
+    unknown = recurrent.replace("cell", "sell")
+    assert refused(lambda: load(write(unknown))) == "my.yaml:4: unknown key 'sell' in model; did you mean 'cell'?"
+    wrong = recurrent.replace("gru", "7")
+    assert refused(lambda: load(write(wrong))) == "my.yaml:4: model.cell: expected text, got 7; put it in quotes"
+    # Another family: what the file says of the model was about the first one; what is asked for beside it stays.
+    other = load(write(GOOD), ["model.d_model=64", "model.preset=convs2s"])
+    assert other.model == ModelConfig("convs2s", {"d_model": 64})
+    assert load(write(GOOD), ["model.preset=small"]).model == ModelConfig(
+        "small", {"dropout": 0.3, "positions": "rope"}
+    )
+
+
 def test_the_schema_knows_every_key_and_says_what_it_is_for() -> None:
     whole = schema()
     assert whole["required"] == ["data", "train"]
     assert list(whole["properties"]) == KEYS.split(", ")
-    sections = {**whole["$defs"], "ModelConfig": whole["properties"]["model"], "Recipe": whole}
+    models = dict(zip(FAMILIES, whole["properties"]["model"]["oneOf"], strict=True))
+    sections = {**whole["$defs"], **models, "Recipe": whole}
     assert {"DataConfig", "PairFiles", "OptimiserConfig", "ScheduleConfig"} < sections.keys()
     for name, section in sections.items():
         assert section["additionalProperties"] is False, name
     for name in ("Recipe", "DataConfig", "TrainConfig", "DecodeConfig", "EvaluateConfig"):
         assert all(setting["description"] for setting in sections[name]["properties"].values()), name
-    model = sections["ModelConfig"]["properties"]
+    model = models["transformer"]["properties"]
     assert model["heads"]["type"] == "integer"
     assert model["norm"]["description"] == "or pre"
     assert "vocabulary" not in model
+    assert models["recurrent"]["properties"]["cell"]["description"] == "rnn, gru, lstm, linear"
+    assert models["recurrent"]["properties"]["preset"]["enum"] == ["rnn", "gru", "lstm", "linear-rnn"]
+    assert [name for name, section in models.items() if "preset" not in section.get("required", [])] == ["transformer"]
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from regard.core.attention import MultiHeadAttention
 from regard.core.heads import Headless, kept_keys, write_heads
+from regard.core.monotonic import Monotonic
 from regard.core.quantised import Int8Linear
 from regard.inspection.taps import attentions
 
 Model = TypeVar("Model", bound=nn.Module)
+# Of these, each head has a part of its own.
+PARTS = {"query", "key_value", "query_key_value", "output", "positions", "score", "normalise"}
 
 
 def prune(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
@@ -29,9 +32,8 @@ def prune(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
     >>> attentions(smaller)["encoder.layers.0.self_attention"].heads, len(attentions(smaller))
     (2, 11)
     """
-    known, config = attentions(model), getattr(model, "config", None)
-    if not hasattr(config, "kept_heads"):
-        raise ValueError(f"a {type(model).__name__} has no config that could say which of its heads are kept")
+    check_prunable(model)
+    known = attentions(model)
     smaller: Any = copy.deepcopy(model)
     places = {module: path for path, module in smaller.named_modules()}
     kept: dict[str, tuple[int, ...]] = smaller.config.kept
@@ -53,6 +55,20 @@ def prune(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
     return smaller
 
 
+def check_prunable(model: nn.Module) -> None:
+    """Refuse a model whose attentions have more than what belongs to one head or another."""
+    if not hasattr(getattr(model, "config", None), "kept_heads"):
+        raise ValueError(f"the heads of a {type(model).__name__} model cannot be pruned, only a Transformer's")
+    for name, attention in attentions(model).items():
+        more = {key.partition(".")[0] for key in attention.state_dict()} - PARTS
+        if more or not attention.config.project:
+            c = attention.config
+            raise ValueError(
+                f"{name} cannot lose a head: {c.kind} attention by {c.score} score and {c.normaliser} has "
+                f"{' and '.join(sorted(more)) or 'slices'} that all heads share"
+            )
+
+
 def _without(attention: MultiHeadAttention, left: list[int], kv_heads: int) -> nn.Module:
     """The attention with only the heads `left`, which so many key/value heads serve."""
     output: Any = attention.output
@@ -71,7 +87,9 @@ def _without(attention: MultiHeadAttention, left: list[int], kv_heads: int) -> n
         positions = attention.positions.of(left)
         shape = replace(attention.config, heads=len(left), kv_heads=kv_heads, d_k=attention.d_k, d_v=attention.d_v)
         made = MultiHeadAttention(shape, d_memory=d_memory)
-    made.positions = positions
+    made.positions, made.score = positions, attention.score.of(left, keys)
+    if isinstance(attention.normalise, Monotonic):
+        made.normalise = attention.normalise.of(left)
     if attention.cross:
         made.query = _product(attention.query, made.query, rows=q)
         made.key_value = _product(attention.key_value, made.key_value, rows=torch.cat([k, K + v]))
@@ -103,7 +121,8 @@ def _same(attention: MultiHeadAttention, one: int, other: int) -> bool:
     a, b = (
         torch.cat([keys + _numbers([i], attention.d_k), keys + K + _numbers([i], attention.d_v)]) for i in (one, other)
     )
-    return all(
+    scored = getattr(attention.score, "key", None)  # what an additive score makes of each key
+    return (scored is None or torch.equal(scored[one], scored[other])) and all(
         torch.equal(x[a], x[b])
         for x in (product.weight, product.bias, getattr(product, "scale", None))
         if x is not None

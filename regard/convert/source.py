@@ -12,6 +12,11 @@ from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
 
 TOKENIZER = "tokenizer.json"
+PAPERS: dict[str, tuple[object, ...]] = {  # the attention of eq. 1, which is all that other programs have
+    **dict.fromkeys(("score", "cross_score"), ("dot", None)),
+    **dict.fromkeys(("normaliser", "cross_normaliser"), ("softmax", None)),
+    **dict.fromkeys(("self_attention", "decoder_self_attention"), ("full", None)),
+}
 
 
 class Source(NamedTuple):
@@ -26,7 +31,8 @@ class Source(NamedTuple):
         path = Path(directory) / TOKENIZER
         model = storage.load(directory, dtype=torch.float32)
         if type(model) is not Transformer:
-            raise ValueError(f"{directory} holds a {type(model).__name__}: only a Transformer can be exported")
+            raise ValueError(f"{directory} holds a {type(model).__name__} model: only a Transformer can be exported")
+        refuse(model.config, "another program", **PAPERS)
         if model.config.kept_heads:
             raise ValueError(
                 f"{directory} has lost some heads, and other formats have one number of heads for all attentions: "

@@ -69,6 +69,8 @@ def head_importance(
     if is_quantised(model):
         raise ValueError("no gradient flows through whole numbers: load the model with precision fp32")
     known = attentions(model)
+    if not known:
+        raise ValueError(f"a {type(model).__name__} model without attention has no heads to measure")
     found = {name: torch.zeros(attention.heads) for name, attention in known.items()}
     sentences = 0
     for batch in batches:

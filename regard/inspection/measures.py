@@ -134,6 +134,15 @@ def kind_of(name: str) -> str:
     return "cross" if name.endswith("cross_attention") else "encoder" if name.startswith("encoder") else "decoder"
 
 
+def layer_of(name: str) -> int:
+    """The number of an attention's layer, by its name; where layers have no numbers, there is one.
+
+    >>> layer_of("decoder.layers.2.cross_attention"), layer_of("decoder.cross_attention")
+    (2, 0)
+    """
+    return int(next(filter(str.isdigit, name.split(".")), 0))
+
+
 def punctuation(pieces: Sequence[str]) -> frozenset[int]:
     """Which tokens are punctuation and nothing else, by the texts of all tokens in the order of their ids.
 

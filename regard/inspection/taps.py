@@ -147,9 +147,11 @@ def _listed(names: Names) -> tuple[str, ...]:
 
 def _chosen(model: nn.Module, names: Names) -> dict[str, MultiHeadAttention]:
     known = attentions(model)
+    if not known:
+        raise ValueError(f"a {type(model).__name__} model without attention has no heads: there is nothing to see")
     for pattern in _listed(names):
         if not any(fnmatchcase(name, pattern) for name in known):
-            raise ValueError(f"no attention is named {pattern!r}: the model has {', '.join(known) or 'none'}")
+            raise ValueError(f"no attention is named {pattern!r}: the model has {', '.join(known)}")
     return {name: a for name, a in known.items() if any(fnmatchcase(name, pattern) for pattern in _listed(names))}
 
 

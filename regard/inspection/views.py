@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from regard.core.attention import MultiHeadAttention
 from regard.core.quantised import Int8Linear
 
+APPROXIMATE = ("linformer", "performer", "linear")  # kinds of attention whose weights come of no such scores
+
 
 def norm_maps(attention: MultiHeadAttention, weights: Tensor, values: Tensor) -> Tensor:
     """How long a vector each key adds to each query: the length of α_ij · (x_j W_V + b) W_O^h (Kobayashi et al., 2020).
@@ -43,12 +45,20 @@ def rollout(maps: Sequence[Tensor]) -> list[Tensor]:
     return reached
 
 
+def dots(attention: MultiHeadAttention) -> bool:
+    """Whether its scores are products of queries and keys as they are recorded, of every key by itself."""
+    return attention.config.score == "dot" and attention.config.kind.partition(":")[0] not in APPROXIMATE
+
+
 def query_key_products(attention: MultiHeadAttention, queries: Tensor, keys: Tensor, head: int, query: int) -> Tensor:
     """What each dimension of one head adds to the score of one query with each key, in the first row of a batch.
 
     queries (B, H, T, d_k) and keys (B, H, S, d_k) as recorded -> (S, d_k): its sums over d_k are the scores before any
     bias of the positions.
     """
+    if not dots(attention):
+        c = attention.config
+        raise ValueError(f"{c.kind} attention by {c.score} score has no products of queries and keys to show")
     scale = attention.d_k**-0.5 if attention.config.scale is None else attention.config.scale
     return queries[0, head, query] * keys[0, head] * scale
 

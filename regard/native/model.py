@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regard.core.attention import MultiHeadAttention
-from regard.core.blocks import Stack
+from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.heads import Headless
 from regard.core.layers import Embedding, FeedForward, GatedFeedForward, Residual
 from regard.core.positions import Learned, Positions, Sinusoidal, sinusoid
@@ -99,8 +99,9 @@ class Native:
             if not hasattr(model, part):
                 raise UnavailableError(f"a {type(model).__name__} has no {part.replace('_', ' ')}")
         encoder, decoder = model.encoder, model.decoder
-        assert isinstance(encoder, Stack)
-        assert isinstance(decoder, Stack)
+        for stack, kind in ((encoder, EncoderLayer), (decoder, DecoderLayer)):
+            if not isinstance(stack, Stack) or not all(isinstance(layer, kind) for layer in stack.layers):
+                raise UnavailableError(f"a {type(model).__name__} model has other layers")
         first: Any = decoder.layers[0]
         ffn = first.feed_forward.sublayer
         norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)]
@@ -112,6 +113,9 @@ class Native:
         attention, scale = attentions[0], attentions[0].config.scale
         if len({(m.d_k, m.d_v, m.config.scale) for m in attentions}) != 1:
             raise UnavailableError("its attentions differ in shape")
+        for c in (m.config for m in attentions):
+            if (c.score, c.normaliser, c.project, c.kind) != ("dot", "softmax", True, "full"):
+                raise UnavailableError(f"{c.kind} attention by {c.score} score and {c.normaliser}")
         layers: list[Any] = [*encoder.layers, *decoder.layers]
         if len({(_activation(f), f.outer.in_features) for f in (layer.feed_forward.sublayer for layer in layers)}) != 1:
             raise UnavailableError("its feed-forward layers differ in shape or activation")

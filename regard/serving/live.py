@@ -32,8 +32,9 @@ from regard.decoding.beam import Beam, length_penalty, maximum
 from regard.decoding.edits import log_soft_max
 from regard.decoding.module import EncoderDecoder, Module
 from regard.decoding.protocol import Floats, Hypothesis, Request, SearchConfig, best_of
-from regard.inspection.measures import kind_of, punctuation
+from regard.inspection.measures import kind_of, layer_of, punctuation
 from regard.inspection.taps import attentions, edit, record
+from regard.inspection.views import dots
 from regard.serving.shown import Shown
 
 CHARACTERS, TOKENS = 2_000, 512  # of a text; of a source and of a target
@@ -316,9 +317,9 @@ class Live:
         return {
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "d_model": config.d_model,
-            "layers": {"encoder": config.encoder_layers, "decoder": config.decoder_layers},
+            "layers": {side: getattr(config, f"{side}_layers", None) for side in ("encoder", "decoder")},
             "attentions": [
-                {"name": name, "kind": kind_of(name), "layer": layer(name), "heads": a.heads}
+                {"name": name, "kind": kind_of(name), "layer": layer_of(name), "heads": a.heads, "dots": dots(a)}
                 for name, a in self.attentions.items()
             ],
             "beam": self.translator.decode.beam,
@@ -332,12 +333,3 @@ def changed(model: nn.Module, changes: Changes) -> AbstractContextManager[None]:
     for name, head, factor in changes:
         factors.setdefault(name, {})[head] = factor
     return edit(model, factors, what="outputs") if changes else nullcontext()
-
-
-def layer(name: str) -> int:
-    """The number of its layer.
-
-    >>> layer("decoder.layers.2.cross_attention")
-    2
-    """
-    return int(name.split(".")[2])

@@ -12,9 +12,9 @@ from regard.api import Translator
 from regard.data.corpora import CORPORA
 from regard.data.text import PairFiles
 from regard.models import storage
-from regard.models.transformer import TransformerConfig
+from regard.models.catalogue import FAMILIES
 
-KINDS: dict[type[Any], str] = {TransformerConfig: "translation"}  # what a model of each family is for
+KINDS: dict[type[Any], str] = {family.config: "translation" for family in FAMILIES.values()}  # what a model is for
 FILES = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "recipe.yaml")  # of which a translator is made
 Stamp = list[tuple[int, int, int]]  # of each file there is: its identity, time and size
 

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from regard.core.blocks import DecoderLayer, EncoderLayer
+from regard.core.blocks import layers_of
 
 CPU = torch.device("cpu")
 
@@ -101,9 +101,8 @@ def share(objective: nn.Module, kind: str, world: World) -> nn.Module:
     if kind == "ddp":
         return DistributedDataParallel(objective, device_ids=[world.device] if world.device.type == "cuda" else None)
     mesh = init_device_mesh(world.device.type, (world.size,))
-    for module in objective.modules():
-        if isinstance(module, (EncoderLayer, DecoderLayer)):
-            fully_shard(module, mesh=mesh)
+    for layer in layers_of(objective):
+        fully_shard(layer, mesh=mesh)
     fully_shard(objective, mesh=mesh)  # in place
     return objective
 

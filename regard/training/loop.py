@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from regard.core.blocks import DecoderLayer, EncoderLayer
+from regard.core.blocks import layers_of
 from regard.core.layers import ConvolutionFeedForward, FeedForward, GatedFeedForward
 from regard.core.recompute import recompute
 from regard.data.batching import Batch
@@ -24,10 +24,11 @@ from regard.training.optimisers import Average, OptimiserConfig, build, set_lear
 from regard.training.parallel import Shards
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-RECOMPUTED = {
-    "nothing": (),
-    "feed_forward": (FeedForward, GatedFeedForward, ConvolutionFeedForward),
-    "layers": (EncoderLayer, DecoderLayer),
+FEED_FORWARD = (FeedForward, GatedFeedForward, ConvolutionFeedForward)
+RECOMPUTED: dict[str, Callable[[nn.Module], list[nn.Module]]] = {
+    "nothing": lambda model: [],
+    "feed_forward": lambda model: [module for module in model.modules() if isinstance(module, FEED_FORWARD)],
+    "layers": layers_of,
 }
 
 
@@ -65,13 +66,16 @@ class Learner:
         if config.optimiser.name in ("muon", "adafactor") and several and config.distributed == "fsdp":
             name = config.optimiser.name
             raise ValueError(f"train.optimiser.name={name} needs whole matrices: use train.distributed=ddp, or adamw")
+        if several and config.distributed == "fsdp" and any(isinstance(m, nn.RNNBase) for m in model.modules()):
+            raise ValueError("train.distributed=fsdp cannot share out PyTorch's recurrent cells: use ddp")
         self._low = PRECISIONS[config.precision]
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        recompute(m for m in model.modules() if isinstance(m, RECOMPUTED[config.recompute]))
-        if config.compile:
-            for module in model.modules():
-                if isinstance(module, (EncoderLayer, DecoderLayer)):
-                    module.compile(dynamic=True)
+        twice = RECOMPUTED[config.recompute](model)
+        if config.recompute != "nothing" and not twice:
+            raise ValueError(f"train.recompute={config.recompute}: a {type(model).__name__} model has no such part")
+        recompute(twice)
+        for layer in layers_of(model) if config.compile else ():
+            layer.compile(dynamic=True)
         # Sharded parameters cannot be used outside of a training step: validation needs a model of its own.
         sharded = several and config.distributed == "fsdp"
         self._replica = copy.deepcopy(model).to(device) if sharded else None

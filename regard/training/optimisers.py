@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from regard.core.blocks import Stack
+from regard.core.blocks import layers_of
 from regard.core.positions import Positions
 
 OPTIMISERS = ("adam", "adamw", "adafactor", "muon")
@@ -100,21 +100,22 @@ def _tables(model: nn.Module) -> set[Tensor]:
 def hidden_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
     """The matrices that lead from one hidden state to another, each with the heights of those it holds stacked up.
 
+    >>> from regard.core.blocks import Stack
     >>> from regard.core.layers import linear
     >>> model = nn.Sequential(nn.Embedding(9, 4), Stack([linear(4, 4, 2, 2)]), nn.Linear(4, 9))
     >>> list(hidden_matrices(model).values())  # query, key and value
     [(4, 2, 2)]
     """
-    # A Stack's layers are the inside of every model here. An output layer or a classifier lies outside of it, so
+    # The layers of its stacks are the inside of every model here. What makes words of the last lies outside of them, so
     # this holds for output layers of their own as well as for tied ones, and no name need be known.
+    inside = [module for layer in layers_of(model) for module in layer.modules()]
+    found = {m.weight: getattr(m, "parts", (m.out_features,)) for m in inside if isinstance(m, nn.Linear)}
+    for module in inside:
+        if isinstance(module, nn.RNNBase):  # a matrix for each gate: three of a GRU, four of an LSTM
+            for weight in (p for p in module.parameters() if p.dim() == 2):
+                found[weight] = (module.hidden_size,) * (len(weight) // module.hidden_size)
     tables = _tables(model)
-    return {
-        module.weight: getattr(module, "parts", (module.out_features,))
-        for stack in model.modules()
-        if isinstance(stack, Stack)
-        for module in stack.layers.modules()
-        if isinstance(module, nn.Linear) and module.weight.requires_grad and module.weight not in tables
-    }
+    return {weight: parts for weight, parts in found.items() if weight.requires_grad and weight not in tables}
 
 
 class _Optimiser(torch.optim.Optimizer):

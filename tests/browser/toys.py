@@ -1,7 +1,9 @@
 """A small language pair and a model that has really learned it: adjectives change places, so heads look across."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -9,7 +11,8 @@ from regard.atlas import make_atlas
 from regard.data.batching import collate
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.catalogue import build
+from regard.models.transformer import TransformerConfig
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
 
@@ -34,8 +37,13 @@ def sentence(chance: random.Random) -> tuple[str, str]:
     return f"{subject[0]} {verb[0]} {thing[0]}.", f"{subject[1]} {verb[1]} {thing[1]}."
 
 
-def trained(directory: Path) -> Path:
-    """The directory of a model that was trained here and now."""
+def transformer(vocabulary: int) -> TransformerConfig:
+    shape = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 64, "d_ff": 128, "heads": 4}
+    return TransformerConfig.tiny(vocabulary, norm="pre", dropout=0.0, **shape)
+
+
+def trained(directory: Path, config: Callable[[int], Any] = transformer, steps: int = STEPS) -> Path:
+    """The directory of a model that was trained here and now, as `config` of a vocabulary says."""
     chance = random.Random(1)
     pairs = [sentence(chance) for _ in range(STEPS * ROWS)]
     # Few sub-words: some words are whole, some are two or three pieces.
@@ -44,9 +52,8 @@ def trained(directory: Path) -> Path:
     ids = [tokenizer.encode_batch([pair[side] for pair in pairs]) for side in (0, 1)]
     rows = list(zip(*ids, strict=True))
     torch.manual_seed(0)
-    shape = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 64, "d_ff": 128, "heads": 4}
-    model = Transformer(TransformerConfig.tiny(len(tokenizer), norm="pre", dropout=0.0, **shape))
-    batches = (collate(rows[i : i + ROWS]) for i in range(0, len(rows), ROWS))
+    model = build(config(len(tokenizer)))
+    batches = (collate(rows[i : i + ROWS]) for i in range(0, steps * ROWS, ROWS))
     for _ in fit(model, batches, lambda step: linear_to_zero(step, peak=4e-3, warmup=40, total=STEPS), smoothing=0.0):
         pass
     storage.save(model, directory)

@@ -83,7 +83,7 @@ def test_a_pattern_chooses(model: Transformer) -> None:
     assert set(seen) == {"decoder.layers.0.cross_attention", "decoder.layers.1.cross_attention"}
     with pytest.raises(ValueError, match=r"no attention is named 'encoder\.self': the model has encoder\.layers\.0"):
         record(model, "encoder.self").__enter__()
-    with pytest.raises(ValueError, match="the model has none"):
+    with pytest.raises(ValueError, match="there is nothing to see"):
         record(torch.nn.Linear(2, 2)).__enter__()
 
 

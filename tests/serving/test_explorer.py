@@ -77,7 +77,7 @@ def test_models_are_described(client: TestClient, models: list[Path]) -> None:
     assert (first["id"], second["id"], first["source"], first["target"]) == ("one", "two", "en", "es")
     assert (first["layers"], first["d_model"], first["beam"]) == ({"encoder": 2, "decoder": 2}, 32, 3)
     assert first["parameters"] == sum(p.numel() for p in regard.load(models[0]).model.parameters())
-    assert first["attentions"][0] == {"name": ENCODER, "kind": "encoder", "layer": 0, "heads": 4}
+    assert first["attentions"][0] == {"name": ENCODER, "kind": "encoder", "layer": 0, "heads": 4, "dots": True}
     assert [a["kind"] for a in first["attentions"]] == ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
     assert 3 <= len(first["examples"]) <= 6
     assert (first["atlas"], first["note"]) == (False, "")

@@ -9,7 +9,7 @@ import { heatmap } from "./heatmap.js";
 import { lines } from "./lines.js";
 import { axes, digits, figure, readout, shownAt, topOf } from "./maps.js";
 import {
-  atlasOf, attentionsOf, besideOf, headMap, modelShown, roleText, sentence, titleOf, viewShown,
+  atlasOf, attentionsOf, besideOf, headMap, kindsOf, modelShown, roleText, sentence, titleOf, viewShown,
 } from "./sight.js";
 import { editsShown, factorOf, partner, shown, sliding, withFactor } from "./state.js";
 import { tools } from "./tools.js";
@@ -162,10 +162,14 @@ export function mount(root, store, services) {
   /** A head of the chosen kind is always in focus: the same layer and number as before where there is one. */
   const ensureHead = () => {
     const attentions = attentionsOf(state);
-    if (!attentions.length || attentions.some(({ name }) => name === state.head?.name)) return;
+    if (!attentions.length) {
+      const [kind] = kindsOf(state).toReversed(); // a model of another family may have no heads of this kind
+      return store.set(kind ? { kind } : { head: null });
+    }
+    if (attentions.some(({ name }) => name === state.head?.name)) return undefined;
     const layer = Number(state.head?.name.match(/\d+/)?.[0] ?? attentions.length - 1);
     const { name, heads } = attentions[Math.min(layer, attentions.length - 1)];
-    store.set({ head: { name, head: Math.min(state.head?.head ?? 0, heads - 1) } });
+    return store.set({ head: { name, head: Math.min(state.head?.head ?? 0, heads - 1) } });
   };
 
   const load = async () => {
@@ -176,6 +180,7 @@ export function mount(root, store, services) {
       if (!state.source.length) store.set({ figure: null, beside: null });
       return; // still streaming: keep the last picture
     }
+    if (!attention && !kindsOf(state).length) store.set({ figure: null, beside: null }); // nothing to see in it
     if (!attention) return;
     controller.abort();
     controller = new AbortController();

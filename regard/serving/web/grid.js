@@ -4,7 +4,7 @@ import { scale, shade } from "./colour.js";
 import { h } from "./dom.js";
 import { choice } from "./elements.js";
 import { axes, labels, paint, reduce, top } from "./maps.js";
-import { KINDS, atlasOf, attentionsOf, layerMaps, modelShown, roleText, sentence, viewShown } from "./sight.js";
+import { atlasOf, attentionsOf, kindsOf, layerMaps, modelShown, roleText, sentence, viewShown } from "./sight.js";
 import { editsShown, shown, switched } from "./state.js";
 
 const WHOLE = 128; // up to so many tokens thumbnails come whole and follow the switches; beyond, pooled by the server
@@ -28,6 +28,7 @@ export const texts = {
     "grid.free": "Free head {head} of layer {layer}",
     "grid.pooled": "Long text: thumbnails show the greatest weight of each patch.",
     "grid.empty": "Type a sentence: every head will show what it looks at.",
+    "grid.none": "This model has no attention: there is nothing to look at.",
     "grid.rollout": "all heads",
   },
   zh: {
@@ -47,6 +48,7 @@ export const texts = {
     "grid.free": "恢复第 {layer} 层第 {head} 头",
     "grid.pooled": "文本较长：缩略图显示每块中的最大权重。",
     "grid.empty": "输入一句话：每个头会显示它看哪里。",
+    "grid.none": "这个模型没有注意力：没有可看的内容。",
     "grid.rollout": "所有头",
   },
 };
@@ -189,8 +191,9 @@ export function mount(root, store, { api, t, announce, fail }) {
   const showNote = (about) => {
     const { busy, text } = store.state;
     const waits = busy.models || busy.original || text.trim() !== ""; // for an answer, not for a person
-    note.hidden = about ? !pooled(about) : waits;
-    note.textContent = t(about ? "grid.pooled" : "grid.empty");
+    const none = modelShown(store.state)?.attentions.length === 0;
+    note.hidden = !none && (about ? !pooled(about) : waits);
+    note.textContent = t(none ? "grid.none" : about ? "grid.pooled" : "grid.empty");
   };
   const pooled = ({ source, target }) => {
     const { rows, columns } = axes(store.state.kind, source, target, store.state.axis);
@@ -204,6 +207,7 @@ export function mount(root, store, { api, t, announce, fail }) {
     controller = new AbortController();
     watcher?.disconnect();
     board.querySelectorAll(".grid-row").forEach((row) => watcher?.observe(row)); // reports at once what is in sight
+    showNote(sentence(store.state));
     if (sentence(store.state)) return;
     for (const { canvas } of cells.values()) canvas.width = 1; // nothing to show: this also clears
     fetchLayers([]);
@@ -252,7 +256,7 @@ export function mount(root, store, { api, t, announce, fail }) {
   board.addEventListener("keydown", move);
 
   const dressBar = () => {
-    const kinds = KINDS.map((kind) => [kind, t(`grid.${kind}`), t(`grid.${kind}.title`)]);
+    const kinds = kindsOf(store.state).map((kind) => [kind, t(`grid.${kind}`), t(`grid.${kind}.title`)]);
     const { node, set } = choice("kind", t("grid.kind"), kinds, (kind) => store.set({ kind }));
     set(store.state.kind);
     bar.replaceChildren(node);

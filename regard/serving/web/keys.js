@@ -3,6 +3,7 @@
 import { edited, editsShown, factorOf, modelOf, shown, switched } from "./state.js";
 import { h } from "./dom.js";
 import { headLabel } from "./i18n.js";
+import { dotsIn, kindsOf } from "./sight.js";
 
 const after = (values, value) => values[(values.indexOf(value) + 1) % values.length];
 const typing = (element) => element.matches("textarea, select, input:not([type=radio], [type=checkbox], [type=range])");
@@ -23,9 +24,11 @@ export const mount = (dialog, store, { t, announce }) => {
     const at = (state.step === null ? 0 : state.step + 1) + by; // 0 is all steps
     if (n && at >= 0 && at <= n) set({ step: at ? at - 1 : null });
   };
+  const look = (kind) => () => kindsOf(state).includes(kind) && set({ kind, tab: "heads" });
   const kinds = ["encoder", "decoder", "cross"].map((kind, k) => (
-    { key: String(k + 1), act: () => set({ kind, tab: "heads" }), say: () => t(`kind.${kind}`) }));
-  const views = () => ["weights", "norm", ...(state.kind === "encoder" ? ["rollout"] : []), "neuron"];
+    { key: String(k + 1), act: look(kind), say: () => t(`kind.${state.kind}`) }));
+  const there = () => ({ rollout: state.kind === "encoder", neuron: dotsIn(state) });
+  const views = () => ["weights", "norm", "rollout", "neuron"].filter((view) => there()[view] ?? true);
   const more = () => [...(state.edited ? ["edited"] : []), ...(state.other ? ["other"] : [])];
   const sides = () => ["original", ...more(), ...(more().length ? ["both"] : [])];
   const cycle = (key, values) => () => set({ [key]: after(values(), state[key]) });

@@ -3,7 +3,7 @@
 import { shade, signed } from "./colour.js";
 import { h } from "./dom.js";
 import { axes, digits, fixed } from "./maps.js";
-import { body, sentence } from "./sight.js";
+import { body, dotsIn, sentence } from "./sight.js";
 
 export const texts = {
   en: {
@@ -64,7 +64,7 @@ export function mount(root, store, { api, t, fail }) {
   };
 
   const draw = () => {
-    root.hidden = state.view !== "neuron" || !state.neurons || !state.figure;
+    root.hidden = state.view !== "neuron" || !dotsIn(state) || !state.neurons || !state.figure;
     if (root.hidden) return;
     const { query: q, keys: k, products, scores, weights, bias, scale, labels, token } = state.neurons;
     const head = (text) => h("div", { class: "neuron-head" }, text);
@@ -108,7 +108,7 @@ export function mount(root, store, { api, t, fail }) {
 
   const load = async () => {
     const about = sentence(state);
-    if (state.view !== "neuron" || !state.figure) return draw();
+    if (state.view !== "neuron" || !dotsIn(state) || !state.figure) return draw();
     if (!about || !state.head || state.figure.name !== state.head.name) return undefined;
     controller.abort();
     controller = new AbortController();

@@ -4,7 +4,7 @@ import { headLabel } from "./i18n.js";
 import { counterpart } from "./pairs.js";
 import { modelOf, partner, shown } from "./state.js";
 
-export const KINDS = ["encoder", "decoder", "cross"];
+const KINDS = ["encoder", "decoder", "cross"];
 const BUDGET = 96 * 2 ** 20; // bytes of maps kept, the longest unused dropped first
 const kept = new Map(); // key -> {promise, signal, bytes}, in order of use; no bytes yet while it is on its way
 const atlases = new Map(); // model -> promise of its atlas, or of null
@@ -15,9 +15,16 @@ export const modelShown = (state) => {
   return model && !model.error ? model : null;
 };
 
+/** The kinds of attention that the shown model has: a recurrent one, say, reads the source and nothing else. */
+export const kindsOf = (state) =>
+  KINDS.filter((kind) => modelShown(state)?.attentions.some((attention) => attention.kind === kind));
+
 /** The attentions of the shown model that are of the chosen kind, in the order of their layers. */
 export const attentionsOf = (state) =>
   (modelShown(state)?.attentions ?? []).filter((attention) => attention.kind === state.kind);
+
+/** Whether the scores of the focused head are products of its queries and keys: only then is there a neuron view. */
+export const dotsIn = (state) => attentionsOf(state).find(({ name }) => name === state.head?.name)?.dots ?? false;
 
 /** {model, source, target, edits, ids, key} of the side that is shown; null while there is nothing whole to look at. */
 export const sentence = (state) => {

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { choice, tick } from "./elements.js";
-import { viewShown } from "./sight.js";
+import { dotsIn, viewShown } from "./sight.js";
 
 /** The switches in `root`: which view, how rows are named and combined, words, special tokens, colours. */
 export const tools = (root, store, { t }) => {
@@ -26,8 +26,9 @@ export const tools = (root, store, { t }) => {
     show();
   };
   const show = () => {
-    views.set(state.view === "rollout" ? viewShown(state) : state.view);
+    views.set(state.view === "neuron" && dotsIn(state) ? "neuron" : viewShown(state));
     views.inputs[2].disabled = state.kind !== "encoder"; // a roll-out is the encoder's alone
+    views.inputs[3].disabled = !dotsIn(state);
     axis.set(state.axis);
     axis.node.hidden = state.kind === "encoder";
     combine.set(state.combine);
@@ -37,6 +38,6 @@ export const tools = (root, store, { t }) => {
     log.set(state.colour === "log");
   };
   store.subscribe(["language"], make);
-  store.subscribe(["kind", "view", "words", "special", "colour", "axis", "combine", "locked"], show);
+  store.subscribe(["models", "model", "head", "kind", "view", "words", "special", "colour", "axis", "combine", "locked"], show);
   make();
 };

@@ -1,0 +1,319 @@
+"""Table 2 (§6.1): how good a translator becomes, and what its training costs, beside the models that came before.
+
+All models of one language learn from the same sentences in the same batches for the same number of steps. Costs are
+FLOPs of the models' own arithmetic (`regard.models.accounting`); those of the paper are what its machines could have
+done in the time, two to four times as much for the Transformer (docs/accounting.md).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+from regard.experiments.charts import Chart, Series
+from regard.experiments.lab import Experiment, Report, Result, Results, Trial, table
+from regard.experiments.runs import recipe_trained
+
+Changes = Mapping[str, int | float | str]
+
+
+class Published(NamedTuple):
+    """A row of the paper's Table 2: BLEU on newstest2014 and training FLOPs, for each language."""
+
+    bleu: Mapping[str, float]
+    flops: Mapping[str, float]
+
+
+PAPER = {
+    "ByteNet": Published({"de": 23.75}, {}),
+    "Deep-Att + PosUnk": Published({"fr": 39.2}, {"fr": 1.0e20}),
+    "GNMT + RL": Published({"de": 24.6, "fr": 39.92}, {"de": 2.3e19, "fr": 1.4e20}),
+    "ConvS2S": Published({"de": 25.16, "fr": 40.46}, {"de": 9.6e18, "fr": 1.5e20}),
+    "MoE": Published({"de": 26.03, "fr": 40.56}, {"de": 2.0e19, "fr": 1.2e20}),
+    "Deep-Att + PosUnk, ensemble": Published({"fr": 40.4}, {"fr": 8.0e20}),
+    "GNMT + RL, ensemble": Published({"de": 26.30, "fr": 41.16}, {"de": 1.8e20, "fr": 1.1e21}),
+    "ConvS2S, ensemble": Published({"de": 26.36, "fr": 41.29}, {"de": 7.7e19, "fr": 1.2e21}),
+    "Transformer (base model)": Published({"de": 27.3, "fr": 38.1}, {"de": 3.3e18, "fr": 3.3e18}),
+    "Transformer (big)": Published({"de": 28.4, "fr": 41.8}, {"de": 2.3e19, "fr": 2.3e19}),
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A translator of ours, and the paper's that is most like it."""
+
+    label: str
+    small: Changes  # settings of the recipe at our scale
+    full: Changes  # and at the paper's: the size that was published
+    paper: str | None = None
+
+
+def _of(preset: str, **changes: int | float | str) -> Changes:
+    return {"model.preset": preset, **{f"model.{key}": value for key, value in changes.items()}}
+
+
+LONG = {"train.steps": 300_000, "train.snapshot_every": 600, "train.average": 20}  # §5.2, §6.1
+CLIPPED = {"train.clip": 1.0}  # recurrence makes gradients explode (Pascanu et al., 2013)
+MODELS = {
+    "transformer": Model(
+        "Transformer",
+        _of("tiny", norm="pre"),
+        _of("base"),
+        "Transformer (base model)",
+    ),
+    "transformer-wide": Model(
+        "Transformer, twice as wide",
+        _of("tiny", norm="pre", d_model=256, d_ff=512, heads=8),
+        {**_of("big"), **LONG},
+        "Transformer (big)",
+    ),
+    "lstm": Model(
+        "LSTM, Luong's attention",
+        _of("lstm"),
+        {**_of("lstm", encoder_layers=8, decoder_layers=8, d_model=1024), **CLIPPED},
+        "GNMT + RL",
+    ),
+    "gru": Model("GRU, Bahdanau's attention", _of("gru"), {**_of("gru", d_model=1000), **CLIPPED}),
+    "linear-rnn": Model(
+        "linear RNN", _of("linear-rnn"), _of("linear-rnn", encoder_layers=6, decoder_layers=6, d_model=512, heads=8)
+    ),
+    "convs2s": Model(
+        "ConvS2S",
+        _of("convs2s"),
+        {**_of("convs2s", encoder_layers=15, decoder_layers=15, d_model=512), **CLIPPED},
+        "ConvS2S",
+    ),
+    "bytenet": Model(
+        "ByteNet",
+        _of("bytenet"),
+        {**_of("bytenet", encoder_layers=30, decoder_layers=30, d_model=1600), **CLIPPED},
+        "ByteNet",
+    ),
+}
+LANGUAGES = {"de": "German", "fr": "French"}
+FRENCH = ("transformer", "transformer-wide", "lstm", "convs2s")
+ADAM = ("transformer", "lstm", "convs2s")  # trained once more with it, at our scale
+TINY: dict[str, Changes] = {  # for smoke
+    "transformer": {"model.d_model": 16, "model.d_ff": 32, "model.heads": 2},
+    "lstm": {"model.d_model": 16},
+    "linear-rnn": {"model.d_model": 16, "model.heads": 2},
+    "convs2s": {"model.d_model": 16},
+    "bytenet": {"model.d_model": 16},
+}
+LAYERS: Changes = {"model.encoder_layers": 1, "model.decoder_layers": 1}
+MUON = 0.008  # the peak of its learning rate
+STEPS = {"smoke": 20, "small": 400}
+SMALL: Changes = {
+    "tokens.size": 4000,
+    "model.dropout": 0.1,
+    "train.batch_tokens": 1024,
+    "train.schedule.peak": MUON,
+    "train.schedule.warmup": 50,
+    "train.average": 0,
+    "train.snapshot_every": "null",
+    "train.validate_every": STEPS["small"] // 8,
+    "train.validate_sentences": 200,
+    "decode.beam": 4,
+}
+SMOKE: Changes = {
+    "data.limit": 1000,
+    "tokens.size": 300,
+    "train.batch_tokens": 128,
+    "train.validate_every": STEPS["smoke"] // 2,
+    "train.validate_sentences": 20,
+    "decode.beam": 1,
+    "decode.extra": 1,
+}
+WITH_ADAM: Changes = {"train.optimiser.name": "adam", "train.schedule.peak": 0.003}
+
+
+def trials(scale: str) -> list[Trial]:
+    """A training for each model and language."""
+    if scale == "smoke":
+        names = ["de-transformer", "de-lstm", "de-lstm-adam", "de-convs2s", "fr-transformer"]
+    else:
+        names = [f"de-{model}" for model in MODELS] + [f"fr-{model}" for model in FRENCH]
+        names += [f"de-{model}-adam" for model in ADAM] if scale == "small" else []
+    return [Trial(name, recipe_trained, _settings(name, scale)) for name in names]
+
+
+def _settings(name: str, scale: str) -> dict[str, str | list[str]]:
+    """The recipe of a trial, and its changes."""
+    language, model, adam = split(name)
+    if scale == "full":
+        recipe = "wmt14-en-de-base" if language == "de" else "wmt14-en-fr-big"
+        settings: dict[str, int | float | str] = {"train.validate_sentences": 3000}
+        if language == "fr":  # which is the recipe of the big model: here base, unless the model is big
+            settings |= {"train.steps": 100_000, "train.snapshot_every": 1400, "train.average": 5}
+        settings |= MODELS[model].full
+    else:
+        recipe = "multi30k-en-de-raw"
+        preset = MODELS[model].small
+        settings = {"data.corpus": f"multi30k-en-{language}", **preset, **SMALL, **(WITH_ADAM if adam else {})}
+        settings |= {**SMOKE, **LAYERS, **TINY[model]} if scale == "smoke" else {}
+        settings["train.steps"] = STEPS[scale]
+    return {"recipe": recipe, "changes": [f"{key}={value}" for key, value in settings.items()]}
+
+
+def split(name: str) -> tuple[str, str, bool]:
+    """Language, model and whether with Adam, of a trial.
+
+    >>> split("de-linear-rnn"), split("fr-lstm-adam")
+    (('de', 'linear-rnn', False), ('fr', 'lstm', True))
+    """
+    language, _, rest = name.partition("-")
+    return language, rest.removesuffix("-adam"), rest.endswith("-adam")
+
+
+def report(results: Results, scale: str) -> Report:
+    """The models of each language beside the paper's, and the curves on the way."""
+    parts, charts = [_asked(next(iter(results.values())), scale)], {}
+    for language, name in LANGUAGES.items():
+        ours = {key: result for key, result in results.items() if split(key)[0] == language}
+        mark = level(ours)
+        parts += [f"## English to {name}", _table(ours, language, mark), _found(ours, language, mark)]
+        for axis, unit in (("flops", "training FLOPs"), ("seconds", "seconds of training")):
+            chart = f"table2-en-{language}-{axis}"
+            charts[chart] = _curves(ours, f"English to {name}", axis, unit)
+            parts.append(f"![Validation BLEU over {unit}, English to {name}]({chart}.svg)")
+    charts["table2-paper"] = _published()
+    parts += ["## The paper's table", _paper(), "![BLEU over training FLOPs in the paper](table2-paper.svg)"]
+    return Report("\n\n".join(parts), charts)
+
+
+def level(results: Results) -> float:
+    """The BLEU by which models are compared on their way: half of the best on any way."""
+    return max(bleu for result in results.values() for _, _, bleu in result["validations"]) / 2
+
+
+def cost_of(result: Result, bleu: float) -> float | None:
+    """FLOPs after which a training first had so much validation BLEU, between its validations by a straight line.
+
+    >>> cost_of({"steps": 10, "flops": 1000.0, "validations": [[2, 5.0, 4.0], [6, 4.0, 8.0], [10, 3.0, 9.0]]}, 6.0)
+    400.0
+    """
+    way = [(0, 0.0), *((step, value) for step, _, value in result["validations"])]
+    for (before, low), (after, high) in pairwise(way):
+        if high >= bleu:
+            share = (bleu - low) / (high - low) if high > low else 0.0
+            return float((before + (after - before) * share) * result["flops"] / result["steps"])
+    return None
+
+
+def agreement(results: Results, language: str) -> tuple[int, int]:
+    """Of the pairs of models that the paper has too, in how many the better one is the same; and how many there are."""
+    both = [
+        (result["bleu"], PAPER[paper].bleu[language])
+        for key, result in results.items()
+        if (paper := MODELS[split(key)[1]].paper) and not split(key)[2] and language in PAPER[paper].bleu
+    ]
+    pairs = list(combinations(both, 2))
+    return sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs), len(pairs)
+
+
+def _asked(one: Result, scale: str) -> str:
+    asked = "Which model translates best, and what does it cost to train?"
+    if scale == "full":
+        return (
+            f"{asked} WMT 2014, newstest2014, the Transformers as in the paper (§5); the others have the sizes that "
+            "were published for their like and are trained as base is. What else GNMT and ByteNet had is not rebuilt."
+        )
+    return (
+        f"{asked} All models learn from the same sentences of Multi30k in the same batches: {one['vocabulary']:,} "
+        f"joint sub-words, {one['steps']} steps, {one['epochs']:.1f} epochs, dropout 0.1, label smoothing 0.1, one "
+        f"seed, {one['threads']} threads. The optimiser is Muon with a peak of {MUON} unless Adam is named, whose peak "
+        f"is {WITH_ADAM['train.schedule.peak']}; neither was tuned for any one of them. PPL is that of a sub-word of "
+        "the validation sentences; BLEU and chrF are of test2016 by beam search. FLOPs are the models' own "
+        "arithmetic, those of the paper what its machines could have done in the time. Seconds are those of the "
+        "steps, at their median pace. The paper's base model has 65 million parameters and learned from 4.5 million "
+        "pairs of sentences (French: 36) for 100,000 steps: what can be compared is the order."
+    )
+
+
+def _table(results: Results, language: str, mark: float) -> str:
+    head = ["model", "parameters, 10⁶", "FLOPs", "seconds", "PPL", "BLEU", "chrF", f"FLOPs to {mark:.1f} BLEU"]
+    lines: list[list[object]] = []
+    for key, r in results.items():
+        paper = MODELS[split(key)[1]].paper
+        cost, theirs = cost_of(r, mark), PAPER[paper] if paper else Published({}, {})
+        ours: list[object] = [_label(key), f"{r['parameters'] / 1e6:.2f}", f"{r['flops']:.1e}", _rounded(r["seconds"])]
+        ours += [f"{r['perplexity']:.1f}", f"{r['bleu']:.1f}", f"{r['chrf2']:.1f}", cost and f"{cost:.1e}"]
+        flops = theirs.flops.get(language)
+        lines.append([*ours, paper, theirs.bleu.get(language), flops and f"{flops:.1e}"])
+    return table([*head, "in the paper", "paper: BLEU", "paper: FLOPs"], lines)
+
+
+def _found(results: Results, language: str, mark: float) -> str:
+    """What the figures say, in words."""
+    best = max(results, key=lambda key: results[key]["bleu"])
+    said = [f"The best BLEU is that of {_label(best)}: {results[best]['bleu']:.1f}."]
+    costs = {key: cost for key, result in results.items() if (cost := cost_of(result, mark)) is not None}
+    cheapest = min(costs, key=lambda key: costs[key])
+    said.append(f"{_label(cheapest)} reached {mark:.1f} BLEU of validation sentences with the fewest FLOPs.")
+    others = {key: result for key, result in results.items() if not split(key)[1].startswith("transformer")}
+    mine, rival = results.get(f"{language}-transformer"), max(others, key=lambda k: others[k]["bleu"], default=None)
+    if mine is not None and rival is not None:
+        theirs = results[rival]
+        said.append(
+            f"The Transformer has {mine['bleu'] - theirs['bleu']:+.1f} BLEU against the best of the others, "
+            f"{_label(rival)}, with {mine['flops'] / theirs['flops']:.2f} times its FLOPs"
+            + (f" and {mine['seconds'] / theirs['seconds']:.2f} times its time." if theirs["seconds"] else ".")
+        )
+    same, pairs = agreement(results, language)
+    if pairs:
+        said.append(f"Of {pairs} pairs of models that the paper has too, {same} come in the paper's order.")
+    return " ".join([*said, "One seed each: the experiment `table3` tells how far BLEU strays from seed to seed."])
+
+
+def _label(key: str) -> str:
+    _, model, adam = split(key)
+    return MODELS[model].label + (", Adam" if adam else "")
+
+
+def _rounded(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds)
+
+
+def _curves(results: Results, title: str, axis: str, unit: str) -> Chart:
+    """Validation BLEU on the way, of each model with its own optimiser."""
+    shown = {key: r for key, r in results.items() if not split(key)[2] and r[axis] is not None}
+    series = [
+        Series(
+            _label(key),
+            [step * r[axis] / r["steps"] for step, *_ in r["validations"]],
+            [bleu for *_, bleu in r["validations"]],
+        )
+        for key, r in shown.items()
+    ]
+    return Chart(f"{title}: quality against cost", unit, "validation BLEU, greedy", series, log_x=True)
+
+
+def _published() -> Chart:
+    series = []
+    for language, name in LANGUAGES.items():
+        rows = [row for row in PAPER.values() if language in row.flops]
+        x, y = [row.flops[language] for row in rows], [row.bleu[language] for row in rows]
+        series.append(Series(f"English to {name}", x, y, style="points"))
+    return Chart("The paper's Table 2", "training FLOPs", "BLEU, newstest2014", series, log_x=True)
+
+
+def _paper() -> str:
+    rows: Sequence[Sequence[object]] = [
+        [
+            name,
+            row.bleu.get("de"),
+            row.bleu.get("fr"),
+            *(f"{x:.1e}" if (x := row.flops.get(k)) else None for k in LANGUAGES),
+        ]
+        for name, row in PAPER.items()
+    ]
+    return table(["model", "BLEU en-de", "BLEU en-fr", "FLOPs en-de", "FLOPs en-fr"], rows)
+
+
+EXPERIMENT = Experiment(
+    "table2",
+    "Table 2: quality against training cost",
+    trials,
+    report,
+    ("multi30k-en-de", "multi30k-en-fr"),
+)
