@@ -1,6 +1,6 @@
 """The attention zoo: time and peak memory of every kind over the length n, and what it can still find far away.
 
-    python bench/zoo.py [--limit 32768] [--kinds full window:64 ...] [--rounds N] [--patience S] [--steps N]
+    python bench/zoo.py [--limit 32768] [--kinds fused window:64 ...] [--rounds N] [--patience S] [--steps N]
 
 Cost: self-attention of one sequence, 8 heads of width 64, forward and backward, causal where there is such a form.
 Contestants alternate within one run; printed are medians. Peak memory is the growth of the resident set, each in a
@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import Tensor
 
 from regard.core.attention import BACKENDS, attend
-from regard.core.efficient import FORMS, Kind
+from regard.core.efficient import FORMS, Kind, check_kind
 from regard.core.masks import causal
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -190,9 +190,13 @@ def main() -> None:
     if args.memory_of:
         print(peak(args.memory_of[0], int(args.memory_of[1])))
         return
-    for kind in args.kinds:
-        if kind not in BACKENDS:
-            Kind.read(kind)
+    for kind in set(args.kinds) - BACKENDS.keys():
+        try:
+            check_kind(kind, dropout=0.0, scale=None, plain=True, backend="auto", max_length=min(SHORTEST, LENGTH))
+        except ValueError as error:
+            parser.error(str(error))
+        if kind == "full":
+            parser.error(f"full attention is measured by its backends: {', '.join(BACKENDS)}")
     if args.limit >= SHORTEST:
         Console().print(cost(args.kinds, args.limit, args.rounds, args.patience))
     if not args.steps:

@@ -379,7 +379,7 @@ def _memory_table(memory: "Footprint", tokens: str) -> Table:
     table.add_row("cache", _bytes(memory.cache_per_target_token), "for each target token decoded")
     table.add_row("", _bytes(memory.cache_per_source_token), "for each source token attended to")
     if memory.cache_per_sentence:
-        table.add_row("", _bytes(memory.cache_per_sentence), "for each sentence, by the convolutions")
+        table.add_row("", _bytes(memory.cache_per_sentence), "for each sentence, however long")
     return table
 
 

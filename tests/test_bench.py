@@ -32,6 +32,19 @@ def test_the_zoo_benchmark_prints_a_row_for_each_kind() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("windows:64", "unknown attention"), ("window:999", "reaches 999 positions"), ("full", "by its backends: math")],
+)
+def test_the_zoo_benchmark_refuses_before_it_measures(kind: str, message: str) -> None:
+    command = [sys.executable, ROOT / "bench" / "zoo.py", "--kinds", "window:64", kind]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), reason="there is no Chromium"
 )

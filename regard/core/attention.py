@@ -381,14 +381,14 @@ class MultiHeadAttention(nn.Module):
         q = q.unflatten(2, (K, -1)).transpose(1, 2).flatten(0, 1)  # (B, H, K·T, d_k) -> (B·K, H, T, d_k)
         group = self.heads // self.kv_heads
         k, v = (_repeat(_repeat(each, K, 0), group, 1) for each in (k, v))
-        if isinstance(mask, Tensor) and len(mask) > 1:
-            mask = mask.repeat_interleave(K, 0)
+        allowed = None if mask is None else _dense(mask, q.shape[2], k.shape[2], q.device)
+        if allowed is not None and len(allowed) > 1:
+            allowed = _repeat(allowed, K, 0)
         if bias is not None and len(bias) > 1:
             bias = bias.repeat_interleave(K, 0)
         q, k, v = self.queries(q), self.keys(k), self.values(v)
         scores = self.score(q, k, scale)  # (B·K, H, T, S)
         scores = self.scores(scores if bias is None else scores + bias)
-        allowed = None if mask is None else _dense(mask, q.shape[2], k.shape[2], q.device)
         if isinstance(self.normalise, Monotonic):
             weights = self.weights(self.normalise(scores, allowed, q, k, scale, cache))
         else:

@@ -17,12 +17,13 @@ whole sequence, q, k (B, H, n, d_k) and v (B, H, n, d_v) -> (B, H, n, d_v); `ste
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from regard.core.kernels import Elu, Exponential, Kernel, Relu
-from regard.core.linformer import Linformer
+from regard.core.linformer import Linformer, check_rank
 from regard.core.masks import AnyMask, Mask
-from regard.core.sparse import Band, Blocks, Sparse
+from regard.core.sparse import SIZE, Band, Blocks, Sparse
 
 Efficient = Sparse | Kernel | Linformer
 FORMS = {
@@ -79,10 +80,13 @@ class Kind:
 
     @property
     def reach(self) -> int:
-        """The farthest position that a window or a block makes a query see; 0 if it has none."""
-        if self.name == "dilated":
-            return self.numbers[0] * self.numbers[1]
-        return self.numbers[0] if self.name in PATTERNS else 0
+        """How long a sequence must be for all that the numbers of a pattern ask for; 0 of any other kind."""
+        match self.name, self.numbers:
+            case "dilated", (W, D):
+                return W * D
+            case "bigbird", (W, G, R, *_):
+                return max(W, G, (R - 1) * SIZE + 1)  # R blocks, of which the last may be a short one
+        return max(self.numbers) if self.name in PATTERNS else 0
 
     def make(self, *, d_k: int, max_length: int) -> Efficient | None:
         """Its module; None for full attention."""
@@ -121,10 +125,12 @@ def check_kind(text: str, *, dropout: float, scale: float | None, plain: bool, b
         raise ValueError(f"scale = {scale}: the kernel of {text!r} has none; leave it out")
     if scale is not None and scale < 0 and kind.name == "performer":
         raise ValueError(f"scale = {scale}: {text!r} takes its square root; choose one that is not negative")
+    if kind.name == "linformer":
+        check_rank(kind.numbers[0], max_length)
     if kind.reach > max_length:
         raise ValueError(
             f"attention {text!r} reaches {kind.reach} positions, more than max_length = {max_length}, the longest "
-            "sequence: choose a smaller window, raise max_length, or take full attention"
+            "sequence: choose smaller numbers, raise max_length, or take full attention"
         )
     return kind
 
@@ -135,11 +141,13 @@ def causal_and_keep(mask: AnyMask | None, S: int, text: str) -> tuple[bool, Tens
         return False, None
     if isinstance(mask, Mask) and mask.triangle:
         return True, None
-    if isinstance(mask, Mask) and mask.keep is not None:
-        return False, mask.keep
-    if isinstance(mask, Tensor) and mask.shape[1] == mask.shape[2] == 1:
-        return False, mask[:, 0, 0].expand(-1, S)
+    keep = mask.keep if isinstance(mask, Mask) else None
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1:3] == (1, 1):
+        keep = mask[:, 0, 0]
+    if keep is not None and keep.shape[1] in (1, S):
+        return False, keep.expand(-1, S)
+    kind = f" of {mask.dtype}" if isinstance(mask, Tensor) else ""
     raise ValueError(
-        f"attention {text!r} has a pattern of its own, and takes causal() or a padding mask (batch, 1, 1, keys) beside "
-        f"it, not a mask of shape {tuple(mask.shape)}"
+        f"attention {text!r} has a pattern of its own, and takes causal() or a bool padding mask (batch, 1, 1, {S}) "
+        f"beside it, not a mask of shape {tuple(mask.shape)}{kind}"
     )

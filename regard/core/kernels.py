@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.cache import Sums
-from regard.core.normalisers import softmax
+from regard.core.normalisers import exact, softmax
 
 CHUNK = 128  # positions that look at each other directly; what is before them they see as sums
 
@@ -90,6 +90,8 @@ def kernel_attend(
     start from there and are left there: one position at a time is the recurrent form. `keep` (B, S) is True for keys
     that are no padding. A query that sees no key gives zeros.
     """
+    if not v.shape[2]:
+        return v
     (q_all, _), (k_all, levels) = q, k
     v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # (B, H, S, d_v + 1)
     if keep is not None:
@@ -142,13 +144,15 @@ class Kernel(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, keep: Tensor | None, scale: float, dropout: float
     ) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)  # sums over many keys: never in half precision
-        phi_q, phi_k = self.features(q.to(wide), scale), self.features(k.to(wide), scale)
-        return kernel_attend(phi_q, phi_k, v.to(wide), is_causal=is_causal, keep=keep).to(v.dtype)
+        with exact(q):
+            phi_q, phi_k = self.features(q.to(wide), scale), self.features(k.to(wide), scale)
+            return kernel_attend(phi_q, phi_k, v.to(wide), is_causal=is_causal, keep=keep).to(v.dtype)
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, past: Any, *, scale: float) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
-        phi_q, phi_k = self.features(q.to(wide), scale), self.features(k.to(wide), scale)
-        return kernel_attend(phi_q, phi_k, v.to(wide), is_causal=True, past=past).to(v.dtype)
+        with exact(q):
+            phi_q, phi_k = self.features(q.to(wide), scale), self.features(k.to(wide), scale)
+            return kernel_attend(phi_q, phi_k, v.to(wide), is_causal=True, past=past).to(v.dtype)
 
     def past(self) -> Sums:
         return Sums()
@@ -166,6 +170,7 @@ class Kernel(nn.Module):
     ) -> Tensor:
         """Its scores are the logarithms of the kernel: the soft-max of them are its weights."""
         wide = torch.promote_types(q.dtype, torch.float32)
-        (phi_q, _), (phi_k, levels) = self.features(q.to(wide), scale), self.features(k.to(wide), scale)
-        scores = (phi_q @ phi_k.mT).clamp(min=torch.finfo(wide).tiny).log() + levels.mT  # (B, H, T, S)
+        with exact(q):
+            (phi_q, _), (phi_k, levels) = self.features(q.to(wide), scale), self.features(k.to(wide), scale)
+            scores = (phi_q @ phi_k.mT).clamp(min=torch.finfo(wide).tiny).log() + levels.mT  # (B, H, T, S)
         return softmax(see(scores), mask).to(q.dtype)

@@ -9,6 +9,14 @@ import torch
 from torch import Tensor, nn
 
 
+def check_rank(rank: int, max_length: int) -> None:
+    """Refuse a summary that is longer than what it is of."""
+    if rank > max_length:
+        raise ValueError(
+            f"linformer:{rank} projects max_length = {max_length} keys or fewer: choose a smaller rank than that"
+        )
+
+
 class Linformer(nn.Module):
     """softmax(scale · Q (EK)ᵀ) FV, where E and F (R, max_length) are learnt, and shared by the heads: O(T R).
 
@@ -21,10 +29,7 @@ class Linformer(nn.Module):
 
     def __init__(self, rank: int, max_length: int) -> None:
         super().__init__()
-        if rank > max_length:
-            raise ValueError(
-                f"linformer:{rank} projects max_length = {max_length} keys or fewer: choose a smaller rank than that"
-            )
+        check_rank(rank, max_length)
         self.keys, self.values = (nn.Parameter(torch.empty(rank, max_length)) for _ in range(2))
         for projection in (self.keys, self.values):
             nn.init.normal_(projection, std=rank**-0.5)  # lengths are kept on average (Johnson & Lindenstrauss 1984)

@@ -115,7 +115,7 @@ def random_picks(block: Tensor, R: int, *, seed: int, both_ways: bool) -> Tensor
     They are a function of seed and block alone, never of the length of the text: neither padding nor what is still to
     be decoded changes them. So both ways as many are picked ahead as behind, and some lie beyond the end.
     """
-    x = (block[..., None] * 8191 + torch.arange(R, device=block.device)) * 131071 + seed
+    x = (block[..., None] * 8191 + torch.arange(R, device=block.device)) * 131071 + seed % 2**31
     for _ in range(3):  # a congruential step, then high bits into low ones
         x = (x * 1103515245 + 12345) & (2**31 - 1)
         x = x ^ (x >> 13)

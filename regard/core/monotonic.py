@@ -51,6 +51,7 @@ def chunkwise(alpha: Tensor, scores: Tensor, mask: Tensor | None, width: int) ->
     >>> chunkwise(alpha, torch.zeros(1, 1, 1, 4), None, 2).flatten().tolist()
     [0.0, 0.5, 0.5, 0.0]
     """
+    width = min(width, scores.shape[3])  # no chunk has more keys than there are
     mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand(scores.shape)
     chunk = F.pad(scores, (width - 1, 0)).unfold(-1, width, 1)  # (B, H, T, S, W): at k those of the keys up to k
     share = alpha[..., None] * softmax(chunk, F.pad(mask, (width - 1, 0)).unfold(-1, width, 1))

@@ -2,7 +2,8 @@
 
 Letters: B batch, H heads, T queries, S keys. A normaliser takes scores (B, H, T, S) and a bool mask that broadcasts to
 them (True = may attend), or None, and gives weights (B, H, T, S): nowhere negative, zero where masked, of sum 1 in
-each row. A row that may see nothing is zero, in value and in gradient. A score of -inf hides its key as well.
+each row. A row that may see nothing is zero, in value and in gradient. A score of -inf hides its key as well; only
+soft-max itself wants a finite one in every row that the mask leaves open, as PyTorch's does.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,11 @@ import torch
 from torch import Tensor
 
 Normaliser = Callable[[Tensor, Tensor | None], Tensor]
+
+
+def exact(x: Tensor) -> torch.autocast:
+    """Inside the block products are as precise as their factors: autocast would halve what was widened for a sum."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:

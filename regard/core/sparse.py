@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard.core.cache import Recent
 from regard.core.dropout import fresh_seed, keep_mask, keep_scale
 from regard.core.masks import Mask, causal, diagonal_blocks, first, random_blocks, random_picks, window
-from regard.core.normalisers import softmax
+from regard.core.normalisers import exact, softmax
 
 ROWS = 128  # of a block, where the pattern does not ask for others
 SIZE = 32  # of a random block
@@ -143,7 +143,8 @@ def sparse_attend(
         shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         raise ValueError(f"a sparse attention is one of a sequence to itself: {shapes} must agree but for d_v")
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    return _Sparse.apply(q, k, v, keep, pattern, is_causal, scale, dropout, fresh_seed() if dropout else 0)
+    with exact(q):
+        return _Sparse.apply(q, k, v, keep, pattern, is_causal, scale, dropout, fresh_seed() if dropout else 0)
 
 
 class _Sparse(torch.autograd.Function):
@@ -244,8 +245,9 @@ class Sparse(nn.Module):
         if not offset:  # nothing before it: a sequence of its own
             return self(q, k, v, is_causal=True, keep=None, scale=scale, dropout=0.0)
         allowed = self.pattern.mask(True).block(torch.arange(offset, offset + T, device=q.device), at)
-        weights = _weights(q, keys, allowed, scale)
-        return (weights @ values.to(weights.dtype)).to(q.dtype)
+        with exact(q):
+            weights = _weights(q, keys, allowed, scale)
+            return (weights @ values.to(weights.dtype)).to(q.dtype)
 
     def past(self) -> Recent | None:
         return self.pattern.past()

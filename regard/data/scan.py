@@ -9,6 +9,7 @@ training has `jump` alone and the test has it in every command.
 import hashlib
 import re
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,12 +73,12 @@ class Commands:
         """Where a file was found, and what is in it."""
         if ARCHIVE in held:
             try:
-                with tarfile.open(held[ARCHIVE]) as archive:
+                with tarfile.open(held[ARCHIVE], "r:gz") as archive:
                     member = next((m for m in archive if m.isfile() and f"/{m.name}".endswith(f"/{name}")), None)
                     file = None if member is None else archive.extractfile(member)
                     if file is not None:
                         return held[ARCHIVE], file.read()
-            except (tarfile.TarError, OSError, EOFError) as error:
+            except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
                 raise ValueError(f"{held[ARCHIVE]} is broken: {error}; replace it") from None
             raise ValueError(f"{held[ARCHIVE]} holds no {name}: replace it, or unset REGARD_DATA to fetch it")
         path = held.get(name, cache_folder() / "downloads" / "scan" / Path(name).name)

@@ -10,6 +10,7 @@ words back. What the treebank says beyond constituents goes: functions (NP-SBJ),
 
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,7 +197,8 @@ class Treebank:
         archive = data / self.folder / f"{self.folder}.zip"
         if archive.is_file():
             return {archive.name: archive}
-        return {path.name: path for path in sorted((data / self.folder).rglob("wsj_*.mrg"))}
+        found = sorted((data / self.folder).rglob("wsj_*.mrg"))
+        return {path.name: path for path in found if path.is_file()}
 
     def write(self, into: Path, corpus: "Corpus", held: Mapping[str, Path], progress: "Progress | None") -> None:
         """Sentences, trees in line, and whole trees, split by file."""
@@ -237,7 +239,7 @@ def _texts(held: Mapping[str, Path]) -> Iterator[tuple[int, str, str]]:
                     if found := FILE.fullmatch(name):
                         where = f"{path}: {members[name]}"
                         yield int(found[1]), where, _decoded(archive.read(members[name]), where)
-        except (zipfile.BadZipFile, EOFError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: a password
             raise ValueError(f"{path} is broken: {error}; replace it") from None
 
 

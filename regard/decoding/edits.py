@@ -86,6 +86,10 @@ def obey(log_p: Floats, written: Sequence[int], request: Request, limit: int) ->
     """
     assert request.rule is not None
     allowed = list(request.rule.allowed(request.source, written, limit - len(written)))
+    if not allowed or min(allowed) < 0 or max(allowed) >= len(log_p):
+        raise ValueError(
+            f"a rule allows {allowed} after {[*written]}: it must be one id at least, each in 0..{len(log_p) - 1}"
+        )
     kept = np.maximum(log_p[allowed], FLOOR)
     log_p[:] = -math.inf
     log_p[allowed] = kept

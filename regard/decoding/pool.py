@@ -165,7 +165,10 @@ def _check(request: Request, index: int, model: Searchable, config: SearchConfig
                 "phrases, `shortest` and `block` out"
             )
         for t in range(len(request.prefix) + 1):  # without a prefix: whether it can be followed at all
-            allowed = request.rule.allowed(request.source, request.prefix[:t], limit - t)
+            try:
+                allowed = request.rule.allowed(request.source, request.prefix[:t], limit - t)
+            except ValueError as error:
+                raise ValueError(f"sentence {index}: {error}") from None
             if t < len(request.prefix) and request.prefix[t] not in allowed:
                 raise ValueError(f"token {request.prefix[t]} of the prefix of sentence {index} breaks its rule")
     phrases = {"prefix": (request.prefix,), "required": request.required, "forbidden": request.forbidden}

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Told apart by those who see few colours (Okabe and Ito), and by their marks.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
-MARKS = "os^Dv<>P"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000", "#882255")
+MARKS = "os^Dv<>PX"
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "regard", "font.family": "sans-serif", "font.size": 10}
 
 
@@ -24,6 +24,7 @@ class Series:
     low: Sequence[float] | None = None  # and high: a band around the line
     high: Sequence[float] | None = None
     style: str = "line"  # line, points (not joined), or dashes (without marks, as for a fit)
+    colour: int | None = None  # of COLOURS, as of the points that a fit belongs to; its own place, if left out
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Chart:
 
     def _draw(self, axes: "Axes") -> None:
         for i, each in enumerate(self.series):
+            i = i if each.colour is None else each.colour
             colour, mark = COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]
             look = {"line": f"{mark}-", "points": mark, "dashes": "--"}[each.style]
             axes.plot(each.x, each.y, look, color=colour, label=each.label, markersize=4, linewidth=1.4)

@@ -14,6 +14,7 @@ from regard.experiments.lab import Experiment, Report, Result, Results, Trial, t
 from regard.experiments.lengths import KINDS, RIVALS, algorithm, commands, translation
 
 MARGIN = 1.0  # points, of percent or BLEU: less is no difference
+LONGEST = 48  # actions in SCAN
 HALF = 0.5  # of the answers right: as far as that, a model reaches
 
 
@@ -56,8 +57,8 @@ SCALES: Mapping[str, Mapping[str, Settings]] = {
         },
     },
     "small": {
-        "letters": {"size": SMALL, "limit": 16, "tested": 100, "steps": 600, "batch": 64},
-        "scan": {"size": SMALL, "tested": None, "steps": 500, "batch": 64},
+        "letters": {"size": SMALL, "limit": 16, "tested": 100, "steps": 500, "batch": 64},
+        "scan": {"size": SMALL, "tested": None, "steps": 700, "batch": 64},
         "words": {
             "size": {**SMALL, "dropout": 0.1},
             "recipe": "multi30k-en-de-raw",
@@ -213,11 +214,12 @@ def report(results: Results, scale: str) -> Report:
         if not found:  # which this scale leaves out
             continue
         scores[task.title] = {name: beyond(result, task) for name, result in found.items()}
-        show = _words if task is WORDS else _scan if task is ACTIONS else _letters
-        parts += [f"## {task.title}", show(found, merged(results, SIMPLE)), _best(scores[task.title], task)]
-        keys = {"bleu": "BLEU", "perplexity": "perplexity"} if task is WORDS else {
-            "exact": "right from end to end (%)", "tokens": "labels foretold right (%)"
-        }  # fmt: skip
+        keys = {"exact": "right from end to end (%)", "tokens": "labels foretold right (%)"}
+        if task is WORDS:
+            keys, shown = {"bleu": "BLEU", "perplexity": "perplexity"}, _words(found)
+        else:
+            shown = _scan(found, merged(results, SIMPLE)) if task is ACTIONS else _letters(found)
+        parts += [f"## {task.title}", shown, _best(scores[task.title], task)]
         for key, label in keys.items():
             name = f"extrapolation-{task.name}-{key}"
             charts[name] = _chart(found, task, key, label)
@@ -229,7 +231,7 @@ def report(results: Results, scale: str) -> Report:
 def _asked(results: Results, scale: str) -> str:
     letters, scan, words = (SCALES[scale][key] for key in ("letters", "scan", "words"))
     one = next(result for key, result in results.items() if key.startswith(WORDS.name))
-    size, seeds = letters["size"], SEEDS[scale]
+    size, seeds, threads = letters["size"], SEEDS[scale], round(one["threads"])
     corpus = "Multi30k" if scale != "full" else "WMT 2014"
     text = (
         "Trained on sequences of up to L tokens, what does a model do with longer ones, up to four times L? Every "
@@ -237,8 +239,8 @@ def _asked(results: Results, scale: str) -> str:
         f"width {size['d_model']}, {size['heads']} heads; beside it stand recurrent models of as many "
         "layers and the same width, which need no positions. All learn with Adam, in batches of "
         f"{letters['batch']} (letters), {scan['batch']} (SCAN) and {words['batch']} pairs (translation), for "
-        f"{letters['steps']:,}, {scan['steps']:,} and {words['steps']:,} steps, with {seeds} "
-        f"seed{'s, of which the means are shown' if seeds > 1 else ''}, on {round(one['threads'])} threads.\n\n"
+        f"{letters['steps']:,}, {scan['steps']:,} and {words['steps']:,} steps, on {threads} "
+        f"thread{'s' if threads > 1 else ''}, with {seeds} seed{'s, shown as means' if seeds > 1 else ''}.\n\n"
         f"Letters are drawn without end, of 26, with L = {letters['limit']}. SCAN is split by its authors: up to 22 "
         f"actions to learn from, 24 to 48 to test. For translation, {round(one['taught']):,} of the "
         f"{round(one['corpus']):,} training pairs of {corpus}, English to German, have no side over L = "
@@ -253,7 +255,7 @@ def _asked(results: Results, scale: str) -> str:
     if scale != "full":
         text += (
             " The published models are larger and were trained far longer; what does not learn its task within L here "
-            "tells nothing about what lies beyond. Seeds differ much in extrapolation: take small differences for none."
+            "tells nothing about what lies beyond. One seed tells nothing of chance: small differences are none."
         )
     return text
 
@@ -266,19 +268,23 @@ def _number(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.1f}" if value < 1e4 else f"{value:.0e}"
 
 
-def _letters(found: Mapping[str, Result], _: Mapping[str, Result]) -> str:
+def _letters(found: Mapping[str, Result]) -> str:
     L = round(next(iter(found.values()))["limit"])
     spans = {f"≤ {L}": (0, L), f"{L + 1}–{2 * L}": (L, 2 * L), f"{2 * L + 1}–{4 * L}": (2 * L, 4 * L)}
     rows = [
-        [name, *(_percent(between(result, key, *span)) for key in ("exact", "tokens") for span in spans.values()),
-         reach(result)]
+        [
+            name,
+            f"{round(result['parameters']):,}",
+            *(_percent(between(result, key, *span)) for key in ("exact", "tokens") for span in spans.values()),
+            reach(result),
+        ]
         for name, result in found.items()
-    ]  # fmt: skip
+    ]
     head = [f"{what}, {span} (%)" for what in ("whole", "labels") for span in spans]
-    return table(["positions", *head, "half are whole up to"], rows)
+    return table(["positions", "parameters", *head, "half are whole up to"], rows) + f"\n\nLearnt, {_learnt(found, L)}"
 
 
-def _words(found: Mapping[str, Result], _: Mapping[str, Result]) -> str:
+def _words(found: Mapping[str, Result]) -> str:
     first = next(iter(found.values()))
     edges = [0, *map(round, first["lengths"])]
     spans = [f"{low + 1}–{high}" for low, high in pairwise(edges)]
@@ -297,12 +303,13 @@ def _words(found: Mapping[str, Result], _: Mapping[str, Result]) -> str:
 
 def _scan(found: Mapping[str, Result], simple: Mapping[str, Result]) -> str:
     rows: list[list[object]] = [
-        [name, _percent(between(simple[name], "exact", 0, 99)), _percent(between(result, "exact", 0, 99)),
-         _percent(between(result, "tokens", 0, 99))]
+        [name, _percent(between(simple[name], "exact", 0, LONGEST)), _percent(between(result, "exact", 0, LONGEST)),
+         _percent(between(result, "tokens", 0, LONGEST))]
         for name, result in found.items()
     ]  # fmt: skip
     rows += [[name, *both, None] for name, both in PUBLISHED.items()]
-    return table(["positions", "simple: whole (%)", "length: whole (%)", "length: labels (%)"], rows)
+    head = ["positions", "simple: whole (%)", "length: whole (%)", "length: labels (%)"]
+    return f"{table(head, rows)}\n\nLearnt where SCAN is split at random, {_learnt(simple, LONGEST)}"
 
 
 def _best(scores: Mapping[str, float | None], task: Task) -> str:
@@ -310,14 +317,21 @@ def _best(scores: Mapping[str, float | None], task: Task) -> str:
     known = {name: score for name, score in scores.items() if score is not None}
     if not known:
         return "There is nothing beyond the limit to compare."
-    best = max(known.values())
+    best, least = max(known.values()), min(known.values())
     names = [name for name, score in known.items() if best - score < MARGIN]
+    text = f"Beyond the limit, by {task.scored}: "
+    if len(names) == len(known):
+        text += f"no difference, from {least:.1f} to {best:.1f}."
+    else:
+        text += f"best {', '.join(names)} ({best:.1f}), worst {min(known, key=lambda n: known[n])} ({least:.1f})."
     cannot = [name for name in scores if name not in known]
-    text = f"Beyond the limit, by {task.scored}: {', '.join(names)}, {best:.1f}"
-    text += (
-        f" and less than a point below; least {min(known, key=lambda name: known[name])}, {min(known.values()):.1f}."
-    )
     return text + (f" Not at all: {', '.join(cannot)}." if cannot else "")
+
+
+def _learnt(found: Mapping[str, Result], limit: float) -> str:
+    """Who can do a task at all."""
+    some = [name for name, result in found.items() if (between(result, "exact", 0, limit) or 0.0) >= HALF]
+    return f"at least half of the answers up to {limit:g} whole: {', '.join(some) or 'nobody'}."
 
 
 def _ranking(scores: Mapping[str, Mapping[str, float | None]]) -> str:
@@ -352,7 +366,7 @@ def _claimed(scores: Mapping[str, Mapping[str, float | None]]) -> str:
         [f"{claim.better} beyond {claim.worse}", claim.source, *verdicts]
         for claim, verdicts in zip(CLAIMS, found, strict=True)
     ]
-    every = [word for verdicts in found for word in verdicts]
+    every = [word for verdicts in found for word in verdicts if word != "–"]
     said = f"{every.count('yes')} of {len(every)} comparisons go as claimed, {every.count('no')} the other way, and "
     return (
         "Of two kinds, which one carries on better beyond L; claims were made for other models, mostly for language "

@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import re
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -112,7 +113,11 @@ def experiment(
     assert len({trial.name for trial in trials}) == len(trials), "trials of one experiment have different names"
     _fetch(this.corpora, console)
     (folder / "trials").mkdir(parents=True, exist_ok=True)
-    known = {} if again else {trial.name: kept for trial in trials if (kept := _kept(trial, folder)) is not None}
+    if again:
+        for trial in trials:
+            _file(trial, folder).unlink(missing_ok=True)
+            shutil.rmtree(folder / "trials" / trial.name, ignore_errors=True)
+    known = {trial.name: kept for trial in trials if (kept := _kept(trial, folder)) is not None}
     missing = [trial for trial in trials if trial.name not in known]
     _say(console, this.title, f"{scale}, {len(trials)} trials, {len(known)} of them known already")
     try:

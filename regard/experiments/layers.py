@@ -83,13 +83,13 @@ LAYERS: Mapping[str, Layer] = {
 }
 
 
-def flops(name: str, n: int, d: int) -> float:
+def flops(name: str, n: int, d: int) -> int:
     """Of a forward pass over one sequence: 2 for each weight that a token meets.
 
     >>> flops("lstm", 10, 64) == 2 * 10 * 8 * 64**2
     True
     """
-    return 2 * n * LAYERS[name].weights(n, d)
+    return round(2 * n * LAYERS[name].weights(n, d))
 
 
 def through(layer: nn.Module, x: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from rich.console import Console
 from torch import nn
 
 from regard import recipe as recipes
-from regard.core.positions import ABSOLUTE, RELATIVE
 from regard.data.batching import collate
 from regard.data.corpora import obtain
 from regard.data.generated import sequence_pairs
@@ -34,7 +33,6 @@ from regard.pipeline import prepare
 from regard.training.validation import foretell
 
 KINDS = ("sinusoidal", "learned", "shaw", "t5", "rope", "alibi", "none")
-assert sorted(KINDS) == sorted(ABSOLUTE + RELATIVE)
 RIVALS = ("lstm", "linear-rnn")
 SYMBOLS = "abcdefghijklmnopqrstuvwxyz"
 TEST = 10**6  # added to the seed of a test

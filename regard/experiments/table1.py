@@ -210,19 +210,19 @@ def _asked(runs: Sequence[Result], counts: Result) -> str:
 
 def _table(runs: Sequence[Result], counts: Result) -> str:
     """The paper's three columns, each with what was found."""
-    widest, rows = runs[len(runs) // 2], []
+    middle, rows = runs[len(runs) // 2], []
     first, last = counts["attention"][0]["n"], counts["attention"][-1]["n"]
     for name, layer in LAYERS.items():
-        cost: list[object] = [None] * 4
+        cost: list[object] = [None] * 5
         if name in TIMED:
-            of_n = [exponent(*column(widest, name, key)) for key in ("flops", "both")]
+            of_n = [exponent(*column(middle, name, key)) for key in ("flops", "both")]
             of_d = [exponent(*over_widths(runs, name, key)) for key in ("flops", "both")]
-            cost = [f"{a:.2f}" for a in (*of_n, *of_d)]
+            cost = [f"{a:.2f}" for a in (*of_n, *of_d, exponent(*column(middle, name, "bytes")))]
         ends = counts[name][0], counts[name][-1]
         inside = " → ".join(str(each["operations"]) for each in ends)
         way = " → ".join(str(each["layers"] * each["operations"]) for each in ends)
         rows.append([layer.label, layer.complexity, *cost, layer.sequential, inside, layer.path, way])
-    head = ["layer", "complexity, O(·)", "FLOPs ∝ n^", "time ∝ n^", "FLOPs ∝ d^", "time ∝ d^"]
+    head = ["layer", "complexity, O(·)", "FLOPs ∝ n^", "time ∝ n^", "FLOPs ∝ d^", "time ∝ d^", "bytes ∝ n^"]
     spans = f"n = {first} → {last}"
     return table([*head, "sequential, O(·)", f"in a row, {spans}", "path, O(·)", f"on the way, {spans}"], rows)
 
@@ -254,7 +254,7 @@ def _counted(counts: Result) -> str:
             [each["operations"] * each["layers"] for each in points],
         )
         grows = exponent([each["n"] for each in points], way)
-        rows.append([LAYERS[name].label, *map(_list, (inside, layers, way)), f"{grows:.2f}"])
+        rows.append([LAYERS[name].label, *map(_list, (inside, layers, way)), f"{abs(grows):.2f}"])  # no -0.00
     lengths = _list(each["n"] for each in counts["attention"])
     text = (
         "Operations in a row are the longest chain of tensor operations of a forward pass in which each needs the "

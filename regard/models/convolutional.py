@@ -27,7 +27,10 @@ from regard.core.masks import padding
 from regard.core.positions import ABSOLUTE, Learned, absolute_positions
 
 STYLES = ("convs2s", "bytenet")
+MOST_DILATIONS = 12  # gaps up to 2,048 tokens: the zeros beyond a sentence take memory too
+MOST_UNFOLD = 100.0  # columns take memory as well
 HALF = math.sqrt(0.5)  # a sum of two numbers of variance 1, times this, has variance 1
+SMALL = 0.1  # standard deviation of ConvS2S's embeddings
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,20 @@ class ConvolutionalConfig:
             raise ValueError(f"d_model = {self.d_model}: bytenet convolves at half this width, so it must be even")
         if self.style == "convs2s" and not self.attention:
             raise ValueError("style='convs2s' reads the source by attention=True: without it, choose style='bytenet'")
-        if not 1.0 <= self.unfold < math.inf:
-            raise ValueError(f"unfold = {self.unfold}: a column for every source token takes at least 1.0")
+        if self.attention and not self.attending:
+            raise ValueError(
+                f"attention=True comes after each turn of dilations = {self.dilations} layers, and decoder_layers = "
+                f"{self.decoder_layers} never end one: choose as many at least, or attention=False"
+            )
+        if self.dilations > MOST_DILATIONS:
+            raise ValueError(
+                f"dilations = {self.dilations}: gaps double, and the last would be 2^{self.dilations - 1} tokens: "
+                f"choose {MOST_DILATIONS} at most"
+            )
+        if not 1.0 <= self.unfold <= MOST_UNFOLD:
+            raise ValueError(
+                f"unfold = {self.unfold}: it is the columns for each source token, from 1 to {MOST_UNFOLD:.0f}"
+            )
         if not 0 <= self.pad < self.vocabulary:
             raise ValueError(f"pad = {self.pad} is no token: the vocabulary has ids 0..{self.vocabulary - 1}")
         if not 0.0 <= self.dropout <= 1.0:
@@ -346,8 +361,8 @@ class Convolutional(nn.Module):
     def __init__(self, config: ConvolutionalConfig) -> None:
         super().__init__()
         self.config = c = config
-        target = _tokens(c.vocabulary, c.d_model)
-        source = target if c.tie == "all" else _tokens(c.source_vocabulary or c.vocabulary, c.d_model)
+        target = _tokens(c, c.vocabulary)
+        source = target if c.tie == "all" else _tokens(c, c.source_vocabulary or c.vocabulary)
         self.source_embedding, self.target_embedding = _embedding(c, source), _embedding(c, target)
         dilations = [c.dilation(i) for i in range(c.encoder_layers)]
         self.encoder: nn.Module
@@ -409,14 +424,18 @@ class Convolutional(nn.Module):
         return x
 
 
-def _tokens(vocabulary: int, d_model: int) -> nn.Embedding:
-    tokens = nn.Embedding(vocabulary, d_model)
-    nn.init.normal_(tokens.weight, std=d_model**-0.5)  # times √d_model: of unit variance, like the positions
+def _tokens(c: ConvolutionalConfig, vocabulary: int) -> nn.Embedding:
+    tokens = nn.Embedding(vocabulary, c.d_model)
+    nn.init.normal_(tokens.weight, std=SMALL if c.style == "convs2s" else c.d_model**-0.5)
     return tokens
 
 
 def _embedding(c: ConvolutionalConfig, tokens: nn.Embedding) -> Embedding:
     positions = absolute_positions(c.positions, d_model=c.d_model, maximum=c.max_length)
-    if isinstance(positions, Learned):  # theirs have the variance of the words as well
-        nn.init.normal_(positions.table)
-    return Embedding(tokens, positions, dropout=c.dropout)
+    if c.style == "bytenet":  # normed before every layer: times √d_model, of unit variance
+        return Embedding(tokens, positions, dropout=c.dropout)
+    # Small, as theirs: attention is then about uniform at first, which the √n of a layer counts on. With words and
+    # positions of unit variance the features begin seven times too large, and Multi30k is not learnt at all.
+    if isinstance(positions, Learned):
+        nn.init.normal_(positions.table, std=SMALL)
+    return Embedding(tokens, positions, dropout=c.dropout, scale=1.0)

@@ -58,6 +58,7 @@ class RecurrentConfig:
     score: str | None = None  # general (luong), additive (bahdanau) or dot (linear), if left out
     normaliser: str = "softmax"
     heads: int = 1  # one head reads the encoder's states themselves; several have W_Q, W_K, W_V
+    max_length: int = 1024  # of a source whose score is location
     tie: str = "all"  # which embeddings are one matrix: all, target (with the output), none
     dropout: float = 0.2  # of the embeddings, between layers, and of what the output layer reads
     pad: int = 0
@@ -75,7 +76,7 @@ class RecurrentConfig:
                 f"tie='all' makes one matrix of both vocabularies, but they have {self.source_vocabulary} and "
                 f"{self.vocabulary} entries: use one joint vocabulary, or tie='target'"
             )
-        for name in ("vocabulary", "source_vocabulary", "encoder_layers", "decoder_layers", "d_ff"):
+        for name in ("vocabulary", "source_vocabulary", "encoder_layers", "decoder_layers", "d_ff", "max_length"):
             if (size := getattr(self, name)) is not None and size < 1:
                 raise ValueError(f"{name} = {size}: it must be at least 1")
         if not 0 <= self.pad < self.vocabulary:
@@ -101,7 +102,13 @@ class RecurrentConfig:
     def cross_attention(self) -> AttentionConfig:
         """The part that attention to the source needs."""
         if self.cell == "linear":
-            return AttentionConfig(self.d_model, self.heads, score=self.score or "dot", normaliser=self.normaliser)
+            return AttentionConfig(
+                self.d_model,
+                self.heads,
+                score=self.score or "dot",
+                normaliser=self.normaliser,
+                max_length=self.max_length,
+            )
         score = self.score or {"luong": "general", "bahdanau": "additive"}[self.attention]
         alone = self.heads == 1  # as in both papers: scores of the states as they are, and not divided by √d_k
         return AttentionConfig(
@@ -112,6 +119,7 @@ class RecurrentConfig:
             score=score,
             normaliser=self.normaliser,
             project=not alone,
+            max_length=self.max_length,
         )
 
     @classmethod
@@ -243,6 +251,11 @@ class Recurrent(nn.Module):
 
     def _features(self, target: Tensor, memory: Memory, cache: RecurrentCache | None = None) -> Tensor:
         # Right-padding needs no mask here: what comes after a token cannot reach back.
+        if not len(memory.mask) or len(target) % len(memory.mask):
+            raise ValueError(
+                f"target and source do not fit together: {len(target)} rows read {len(memory.mask)}; give as many, or "
+                "a multiple"
+            )
         return self.decoder(self.target_embedding(target), memory, cache=cache)
 
 

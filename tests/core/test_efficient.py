@@ -167,6 +167,29 @@ def test_every_parameter_gets_a_finite_gradient(kind: str, dtype: torch.dtype) -
         assert parameter.grad.isfinite().all(), name
 
 
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_nothing_gives_nothing(kind: str) -> None:
+    assert attention(kind)(torch.randn(2, 0, 16)).shape == (2, 0, 16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_does_not_halve_what_was_widened(kind: str) -> None:
+    efficient = attention(kind).efficient
+    assert efficient is not None
+    q, k, v = (3 * torch.randn(3, 2, 4, 40, 4)).bfloat16().unbind()
+    whole = {"is_causal": True, "keep": None, "scale": 0.5, "dropout": 0.0}
+
+    def step() -> Tensor:
+        past = efficient.past() or Recent(last=40)
+        parts = [efficient.step(*x, past, scale=0.5) for x in zip(*(x.split(20, 2) for x in (q, k, v)), strict=True)]
+        return torch.cat(parts, 2)
+
+    exact, exact_step = efficient(q, k, v, **whole), step()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(efficient(q, k, v, **whole), exact)
+        assert torch.equal(step(), exact_step)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["window:3", "bigbird:2:1:1", "linear", "performer:12", "performer:12:relu"])
 def test_a_decoder_learns_to_repeat_what_it_just_saw(kind: str) -> None:
@@ -192,6 +215,7 @@ def test_a_kind_is_read_from_its_text() -> None:
     one, other = attention("bigbird:1:1:2:5"), attention("bigbird:1:1:2:6")
     x = torch.randn(1, 300, 16)
     assert not torch.allclose(one(x), other(x))  # another seed, other blocks
+    assert attention(f"bigbird:1:1:2:{10**30}")(x).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -208,6 +232,9 @@ def test_a_kind_is_read_from_its_text() -> None:
         ({"kind": "bigbird:3:1:0"}, "as in bigbird:64:2:3"),
         ({"kind": "window:65"}, "reaches 65 positions, more than max_length = 64"),
         ({"kind": "dilated:20:4"}, "reaches 80 positions"),
+        ({"kind": "longformer:3:65"}, "reaches 65 positions"),
+        ({"kind": "bigbird:3:65:1"}, "reaches 65 positions"),
+        ({"kind": "bigbird:3:1:4"}, "reaches 97 positions"),  # three blocks of 32, and a part of the fourth
         ({"kind": "linformer:65"}, "linformer:65 projects max_length = 64 keys or fewer"),
         ({"kind": "linear", "dropout": 0.1}, "no weights for an attention dropout of 0.1"),
         ({"kind": "linear", "scale": 0.1}, "scale = 0.1: the kernel of 'linear' has none"),
@@ -231,6 +258,10 @@ def test_an_efficient_attention_refuses_what_is_not_its_own() -> None:
         attention("window:3")(x, bias=torch.zeros(1, 1, 9, 9))
     with pytest.raises(ValueError, match=r"not a mask of shape \(1, 1, 9, 9\)"):
         attention("window:3")(x, mask=torch.ones(1, 1, 9, 9, dtype=torch.bool))
+    for mask in (torch.ones(2, 1, 1, 9), torch.ones(2, 9).bool(), padding(torch.ones(2, 8).bool())):
+        for kind in ("window:3", "linear", "linformer:3"):
+            with pytest.raises(ValueError, match=r"takes causal\(\) or a bool padding mask \(batch, 1, 1, 9\)"):
+                attention(kind)(x, mask=mask)
     with pytest.raises(ValueError, match="no causal form"):
         attention("linformer:3")(x, mask=causal())
     with pytest.raises(ValueError, match="no causal form"):
@@ -250,6 +281,10 @@ def test_an_efficient_attention_refuses_what_is_not_its_own() -> None:
         ({"self_attention": "window:2000"}, "reaches 2000 positions, more than max_length = 1024"),
         ({"self_attention": "linear", "attention_dropout": 0.1}, "attention dropout of 0.1"),
         ({"self_attention": "sliding:4"}, "unknown attention 'sliding:4'"),
+        (
+            {"self_attention": "linformer:9", "decoder_self_attention": "full", "max_length": 8},
+            "linformer:9 projects max_length = 8",
+        ),
     ],
 )
 def test_a_model_refuses_a_kind_where_it_cannot_be(settings: dict[str, Any], message: str) -> None:

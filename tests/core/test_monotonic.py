@@ -116,6 +116,7 @@ def test_a_chunk_is_a_soft_max_over_the_keys_before_the_stop(width: int) -> None
             expected[b, h, i, keys] += alpha[b, h, i, k] * u[b, h, i, keys].softmax(-1)
     torch.testing.assert_close(chunkwise(alpha, u, mask, width), expected, **CLOSE)
     torch.testing.assert_close(chunkwise(alpha, u, None, 9).sum(-1), alpha.sum(-1), **CLOSE)
+    assert torch.equal(chunkwise(alpha, u, mask, 10**12), chunkwise(alpha, u, mask, S))  # as long as the memory
 
 
 def test_a_chunk_has_the_gradient_of_its_value() -> None:

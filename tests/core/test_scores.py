@@ -134,10 +134,11 @@ def test_attention_is_the_mix_of_the_values_by_the_normalised_scores(name: str, 
 def test_several_rows_read_one_memory(name: str) -> None:
     attention = MultiHeadAttention(AttentionConfig(8, 2, score=name), d_memory=8).double()
     x, memory = random(6, T, 8), random(2, S, 8)
-    mask = padding(torch.arange(S) < torch.tensor([[5], [2]])).dense(1, S)
-    together = attention(x, memory, mask=mask)
+    rule = padding(torch.arange(S) < torch.tensor([[5], [2]]))
+    mask = rule.dense(1, S)
     apart = attention(x, memory.repeat_interleave(3, 0), mask=mask.repeat_interleave(3, 0))
-    torch.testing.assert_close(together, apart, **CLOSE)
+    torch.testing.assert_close(attention(x, memory, mask=mask), apart, **CLOSE)
+    torch.testing.assert_close(attention(x, memory, mask=rule), apart, **CLOSE)
 
 
 def test_without_projections_it_is_bahdanaus_attention() -> None:

@@ -126,8 +126,18 @@ def test_what_is_missing_or_broken_is_told(data: Path) -> None:
         (data / f"wsj_0{number}.mrg").unlink()
     with pytest.raises(ValueError, match=r"holds no tree for test: it needs wsj_0171.mrg to wsj_0199.mrg"):
         obtain("treebank-en-trees")
+    (data / "wsj_0171.mrg").mkdir()  # a folder is no file
+    with pytest.raises(ValueError, match=r"holds no tree for test"):
+        obtain("treebank-en-trees")
     (data / "treebank.zip").write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"treebank.zip is broken"):
+        obtain("treebank-en-trees")
+    with zipfile.ZipFile(data / "treebank.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("wsj_0001.mrg", "( (S (NN a)) )\n" * 9)
+    whole = (data / "treebank.zip").read_bytes()
+    start = 30 + len("wsj_0001.mrg")  # where what is compressed begins, with a kind of block that there is not
+    (data / "treebank.zip").write_bytes(whole[:start] + b"\xff" + whole[start + 1 :])
+    with pytest.raises(ValueError, match=r"treebank.zip is broken: Error -3"):
         obtain("treebank-en-trees")
 
 

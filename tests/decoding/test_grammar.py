@@ -4,6 +4,7 @@ import math
 import random
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -143,7 +144,7 @@ def test_a_tree_is_streamed_and_continues_a_prefix() -> None:
     ("request_", "config", "match"),
     [
         (Request([5, 2], rule=RULE), SearchConfig(extra=1), "needs 4 tokens, and there is room for 3"),
-        (Request([2], rule=RULE), SearchConfig(), "at least 1 leaf"),
+        (Request([2], rule=RULE), SearchConfig(), "sentence 0: a tree has at least 1 leaf"),
         (Request([5, 2], prefix=(3, 5), rule=RULE), SearchConfig(), "token 5 of the prefix of sentence 0 breaks"),
         (Request([5, 2], forbidden=((7,),), rule=RULE), SearchConfig(), "leave required and forbidden"),
         (Request([5, 2], required=((7,),), rule=RULE), SearchConfig(), "leave required and forbidden"),
@@ -153,3 +154,20 @@ def test_a_tree_is_streamed_and_continues_a_prefix() -> None:
 def test_what_cannot_be_is_refused_before_the_search(request_: Request, config: SearchConfig, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         search(random_markov(0), [request_], config, SPECIAL)
+
+
+@dataclass(frozen=True)
+class Always:
+    """Whatever was written: these ids."""
+
+    ids: list[int]
+
+    def allowed(self, source: Sequence[int], written: Sequence[int], room: int) -> Sequence[int]:
+        return self.ids
+
+
+@pytest.mark.parametrize("ids", [[], [-1], [2, V]])
+@pytest.mark.parametrize("config", [SearchConfig(beam=2), SearchConfig(sampling=SamplingConfig())])
+def test_a_rule_that_allows_nothing_that_there_is_gives_no_output(ids: list[int], config: SearchConfig) -> None:
+    with pytest.raises(ValueError, match=r"a rule allows \[.*\] after \[\]: it must be one id at least"):
+        search(random_markov(0, vocabulary=V), [Request([1, 2], rule=Always(ids))], config, SPECIAL)

@@ -73,8 +73,12 @@ def test_what_is_known_is_not_measured_again(tmp_path: Path, monkeypatch: pytest
     toy(monkeypatch, squares, [2, 3, 5])
     assert go(out) == {"x-2": 4, "x-3": 9, "x-5": 25}
     assert runs(out, "x-2") == 1
+    (out / "trials" / "x-2" / "half").touch()
+    go(out)
+    assert (out / "trials" / "x-2" / "half").exists()
     go(out, again=True)
-    assert runs(out, "x-2") == 2
+    assert runs(out, "x-2") == 1
+    assert not (out / "trials" / "x-2" / "half").exists()
 
 
 def test_other_settings_are_another_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squares: Any) -> None:

@@ -358,6 +358,22 @@ def test_mistakes_are_named(changes: dict[str, Any], message: str) -> None:
         RecurrentConfig(V, d_model=8).but(**changes)
 
 
+@every_kind
+def test_rows_that_do_not_fit_are_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match="target and source do not fit together: 3 rows read 2"):
+        build(kind)(tokens(2, 6), tokens(3, 5))
+
+
+@pytest.mark.parametrize("cell", ["lstm-one-way", "linear"])
+def test_a_location_score_reaches_as_far_as_told(cell: str) -> None:
+    model = build(cell, score="location", max_length=9)
+    assert Module(model, pad=PAD).longest == 9  # so that a search refuses what is longer before it begins
+    assert model(tokens(2, 9), tokens(2, 3)).shape == (2, 3, V)
+    with pytest.raises(ValueError, match="10 keys are more than the 9 positions"):
+        model(tokens(2, 10), tokens(2, 3))
+    assert parameters(model.config) == sum(p.numel() for p in model.parameters())
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_the_size_of_a_tiny_transformer(name: str) -> None:
     model = Recurrent(PRESETS[name](V))
