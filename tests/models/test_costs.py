@@ -122,16 +122,17 @@ def configs(draw: st.DrawFn) -> ConvolutionalConfig:
     """Small configs of every kind."""
     style, tie = draw(st.sampled_from(["convs2s", "bytenet"])), draw(st.sampled_from(["all", "target", "none"]))
     heads = draw(st.sampled_from([1, 2, 4]))
+    layers, dilations = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     return ConvolutionalConfig(
         vocabulary=draw(st.integers(1, 40)),
         source_vocabulary=None if tie == "all" else draw(st.none() | st.integers(1, 40)),
         style=style,
         encoder_layers=draw(st.integers(1, 4)),
-        decoder_layers=draw(st.integers(1, 4)),
+        decoder_layers=layers,
         d_model=heads * 2 * draw(st.integers(1, 4)),
         kernel=draw(st.sampled_from([1, 3, 5])),
-        dilations=draw(st.integers(1, 3)),
-        attention=style == "convs2s" or draw(st.booleans()),
+        dilations=dilations,
+        attention=style == "convs2s" or (layers >= dilations and draw(st.booleans())),
         heads=heads,
         score=draw(st.sampled_from(["dot", "general", "additive"])),
         unfold=draw(st.sampled_from([1.0, 1.2, 2.0])),
