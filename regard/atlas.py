@@ -46,8 +46,8 @@ Found = TypeVar("Found")
 
 def make_atlas(
     model: Path,
-    source: Path,
-    reference: Path,
+    source: Path | None = None,
+    reference: Path | None = None,
     *,
     out: Path | None = None,
     limit: int = 1000,
@@ -62,15 +62,18 @@ def make_atlas(
 ) -> dict[str, Any]:
     """Analyse every head of a model on a text; write heads.json and heads.html into `out`, or the model's directory.
 
-    `limit` sentences are looked at. `gold` names a file with the word alignments of the text, `parse` one in CoNLL-U
-    with the dependencies of its sources. `ablate` silences each head in turn. `prune` takes away a `share` of them at a
-    time, by importance and, with so many `seeds`, by chance; and it learns gates at each of the `prices`.
+    Without `source` and `reference` the text is what the model's recipe has kept from training as its test. `limit`
+    sentences are looked at. `gold` names a file with the word alignments of the text, `parse` one in CoNLL-U with the
+    dependencies of its sources. `ablate` silences each head in turn. `prune` takes away a `share` of them at a time, by
+    importance and, with so many `seeds`, by chance; and it learns gates at each of the `prices`.
     """
     for name, value in (("seeds", seeds), ("limit", limit)):
         if value < 1:
             raise ValueError(f"{name} = {value}: it must be at least 1")
     if not 0.0 < share <= 1.0:
         raise ValueError(f"share = {share}: it must be above 0, and 1 at most")
+    if source is None and (gold or parse):
+        raise ValueError(f"{gold or parse} has a line for each one of a text: give --source and --reference as well")
     gates = [replace(GATES, price=price) for price in prices]
     place = model if out is None else out
     _check_writable(place)

@@ -63,8 +63,11 @@ def inspect(
 
 def heads(
     model: Annotated[Path, typer.Argument(help="A model directory.")],
-    source: Annotated[Path, typer.Option(help="Text to look at the heads on, one sentence a line.")],
-    reference: Annotated[Path, typer.Option(help="Its translation, line by line.")],
+    source: Annotated[
+        Path | None,
+        typer.Option(help="Text to look at the heads on, one sentence a line. (default: the test text of its recipe)"),
+    ] = None,
+    reference: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
     gold: Annotated[Path | None, typer.Option(help="Word alignments of the two, as 0-0 1-2 3?3 on each line.")] = None,
     parse: Annotated[
         Path | None, typer.Option(help="Dependencies of the source in CoNLL-U, a sentence for each line.")

@@ -12,6 +12,7 @@ from regard.data.lexicon import Coverage, coverage, learn_shortlist
 from regard.data.text import PairFiles, read_pairs
 from regard.data.tokenizers import Tokenizer
 from regard.models import storage
+from regard.native import Native, UnavailableError, UnsupportedError
 from regard.pipeline import Pair, find_splits
 
 ENCODED = 10_000  # pairs at a time
@@ -41,6 +42,14 @@ def make_shortlist(
         raise ValueError(f"{model_dir}: the tokenizer has {len(tokenizer):,} tokens and the model {vocabulary:,}")
     if (source is None) != (target is None):
         raise ValueError("source and target files come together: name both, or none to take the training text")
+    try:
+        Native(storage.load(model_dir))
+    except UnsupportedError as error:
+        raise ValueError(
+            f"{model_dir}: shortlists are for the native engine, and it cannot run this model ({error})"
+        ) from None
+    except UnavailableError:
+        pass  # no compiler here; the list may be for another machine
     text = _trained_on(model_dir) if source is None else read_pairs(PairFiles(str(source), str(target)))
     with tempfile.TemporaryDirectory() as folder:
         pairs = PairArrays.build(Path(folder) / "pairs", _encoded(tokenizer, text), vocabulary=vocabulary)

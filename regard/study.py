@@ -22,7 +22,8 @@ from regard.inspection.maps import words_of_pieces
 from regard.inspection.measures import Tokens, punctuation
 from regard.inspection.syntax import Arc, arcs, read_conllu
 from regard.inspection.taps import attentions, edit
-from regard.recipe import EvaluateConfig
+from regard.pipeline import find_splits
+from regard.recipe import EvaluateConfig, Recipe
 
 TOKENS = 4096  # of a batch
 
@@ -39,18 +40,16 @@ class Study:
     pairs: list[tuple[list[int], list[int]]]  # the ids of the same, without marks
 
     @classmethod
-    def of(cls, model: Path, source: Path, reference: Path, limit: int) -> "Study":
-        """The first `limit` pairs of lines that are neither empty nor longer than the model is used to."""
+    def of(cls, model: Path, source: Path | None, reference: Path | None, limit: int) -> "Study":
+        """The first `limit` pairs of lines that are neither empty nor longer than the model is used to.
+
+        Without files they are the test sentences of the recipe that the model was trained by.
+        """
         translator = load(model, precision="fp32")  # gradients, and rows of W_O, are of plain numbers
-        recipe = model / "recipe.yaml"
-        evaluate = recipes.load(str(recipe)).evaluate if recipe.exists() else EvaluateConfig()
-        sources, targets = list(read_lines(source)), list(read_lines(reference))
-        if len(sources) != len(targets):
-            raise ValueError(
-                f"{source} has {len(sources):,} lines and {reference} has {len(targets):,}: they must be as many"
-            )
-        found, filled = cls(translator, evaluate, [], [], [], []), 0
-        for line, texts in enumerate(zip(sources, targets, strict=True)):
+        path = model / "recipe.yaml"
+        recipe = recipes.load(str(path)) if path.exists() else None
+        found, filled = cls(translator, recipe.evaluate if recipe else EvaluateConfig(), [], [], [], []), 0
+        for line, texts in enumerate(_texts(model, recipe, source, reference)):
             if len(found.lines) == limit:
                 break
             ids = translator.tokenizer.encode(texts[0]), translator.tokenizer.encode(texts[1])
@@ -61,7 +60,8 @@ class Study:
                 found.pairs.append(ids)
             filled += bool(texts[0].strip())
         if not found.pairs:
-            raise ValueError(f"{source} and {reference} hold no pair of sentences that the model can read")
+            text = f"{source} and {reference} hold" if source else "the test text of its recipe holds"
+            raise ValueError(f"{text} no pair of sentences that the model can read")
         return found
 
     @property
@@ -152,3 +152,19 @@ class Study:
             raise ValueError(f"{path} has {len(known):,} sentences, and the text more: give each line of it one")
         texts = (text for text, _ in self.texts)
         return [arcs(known[i], self._words(text)[1], str(path)) for i, text in zip(self.filled, texts, strict=True)]
+
+
+def _texts(model: Path, recipe: Recipe | None, source: Path | None, reference: Path | None) -> list[tuple[str, str]]:
+    """Source and reference line by line, or what the recipe of a model has kept from training."""
+    if source is not None and reference is not None:
+        sources, targets = list(read_lines(source)), list(read_lines(reference))
+        if len(sources) != len(targets):
+            raise ValueError(
+                f"{source} has {len(sources):,} lines and {reference} has {len(targets):,}: they must be as many"
+            )
+        return list(zip(sources, targets, strict=True))
+    if source is not None or reference is not None:
+        raise ValueError("a text and its translation go together: give --source and --reference, or neither")
+    if recipe is None:
+        raise ValueError(f"{model} has no recipe that names a text: give --source and --reference")
+    return list(find_splits(recipe).pairs("test"))

@@ -38,7 +38,7 @@ TOP: dict[str, set[str]] = {
     "distil": {"api", "pipeline", "recipe"},
     "experiments": {"api", "pipeline", "recipe"},
     "inspecting": {"api"},
-    "study": {"api", "recipe"},
+    "study": {"api", "pipeline", "recipe"},
     "atlas": {"study"},
     "pruning": {"study"},
     "serving": {"api", "asks", "atlas", "recipe"},

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import torch
 from typer.testing import CliRunner
 
 from regard import cli
+from regard import recipe as recipes
 from regard.adaptation.gates import GateConfig
 from regard.adaptation.pruning import prune
 from regard.atlas import make_atlas
 from regard.data.dates import date_pairs
+from regard.data.text import PairFiles
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.data.vocabulary import PAD
 from regard.inspection.atlas_page import atlas_page
@@ -26,7 +29,9 @@ from regard.inspection.measures import measure
 from regard.inspection.taps import attentions, edit, record
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.recipe import DataConfig, Recipe
 from regard.study import Study
+from regard.training.config import TrainConfig
 
 FIRST = "encoder.layers.0.self_attention"
 CROSS = "decoder.layers.0.cross_attention"
@@ -283,3 +288,21 @@ def test_the_page_runs_its_own_script_and_nothing_else(atlas: dict[str, Any]) ->
     inside = json.loads(data)
     assert inside["heads"] == atlas["heads"]
     assert {each["role"].rstrip("+-0123456789 ") for each in inside["heads"]} <= inside["about"].keys()
+
+
+def test_without_a_text_it_is_what_the_run_held_out(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "model", tmp_path / "model")
+    test = {"source": str(place / "text.src"), "target": str(place / "text.tgt")}
+    given = DataConfig(train=PairFiles("a", "b"), valid=PairFiles("a", "b"), test=PairFiles(**test))
+    text = recipes.dump(Recipe(data=given, train=TrainConfig(steps=1)))
+    (tmp_path / "model" / "recipe.yaml").write_text(text, "utf-8")
+    assert Study.of(tmp_path / "model", None, None, 5).texts == studied(place, 5).texts
+
+
+def test_a_model_without_a_recipe_needs_a_text(place: Path) -> None:
+    with pytest.raises(ValueError, match="has no recipe that names a text: give --source and --reference"):
+        make_atlas(place / "model")
+    with pytest.raises(ValueError, match="go together: give --source and --reference, or neither"):
+        make_atlas(place / "model", place / "text.src")
+    with pytest.raises(ValueError, match=r"gold\.txt has a line for each one of a text: give --source"):
+        make_atlas(place / "model", gold=Path("gold.txt"))

@@ -1,15 +1,19 @@
 """A shortlist beside a model, from files or from what the model was trained on."""
 
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from regard.data.dates import date_pairs
 from regard.data.lexicon import Shortlist
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
+from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.native import build
 from regard.shortlist import make_shortlist
 
 RECIPE = """
@@ -66,3 +70,25 @@ def test_what_cannot_be_done_is_said(model: Path) -> None:
     with pytest.raises(ValueError, match="the tokenizer has 301 tokens and the model 300"):
         make_shortlist(model, model.parent / "train.src", model.parent / "train.tgt")
     assert not (model / "shortlist.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (lambda: Recurrent(RecurrentConfig(300, d_model=16)), "a Recurrent "),
+        (lambda: Transformer(TransformerConfig.tiny(300, score="additive")), "full attention by additive score"),
+    ],
+)
+def test_a_model_that_the_native_engine_cannot_run_gets_none(
+    model: Path, other: Callable[[], nn.Module], why: str
+) -> None:
+    storage.save(other(), model)
+    with pytest.raises(ValueError, match=rf"shortlists are for the native engine, .*\({why}"):
+        make_shortlist(model)
+    assert not (model / "shortlist.safetensors").exists()
+
+
+def test_a_machine_without_a_compiler_makes_lists_for_others(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_NATIVE", "0")
+    monkeypatch.setattr(build, "library", build.library.__wrapped__)  # not the one that is kept
+    assert make_shortlist(model).vocabulary == 300

@@ -3,6 +3,7 @@
 Letters: n positions, d width, k kernel, r neighbours on each side of a restricted attention.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -157,8 +158,8 @@ def _tensors(value: Any) -> list[Tensor]:
 def operations_in_a_row(layer: nn.Module, x: Tensor) -> int:
     """How many tensor operations of a forward pass must wait for one another."""
     # With gradients, and without the kernels that do all steps of a recurrence in one call: each step is seen.
-    with torch.backends.mkldnn.flags(enabled=False), Chain() as chain:
-        y = through(layer, x)
+    with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False), Chain() as chain:
+        y = through(layer, x)  # (PyTorch warns that there is no Intel GPU, which nobody asked for)
     return chain.ready[_storage(y)]
 
 

@@ -118,7 +118,7 @@ SMALL: Changes = {
 SMOKE: Changes = {
     "data.limit": 1000,
     "tokens.size": 300,
-    "train.batch_tokens": 128,
+    "train.batch_tokens": 256,
     "train.validate_every": STEPS["smoke"] // 2,
     "train.validate_sentences": 20,
     "decode.beam": 1,

@@ -28,6 +28,10 @@ class UnavailableError(Exception):
     """Why there is no native engine here."""
 
 
+class UnsupportedError(UnavailableError):
+    """Why there is none for this model, on whichever machine."""
+
+
 class Product(Structure):
     _fields_ = [("K", c_int32), ("N", c_int32)] + [(name, c_void_p) for name in ("w", "q", "scale", "sum", "bias")]
 

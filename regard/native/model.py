@@ -22,7 +22,7 @@ from regard.core.layers import Embedding, FeedForward, GatedFeedForward, Residua
 from regard.core.positions import Learned, Positions, Sinusoidal, sinusoid
 from regard.core.quantised import Int8Embedding, Int8Linear
 from regard.native import build
-from regard.native.build import UnavailableError
+from regard.native.build import UnsupportedError
 from regard.native.rows import NativeRows
 
 ACTIVATIONS: dict[Any, int] = {F.relu: 0, F.gelu: 1, F.silu: 2}
@@ -97,30 +97,30 @@ class Native:
         parts = ("source_embedding", "target_embedding", "encoder", "decoder", "output")
         for part in parts:
             if not hasattr(model, part):
-                raise UnavailableError(f"a {type(model).__name__} has no {part.replace('_', ' ')}")
+                raise UnsupportedError(f"a {type(model).__name__} has no {part.replace('_', ' ')}")
         encoder, decoder = model.encoder, model.decoder
         for stack, kind in ((encoder, EncoderLayer), (decoder, DecoderLayer)):
             if not isinstance(stack, Stack) or not all(isinstance(layer, kind) for layer in stack.layers):
-                raise UnavailableError(f"a {type(model).__name__} model has other layers")
+                raise UnsupportedError(f"a {type(model).__name__} model has other layers")
         first: Any = decoder.layers[0]
         ffn = first.feed_forward.sublayer
         norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)]
         if len({m.eps for m in norms}) != 1:
-            raise UnavailableError("its normalisations differ in eps")
+            raise UnsupportedError("its normalisations differ in eps")
         attentions = [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
         if not attentions:
-            raise UnavailableError("it has no attention")
+            raise UnsupportedError("it has no attention")
         attention, scale = attentions[0], attentions[0].config.scale
         if len({(m.d_k, m.d_v, m.config.scale) for m in attentions}) != 1:
-            raise UnavailableError("its attentions differ in shape")
+            raise UnsupportedError("its attentions differ in shape")
         for c in (m.config for m in attentions):
             if (c.score, c.normaliser, c.project, c.kind) != ("dot", "softmax", True, "full"):
-                raise UnavailableError(f"{c.kind} attention by {c.score} score and {c.normaliser}")
+                raise UnsupportedError(f"{c.kind} attention by {c.score} score and {c.normaliser}")
         layers: list[Any] = [*encoder.layers, *decoder.layers]
         if len({(_activation(f), f.outer.in_features) for f in (layer.feed_forward.sublayer for layer in layers)}) != 1:
-            raise UnavailableError("its feed-forward layers differ in shape or activation")
+            raise UnsupportedError("its feed-forward layers differ in shape or activation")
         if len({m.place for m in model.modules() if isinstance(m, Residual)}) != 1:
-            raise UnavailableError("its normalisations differ in place")
+            raise UnsupportedError("its normalisations differ in place")
         return build.Model(
             d=attention.config.d_model,
             heads=max(m.heads for m in attentions),
@@ -172,9 +172,9 @@ class Native:
             last = build.Product(N=attention.d_model, bias=self._address(bias))
             return [build.Heads(), *(build.Product() for _ in products), last]
         if not isinstance(attention, MultiHeadAttention):
-            raise UnavailableError(f"it has a {type(attention).__name__} in place of attention")
+            raise UnsupportedError(f"it has a {type(attention).__name__} in place of attention")
         if type(attention.positions) is not Positions:
-            raise UnavailableError(f"{type(attention.positions).__name__} positions")
+            raise UnsupportedError(f"{type(attention.positions).__name__} positions")
         queries, keys = _heads(attention.heads, attention.d_k), _heads(attention.kv_heads, attention.d_k)
         values, mixed = _heads(attention.kv_heads, attention.d_v), _heads(attention.heads, attention.d_v)
         rows = {"query": queries, "key_value": _beside(keys, values), "query_key_value": _beside(queries, keys, values)}
@@ -188,7 +188,7 @@ class Native:
         if norm is None:
             return build.Norm()
         if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
-            raise UnavailableError(f"a {type(norm).__name__}")
+            raise UnsupportedError(f"a {type(norm).__name__}")
         gain = norm.weight.float()
         if isinstance(norm, nn.RMSNorm):
             return build.Norm(self._address(gain), None)
@@ -197,7 +197,7 @@ class Native:
 
     def _embedding(self, embedding: nn.Module) -> build.Embedding:
         if not isinstance(embedding, Embedding):
-            raise UnavailableError(f"a {type(embedding).__name__} in place of an embedding")
+            raise UnsupportedError(f"a {type(embedding).__name__} in place of an embedding")
         _absolute(embedding)
         tokens: Any = embedding.tokens
         result = build.Embedding(factor=embedding.scale, tokens=len(tokens.weight))
@@ -214,7 +214,7 @@ class Native:
         `rows` and `columns` say which of its outputs and inputs stand where, -1: a zero.
         """
         if not isinstance(linear, nn.Linear | Int8Linear):
-            raise UnavailableError(f"a {type(linear).__name__} in place of a product")
+            raise UnsupportedError(f"a {type(linear).__name__} in place of a product")
         weight = _arrange(_arrange(linear.weight, rows).T, columns).T  # (N, K)
         bias = None if linear.bias is None else _arrange(linear.bias.float(), rows)
         (N, K), four = weight.shape, 4 if isinstance(linear, Int8Linear) else 1
@@ -262,7 +262,7 @@ def _arrange(x: Tensor, places: Tensor | None) -> Tensor:
 def _absolute(embedding: Any) -> Positions:
     positions = embedding.positions
     if type(positions) not in (Positions, Sinusoidal, Learned):
-        raise UnavailableError(f"{type(positions).__name__} positions")
+        raise UnsupportedError(f"{type(positions).__name__} positions")
     return positions
 
 
@@ -272,5 +272,5 @@ def _activation(ffn: nn.Module) -> int:
     else:
         number = GATES.get(ffn.gate) if isinstance(ffn, GatedFeedForward) else None
     if number is None:
-        raise UnavailableError(f"a {type(ffn).__name__} of this kind")
+        raise UnsupportedError(f"a {type(ffn).__name__} of this kind")
     return number

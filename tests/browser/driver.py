@@ -89,9 +89,22 @@ def same_map(page: Page, expected: torch.Tensor) -> None:
     raise AssertionError(f"the page shows {found}, not {expected}, in rows {rows}")
 
 
+REST = """async () => {
+  for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame);
+  const ends = (each) => each.effect.getComputedTiming().endTime < Infinity;
+  await Promise.allSettled(document.getAnimations().filter(ends).map((each) => each.finished));
+  await new Promise((wake) => setTimeout(wake, 250));
+}"""
+
+
+def rest(page: Page) -> None:
+    """Wait until what was done is drawn, colours have changed, and the address is written; by the page's own clock."""
+    page.evaluate(REST)
+
+
 def state(page: Page) -> dict[str, str]:
     """What the address says."""
-    page.wait_for_timeout(250)  # it is written when the page has come to rest
+    rest(page)
     return {key: values[0] for key, values in parse_qs(urlsplit(page.url).fragment).items()}
 
 

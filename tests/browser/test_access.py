@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.driver import CROSS, TRANSLATION, Explorer, grid_cell, state
+from tests.browser.driver import CROSS, TRANSLATION, Explorer, grid_cell, rest, state
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +151,7 @@ def test_everything_has_a_name(opened: Page) -> None:
 def test_light_and_dark_can_be_read(opened: Page, theme: str) -> None:
     opened.locator("#theme").select_option(theme)
     expect(opened.locator("html")).to_have_attribute("data-theme", theme)
-    opened.wait_for_timeout(400)  # colours may take a moment to change
+    rest(opened)  # colours may take a moment to change
     background = opened.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (sum(background) > 384) == (theme == "light")
     assert opened.evaluate(CONTRAST) == []
@@ -185,7 +185,7 @@ def test_a_browser_that_speaks_chinese_gets_chinese(page: Page, explorer: Explor
 
 def test_a_narrow_screen(opened: Page) -> None:
     opened.set_viewport_size({"width": 390, "height": 844})
-    opened.wait_for_timeout(300)
+    rest(opened)
     wide = opened.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert wide[0] <= wide[1]
     grid_cell(opened, CROSS, 1).click()

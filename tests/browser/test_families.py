@@ -1,5 +1,6 @@
 """Models of other families in the explorer: one that attends to its source alone, and one that does not attend."""
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from regard.models.recurrent import RecurrentConfig
 from regard.serving.config import ServeConfig
 from regard.serving.registry import Registry
 from tests.browser.conftest import Watch
-from tests.browser.driver import SENTENCE, Heat, table
+from tests.browser.driver import SENTENCE, Heat, same_map
 from tests.browser.toys import trained
 from tests.serving.servers import running
 
@@ -53,13 +54,13 @@ def opened(chromium: Browser, models: list[Path]) -> Iterator[Page]:
 def test_the_alignment_of_a_recurrent_model_is_shown(opened: Page, models: list[Path]) -> None:
     translator = regard.load(models[0], engine="torch")
     expect(opened.locator("#translation")).to_have_text(translator.translate(SENTENCE, beam=1))
+    expect(opened.locator("#model-note")).to_have_text(re.compile(r"parameters · heads: 1\b"))
     expect(opened.locator(".grid-cell")).to_have_count(1)
     expect(opened.locator(f'.grid-cell[data-name="{CROSS}"][data-head="0"]')).to_be_visible()
     expect(opened.locator('input[name="kind"]')).to_have_count(1)
     (known,) = translator.attention(SENTENCE, names=CROSS)
     expect(opened.locator("#table tbody tr")).to_have_count(len(known.queries))
-    _, _, numbers = table(opened)
-    assert (numbers - known.weights[0]).abs().max() < 1e-3
+    same_map(opened, known.weights[0])
     heat = Heat(opened)
     heat.hover(1, 2)
     assert heat.number == pytest.approx(known.weights[0, 1, 2].item(), abs=1e-3)

@@ -13,7 +13,7 @@ import torch
 from playwright.sync_api import Page, expect
 
 import regard
-from tests.browser.driver import CROSS, SENTENCE, TRANSLATION, Explorer, Heat, figure_of, save, state
+from tests.browser.driver import CROSS, SENTENCE, TRANSLATION, Explorer, Heat, figure_of, rest, save, state
 
 pytestmark = pytest.mark.slow
 BELOW = "decoder.layers.0.cross_attention"
@@ -79,7 +79,7 @@ def test_the_original_and_the_edited_map_side_by_side(page: Page, explorer: Expl
         assert read(page) == pytest.approx([before[1, 3].item(), after[1, 3].item()], rel=1e-3)
     expect(page.locator(".grid-switch:visible")).to_have_count(8)  # the grid is the original's
     page.set_viewport_size({"width": 390, "height": 844})
-    page.wait_for_timeout(300)
+    rest(page)
     one, two = places(page)
     assert one["y"] + one["height"] <= two["y"]
     wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")

@@ -9,7 +9,7 @@ const texts = {
     model: "Model", beam: "Beam", theme: "Theme", language: "Language", close: "Close", dismiss: "Dismiss", on: "on", off: "off",
     "colour.linear": "Linear colour", "colour.log": "Logarithmic colour",
     "theme.auto": "Auto", "theme.light": "Light", "theme.dark": "Dark",
-    "model.note": "{parameters} parameters · {heads} heads", "model.broken": "{id} (cannot be loaded)",
+    "model.note": "{parameters} parameters · heads: {heads}", "model.broken": "{id} (cannot be loaded)",
     "error.network": "The server does not answer. Is it still running?",
     "error.model": "{id} cannot be loaded: {error}",
     "error.gone": "The address asks for a model “{id}” that is not served here; this is {model}.",
