@@ -212,6 +212,7 @@ def test_what_a_family_cannot_do_is_one_clear_line(folder: Path, tmp_path: Path,
     assert "there is nothing to see" in fail("heads", bytenet, *texts)
     assert "nothing to align by" in fail("translate", bytenet, folder / "test.src", "--align")
     assert "no native engine for this model" in fail("translate", lstm, folder / "test.src", "--engine", "native")
+    assert "shortlists are for the native engine, and it cannot run this model (a Recurrent" in fail("shortlist", lstm)
     assert not list(tmp_path.iterdir())
     shared = build(TransformerConfig.tiny(50, self_attention="linformer:4", decoder_self_attention="full"))
     with pytest.raises(ValueError, match=r"encoder\.layers\.0\.self_attention cannot lose a head: linformer:4"):
