@@ -99,11 +99,14 @@ def test_info_as_json() -> None:
     assert account["paper"] == {}
 
 
+NAMES = "tiny, shallow, small, base, big, rnn, gru, lstm, linear-rnn, convs2s, bytenet"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bsae"], "error: unknown preset 'bsae': did you mean 'base'? There are tiny, shallow, small, base, big"),
-        (["gigantic"], "error: unknown preset 'gigantic': There are tiny, shallow, small, base, big"),
+        (["bsae"], f"error: unknown preset 'bsae': did you mean 'base'? There are {NAMES}"),
+        (["gigantic"], f"error: unknown preset 'gigantic': There are {NAMES}"),
         (["base", "head=16"], "error: a Transformer has no setting 'head': did you mean 'heads'?"),
         (["base", "heads"], "error: 'heads' is not a change: write key=value, as in heads=16"),
         (["base", "heads=1.5"], "error: heads='1.5': expected a whole number"),

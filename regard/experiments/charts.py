@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,12 +57,25 @@ class Chart:
             axes.text(place, 0.98, f" {label}", transform=axes.get_xaxis_transform(), va="top", fontsize=8)
         if self.log_x:
             axes.set_xscale("log")
+            self._tick(axes)
         if self.log_y:
             axes.set_yscale("log")
         axes.set(title=self.title, xlabel=self.x, ylabel=self.y)
         axes.grid(alpha=0.3, linewidth=0.5)
         if len(self.series) > 1:
             axes.legend(frameon=False, fontsize=8)
+
+    def _tick(self, axes: "Axes") -> None:
+        """Numbers of a handy size as they are, 16 and not 2 x 10^1: the points' own, if there is room for them."""
+        places = sorted({float(x) for each in self.series for x in each.x})
+        if not places or places[0] < 0.01 or places[-1] >= 1e5:
+            return
+        if len(places) <= 12 and all(b / a >= 1.25 for a, b in pairwise(places)):
+            axes.set_xticks(places, [f"{x:g}" for x in places])
+            axes.minorticks_off()
+        else:
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter("{x:g}" if places[-1] / places[0] < 10 else "")
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,17 @@ def beyond(result: Result, task: Task) -> float | None:
     return None if mean is None else task.points * mean
 
 
+def learnt(found: Mapping[str, Result], task: Task) -> set[str]:
+    """Who can do a task up to the limit: half of the answers right, or half of the best BLEU.
+
+    SCAN's test by length has nothing up to the limit: there it is the split at random that tells.
+    """
+    key = "bleu" if task is WORDS else "exact"
+    inside = {name: between(result, key, 0, result["limit"]) or 0.0 for name, result in found.items()}
+    least = max(MARGIN, max(inside.values()) / 2) if task is WORDS else HALF
+    return {name for name, score in inside.items() if score >= least}
+
+
 def reach(result: Result) -> int | None:
     """The longest length up to which half of the answers are right; None if not even the shortest's."""
     far = None
@@ -209,22 +220,25 @@ def report(results: Results, scale: str) -> Report:
     charts: dict[str, Chart] = {}
     parts = [_asked(results, scale)]
     scores: dict[str, dict[str, float | None]] = {}
+    able: dict[str, set[str]] = {}
+    simple = merged(results, SIMPLE)
     for task in RANKED:
         found = merged(results, task)
         if not found:  # which this scale leaves out
             continue
         scores[task.title] = {name: beyond(result, task) for name, result in found.items()}
+        able[task.title] = learnt(simple if task is ACTIONS else found, task)
         keys = {"exact": "right from end to end (%)", "tokens": "labels foretold right (%)"}
         if task is WORDS:
             keys, shown = {"bleu": "BLEU", "perplexity": "perplexity"}, _words(found)
         else:
-            shown = _scan(found, merged(results, SIMPLE)) if task is ACTIONS else _letters(found)
+            shown = _scan(found, simple) if task is ACTIONS else _letters(found)
         parts += [f"## {task.title}", shown, _best(scores[task.title], task)]
         for key, label in keys.items():
             name = f"extrapolation-{task.name}-{key}"
             charts[name] = _chart(found, task, key, label)
             parts.append(f"![{task.title}: {label} over length]({name}.svg)")
-    parts += ["## Ranking", _ranking(scores), "## What has been claimed", _claimed(scores)]
+    parts += ["## Ranking", _ranking(scores, able), "## What has been claimed", _claimed(scores, able)]
     return Report("\n\n".join(parts), charts)
 
 
@@ -330,11 +344,12 @@ def _best(scores: Mapping[str, float | None], task: Task) -> str:
 
 def _learnt(found: Mapping[str, Result], limit: float) -> str:
     """Who can do a task at all."""
-    some = [name for name, result in found.items() if (between(result, "exact", 0, limit) or 0.0) >= HALF]
+    able = learnt(found, SIMPLE)
+    some = [name for name in found if name in able]
     return f"at least half of the answers up to {limit:g} whole: {', '.join(some) or 'nobody'}."
 
 
-def _ranking(scores: Mapping[str, Mapping[str, float | None]]) -> str:
+def _ranking(scores: Mapping[str, Mapping[str, float | None]], able: Mapping[str, set[str]]) -> str:
     """Kinds of positions by their mean rank; the rivals, who did not do everything, below."""
     kinds = [kind for kind in KINDS if all(kind in found for found in scores.values())]
     by_task = [ranks({kind: found[kind] for kind in kinds}) for found in scores.values()]
@@ -352,6 +367,10 @@ def _ranking(scores: Mapping[str, Mapping[str, float | None]]) -> str:
     for rival in rivals:
         won = [title for title, found in scores.items() if _beats(rival, found, kinds)]
         words += f" {rival}, without positions, is ahead of all of them at: {', '.join(won) or 'nothing'}."
+    unable = {title: [kind for kind in kinds if kind not in able[title]] for title in scores}
+    if any(unable.values()):
+        listed = "; ".join(f"{title}: {', '.join(names)}" for title, names in unable.items() if names)
+        words += f" Not learnt within L, so that a rank says little: {listed}."
     return f"{lead}\n\n{table(['positions', 'mean rank', *scores], rows)}\n\n{words}"
 
 
@@ -360,8 +379,9 @@ def _beats(rival: str, scores: Mapping[str, float | None], kinds: Sequence[str])
     return own is not None and all(own >= (scores[kind] or 0.0) + MARGIN for kind in kinds)
 
 
-def _claimed(scores: Mapping[str, Mapping[str, float | None]]) -> str:
-    found = [[verdict(claim, each) for each in scores.values()] for claim in CLAIMS]
+def _claimed(scores: Mapping[str, Mapping[str, float | None]], able: Mapping[str, set[str]]) -> str:
+    compared = [{name: each[name] for name in each if name in able[title]} for title, each in scores.items()]
+    found = [[verdict(claim, each) for each in compared] for claim in CLAIMS]
     rows = [
         [f"{claim.better} beyond {claim.worse}", claim.source, *verdicts]
         for claim, verdicts in zip(CLAIMS, found, strict=True)
@@ -370,7 +390,9 @@ def _claimed(scores: Mapping[str, Mapping[str, float | None]]) -> str:
     said = f"{every.count('yes')} of {len(every)} comparisons go as claimed, {every.count('no')} the other way, and "
     return (
         "Of two kinds, which one carries on better beyond L; claims were made for other models, mostly for language "
-        f"models of decoders alone. Less than {MARGIN:g} point is level; who cannot read on is worse.\n\n"
+        f"models of decoders alone. Less than {MARGIN:g} point is level; who cannot read on is worse; where one of the "
+        "two has not learnt its task within L (half of the answers right, or half of the best BLEU), nothing is "
+        "compared (–).\n\n"
         f"{table(['claim', 'by', *scores], rows)}\n\n{said}{every.count('level')} are level. {_by_length(scores)}"
     )
 

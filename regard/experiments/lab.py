@@ -111,8 +111,8 @@ def experiment(
     folder = out or Path("runs/experiments") / f"{name}-{scale}"
     trials = list(this.trials(scale))
     assert len({trial.name for trial in trials}) == len(trials), "trials of one experiment have different names"
-    _fetch(this.corpora, console)
     (folder / "trials").mkdir(parents=True, exist_ok=True)
+    _fetch(this.corpora, console)
     if again:
         for trial in trials:
             _file(trial, folder).unlink(missing_ok=True)
@@ -142,8 +142,13 @@ def _fetch(corpora: Sequence[str], console: Console) -> None:
     from regard.training.display import fetching
 
     for corpus in corpora:
-        with fetching(console) as progress:
-            obtain(corpus, progress=progress)
+        try:
+            with fetching(console) as progress:
+                obtain(corpus, progress=progress)
+        except OSError as error:
+            if error.errno is not None or "REGARD_DATA" in str(error):  # of a file; or advice enough
+                raise
+            raise OSError(f"{error}; or set REGARD_DATA to a folder that holds {corpus}") from None
 
 
 def _file(trial: Trial, folder: Path) -> Path:
@@ -161,8 +166,9 @@ def _kept(trial: Trial, folder: Path) -> Result | None:
         record: Result = json.loads(_file(trial, folder).read_text("utf-8"))
     except (FileNotFoundError, ValueError):  # half written by hand, say: measured again
         return None
-    same = isinstance(record, dict) and {key: record.get(key) for key in ("run", "settings")} == _identity(trial)
-    return record if same else None
+    if not (isinstance(record, dict) and {"result", "seconds", "machine"} <= record.keys()):
+        return None
+    return record if {key: record.get(key) for key in ("run", "settings")} == _identity(trial) else None
 
 
 def _here(trials: Iterable[Trial], folder: Path, console: Console) -> Iterator[tuple[Trial, Result]]:
@@ -265,6 +271,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """
     lines = ["| " + " | ".join(head) + " |", "|:--|" + "--:|" * (len(head) - 1)]
     return "\n".join([*lines, *("| " + " | ".join(map(_cell, row)) + " |" for row in rows)])
+
+
+def counted(n: int, what: str) -> str:
+    """
+    >>> counted(1, "thread"), counted(2, "thread")
+    ('1 thread', '2 threads')
+    """
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _cell(value: object) -> str:

@@ -6,13 +6,13 @@ and depth divided (`SHRINK`), so that a difference to base can be held against t
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
 import numpy as np
 
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Experiment, Report, Result, Results, Trial, table
+from regard.experiments.lab import Experiment, Report, Result, Results, Trial, counted, table
 from regard.experiments.runs import recipe_trained
 
 Changes = Mapping[str, int | float | str]
@@ -189,9 +189,9 @@ class Differences:
 
 
 def differences(results: Results, measure: Callable[[Result], float]) -> Differences:
-    """A measure of all trials."""
+    """A measure of all trials; base has the mean of its seeds."""
     base = [measure(result) for name, result in results.items() if name.startswith("base")]
-    return Differences(base, {name: measure(result) for name, result in results.items()})
+    return Differences(base, {**{name: measure(result) for name, result in results.items()}, "base": mean(base)})
 
 
 def spearman(x: Sequence[float], y: Sequence[float], shuffles: int = 10_000) -> tuple[float, float]:
@@ -249,8 +249,8 @@ def _asked(base: Result, scale: str) -> str:
         f"{asked}. It is the paper's table with widths divided by {width} and depths by {depth}; heads, dropout and "
         f"smoothing are the paper's. All else is the same for all rows: Multi30k English to German, "
         f"{base['vocabulary']:,} joint sub-words, {base['steps']} steps ({base['epochs']:.1f} epochs; the paper's base "
-        f"made 100,000 steps, big 300,000), pre-norm, Muon, one learning rate, one seed, {base['threads']} threads. "
-        f"{measured}"
+        f"made 100,000 steps, big 300,000), pre-norm, Muon, one learning rate, one seed, "
+        f"{counted(base['threads'], 'thread')}. {measured}"
     )
 
 
@@ -369,12 +369,11 @@ def _charts(
         for row in rows
         if row.millions
     ]
-    sizes.sort(key=lambda size: size[1])
     y = "BLEU less base's"
     charts = {
         "heads": Chart("Heads at constant cost", "heads h", y, pair("", over("h =", 8)), log_x=True),
         "d-k": Chart("The width of a key", "d_k at the paper's scale", y, pair("", over("d_k =", 64)), log_x=True),
-        "size": Chart("Size", "parameters, base = 1", y, pair("", sizes), log_x=True),
+        "size": Chart("Size", "parameters, base = 1", y, _scattered(pair("", sizes)), log_x=True),
         "regularisation": Chart(
             "Dropout and label smoothing",
             "rate",
@@ -397,6 +396,11 @@ def _charts(
         ),
     }
     return {f"table3-{name}": chart for name, chart in charts.items()}
+
+
+def _scattered(series: Sequence[Series]) -> list[Series]:
+    """Points of no order: models of one size may differ in much."""
+    return [replace(each, low=None, high=None, style="points") for each in series]
 
 
 EXPERIMENT = Experiment("table3", "Table 3: what matters in the Transformer", trials, report, ("multi30k-en-de",))

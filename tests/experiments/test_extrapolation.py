@@ -218,3 +218,17 @@ def test_the_whole_experiment(data: None, tmp_path: Path, monkeypatch: pytest.Mo
     for name in extrapolation.report({n: record["result"] for n, record in kept.items()}, "smoke").charts:
         assert f"({name}.svg)" in text
         assert (out / f"{name}.svg").read_text("utf-8").count("<svg") == 1
+
+
+def test_what_was_not_learnt_within_the_limit_is_not_compared() -> None:
+    results = planted({kind: 0.5 if kind == "alibi" else 0.1 for kind in (*KINDS, *RIVALS) if kind != "learned"})
+    assert "| alibi beyond sinusoidal | Press et al., 2022, language models | yes | yes | yes | yes | yes |" in (
+        extrapolation.report(results, "small").text
+    )
+    for key in ("copy-sinusoidal-0", "simple-sinusoidal-0"):
+        results[key] = {**results[key], "exact": [0.4, 0.0, 0.0]}
+    results["words-sinusoidal-0"] = {**results["words-sinusoidal-0"], "bleu": [14.0, 10.0, 10.0]}
+    text = extrapolation.report(results, "small").text
+    assert "| alibi beyond sinusoidal | Press et al., 2022, language models | – | yes | yes | – | – |" in text
+    unlearnt = "Copy: sinusoidal; Translation: sinusoidal; SCAN, split by length: sinusoidal."
+    assert f"Not learnt within L, so that a rank says little: {unlearnt}" in text

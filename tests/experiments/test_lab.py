@@ -92,7 +92,9 @@ def test_other_settings_are_another_trial(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_damaged_record_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squares: Any) -> None:
     toy(monkeypatch, squares, [2])
     go(tmp_path)
-    for damage in ("{", "[]", "null", '{"run": 1}'):
+    record = json.loads((tmp_path / "trials" / "x-2.json").read_text())
+    without = json.dumps({key: record[key] for key in ("run", "settings")})
+    for damage in ("{", "[]", "null", '{"run": 1}', without):
         (tmp_path / "trials" / "x-2.json").write_text(damage)
         assert go(tmp_path) == {"x-2": 4}
 
@@ -117,6 +119,27 @@ def test_a_mistake_in_one_trial_keeps_the_others(tmp_path: Path, monkeypatch: py
     with pytest.raises(TypeError):
         go(tmp_path)
     assert json.loads((tmp_path / "trials" / "x-2.json").read_text())["result"] == {"square": 4}
+
+
+def test_an_unwritable_folder_is_told_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squares: Any
+) -> None:
+    toy(monkeypatch, squares, [2])
+    monkeypatch.setattr(lab, "_fetch", lambda *_: pytest.fail("fetched"))
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        go(tmp_path / "file")
+
+
+def test_who_has_no_network_is_told_of_a_folder_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(name: str, **_: Any) -> None:
+        raise OSError("could not download it")
+
+    monkeypatch.setattr("regard.data.corpora.obtain", unreachable)
+    with pytest.raises(
+        OSError, match=r"could not download it; or set REGARD_DATA to a folder that holds multi30k-en-de"
+    ):
+        lab._fetch(["multi30k-en-de"], Console(quiet=True))
 
 
 @pytest.mark.slow
@@ -165,3 +188,13 @@ def test_equal_charts_are_equal_bytes() -> None:
     bars = Bars("T", "y", ["one", "two"], {"ours": [1, 2], "theirs": [2, 1]})
     texts = {each.text for each in ElementTree.fromstring(bars.svg()).iter() if each.tag.endswith("text")}
     assert {"one", "two", "ours", "theirs"} <= texts
+
+
+def test_a_logarithmic_axis_has_numbers_that_a_person_reads() -> None:
+    def texts(*places: float) -> set[str | None]:
+        svg = Chart("T", "heads", "y", [Series("a", places, places)], log_x=True).svg()
+        return {each.text for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("text")}
+
+    assert {"1", "4", "16", "32"} <= texts(1, 4, 16, 32)
+    assert {"1", "10"} <= texts(1, 1.1, 20)  # too close to one another for each to have its own
+    assert not {"1e+19", "2e+19"} & texts(1e19, 2e19)

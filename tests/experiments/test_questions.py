@@ -257,6 +257,41 @@ def test_the_answer_about_ensembles_is_computed(left: float, said: str) -> None:
     assert "alone is right in 80 %" in answer.short
 
 
+def test_models_that_learnt_nothing_tell_nothing_of_ensembles() -> None:
+    flat = curve(0.1, 0.1, 0.1, 0.1)
+    results = {
+        "ensemble-heads-0": {"silent": flat, "louder": flat, "parameters": 100},
+        "ensemble-models-0": {"members": flat, "parameters": 101},
+    }
+    short = ensemble.ENSEMBLE.answer(results, "small").short
+    assert "too few are right with all of them to tell" in short
+    assert "may be called" not in short
+
+
+def test_runs_that_overlap_do_not_make_content_count() -> None:
+    runs = {"content": (0.5, 0.9), "places": (0.6, 0.2), "mean": (0.3, 0.1)}
+    results = {
+        f"average-{task}-{name}-{seed}": {"right": share}
+        for task in ("copy", "lookup")
+        for name, shares in runs.items()
+        for seed, share in enumerate(shares)
+    }
+    assert "brought attention nothing that every run shows" in content.AVERAGE.answer(results, "small").short
+
+
+def test_no_head_is_spared_where_nothing_is_right() -> None:
+    assert heads.spared([{"kept": 8, "right": 0.0}, {"kept": 4, "right": 0.0}], "right") is None
+
+
+def test_the_jacobian_of_a_saturated_soft_max_is_not_rounded_away() -> None:
+    found = scale.drawn(Path(), QUIET, d_k=1024, keys=64, draws=200)
+    generator = torch.Generator().manual_seed(1024)
+    q, k = (torch.randn(200, n, 1024, generator=generator).double() for n in (1, 64))
+    a = (q @ k.mT).softmax(-1)[:, 0]
+    norms = (torch.diag_embed(a) - a[:, :, None] * a[:, None]).norm(dim=(1, 2))
+    assert found["none"]["gradient"] == pytest.approx(float(norms.median()), rel=1e-6)
+
+
 def test_the_answer_about_limits_tells_what_was_learnt_and_what_was_lost() -> None:
     results = {
         f"limits-{task}-{layers}-0": {"right": [inside] * 10 + [beyond] * 10}
@@ -281,7 +316,7 @@ def test_the_answer_about_cost_names_the_planted_crossing() -> None:
     answer = cost.COST.answer(results, "small")
     assert "than one through an LSTM from n ≈ 1000 on" in answer.short
     assert "a linear recurrence at every n from 16 on" in answer.short
-    assert "longer than an LSTM from no n up to 4096 on" in answer.short
+    assert "longer than an LSTM not even at n = 4096" in answer.short
     assert answer.charts["questions-cost"].lines == {"≥ LSTM": pytest.approx(1000)}  # type: ignore[union-attr]
 
 

@@ -99,6 +99,31 @@ def test_the_report_says_what_the_results_say() -> None:
     }
 
 
+def test_nothing_learnt_is_nothing_found() -> None:
+    text = table2.report(
+        {"de-transformer": result(0.2), "de-lstm": result(0.0), "fr-transformer": result(0.0)}, "small"
+    ).text
+    assert text.count("Nobody has learnt to translate, so nothing follows.") == 2
+    assert "in the paper's order" not in text
+    assert "fewest FLOPs" not in text
+
+
+def test_both_sides_are_compared_at_the_better_of_their_optimisers() -> None:
+    german = {"de-transformer": result(20.0, seconds=None), "de-lstm": result(10.0)}
+    german |= {"de-transformer-adam": result(30.0, seconds=None), "de-lstm-adam": result(25.0)}
+    text = table2.report(german | {"fr-transformer": result(20.0)}, "small").text
+    assert (
+        "The Transformer, Adam has +5.0 BLEU against the best of the others, LSTM, Luong's attention, Adam, with"
+        in text
+    )
+
+
+def test_a_batch_has_room_for_the_longest_sentence_at_the_scale_of_smoke() -> None:
+    for trial in table2.trials("smoke"):
+        recipe = recipes.load(trial.settings["recipe"], trial.settings["changes"])
+        assert recipe.train.batch_tokens >= 256  # Multi30k in 300 sub-words has a sentence of 129
+
+
 def test_the_whole_experiment(captions: None, tmp_path: Path) -> None:
     out, quiet = tmp_path / "out", Console(quiet=True)
     lab.experiment("table2", scale="smoke", out=out, console=quiet)
@@ -107,7 +132,7 @@ def test_the_whole_experiment(captions: None, tmp_path: Path) -> None:
     assert list(kept) == names
     for record in kept.values():
         steps = [step for step, *_ in record["result"]["validations"]]
-        assert steps == [10, 20]
+        assert steps == [6, 12]
         assert record["result"]["flops"] > 0
     text = (out / "table2.md").read_text("utf-8")
     assert "## English to German" in text

@@ -80,6 +80,15 @@ def test_a_difference_must_exceed_what_the_seeds_of_base_tell() -> None:
     assert not alone.beyond(one)
 
 
+def test_base_is_the_mean_of_its_seeds_wherever_it_is_compared() -> None:
+    made = {"base": result(33, 18.0), "base-seed-2": result(30, 20.0), "base-seed-3": result(27, 22.0)}
+    rows = {name: result(30.5, 19.5) for name in ("learned-positions", "big")}  # better than the first seed alone
+    text = table3.report(made | rows, "small").text
+    assert "| (E) positions | 1 | 0 | 0 | base | base | base | base |" in text
+    assert "Best of all is base by perplexity and base by BLEU" in text
+    assert differences(made, lambda r: r["bleu"]).of(ROWS[0]) == 0
+
+
 def test_the_report_says_what_the_results_say() -> None:
     same, turned = (table3.report(planted(sign), "small").text for sign in (1, -1))
     assert same.count("the order of the paper holds in the main: Spearman's ρ = 1.00") == 2

@@ -21,6 +21,7 @@ from regard.experiments.runs import Pair
 from regard.inspection.taps import attentions, edit
 
 LENGTHS = range(4, 11)
+LEARNT = 0.5  # of the answers right: with fewer there is too little to lose
 MEMBERS = 4  # heads of the one model; models of the ensemble, each half as wide and so of a quarter of the weights
 
 
@@ -103,7 +104,9 @@ def _answer(results: Results, scale: str) -> Answer:
         f"{loss[gentle][0]:.3g} to {loss[gentle][1]:.3g}, at best. A single model alone is right in "
         f"{percent(right['models of an ensemble'][-1])}, a single head alone in {percent(right[gentle][-1])} of cases: "
         + (
-            "by this measure heads may be called an ensemble."
+            "too few are right with all of them to tell."
+            if min(right["heads"][0], right["models of an ensemble"][0]) < LEARNT
+            else "by this measure heads may be called an ensemble."
             if alike
             else "heads are parts that work together, not members of an ensemble."
         )

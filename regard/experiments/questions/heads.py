@@ -184,12 +184,16 @@ def _heads_trials(scale: str) -> list[Trial]:
     return trials
 
 
-def spared(curve: list[dict[str, float]], key: str) -> float:
+def spared(curve: list[dict[str, float]], key: str) -> float | None:
     """The share of heads that may fall silent before `key` has lost more than TOLERATED of what it was.
+
+    None if it was nothing: then there is nothing to lose.
 
     >>> spared([{"kept": 8, "bleu": 40.0}, {"kept": 6, "bleu": 39.8}, {"kept": 4, "bleu": 30.0}], "bleu")
     0.25
     """
+    if not curve[0][key]:
+        return None
     kept = curve[0]["kept"]
     for point in curve:
         if point[key] < (1 - TOLERATED) * curve[0][key]:
@@ -205,7 +209,7 @@ def _heads_answer(results: Results, scale: str) -> Answer:
     level = [count for count in counts if count != best and not apart(losses[best], losses[count])]
     most, known = counts[-1], results["heads-atlas"]
     curves = over_seeds(results, f"heads-{most}", "curves")
-    free = fmean(spared(curve["importance"], "right") for curve in curves)
+    free = [share for curve in curves if (share := spared(curve["importance"], "right")) is not None]
     shipped_free = spared(known["importance"], "bleu")
     distances = {count: over_seeds(results, f"heads-{count}", "distance") for count in counts if count > 1}
     rows = [
@@ -223,9 +227,14 @@ def _heads_answer(results: Results, scale: str) -> Answer:
     same = f"; {listed([str(each) for each in level])} cannot be told from it" if level else ""
     short = (
         f"At the same cost, {best} {'head has' if best == 1 else 'heads have'} the lowest loss{same}; {alone}. "
-        f"How many are not needed: of the {most}-head models {percent(free)} of the heads can be silenced, the least "
-        f"important first, for at most {percent(TOLERATED)} of the right answers; of the shipped translator "
-        f"{percent(shipped_free)}, for at most {percent(TOLERATED)} of its BLEU."
+        "How many are not needed: "
+        + (
+            f"of the {most}-head models {percent(fmean(free))} of the heads can be silenced, the least important "
+            f"first, for at most {percent(TOLERATED)} of the right answers"
+            if free
+            else f"the {most}-head models have no right answers to lose"
+        )
+        + f"; of the shipped translator {percent(shipped_free or 0.0)}, for at most {percent(TOLERATED)} of its BLEU."
     )
     text = f"""\
 Models of d_model = {d} learn to sort {LENGTHS[0]} to {LENGTHS[-1]} letters with one head of that width, or with

@@ -74,7 +74,9 @@ def _answer(results: Results, scale: str) -> Answer:
 Models with sinusoidal positions learn to copy and to sort {LONGEST} letters at most, to count (write a 0 for
 every 0 that they read), and the parity of that count, from {LONGEST} bits at most: {effort}. Then they are
 asked for every length up to {2 * LONGEST}. A task counts as failed beyond training if fewer than half of the
-answers are right, or for parity, of which half are by chance, fewer than 60 %.
+answers are right, or for parity, of which half are by chance, fewer than 60 %. There are but
+{2 ** (LONGEST + 1) - 2:,} strings of up to {LONGEST} bits, and training reads most of them: of counting and parity only
+the longer ones are unseen.
 
 What is not learnt here is not thereby shown to be beyond attention: for parity there are weights by hand
 (Chiang & Cholak, 2022), though a soft-max attention can only be sure of it to a degree that falls with the

@@ -54,8 +54,9 @@ def saturation(weights: Tensor) -> tuple[float, float, float]:
 def drawn(folder: Path, console: Console, *, d_k: int, keys: int, draws: int) -> Result:
     """What each scale makes of queries and keys whose numbers are independent, of mean 0 and variance 1."""
     generator = torch.Generator().manual_seed(d_k)
-    q = torch.randn(draws, 1, 1, d_k, generator=generator)
-    k = torch.randn(draws, 1, keys, d_k, generator=generator)
+    # In double: where one weight is all but 1, the norm of the Jacobian is a difference of numbers all but equal.
+    q = torch.randn(draws, 1, 1, d_k, generator=generator).double()
+    k = torch.randn(draws, 1, keys, d_k, generator=generator).double()
     found: Result = {"variance": float((q @ k.mT).var())}
     for name, exponent in EXPONENTS.items():
         weights = attention_weights(q, k, scale=d_k**exponent)[:, 0, 0]  # (N, S)
@@ -120,7 +121,8 @@ def _scale_answer(results: Results, scale: str) -> Answer:
     )
     short = (
         f"The variance of q·k grows as d_k to the power {power:.2f}. At d_k = {drawn_at[-1]}, undivided, one key has "
-        f"{percent(last['none']['largest'])} of the weight; 1/√d_k lets {kept:.3g} times as much gradient through. "
+        f"{percent(last['none']['largest'])} of the weight; with 1/√d_k the soft-max lets {kept:.3g} times as much "
+        f"gradient through. "
         f"In training, {verdicts}."
     )
     text = f"""\
