@@ -222,7 +222,7 @@ def report(results: Results, scale: str) -> Report:
         _table(rows, results, loss, bleu, scale),
         _noise(loss, bleu),
         _groups(rows, loss, bleu, scale),
-        _agreement(rows, loss, bleu),
+        _agreement(rows, loss, bleu, scale),
         *PICTURES,
     ]
     return Report("\n\n".join(parts), _charts(rows, results, loss, bleu, scale))
@@ -319,7 +319,7 @@ def _groups(rows: Sequence[Row], loss: Differences, bleu: Differences, scale: st
     return table([*head, "best PPL", "paper: best PPL", "best BLEU", "paper: best BLEU"], lines)
 
 
-def _agreement(rows: Sequence[Row], loss: Differences, bleu: Differences) -> str:
+def _agreement(rows: Sequence[Row], loss: Differences, bleu: Differences, scale: str) -> str:
     """Whether the order of the rows is the paper's."""
     base, others = rows[0], rows[1:]
     said = []
@@ -338,10 +338,8 @@ def _agreement(rows: Sequence[Row], loss: Differences, bleu: Differences) -> str
             f"By {name}, {verdict}: Spearman's ρ = {rho:.2f} over {len(others)} rows; of random orders {chance:.1%} "
             "correlate as strongly."
         )
-    best = min(rows, key=loss.of), max(rows, key=bleu.of)
-    return " ".join(
-        [*said, f"Best of all is {best[0].name} by perplexity and {best[1].name} by BLEU (the paper: big)."]
-    )
+    by_loss, by_bleu = _label(min(rows, key=loss.of), scale), _label(max(rows, key=bleu.of), scale)
+    return " ".join([*said, f"Best of all is {by_loss} by perplexity and {by_bleu} by BLEU (the paper: big)."])
 
 
 def _charts(
