@@ -94,7 +94,7 @@ def test_the_report_says_what_the_results_say() -> None:
     assert same.count("the order of the paper holds in the main: Spearman's ρ = 1.00") == 2
     assert turned.count("the order is the paper's turned around: Spearman's ρ = -1.00") == 2
     assert "Best of all is big by perplexity and big by BLEU" in same
-    assert "Best of all is N-2 by perplexity and N-2 by BLEU" in turned
+    assert "Best of all is (C) N = 1 (2) by perplexity and (C) N = 1 (2) by BLEU" in turned
     assert (
         "| (A) h = 1 | 1.90 | 32.26 | **+0.073** | 18.1 | 19.1 | **-0.9** | – | 5.29 | +0.073 | 24.9 | -0.9 |" in same
     )
