@@ -49,6 +49,7 @@ TOP: dict[str, set[str]] = {
 FRONT = {"api", "inspection"}  # what `import regard` brings
 # A model imports another only where it is one.
 MODELS_OF_MODELS: dict[str, set[str]] = {}
+SHARED = {"settings"}  # what they all have in common
 ABOUT_MODELS = {
     "__init__",
     "accounting",
@@ -82,7 +83,9 @@ def allowed(here: tuple[str, ...], there: tuple[str, ...]) -> bool:
     if room in TOP:
         return to_room == room or to_room not in TOP or to_room in TOP[room]
     if room == to_room == "models":
-        return member in ABOUT_MODELS or to_member == member or to_member in MODELS_OF_MODELS.get(member, ())
+        return (
+            member in ABOUT_MODELS or to_member == member or to_member in SHARED | MODELS_OF_MODELS.get(member, set())
+        )
     return room in ROOMS and (to_room == room or to_room in ROOMS[room])
 
 

@@ -10,8 +10,7 @@ does not attend at all: its decoder stands on top of its encoder, and position t
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +24,7 @@ from regard.core.dropout import Dropout
 from regard.core.layers import Embedding, Residual, linear
 from regard.core.masks import padding
 from regard.core.positions import ABSOLUTE, Learned, absolute_positions
+from regard.models.settings import changed, check
 
 STYLES = ("convs2s", "bytenet")
 MOST_DILATIONS = 12  # gaps up to 2,048 tokens: the zeros beyond a sentence take memory too
@@ -57,22 +57,7 @@ class ConvolutionalConfig:
     pad: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, valid in (
-            ("style", self.style, STYLES),
-            ("positions", self.positions, ABSOLUTE),
-            ("tie", self.tie, ("all", "target", "none")),
-        ):
-            if value not in valid:
-                raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(valid)}")
-        if self.tie == "all" and self.source_vocabulary not in (None, self.vocabulary):
-            raise ValueError(
-                f"tie='all' makes one matrix of both vocabularies, but they have {self.source_vocabulary} and "
-                f"{self.vocabulary} entries: use one joint vocabulary, or tie='target'"
-            )
-        sizes = ("vocabulary", "source_vocabulary", "encoder_layers", "decoder_layers", "kernel", "dilations")
-        for name in (*sizes, "max_length"):
-            if (size := getattr(self, name)) is not None and size < 1:
-                raise ValueError(f"{name} = {size}: it must be at least 1")
+        check(self, {"style": STYLES, "positions": ABSOLUTE}, ("kernel", "dilations"))
         if self.kernel % 2 == 0:
             raise ValueError(f"kernel = {self.kernel}: the encoder's looks as far back as ahead, so it must be odd")
         if self.style == "bytenet" and self.d_model % 2:
@@ -93,10 +78,6 @@ class ConvolutionalConfig:
             raise ValueError(
                 f"unfold = {self.unfold}: it is the columns for each source token, from 1 to {MOST_UNFOLD:.0f}"
             )
-        if not 0 <= self.pad < self.vocabulary:
-            raise ValueError(f"pad = {self.pad} is no token: the vocabulary has ids 0..{self.vocabulary - 1}")
-        if not 0.0 <= self.dropout <= 1.0:
-            raise ValueError(f"dropout = {self.dropout}: a probability lies in [0, 1]")
         self.cross_attention  # noqa: B018  checks heads, score and normaliser
 
     @property
@@ -138,11 +119,7 @@ class ConvolutionalConfig:
         Traceback (most recent call last):
         ValueError: a convolutional model has no setting 'kernels': did you mean 'kernel'?
         """
-        for name in changes.keys() - self.__dataclass_fields__.keys():
-            near = get_close_matches(name, self.__dataclass_fields__, n=1) or sorted(self.__dataclass_fields__)
-            wanted = " or ".join(map(repr, near))
-            raise ValueError(f"a convolutional model has no setting {name!r}: did you mean {wanted}?")
-        return replace(self, **changes)
+        return changed(self, "a convolutional model", changes)
 
 
 PRESETS: dict[str, Callable[..., ConvolutionalConfig]] = {

@@ -20,8 +20,7 @@ The linear cell (`regard.core.recurrence`) stands in the blocks of a Transformer
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +34,7 @@ from regard.core.masks import padding
 from regard.core.positions import Positions
 from regard.core.recurrence import LinearRecurrence, Past, reverse
 from regard.core.scores import SCALED
+from regard.models.settings import changed, check
 
 State = tuple[Tensor, ...]  # of a cell: h, and of an LSTM also c, (R, d) each
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -64,25 +64,7 @@ class RecurrentConfig:
     pad: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, valid in (
-            ("cell", self.cell, (*CELLS, "linear")),
-            ("attention", self.attention, ("luong", "bahdanau")),
-            ("tie", self.tie, ("all", "target", "none")),
-        ):
-            if value not in valid:
-                raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(valid)}")
-        if self.tie == "all" and self.source_vocabulary not in (None, self.vocabulary):
-            raise ValueError(
-                f"tie='all' makes one matrix of both vocabularies, but they have {self.source_vocabulary} and "
-                f"{self.vocabulary} entries: use one joint vocabulary, or tie='target'"
-            )
-        for name in ("vocabulary", "source_vocabulary", "encoder_layers", "decoder_layers", "d_ff", "max_length"):
-            if (size := getattr(self, name)) is not None and size < 1:
-                raise ValueError(f"{name} = {size}: it must be at least 1")
-        if not 0 <= self.pad < self.vocabulary:
-            raise ValueError(f"pad = {self.pad} is no token: the vocabulary has ids 0..{self.vocabulary - 1}")
-        if not 0.0 <= self.dropout <= 1.0:
-            raise ValueError(f"dropout = {self.dropout}: a probability lies in [0, 1]")
+        check(self, {"cell": (*CELLS, "linear"), "attention": ("luong", "bahdanau")}, ("d_ff",))
         self.cross_attention  # noqa: B018  checks heads, widths, score and normaliser
         if self.bidirectional and self.d_model % 2:
             raise ValueError(f"d_model = {self.d_model} does not halve into two directions: make it even")
@@ -160,10 +142,7 @@ class RecurrentConfig:
         Traceback (most recent call last):
         ValueError: a recurrent model has no setting 'layers': did you mean 'encoder_layers'?
         """
-        for name in changes.keys() - self.__dataclass_fields__.keys():
-            near = get_close_matches(name, self.__dataclass_fields__, n=1) or sorted(self.__dataclass_fields__)
-            raise ValueError(f"a recurrent model has no setting {name!r}: did you mean {' or '.join(map(repr, near))}?")
-        return replace(self, **changes)
+        return changed(self, "a recurrent model", changes)
 
 
 PRESETS: dict[str, Callable[..., RecurrentConfig]] = {

@@ -28,6 +28,7 @@ from regard.core.layers import (
 from regard.core.masks import causal, padding
 from regard.core.normalisers import ALONG_A_MEMORY, read_normaliser
 from regard.core.positions import ABSOLUTE, BIASED, RELATIVE, Positions, absolute_positions, relative_positions
+from regard.models.settings import changed, check
 
 
 @dataclass(frozen=True)
@@ -75,28 +76,17 @@ class TransformerConfig:
     pad: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, valid in (
-            ("positions", self.positions, ABSOLUTE + RELATIVE),
-            ("norm", self.norm, ("post", "pre")),
-            ("norm_kind", self.norm_kind, tuple(NORMS)),
-            ("feed_forward", self.feed_forward, (*ACTIVATIONS, *GATES, "convolution")),
-            ("tie", self.tie, ("all", "target", "none")),
-        ):
-            if value not in valid:
-                raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(valid)}")
-        if self.tie == "all" and self.source_vocabulary not in (None, self.vocabulary):
-            raise ValueError(
-                f"tie='all' makes one matrix of both vocabularies, but they have {self.source_vocabulary} and "
-                f"{self.vocabulary} entries: use one joint vocabulary, or tie='target'"
-            )
-        for name in ("vocabulary", "source_vocabulary", "encoder_layers", "decoder_layers", "d_ff", "max_length"):
-            if (size := getattr(self, name)) is not None and size < 1:
-                raise ValueError(f"{name} = {size}: it must be at least 1")
-        if not 0 <= self.pad < self.vocabulary:
-            raise ValueError(f"pad = {self.pad} is no token: the vocabulary has ids 0..{self.vocabulary - 1}")
-        for name in ("dropout", "attention_dropout", "feed_forward_dropout", "stochastic_depth"):
-            if not 0.0 <= (p := getattr(self, name)) <= 1.0:
-                raise ValueError(f"{name} = {p}: a probability lies in [0, 1]")
+        check(
+            self,
+            {
+                "positions": ABSOLUTE + RELATIVE,
+                "norm": ("post", "pre"),
+                "norm_kind": NORMS,
+                "feed_forward": (*ACTIVATIONS, *GATES, "convolution"),
+            },
+            ("d_ff",),
+            ("dropout", "attention_dropout", "feed_forward_dropout", "stochastic_depth"),
+        )
         self.attention, self.cross_attention  # noqa: B018  check heads and widths, scores and normalisers
         if read_normaliser(self.normaliser)[0] in ALONG_A_MEMORY:
             raise ValueError(
@@ -207,10 +197,7 @@ class TransformerConfig:
         Traceback (most recent call last):
         ValueError: a Transformer has no setting 'head': did you mean 'heads'?
         """
-        for name in changes.keys() - self.__dataclass_fields__.keys():
-            near = get_close_matches(name, self.__dataclass_fields__, n=1) or sorted(self.__dataclass_fields__)
-            raise ValueError(f"a Transformer has no setting {name!r}: did you mean {' or '.join(map(repr, near))}?")
-        return replace(self, **changes)
+        return changed(self, "a Transformer", changes)
 
 
 PRESETS: dict[str, Callable[..., TransformerConfig]] = {
