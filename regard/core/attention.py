@@ -7,6 +7,7 @@ Letters: B batch, H heads, T queries, S keys, d_model width of the model, d_k an
 projections around it, and a `Tap` for each of the things that pass from one to the next when somebody looks.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,11 +19,11 @@ from regard.core.cache import KeyValues, Recent, Sums
 from regard.core.chunked import chunked
 from regard.core.dropout import check_probability
 from regard.core.dropout import dropout as drop
-from regard.core.efficient import Kind, causal_and_keep, check_kind
-from regard.core.heads import kept_keys
+from regard.core.efficient import Kind, causal_and_keep, check_causal, check_kind
+from regard.core.heads import each_head, kept_keys
 from regard.core.layers import linear
 from regard.core.linformer import Linformer
-from regard.core.masks import AnyMask, Mask
+from regard.core.masks import AnyMask, Mask, Shape
 from regard.core.monotonic import Monotonic
 from regard.core.normalisers import ALONG_A_MEMORY, Normaliser, make_normaliser, read_normaliser, softmax
 from regard.core.positions import Positions
@@ -129,6 +130,7 @@ BACKENDS: dict[str, Backend] = {"math": _math, "fused": _fused, "chunked": chunk
 
 
 LARGE = 2**26  # numbers: a quarter of a gigabyte in fp32
+AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what it casts; fp64 it leaves alone
 
 
 def _choose(q: Tensor, k: Tensor, mask: AnyMask | None, bias: Tensor | None, dropout: float) -> str:
@@ -147,37 +149,51 @@ def _dense(mask: AnyMask, T: int, S: int, device: torch.device) -> Tensor:
     return mask if isinstance(mask, Tensor) else mask.dense(T, S, device)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Refuse what does not fit, naming the values; return k and v with one head for each query head."""
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, bias: Tensor | None, width: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Refuse what does not fit, naming the values; return k and v with one head for each query head.
+
+    `width` is that of the keys, where a score can do with another than d_k.
+    """
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
         raise ValueError(f"attention takes q, k and v of four dimensions (batch, heads, length, width); got {shapes}")
     (B, H, T, d_k), (_, G, S, _) = q.shape, k.shape
-    if k.shape != (B, G, S, d_k) or v.shape[:3] != (B, G, S):
+    if k.shape != (B, G, S, width or d_k) or v.shape[:3] != (B, G, S):
         raise ValueError(
             f"q, k and v do not fit together: {shapes}. The batch must be the same for all, d_k for q and k, "
             "heads and length for k and v"
         )
     if G == 0 or H % G:
         raise ValueError(f"{H} query heads cannot share {G} key/value heads evenly ({shapes}): use a divisor of {H}")
-    if not q.dtype == k.dtype == v.dtype:
+    if not _one_dtype(q, k, v):
         raise ValueError(f"q, k and v have dtypes {q.dtype}, {k.dtype}, {v.dtype}: convert them to one with .to()")
+    _check_added(mask, bias, (B, H, T, S), q.dtype)
+    return each_head(k, H), each_head(v, H)
+
+
+def _check_added(mask: AnyMask | None, bias: Tensor | None, shape: Shape, dtype: torch.dtype) -> None:
+    """The same for what is laid over scores of this shape, of queries of this dtype."""
     if isinstance(mask, Tensor) and mask.dtype != torch.bool:
         raise ValueError(
             f"a mask is bool, True = may attend; got {mask.dtype}. Pass `mask.bool()`, or, for numbers to add to the "
             "scores, `bias=`"
         )
-    if bias is not None and bias.dtype != q.dtype:
-        raise ValueError(f"bias is {bias.dtype} and q is {q.dtype}: convert the bias with .to({q.dtype})")
+    if bias is not None and bias.dtype != dtype:
+        raise ValueError(f"bias is {bias.dtype} and q is {dtype}: convert the bias with .to({dtype})")
     for name, x in (("mask", mask), ("bias", bias)):
-        if x is not None and (
-            len(x.shape) != 4 or any(n not in (1, m) for n, m in zip(x.shape, (B, H, T, S), strict=True))
-        ):
+        if x is not None and (len(x.shape) != 4 or any(n not in (1, m) for n, m in zip(x.shape, shape, strict=True))):
             raise ValueError(
-                f"{name} of shape {tuple(x.shape)} does not fit (batch, heads, queries, keys) = {(B, H, T, S)}: give "
-                "it four dimensions, each of that size or 1"
+                f"{name} of shape {tuple(x.shape)} does not fit (batch, heads, queries, keys) = {shape}: give it four "
+                "dimensions, each of that size or 1"
             )
-    return (k, v) if G == H else (k.repeat_interleave(H // G, 1), v.repeat_interleave(H // G, 1))
+
+
+def _one_dtype(*tensors: Tensor) -> bool:
+    """Whether all have one dtype, or autocast will give it to them."""
+    dtypes = {x.dtype for x in tensors}
+    return len(dtypes) == 1 or (torch.is_autocast_enabled(tensors[0].device.type) and dtypes <= AUTOCAST)
 
 
 class Tap(nn.Module):
@@ -229,6 +245,8 @@ class AttentionConfig:
         if self.score not in SCORES:
             raise ValueError(f"unknown score {self.score!r}: choose one of {', '.join(SCORES)}")
         read_normaliser(self.normaliser)
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ValueError(f"scale = {self.scale}: it must be a finite number; leave it out for 1/√d_k")
         if self.scale is not None and self.score not in SCALED:
             raise ValueError(f"scale = {self.scale} is one of the scores {' and '.join(SCALED)}; {self.score} has none")
         if not self.plain and self.backend not in ("auto", "math"):
@@ -336,7 +354,7 @@ class MultiHeadAttention(nn.Module):
         attention to a memory projects it at the first step and reads the cache from then on. x may have K rows in a
         row for each row of the memory, as the hypotheses of a beam have that read one sentence: it is copied for none.
         """
-        _check_width("x", x, self.config.d_model)
+        self._check_input("x", x, self.config.d_model)
         scale = self.d_k**-0.5 if self.config.scale is None else self.config.scale
         dropout = self.config.dropout if self.training else 0.0
         whole = cache if isinstance(cache, KeyValues) else None  # a cache of every key
@@ -348,6 +366,7 @@ class MultiHeadAttention(nn.Module):
             offset = cache.length if cache is not None else 0
             q, k, v = self._from_itself(x, whole, offset)
             if (relative := self.positions.bias(q, k.shape[2], offset, scale)) is not None:
+                _check_added(None, bias, (*q.shape[:3], k.shape[2]), q.dtype)  # a sum would hide its shape
                 bias = relative if bias is None else bias + relative
         if self.efficient is not None:
             heads = self._efficiently(q, k, v, mask, bias, scale, dropout, cache)
@@ -378,14 +397,11 @@ class MultiHeadAttention(nn.Module):
         cache: KeyValues | None,
     ) -> Tensor:
         """The math path through the taps: a row for each row of x, a key and value head for each query head."""
-        q = q.unflatten(2, (K, -1)).transpose(1, 2).flatten(0, 1)  # (B, H, K·T, d_k) -> (B·K, H, T, d_k)
-        group = self.heads // self.kv_heads
-        k, v = (_repeat(_repeat(each, K, 0), group, 1) for each in (k, v))
+        k, v = _check(q, k, v, mask, bias, self.score.width or self.widths[1] // self.kv_heads)
         allowed = None if mask is None else _dense(mask, q.shape[2], k.shape[2], q.device)
-        if allowed is not None and len(allowed) > 1:
-            allowed = _repeat(allowed, K, 0)
-        if bias is not None and len(bias) > 1:
-            bias = bias.repeat_interleave(K, 0)
+        if K > 1:
+            allowed, bias = (None if x is None else _apart(x.expand(len(k), -1, -1, -1), K) for x in (allowed, bias))
+            q, k, v = _apart(q, K), k.repeat_interleave(K, 0), v.repeat_interleave(K, 0)
         q, k, v = self.queries(q), self.keys(k), self.values(v)
         scores = self.score(q, k, scale)  # (B·K, H, T, S)
         scores = self.scores(scores if bias is None else scores + bias)
@@ -410,14 +426,15 @@ class MultiHeadAttention(nn.Module):
         assert self.efficient is not None
         if bias is not None:
             raise ValueError(f"attention {self.config.kind!r} takes no bias: it has no scores to add it to")
-        k, v = (_repeat(each, self.heads // self.kv_heads, 1) for each in (k, v))
         is_causal, keep = (True, None) if cache is not None else causal_and_keep(mask, k.shape[2], self.config.kind)
         if is_causal and isinstance(self.efficient, Linformer):
             raise ValueError(f"attention {self.config.kind!r} has no causal form: take another one for decoding")
         if isinstance(cache, Recent | Sums):
             if self.watched:
                 raise ValueError("this cache keeps no keys to look at: begin with a new one, made while watching")
+            check_causal(mask, self.config.kind)
             return self.efficient.step(q, k, v, cache, scale=scale)
+        k, v = _check(q, k, v, mask, bias)
         if not (self.watched or self.config.backend == "math" or cache is not None):
             return self.efficient(q, k, v, is_causal=is_causal, keep=keep, scale=scale, dropout=dropout)
         q, k, v = self.queries(q), self.keys(k), self.values(v)
@@ -434,6 +451,16 @@ class MultiHeadAttention(nn.Module):
             return KeyValues()
         return self.efficient.past() or KeyValues()
 
+    def _check_input(self, name: str, x: Tensor, width: int) -> None:
+        if x.dim() != 3 or x.shape[2] != width:
+            raise ValueError(f"this attention takes {name} of shape (batch, length, {width}), got {tuple(x.shape)}")
+        if self.config.project:
+            weight: Tensor | None = (self.query if self.cross else self.query_key_value).weight
+        else:
+            weight = next(self.score.parameters(), None)
+        if weight is not None and weight.is_floating_point() and not _one_dtype(x, weight):  # int8 reads any
+            raise ValueError(f"{name} is {x.dtype}, and the weights {weight.dtype}: convert one of them with .to()")
+
     def _from_itself(self, x: Tensor, cache: KeyValues | None, offset: int) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.query_key_value(x).split(self.widths, -1) if self.config.project else (x, x, x)
         q, k, v = _split(q, self.heads), _split(k, self.kv_heads), _split(v, self.kv_heads)
@@ -446,7 +473,7 @@ class MultiHeadAttention(nn.Module):
         elif memory is None:
             raise ValueError("this attention reads a memory: pass it, or a cache that has seen it")
         else:
-            _check_width("memory", memory, self.d_memory)
+            self._check_input("memory", memory, self.d_memory)
             k, v = self.key_value(memory).split(self.widths[1:], -1) if self.config.project else (memory, memory)
             k, v = self.score.keys(_split(k, self.kv_heads)), _split(v, self.kv_heads)
             if cache is not None:
@@ -460,13 +487,9 @@ class MultiHeadAttention(nn.Module):
         return _split(self.query(x) if self.config.project else x, self.heads), k, v
 
 
-def _check_width(name: str, x: Tensor, width: int) -> None:
-    if x.dim() != 3 or x.shape[2] != width:
-        raise ValueError(f"this attention takes {name} of shape (batch, length, {width}), got {tuple(x.shape)}")
-
-
-def _repeat(x: Tensor, times: int, dim: int) -> Tensor:
-    return x if times == 1 else x.repeat_interleave(times, dim)
+def _apart(x: Tensor, K: int) -> Tensor:
+    """x (B, H, K·T, d) -> (B·K, H, T, d), a row for each of K that read one memory; (B, H, 1, d) serves them all."""
+    return x.repeat_interleave(K, 0) if x.shape[2] == 1 else x.unflatten(2, (K, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

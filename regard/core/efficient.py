@@ -12,7 +12,8 @@
 
 Each is a module between the projections of a `MultiHeadAttention`, with three ways through it: called, it mixes a
 whole sequence, q, k (B, H, n, d_k) and v (B, H, n, d_v) -> (B, H, n, d_v); `step` goes on from what `past()` began;
-`weights` writes out (B, H, T, S) what values are multiplied with: the slow truth, and what a watcher sees.
+`weights` writes out (B, H, T, S) what values are multiplied with: the slow truth, and what a watcher sees. A `step`
+takes k and v of G key/value heads, G a divisor of H, and remembers only these.
 """
 
 from dataclasses import dataclass
@@ -151,3 +152,12 @@ def causal_and_keep(mask: AnyMask | None, S: int, text: str) -> tuple[bool, Tens
         f"attention {text!r} has a pattern of its own, and takes causal() or a bool padding mask (batch, 1, 1, {S}) "
         f"beside it, not a mask of shape {tuple(mask.shape)}{kind}"
     )
+
+
+def check_causal(mask: AnyMask | None, text: str) -> None:
+    """Refuse a mask that a cache of the newest keys, or of sums, has no place for."""
+    if mask is not None and tuple(mask.shape) != (1, 1, 1, 1):
+        raise ValueError(
+            f"attention {text!r} goes on from its cache under causal() alone, not under a mask of shape "
+            f"{tuple(mask.shape)}"
+        )

@@ -1,6 +1,6 @@
 """Attention in O(n): a kernel φ(q)·φ(k) in the place of exp(q·k), and the sums over keys taken first.
 
-Letters: B batch, H heads, T queries, S keys, F features, d_k and d_v widths of keys and values.
+Letters: B batch, H query and G key/value heads, T queries, S keys, F features, d_k and d_v widths of keys and values.
 
     out_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j) = φ(q_i) [Σ_j φ(k_j) v_jᵀ] / φ(q_i) [Σ_j φ(k_j)]
 
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.cache import Sums
+from regard.core.heads import each_head
 from regard.core.normalisers import exact, softmax
 
 CHUNK = 128  # positions that look at each other directly; what is before them they see as sums
@@ -84,21 +85,23 @@ def orthogonal_features(features: int, d_k: int) -> Tensor:
 def kernel_attend(
     q: Features, k: Features, v: Tensor, *, is_causal: bool, keep: Tensor | None = None, past: Sums | None = None
 ) -> Tensor:
-    """out_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j), over all j, or those up to i: v (B, H, S, d_v) -> the same.
+    """out_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j), over all j, or those up to i.
 
+    v (B, G, S, d_v) -> (B, H, S, d_v); G divides H, each key/value head and its sums then serve H / G query heads.
     Causal, it goes over chunks: within one directly, before it by the sums, which is O(n). With a `past` the sums
     start from there and are left there: one position at a time is the recurrent form. `keep` (B, S) is True for keys
     that are no padding. A query that sees no key gives zeros.
     """
-    if not v.shape[2]:
-        return v
     (q_all, _), (k_all, levels) = q, k
-    v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # (B, H, S, d_v + 1)
+    H = q_all.shape[1]
+    if not v.shape[2]:
+        return each_head(v, H)
+    v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # (B, G, S, d_v + 1)
     if keep is not None:
         k_all = k_all.masked_fill(~keep[:, None, :, None], 0.0)
         levels = levels.masked_fill(~keep[:, None, :, None], -torch.inf)
-    B, H, S, width = v.shape
-    sums, level = v.new_zeros(B, H, k_all.shape[3], width), v.new_full((B, H, 1, 1), torch.finfo(v.dtype).min)
+    B, G, S, width = v.shape
+    sums, level = v.new_zeros(B, G, k_all.shape[3], width), v.new_full((B, G, 1, 1), torch.finfo(v.dtype).min)
     if past is not None:
         if past.sums is not None and past.level is not None:
             if len(past.sums) != B:
@@ -113,7 +116,10 @@ def kernel_attend(
         before, below = sums, level
         level = torch.maximum(below, levels_i.amax(2, keepdim=True))
         sums = before * (below - level).exp() + (k_i * (levels_i - level).exp()).mT @ v_i
-        mixed.append(_causal(q_i, k_i, v_i, levels_i, before, below) if is_causal else q_i @ sums)
+        if is_causal:
+            mixed.append(_causal(q_i, *(each_head(x, H) for x in (k_i, v_i, levels_i, before, below))))
+        else:
+            mixed.append(q_i @ each_head(sums, H))
     if past is not None:
         past.sums, past.level = sums, level
     out = torch.cat(mixed, 2)  # (B, H, S, d_v + 1)

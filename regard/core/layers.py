@@ -18,6 +18,7 @@ from regard.core.positions import Positions
 Choice = TypeVar("Choice")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"glu": torch.sigmoid, "swiglu": F.silu}
+KERNEL = 3  # positions that a convolution feed-forward sees
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
@@ -85,7 +86,7 @@ class ConvolutionFeedForward(nn.Module):
         self,
         d_model: int,
         d_ff: int,
-        kernel: int = 3,
+        kernel: int = KERNEL,
         *,
         causal: bool,
         dropout: float = 0.0,

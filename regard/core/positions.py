@@ -13,6 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+CLIP = 16  # the largest distance that Shaw's positions tell from larger ones
+BUCKETS = 32  # of distances, in T5's
+
 
 class Positions(nn.Module):
     """No position at all: every hook does nothing."""
@@ -75,6 +78,14 @@ class Learned(Positions):
         return x + self.table[offset:end]
 
 
+def check_rotary(d_k: int) -> None:
+    """Refuse a width that has no pairs."""
+    if d_k % 2:
+        raise ValueError(
+            f"rotary positions (rope) turn pairs of dimensions: d_k = {d_k} must be even; set d_k, or other heads"
+        )
+
+
 class Rotary(Positions):
     """RoPE: queries and keys turn by an angle proportional to their position, so q·k sees only the distance.
 
@@ -83,8 +94,7 @@ class Rotary(Positions):
 
     def __init__(self, d_k: int, base: float = 10000.0) -> None:
         super().__init__()
-        if d_k % 2:
-            raise ValueError(f"rotary positions turn pairs of dimensions: d_k = {d_k} must be even")
+        check_rotary(d_k)
         self.d_k, self.base = d_k, base
 
     def rotate(self, x: Tensor, offset: int = 0) -> Tensor:
@@ -109,7 +119,7 @@ class Shaw(Positions):
 
     shared = False
 
-    def __init__(self, heads: int, d_k: int, clip: int = 16) -> None:
+    def __init__(self, heads: int, d_k: int, clip: int = CLIP) -> None:
         super().__init__()
         self.clip = clip
         self.table = nn.Parameter(torch.empty(heads, 2 * clip + 1, d_k))
@@ -134,7 +144,7 @@ class T5Bias(Positions):
     all distances share the last one. With `both_ways` half of all buckets are for keys to the right.
     """
 
-    def __init__(self, heads: int, both_ways: bool, buckets: int = 32, maximum: int = 128) -> None:
+    def __init__(self, heads: int, both_ways: bool, buckets: int = BUCKETS, maximum: int = 128) -> None:
         super().__init__()
         if buckets < 4 or maximum <= buckets // 2:
             raise ValueError(f"T5's bias needs at least 4 buckets and a larger maximum, got {buckets} and {maximum}")

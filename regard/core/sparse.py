@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from regard.core.cache import Recent
 from regard.core.dropout import fresh_seed, keep_mask, keep_scale
+from regard.core.heads import each_head
 from regard.core.masks import Mask, causal, diagonal_blocks, first, random_blocks, random_picks, window
 from regard.core.normalisers import exact, softmax
 
@@ -240,10 +241,11 @@ class Sparse(nn.Module):
         return sparse_attend(q, k, v, self.pattern, is_causal=is_causal, keep=keep, scale=scale, dropout=dropout)
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, past: Any, *, scale: float) -> Tensor:
-        offset, T = past.length, q.shape[2]
+        offset, (_, H, T, _) = past.length, q.shape
         keys, values, at = past.extend(k, v)
+        keys, values = each_head(keys, H), each_head(values, H)
         if not offset:  # nothing before it: a sequence of its own
-            return self(q, k, v, is_causal=True, keep=None, scale=scale, dropout=0.0)
+            return self(q, keys, values, is_causal=True, keep=None, scale=scale, dropout=0.0)
         allowed = self.pattern.mask(True).block(torch.arange(offset, offset + T, device=q.device), at)
         with exact(q):
             weights = _weights(q, keys, allowed, scale)

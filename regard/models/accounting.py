@@ -10,6 +10,7 @@ usual. `docs/accounting.md` does the paper's models by hand. The Transformer's a
 in `regard.models.costs`.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 from regard.core.heads import kept_keys
-from regard.core.layers import GATES
+from regard.core.layers import GATES, KERNEL
+from regard.core.positions import BUCKETS, CLIP
 from regard.models import costs
 from regard.models.catalogue import build
 from regard.models.convolutional import ConvolutionalConfig
@@ -26,12 +28,6 @@ from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import TransformerConfig
 
 Config = TransformerConfig | RecurrentConfig | ConvolutionalConfig
-
-# Sizes that are not in the config: they belong to `regard.core`.
-KERNEL = 3  # of a convolution feed-forward
-SHAW_DISTANCES = 2 * 16 + 1  # clipped to -16 ... 16
-T5_BUCKETS = 32
-
 BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a number
 
 
@@ -109,10 +105,10 @@ def _positions(c: TransformerConfig, S: int, T: int) -> tuple[int, int]:
         return 2 * c.max_length * c.d_model, 0
     encoder, decoder = _shapes(c, "encoder.*"), _shapes(c, "decoder.*.self_attention")
     if c.positions == "shaw":  # a table in each self-attention, a product with every query
-        N, M = (sum(h * SHAW_DISTANCES * d_k for h, _, d_k, _ in shapes) for shapes in (encoder, decoder))
+        N, M = (sum(h * (2 * CLIP + 1) * d_k for h, _, d_k, _ in shapes) for shapes in (encoder, decoder))
         return N + M, 2 * (N * S + M * T)
     if c.positions == "t5":  # one table for all layers of a stack that have a head
-        return sum(any(h for h, *_ in shapes) * T5_BUCKETS * c.heads for shapes in (encoder, decoder)), 0
+        return sum(any(h for h, *_ in shapes) * BUCKETS * c.heads for shapes in (encoder, decoder)), 0
     return 0, 0
 
 
@@ -211,16 +207,27 @@ def _kept(config: Config, sentences: int, source: int, target: int) -> int:
     for parameter in model.parameters():
         parameter.data.zero_()  # sizes do not depend on the weights, but some normalisers do not work without numbers
     tokens = [torch.full((sentences, length), int(config.pad == 0)) for length in (source, target)]  # none is padding
+    with torch.random.fork_rng(devices=[]):
+        return kept_bytes(lambda: model.features(*tokens), model.parameters())  # type: ignore[operator]
+
+
+def kept_bytes(run: Callable[[], object], known: Iterable[Tensor]) -> int:
+    """What autograd keeps of one run for its backward pass, besides what is known to be there anyway.
+
+    >>> x, w = torch.ones(5, 4), torch.ones(4, 3, requires_grad=True)
+    >>> kept_bytes(lambda: (x @ w).exp(), [w])  # x, and the 15 numbers of the result, of 4 bytes each
+    140
+    """
     found: dict[int, Tensor] = {}  # by storage: several views of one tensor are kept once
 
     def pack(x: Tensor) -> Tensor:
         found[x.untyped_storage().data_ptr()] = x
         return x
 
-    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        model.features(*tokens)  # type: ignore[operator]
-    for parameter in model.parameters():
-        found.pop(parameter.untyped_storage().data_ptr(), None)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        run()
+    for tensor in known:
+        found.pop(tensor.untyped_storage().data_ptr(), None)
     return sum(x.untyped_storage().nbytes() for x in found.values())
 
 

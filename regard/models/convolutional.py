@@ -47,6 +47,7 @@ class ConvolutionalConfig:
     dilations: int = 1  # of the layers in turn: 1, 2, 4, ..., so many, and again from 1
     attention: bool = True  # to the source; of bytenet, after each whole turn of dilations
     heads: int = 1
+    scale: float | None = None  # of the scores: 1/√d_k, if left out
     score: str = "dot"
     normaliser: str = "softmax"
     unfold: float = 1.2  # of bytenet: target tokens expected for a source token
@@ -84,7 +85,12 @@ class ConvolutionalConfig:
     def cross_attention(self) -> AttentionConfig:
         """The part that each attention needs."""
         return AttentionConfig(
-            self.d_model, self.heads, score=self.score, normaliser=self.normaliser, max_length=self.max_length
+            self.d_model,
+            self.heads,
+            scale=self.scale,
+            score=self.score,
+            normaliser=self.normaliser,
+            max_length=self.max_length,
         )
 
     @property

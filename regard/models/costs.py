@@ -106,14 +106,14 @@ def attention_cache(c: AttentionConfig) -> tuple[int, int]:
     >>> attention_cache(AttentionConfig(512, 8)), attention_cache(AttentionConfig(512, 8, kind="window:9"))
     ((1024, 0), (0, 9216))
     """
-    h, g, width = c.heads, c.kv_heads or c.heads, c.d_model // c.heads
+    g, width = c.kv_heads or c.heads, c.d_model // c.heads
     d_k, d_v = c.d_k or width, c.d_v or width
     kind = Kind.read(c.kind)
     if kind.name in ("performer", "linear") and c.backend != "math":  # the sums, and their level
         (F,) = kind.numbers or (d_k,)
-        return 0, h * (F * (d_v + 1) + 1)
+        return 0, g * (F * (d_v + 1) + 1)
     if kind.name in PATTERNS and c.backend != "math" and (past := _pattern(c, kind).past()):
-        return 0, h * (d_k + d_v) * (past.first + past.last)
+        return 0, g * (d_k + d_v) * (past.first + past.last)
     return g * (d_k + d_v), 0
 
 

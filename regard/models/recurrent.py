@@ -55,6 +55,7 @@ class RecurrentConfig:
     bidirectional: bool = True  # the encoder, half of the width in each direction
     attention: str = "luong"  # or bahdanau: ask after the step, or before it
     input_feeding: bool = True  # what attention gave enters the cell; the linear cell reads all words at once, without
+    scale: float | None = None  # of the scores: 1/√d_k, but 1 of one head that reads the states themselves, if left out
     score: str | None = None  # general (luong), additive (bahdanau) or dot (linear), if left out
     normaliser: str = "softmax"
     heads: int = 1  # one head reads the encoder's states themselves; several have W_Q, W_K, W_V
@@ -87,6 +88,7 @@ class RecurrentConfig:
             return AttentionConfig(
                 self.d_model,
                 self.heads,
+                scale=self.scale,
                 score=self.score or "dot",
                 normaliser=self.normaliser,
                 max_length=self.max_length,
@@ -97,7 +99,7 @@ class RecurrentConfig:
             self.d_model,
             self.heads,
             output=False,  # W [c; s] comes after it
-            scale=1.0 if alone and score in SCALED else None,
+            scale=1.0 if self.scale is None and alone and score in SCALED else self.scale,
             score=score,
             normaliser=self.normaliser,
             project=not alone,

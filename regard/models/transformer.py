@@ -27,7 +27,15 @@ from regard.core.layers import (
 )
 from regard.core.masks import causal, padding
 from regard.core.normalisers import ALONG_A_MEMORY, read_normaliser
-from regard.core.positions import ABSOLUTE, BIASED, RELATIVE, Positions, absolute_positions, relative_positions
+from regard.core.positions import (
+    ABSOLUTE,
+    BIASED,
+    RELATIVE,
+    Positions,
+    absolute_positions,
+    check_rotary,
+    relative_positions,
+)
 from regard.models.settings import changed, check
 
 
@@ -93,6 +101,8 @@ class TransformerConfig:
                 f"normaliser = {self.normaliser!r} walks along a memory, which self-attention has not: give it as "
                 "cross_normaliser"
             )
+        if self.positions == "rope":
+            check_rotary(self.d_k or self.d_model // self.heads)
         self._check_kinds()
         given, names = read_heads(self.kept_heads), self.names
         for name, heads in given.items():

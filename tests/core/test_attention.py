@@ -12,6 +12,8 @@ from regard.core import attention, chunked
 from regard.core.attention import AttentionConfig, MultiHeadAttention, attend, attention_weights
 from regard.core.cache import KeyValues
 from regard.core.masks import Mask, causal, padding
+from regard.core.positions import ALiBi
+from regard.core.quantised import quantise
 
 FAST = ["fused", "chunked"]
 
@@ -318,6 +320,7 @@ def test_rows_that_read_one_memory_share_it(K: int, T: int, watched: bool) -> No
         ({"d_model": 12, "heads": 4, "kv_heads": 3}, "kv_heads = 3 does not divide heads = 4"),
         ({"d_model": 12, "heads": 4, "backend": "flash"}, "unknown attention backend 'flash'"),
         ({"d_model": 12, "heads": 0}, "heads = 0"),
+        ({"d_model": 12, "heads": 4, "scale": math.nan}, "scale = nan: it must be a finite number"),
     ],
 )
 def test_impossible_shapes_are_refused(arguments: dict, message: str) -> None:
@@ -331,6 +334,71 @@ def test_inputs_of_another_width_are_refused() -> None:
         itself(torch.randn(2, 5, 10))
     with pytest.raises(ValueError, match=r"memory of shape \(batch, length, 7\), got \(2, 5, 12\)"):
         cross(torch.randn(2, 5, 12), torch.randn(2, 5, 12))
+
+
+X = torch.zeros(4, 5, 16)
+
+
+@pytest.mark.parametrize("path", ["attend", "tapped", "additive", "positions"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask": torch.ones(4, 5, 5, dtype=torch.bool)}, r"mask of shape \(4, 5, 5\) does not fit .* \(4, 4, 5, 5\)"),
+        ({"mask": torch.ones(2, 1, 1, 5, dtype=torch.bool)}, r"mask of shape \(2, 1, 1, 5\) does not fit"),
+        ({"mask": torch.ones(4, 1, 1, 5)}, "a mask is bool, True = may attend; got torch.float32"),
+        ({"bias": torch.zeros(4, 5, 5)}, r"bias of shape \(4, 5, 5\) does not fit .* \(4, 4, 5, 5\)"),
+        ({"bias": torch.zeros(1, 1, 5, 5).double()}, "bias is torch.float64 and q is torch.float32"),
+        ({"x": X.double()}, r"x is torch.float64, and the weights torch.float32: convert one of them with .to\(\)"),
+    ],
+)
+def test_a_module_refuses_on_every_path_what_attend_refuses(path: str, change: dict, message: str) -> None:
+    config = AttentionConfig(16, 4, score="additive" if path == "additive" else "dot")
+    module = MultiHeadAttention(config, positions=ALiBi(4) if path == "positions" else None)
+    if path == "tapped":
+        module.weights.watchers.append(lambda weights: weights)
+    arguments = {"x": X, **change}
+    with pytest.raises(ValueError, match=message):
+        module(arguments.pop("x"), **arguments)
+
+
+@pytest.mark.parametrize("score", ["dot", "general", "additive"])
+def test_a_memory_of_another_dtype_is_refused(score: str) -> None:
+    with pytest.raises(ValueError, match=r"memory is torch.float64, and the weights torch.float32"):
+        MultiHeadAttention(AttentionConfig(16, 4, score=score), d_memory=16)(X, X.double())
+    bare = MultiHeadAttention(AttentionConfig(16, 4, score=score, project=False, output=False), d_memory=16)
+    bare.weights.watchers.append(lambda weights: weights)
+    with pytest.raises(ValueError, match=r"float64.*float32|float32.*float64"):
+        bare(X, X.double())
+    with pytest.raises(ValueError, match=r"float64.*float32"):
+        bare(X.double(), X)
+
+
+@pytest.mark.parametrize("project", [True, False])
+@pytest.mark.parametrize("score", ["dot", "general", "additive"])
+def test_autocast_may_mix_what_it_casts(score: str, project: bool) -> None:
+    module = MultiHeadAttention(AttentionConfig(16, 4, score=score, project=project), d_memory=16)
+    for x, memory in ((X, X), (X.bfloat16(), X), (X, X.bfloat16())):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert module(x, memory).shape == X.shape
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="float64"):
+        module(X.double(), X)
+
+
+def test_quantised_weights_read_what_they_did() -> None:
+    module = quantise(MultiHeadAttention(AttentionConfig(16, 4)))
+    assert module(X).shape == module(X.double()).shape == X.shape
+
+
+@pytest.mark.parametrize("K", [1, 3])
+def test_rows_that_read_one_memory_may_have_masks_and_biases_of_their_own(K: int) -> None:
+    attention = MultiHeadAttention(AttentionConfig(12, 4, kv_heads=2), d_memory=7)
+    x, memory = torch.randn(2 * K, 5, 12), torch.randn(2, 6, 7)
+    for rows in (1, 2):
+        mask, bias = torch.rand(rows, 1, 5 * K, 6) < 0.7, torch.randn(rows, 4, 5 * K, 6)
+        expected = attention(x, memory, mask=mask, bias=bias)
+        attention.weights.watchers.append(lambda weights: weights)
+        torch.testing.assert_close(attention(x, memory, mask=mask, bias=bias), expected)
+        attention.weights.watchers.clear()
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.5])

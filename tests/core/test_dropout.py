@@ -98,6 +98,14 @@ def test_backward_goes_through_the_same_mask() -> None:
     assert out.eq(0).any()
 
 
+def test_gradcheck() -> None:
+    def thinned(x: torch.Tensor) -> torch.Tensor:
+        with drawing_from(torch.Generator().manual_seed(1)):
+            return dropout(x, 0.4)
+
+    assert torch.autograd.gradcheck(thinned, torch.randn(5, 7, dtype=torch.float64, requires_grad=True))
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5, 7), (2, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_shape_and_dtype_stay(shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -62,9 +62,12 @@ def test_what_a_watcher_sees_is_what_values_are_multiplied_with(kind: str, kv_he
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("steps", [[1] * 40, [7, 1, 32], [40]])
-def test_decoding_with_a_cache_is_decoding_whole_and_remembers_only_what_it_must(kind: str, steps: list[int]) -> None:
-    module, x = attention(kind), torch.randn(2, 40, 16)
+def test_decoding_with_a_cache_is_decoding_whole_and_remembers_only_what_it_must(
+    kind: str, kv_heads: int, steps: list[int]
+) -> None:
+    module, x = attention(kind, kv_heads=kv_heads), torch.randn(2, 40, 16)
     whole, cache, parts = module(x, mask=causal()), module.new_cache(), []
     for part in x.split(steps, 1):
         mask = None if part.shape[1] == 1 else causal(cache.length)
@@ -76,13 +79,16 @@ def test_decoding_with_a_cache_is_decoding_whole_and_remembers_only_what_it_must
         assert isinstance(cache, Recent)
         assert cache.keys is not None
         assert cache.keys.shape[2] <= most[kind]
-        assert cache.keys.untyped_storage().nbytes() <= 2 * 4 * most[kind] * 4 * 4  # no view of something longer
+        assert cache.keys.shape[1] == kv_heads
+        assert cache.keys.untyped_storage().nbytes() <= 2 * kv_heads * most[kind] * 4 * 4  # no view of something longer
     elif kind.startswith("bigbird"):
         assert isinstance(cache, KeyValues)
+        assert cache.keys is not None
+        assert cache.keys.shape[1] == kv_heads
     else:
         assert isinstance(cache, Sums)
         assert cache.sums is not None
-        assert cache.sums.shape == (2, 4, 4 if kind == "linear" else 12, 5)
+        assert cache.sums.shape == (2, kv_heads, 4 if kind == "linear" else 12, 5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -262,6 +268,15 @@ def test_an_efficient_attention_refuses_what_is_not_its_own() -> None:
         for kind in ("window:3", "linear", "linformer:3"):
             with pytest.raises(ValueError, match=r"takes causal\(\) or a bool padding mask \(batch, 1, 1, 9\)"):
                 attention(kind)(x, mask=mask)
+    for kind in ("window:3", "linear", "linformer:3"):
+        with pytest.raises(ValueError, match=r"mask of shape \(3, 1, 1, 9\) does not fit"):
+            attention(kind)(x, mask=torch.ones(3, 1, 1, 9, dtype=torch.bool))
+    for kind in ("window:3", "linear"):  # what these remember has no place for padding
+        module = attention(kind)
+        with pytest.raises(ValueError, match=r"under causal\(\) alone, not under a mask of shape \(2, 1, 1, 9\)"):
+            module(x, mask=torch.ones(2, 1, 1, 9, dtype=torch.bool), cache=module.new_cache())
+    with pytest.raises(ValueError, match="a mask is bool"):
+        attention("bigbird:1:1:2")(x, mask=torch.ones(1, 1, 9, 9), cache=KeyValues())
     with pytest.raises(ValueError, match="no causal form"):
         attention("linformer:3")(x, mask=causal())
     with pytest.raises(ValueError, match="no causal form"):

@@ -10,8 +10,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from regard.core.attention import AttentionConfig, MultiHeadAttention
-from regard.core.blocks import DecoderLayer, EncoderLayer
-from regard.core.cache import Window
+from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
+from regard.core.cache import Cache, Window
 from regard.core.layers import (
     ConvolutionFeedForward,
     Embedding,
@@ -21,7 +21,15 @@ from regard.core.layers import (
     linear,
 )
 from regard.core.masks import causal, padding
-from regard.core.positions import Positions, Sinusoidal, sinusoid
+from regard.core.positions import (
+    ABSOLUTE,
+    RELATIVE,
+    Positions,
+    Sinusoidal,
+    absolute_positions,
+    relative_positions,
+    sinusoid,
+)
 
 PRECISIONS = [(torch.float32, 1e-5), (torch.float64, 1e-12)]
 KEEP = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0]]).bool()
@@ -108,6 +116,30 @@ def test_a_decoder_layer_without_a_memory_is_an_encoder_layer_with_a_causal_mask
     like = layer("encoder", "pre", "gelu")
     decoder, x = DecoderLayer(like.self_attention, None, like.feed_forward), torch.randn(2, 5, 12)
     assert torch.equal(decoder(x, mask=causal()), like(x, mask=causal()))
+
+
+@pytest.mark.parametrize("kind", ABSOLUTE + RELATIVE)
+def test_a_decoder_without_a_memory_goes_on_from_its_cache_whatever_its_positions(kind: str) -> None:
+    def one() -> DecoderLayer:
+        own = MultiHeadAttention(
+            AttentionConfig(12, 3), positions=relative_positions(kind, heads=3, d_k=4, both_ways=False)
+        )
+        return DecoderLayer(
+            Residual(own, nn.LayerNorm(12)), None, Residual(FeedForward(12, 20), nn.LayerNorm(12), "pre")
+        )
+
+    decoder, embedding = (
+        Stack([one(), one()]),
+        Embedding(nn.Embedding(9, 12), absolute_positions(kind, d_model=12, maximum=60)),
+    )
+    for part in (decoder, embedding):
+        randomise(part.double())
+    words, cache, parts = torch.randint(9, (2, 60)), Cache.empty(2), []
+    for new in words.split([1, 7, 1, 1, 40, 10], 1):  # further than Shaw's clip, and T5's buckets of one distance
+        offset = cache.length
+        mask = None if new.shape[1] == 1 else causal(offset)
+        parts.append(decoder(embedding(new, offset), mask=mask, cache=cache))
+    torch.testing.assert_close(torch.cat(parts, 1), decoder(embedding(words), mask=causal()), atol=1e-12, rtol=0)
 
 
 # Feed-forward networks

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.core import sparse
 from regard.core.attention import attend
+from regard.core.dropout import drawing_from
 from regard.core.masks import padding, random_picks
 from regard.core.sparse import Band, Blocks, Pattern, sparse_attend
 
@@ -74,6 +75,21 @@ def test_value_and_gradient_equal_the_oracle_under_the_dense_mask(dtype: torch.d
     for one, other in zip(ours, truth, strict=True):
         assert one.dtype == dtype
         torch.testing.assert_close(one.double(), other, atol=atol * max(1.0, other.abs().max().item()), rtol=0)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("pattern", [Band(2), Band(1, 2), Band(1, first=1, random=1), Blocks(3)], ids=str)
+def test_gradcheck(pattern: Pattern, dropout: float, is_causal: bool) -> None:
+    make = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, 1, 7, d, generator=make, dtype=torch.float64).requires_grad_() for d in (3, 3, 2)]
+    keep = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
+
+    def thinned(*qkv: Tensor) -> Tensor:
+        with drawing_from(torch.Generator().manual_seed(1)):
+            return sparse_attend(*qkv, pattern, is_causal=is_causal, keep=keep, dropout=dropout)
+
+    assert torch.autograd.gradcheck(thinned, inputs)
 
 
 @settings(max_examples=60, deadline=None)

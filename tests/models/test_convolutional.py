@@ -342,6 +342,8 @@ def test_tying_shares_parameters(tie: str, matrices: int) -> None:
         (BYTENET | {"unfold": math.nan}, "unfold = nan"),
         ({"heads": 3}, "d_model = 16 does not divide into 3 heads"),
         ({"score": "cosine"}, "cosine"),
+        ({"score": "additive", "scale": 0.5}, "scale = 0.5 is one of the scores dot and general; additive has none"),
+        ({"scale": math.inf}, "scale = inf: it must be a finite number"),
         ({"normaliser": "topk:0"}, "topk:0"),
         ({"source_vocabulary": 30}, "they have 30 and 23 entries: use one joint vocabulary, or tie='target'"),
         ({"pad": 23}, r"pad = 23 is no token: the vocabulary has ids 0\.\.22"),
@@ -351,6 +353,18 @@ def test_tying_shares_parameters(tie: str, matrices: int) -> None:
 def test_an_impossible_config_is_refused_at_once(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ConvolutionalConfig(**SHAPE | changes)
+
+
+@pytest.mark.parametrize("variant", ["convs2s", "bytenet-attention"])
+def test_a_scale_multiplies_the_scores(variant: str) -> None:
+    usual, half = build(**VARIANTS[variant]), build(**VARIANTS[variant], scale=0.5)
+    seen = []
+    for model in (usual, half):  # of the same weights
+        with record(model, what="scores") as found:
+            model(SOURCE, TARGET)
+        seen.append(next(iter(found.scores.values())))  # of the first attention, which reads the same in both
+    d_k = 16 // usual.config.heads
+    torch.testing.assert_close(seen[1], seen[0] * (0.5 * d_k**0.5))
 
 
 @pytest.mark.parametrize("variant", ["convs2s", "bytenet"])

@@ -234,6 +234,21 @@ def test_the_decoder_is_the_equations_of_the_paper(attention: str) -> None:
     torch.testing.assert_close(model.features(source, target), by_hand(model, source, target))
 
 
+@pytest.mark.parametrize("kind", ["lstm-luong", "gru-whole", "linear"])
+def test_a_scale_multiplies_the_scores(kind: str) -> None:
+    usual, halved = build(kind), build(kind, scale=0.5)
+    halved.load_state_dict(usual.state_dict())
+    usual_scale = 8**-0.5 * 2**0.5 if kind == "linear" else 1.0  # 1/√d_k of two heads; as they are of one
+    seen = []
+    for model in (usual, halved):
+        with record(model, what="scores") as found:
+            model.decode(tokens(2, 1), model.encode(tokens(2, 6)))
+        seen.append(next(iter(found.scores.values())))  # of the first attention, which reads the same in both
+    torch.testing.assert_close(seen[1], seen[0] * (0.5 / usual_scale))
+    with pytest.raises(ValueError, match=r"scale = 0.5 is one of the scores dot and general; additive has none"):
+        usual.config.but(scale=0.5, score="additive")
+
+
 @every_kind
 def test_every_parameter_learns(kind: str) -> None:
     model, source, target = build(kind).train(), tokens(2, 6), tokens(2, 5, 2)

@@ -392,6 +392,11 @@ def test_every_parameter_learns_from_the_chunked_loss_as_from_the_logits() -> No
         ({"vocabulary": 0}, "vocabulary = 0: it must be at least 1"),
         ({"source_vocabulary": -1, "tie": "none"}, "source_vocabulary = -1"),
         ({"decoder_layers": 0}, "decoder_layers = 0"),
+        (
+            {"positions": "rope", "d_k": 5},
+            r"\(rope\) turn pairs of dimensions: d_k = 5 must be even; set d_k, or other heads",
+        ),
+        ({"positions": "rope", "d_model": 12}, "d_k = 3 must be even"),
         ({"stochastic_depth": 1.5}, r"stochastic_depth = 1.5: a probability lies in \[0, 1\]"),
     ],
 )
@@ -413,8 +418,6 @@ def test_what_does_not_fit_the_model_is_refused() -> None:
         model(torch.tensor([[1, 23]]), TARGET)
     with pytest.raises(ValueError, match="do not fit together"):
         model(SOURCE[:2], TARGET)
-    with pytest.raises(ValueError, match="even"):
-        build(positions="rope", d_k=5)
     learned = build(positions="learned", max_length=9)
     with pytest.raises(ValueError, match="18 tokens is longer than the 9 learned positions"):
         learned(SOURCE, TARGET)
