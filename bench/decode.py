@@ -1,14 +1,14 @@
 """Translating beside CTranslate2 and Hugging Face: the same weights, the same sentences, one run.
 
-    python bench/decode.py runs/multi30k [tiny] [base] [--limit N] [--rounds N]
+    python bench/decode.py runs/multi30k [tiny] [base] [--only NAME ...] [--limit N] [--rounds N]
 
 The model is a trained one of a tiny pre-norm shape on Multi30k's sub-words; `base` is the same function in the
 paper's base shape (grow.py). Each contestant has a process of its own, and they take turns. `batched` is the whole
 test set at once, in target tokens a second; `single` is a hundred sentences one at a time, in milliseconds (median
 and 95th percentile), with one thread or two, whichever was quicker for its first sentences. Greedy search, and a beam
 of 4 whose hypotheses are ranked by mean log-probability and whose search ends with the fourth that is finished, as
-CTranslate2 has it. Printed are medians over the rounds; a ratio is the median of the rounds' ratios. Peak memory is
-what the model and a batched beam search add to the resident set of a process.
+CTranslate2 has it and Hugging Face's `early_stopping`. Printed are medians over the rounds; a ratio is the median of
+the rounds' ratios. Peak memory is what the model and a batched beam search add to the resident set of a process.
 """
 
 import argparse
@@ -127,6 +127,7 @@ def hugging_face(directory: Path, _: str) -> tuple[Translate, Callable[[int], Tr
             settings = GenerationConfig(
                 num_beams=beam,
                 length_penalty=1.0,
+                early_stopping=beam > 1,
                 max_new_tokens=source.shape[1] + EXTRA,
                 do_sample=False,
                 decoder_start_token_id=BOS,
@@ -235,11 +236,11 @@ def prepare(model: Path, shape: str, directory: Path) -> None:
     save_file(tensors, directory / "hf" / "model.safetensors", {"format": "pt"})
 
 
-def compete(directory: Path, limit: list[str], rounds: int) -> tuple[Figures, dict[str, float]]:
+def compete(directory: Path, names: list[str], limit: list[str], rounds: int) -> tuple[Figures, dict[str, float]]:
     """For each contestant the figures of each round by `mode beam`, and its peak in MiB."""
     workers, memory = {}, {}
-    found: Figures = {name: {} for name in CONTESTANTS}
-    for name in CONTESTANTS:
+    found: Figures = {name: {} for name in names}
+    for name in names:
         command = [sys.executable, __file__, str(directory), "--work-as", name, *limit]
         workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         if workers[name].stdout.readline() != "ready\n":
@@ -261,10 +262,11 @@ def table(shape: str, beam: int, found: Figures, memory: dict[str, float]) -> Ta
         result.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, figures in found.items():
         batched, single = figures[f"batched {beam}"], figures[f"single {beam}"]
+        peer = found.get(PEER.get(name, "regard"), figures)
         ratios = {
             mode: statistics.median(
                 ours["tokens_a_second"] / theirs["tokens_a_second"]
-                for ours, theirs in zip(found[PEER.get(name, "regard")][f"{mode} {beam}"], rounds, strict=True)
+                for ours, theirs in zip(peer[f"{mode} {beam}"], rounds, strict=True)
             )
             for mode, rounds in (("batched", batched), ("single", single))
         }
@@ -286,6 +288,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a trained model directory")
     parser.add_argument("shapes", nargs="*", default=["tiny", "base"])
+    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=[*CONTESTANTS], help="these contestants")
     parser.add_argument("--limit", type=int, help="sentences")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--work-as", choices=CONTESTANTS, help=argparse.SUPPRESS)
@@ -298,7 +301,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             prepare(args.model, shape, Path(directory))
             limit = ["--limit", str(args.limit)] if args.limit else []
-            found, memory = compete(Path(directory), limit, args.rounds)
+            found, memory = compete(Path(directory), args.only, limit, args.rounds)
             for beam in BEAMS:
                 Console(width=120).print(table(shape, beam, found, memory))
 

@@ -1,8 +1,7 @@
 """regard for a person: `load` a model directory, and use it."""
 
-import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, overload
@@ -22,7 +21,6 @@ from regard.asks import (
     Settings,
     Translation,
     joined,
-    one_sentence,
     short,
     unread,
     windows,
@@ -31,15 +29,14 @@ from regard.core.attention import Tap
 from regard.core.quantised import is_quantised, quantise
 from regard.data.batching import collate
 from regard.data.lexicon import Shortlist
-from regard.data.sentences import shorten, split
-from regard.data.tokenizers import UNK, Tokenizer
+from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding import pool, scoring
-from regard.decoding.beam import maximum
-from regard.decoding.constrained import check
+from regard.decoding.beam import length_penalty
 from regard.decoding.ensemble import Ensemble
 from regard.decoding.module import EncoderDecoder, Module, longest_of
-from regard.decoding.protocol import Hypothesis, Request, Searchable, Special
+from regard.decoding.protocol import Hypothesis, Request, Searchable
+from regard.decoding.rescoring import rescore, turned
 from regard.decoding.risk import choose
 from regard.evaluation.translation import sentence_chrf
 from regard.inspection.alignment import align_words, source_attention, words_of_prefixes, words_of_spans
@@ -48,10 +45,11 @@ from regard.inspection.page import AttentionMap, attention_page
 from regard.models import storage
 from regard.native import Native, Shortlists, UnavailableError
 from regard.recipe import DataConfig, DecodeConfig
+from regard.requesting import SPECIAL as SPECIAL  # the marks that searches know
+from regard.requesting import in_parts, requested
 from regard.shipped import located
 from regard.shipped import shipped as shipped  # regard.api.shipped() is part of this door
 
-SPECIAL = Special(BOS, EOS, PAD)
 ENGINES = ("auto", "native", "torch")
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": None}
 ALIGNED = 2_048  # tokens whose attention is held at a time
@@ -80,8 +78,12 @@ class Translator:
         bitwise: bool = False,
         longest: int | None = None,
         shortlists: Shortlists | None = None,
+        backward: bool = False,
     ) -> None:
-        """`longest`: sub-words of a sentence that the model is used to; `rows` are searched side by side."""
+        """`longest`: sub-words of a sentence that the model is used to; `rows` are searched side by side.
+
+        `backward`: the model writes its outputs from the last sub-word to the first (`data.target_order`).
+        """
         if engine not in ENGINES:
             raise ValueError(f"engine = {engine!r}: choose one of {', '.join(ENGINES)}")
         for name, value in (("workers", workers), ("rows", rows)):
@@ -89,7 +91,8 @@ class Translator:
                 raise ValueError(f"{name} = {value}: it must be at least 1")
         self.models = [each.eval() for each in ([model] if isinstance(model, nn.Module) else model)]
         self.model, self.tokenizer, self.decode = self.models[0], tokenizer, decode or DecodeConfig()
-        self.engine, self.rows, self.bitwise = engine, rows, bitwise
+        self.engine, self.rows, self.bitwise, self.backward = engine, rows, bitwise, backward
+        self.second: tuple[Translator, float] | None = None  # another to rank outputs with, and the weight of its word
         tables = [
             n - 1 for each in self.models if (n := longest_of(each.config)) is not None
         ]  # the end has a place, too
@@ -97,6 +100,7 @@ class Translator:
         self.longest = min((n for n in (longest, self.reach) if n is not None), default=None)
         self._workers, self._shortlists = workers, shortlists
         self._made: tuple[object, Searchable] | None = None  # an engine, and what it was made from
+        self._without: str | None = None
 
     @property
     def device(self) -> torch.device:
@@ -113,12 +117,18 @@ class Translator:
             self._made = made_from, engines[0] if len(engines) == 1 else Ensemble(engines)
         return self._made[1]
 
+    @property
+    def without_native(self) -> str | None:
+        """Why the native engine, the quickest on a CPU, cannot be used; None: it can, or nobody wants it."""
+        assert self.searchable
+        return self._without
+
     def _engine(self, model: nn.Module, watched: bool) -> Searchable:
         if self.engine != "torch" and self.device.type == "cpu" and not watched:
             try:
                 return Native(model, shortlists=self._shortlists)
             except UnavailableError as error:
-                reason = str(error)
+                reason = self._without = str(error)
         else:
             reason = "a tap is watched" if watched else f"the engine is {self.engine}, the device {self.device}"
         if self.engine == "native":
@@ -154,13 +164,17 @@ class Translator:
         found = [answer.translations for window in windows(asks) for answer in self.answers(window, chosen)]
         return found[0] if isinstance(text, str) else found
 
-    def stream(self, text: str | Ask, **settings: Any) -> Iterator[str]:
-        """The translation of a text, piece by piece as it becomes certain: together they are `translate(text)`."""
+    def stream(self, text: str | Ask, **settings: Any) -> Generator[str, None, int]:
+        """The translation of a text, piece by piece as it becomes certain: together they are `translate(text)`.
+
+        What `yield from` gives in the end is `Answer.cut`.
+        """
         chosen = Settings.of(settings, self.decode)
-        if chosen.mbr or chosen.search.best > 1:
-            raise ValueError("mbr and best compare whole outputs: there is nothing to stream of them")
+        if chosen.mbr or chosen.search.best > 1 or self.second is not None:
+            raise ValueError("mbr, best and a second opinion compare whole outputs: there is nothing to stream of them")
+        self._forward_only("a stream")
         ask = Ask(text) if isinstance(text, str) else text
-        (parts,), _ = self._parts([ask], chosen)
+        (parts,), (cut,) = self._parts([ask], chosen)
         read = sum(bool(part.ids) for part in parts)
         for part in parts:
             if part.ids:
@@ -168,13 +182,15 @@ class Translator:
                 yield from self._pieces(pool.stream(self._alone(), request, chosen.search, SPECIAL))
             if rest := part.gap if part.ids else part.text + part.gap:
                 yield rest
+        return cut
 
-    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
+    def score(self, sources: Sequence[str | Ask], targets: Sequence[str | Ask]) -> list[Score]:
         """How likely the model holds each target as a translation of its source."""
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources and {len(targets)} targets: they must be as many")
         pairs = list(zip(map(self._ids, sources), map(self._ids, targets), strict=True))
-        read = [([*source, EOS], target) for source, target in pairs]
+        order = -1 if self.backward else 1
+        read = [([*source, EOS], target[::order]) for source, target in pairs]
         each = [
             scoring.log_probabilities(cast(EncoderDecoder, model), read, special=SPECIAL, device=self.device)
             for model in self.models
@@ -182,11 +198,13 @@ class Translator:
         found = []
         for (_, target), rows in zip(pairs, zip(*each, strict=True), strict=True):
             log_p = (np.logaddexp.reduce(np.array(rows, np.float64)) - math.log(len(rows))).tolist()
+            log_p[:-1] = log_p[:-1][::order]
             found.append(Score(math.fsum(log_p), [*self.tokenizer.pieces(target), "</s>"], log_p))
         return found
 
     def align(self, source: str, target: str, *, layer: int | None = None) -> Links:
         """Which word of the source each word of the target comes from: (source word, target word), from 0."""
+        self._forward_only("an alignment")
         read, written = self._ids(source), self._ids(target)
         words = words_of_spans(target, self.tokenizer.spans(target))
         return self._aligned([(source, read, written, words)], layer)[0]
@@ -195,6 +213,7 @@ class Translator:
         """The likeliest tokens after the beginning `prefix` of an output, each with the output that it leads to."""
         if count < 1:
             raise ValueError(f"count = {count}: it must be at least 1")
+        self._forward_only("alternatives")
         chosen = Settings.of({**settings, "prefix": prefix}, self.decode)
         request = self._request(self._sentence(text, chosen, "alternatives are"), Ask(text), 1, chosen)
         before = (BOS, *request.prefix)
@@ -202,8 +221,10 @@ class Translator:
         rows.start([request.source])
         for token in before[:-1]:
             rows.step(np.array([token]))
-        best = rows.best(np.array(before[-1:]), count)
-        tokens = best.tokens[0].tolist()
+        refused = set() if request.refusal is None else {*request.refusal.refused(request.prefix)}
+        best = rows.best(np.array(before[-1:]), count + len(refused))
+        each = zip(best.tokens[0].tolist(), best.scores[0].tolist(), strict=True)
+        tokens, scores = zip(*[pair for pair in each if pair[0] not in refused][:count], strict=True)
         going = [replace(request, prefix=(*request.prefix, token)) for token in tokens if token != EOS]
         found = iter(self._search(going, chosen.bare()))
         outputs = [list(request.prefix) if token == EOS else next(found)[0].tokens for token in tokens]
@@ -211,7 +232,7 @@ class Translator:
             Alternative(piece, math.exp(log_p), said)
             for piece, log_p, said in zip(
                 self.tokenizer.pieces(tokens),
-                best.scores[0].tolist(),
+                scores,
                 self.tokenizer.decode_batch(outputs),
                 strict=True,
             )
@@ -234,6 +255,7 @@ class Translator:
         `names` are patterns of attentions, `heads` the numbers of some. The view "norm" shows lengths of what is moved
         instead of weights. `words` puts sub-words together; without `special`, start and end symbols are left out.
         """
+        self._forward_only("a map of attention")
         chosen = Settings.of(settings, self.decode)
         read = self._sentence(text, chosen, "attention is")
         written = self._ids(target) if target is not None else None
@@ -255,13 +277,16 @@ class Translator:
 
     def answers(self, asks: Sequence[Ask], settings: Settings) -> list[Answer]:
         """The outputs for each of some texts, all at once in memory: what the other methods are made of."""
+        if settings.align:
+            self._forward_only("an alignment")
         texts, cuts = self._parts(asks, settings)
         read = [[part for part in parts if part.ids] for parts in texts]
         requests = [
             self._request(part, ask, len(row), settings) for ask, row in zip(asks, read, strict=True) for part in row
         ]
-        found = self._search(requests, settings)
-        said = iter(self._translations([part for row in read for part in row], found, settings))
+        known = [part for row in read for part in row]
+        found = self._search(requests, settings) if self.second is None else self._ranked(requests, known, settings)
+        said = iter(self._translations(known, found, settings))
         answers = []
         for parts, cut in zip(texts, cuts, strict=True):
             each = [next(said) if part.ids else [unread(part.text)] for part in parts]
@@ -270,10 +295,12 @@ class Translator:
             answers.append(Answer(whole, cut))
         return answers
 
-    def _ids(self, text: str) -> list[int]:
-        ids = self.tokenizer.encode(text)
+    def _ids(self, text: str | Ask) -> list[int]:
+        ask = Ask(text) if isinstance(text, str) else text
+        ids = self.tokenizer.encode(ask.text)
         if self.reach is not None and len(ids) > self.reach:
-            raise ValueError(f"{short(text)} has {len(ids)} sub-words, the model has positions for {self.reach}")
+            where = ask.place or short(ask.text)
+            raise ValueError(f"{where} has {len(ids)} sub-words, the model has positions for {self.reach}: shorten it")
         return ids
 
     def _sentence(self, text: str, settings: Settings, subject: str) -> Part:
@@ -286,75 +313,43 @@ class Translator:
 
     def _parts(self, asks: Sequence[Ask], settings: Settings) -> tuple[list[list[Part]], list[int]]:
         """What the model reads of each text, and how many sentences of it had to be cut."""
-        pieces = [split(ask.text) if settings.split else one_sentence(ask.text) for ask in asks]
-        ids = iter(self.tokenizer.encode_batch([piece.text for row in pieces for piece in row]))
-        texts, cuts = [], []
-        encode, longest = self.tokenizer.encode, math.inf if self.longest is None else self.longest
-        for ask, row in zip(asks, pieces, strict=True):
-            parts: list[Part] = []
-            cut = 0
-            for piece in row:
-                read = next(ids)
-                if len(read) <= longest:
-                    parts.append(Part(piece.text, read, piece.gap))
-                    continue
-                if settings.long == "refuse":
-                    raise ValueError(
-                        f"{ask.place or short(piece.text)}: a sentence of {len(read)} sub-words; the model is used to "
-                        f"{longest} at most: shorten it, or have it cut by long = split"
-                    )
-                cut += 1
-                *some, last = shorten(piece.text, lambda text: len(encode(text)) <= longest)
-                parts += [Part(text, encode(text), gap) for text, gap in (*some, (last.text, piece.gap))]
-            texts.append(parts)
-            cuts.append(cut)
-        return texts, cuts
+        return in_parts(asks, settings, self.tokenizer, self.longest)
+
+    def _forward_only(self, subject: str) -> None:
+        if self.backward:
+            raise ValueError(f"{subject} begins at the beginning, and this model writes its outputs from their end")
 
     def _request(self, part: Part, ask: Ask, parts: int, settings: Settings) -> Request:
-        place = ask.place or short(ask.text)
-        prefix, require = ask.prefix or settings.prefix, (*settings.require, *ask.require)
-        forbid = (*settings.forbid, *ask.forbid)
-        source, seed = [*part.ids, EOS], 0
-        if settings.search.sampling is not None:
-            key = f"{settings.seed} {part.text}".encode()
-            seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
-        if not (prefix or require or forbid):
-            return Request(source, seed=seed)
-        if parts > 1 and (prefix or require):
-            raise ValueError(f"{place}: it is read in {parts} parts, and no phrase says of which it is required")
-        if require and settings.search.sampling is not None:
-            raise ValueError(f"{place}: phrases cannot be required of an output that is drawn by chance")
-        begin = tuple(self._phrase(prefix, place)) if prefix.strip() else ()
-        required = tuple(tuple(self._phrase(text, place)) for text in require)
-        # What the model has no sub-words for it cannot write anyway.
-        forbidden = tuple(tuple(ids) for text in forbid if UNK not in (ids := self.tokenizer.encode(text.strip())))
-        if not all(forbidden):
-            raise ValueError(f"{place}: a forbidden phrase is empty: leave it out")
-        request = Request(source, begin, required, forbidden, seed)
-        limit = maximum(request, settings.search, self.searchable.longest)
-        if len(begin) > limit:
-            raise ValueError(f"{place}: the prefix has {len(begin)} sub-words, and the output at most {limit}")
-        try:
-            check(request, settings.search, SPECIAL, limit)
-        except ValueError as error:
-            message = str(error)
-            for phrase in (*required, *forbidden, begin):
-                message = message.replace(str(phrase), repr(self.tokenizer.decode(phrase)))
-            raise ValueError(f"{place}: {message}") from None
-        return request
-
-    def _phrase(self, text: str, place: str) -> list[int]:
-        ids = self.tokenizer.encode(text.strip())
-        if not ids or UNK in ids:
-            raise ValueError(f"{place}: the model has no sub-words to write {text!r} with")
-        return ids
+        longest = None if self.reach is None else self.reach + 1
+        if any((settings.prefix, ask.prefix, settings.require, ask.require, settings.forbid, ask.forbid)):
+            self._forward_only("a phrase")
+        return requested(part, ask, parts, settings, self.tokenizer, longest)
 
     def _search(self, requests: Sequence[Request], settings: Settings) -> list[list[Hypothesis]]:
         engine = self._alone() if len(requests) == 1 else self.searchable
         # PyTorch's products have threads of their own.
         torch_only = isinstance(engine, Module) or (isinstance(engine, Ensemble) and not engine.ragged)
         workers = self._workers or (1 if torch_only else torch.get_num_threads())
-        return pool.search(engine, requests, settings.search, SPECIAL, rows=self.rows, workers=workers)
+        found = pool.search(engine, requests, settings.search, SPECIAL, rows=self.rows, workers=workers)
+        return [list(map(turned, row)) for row in found] if self.backward else found
+
+    def _ranked(self, requests: Sequence[Request], parts: list[Part], settings: Settings) -> list[list[Hypothesis]]:
+        """Of all that a beam has found, or chance has drawn, the best by the word of two models."""
+        assert self.second is not None
+        if settings.mbr is not None:
+            raise ValueError("mbr and a second opinion both choose one of several outputs: leave one of them out")
+        (other, weight), search = self.second, replace(settings.search, scores=True)
+        if search.sampling is None:
+            search = replace(search, best=search.beam)
+        found = self._search(requests, replace(settings, search=search))
+        texts = self.tokenizer.decode_batch([h.tokens for row in found for h in row])
+        sources = [part.text for part, row in zip(parts, found, strict=True) for _ in row]
+        said = iter(other.score(sources, texts))
+        ranked = []
+        for row in found:
+            norms = [length_penalty(len(h.token_scores), search.alpha, search.penalty) for h in row]
+            ranked.append(rescore(row, [next(said).log_probability / norm for norm in norms], weight))
+        return [row[: settings.search.best] for row in ranked]
 
     def _alone(self) -> Searchable:
         """The engine for one sentence at a time: the cores share each product."""
@@ -434,13 +429,16 @@ def load(
     bitwise: bool = False,
     precision: str | None = None,
     shortlist: bool = False,
+    rescore: str | Path | None = None,
+    weight: float = 1.0,
 ) -> Translator:
     """The model in a directory that `regard train` has written; several directories make an ensemble.
 
     Without a directory, the model that comes with regard: English to Spanish, which also goes by its name, en-es.
     `engine` is native (compiled C, on the CPU), torch, or the first of them that there is; `workers` are threads.
     `precision` is that of the weights as they are on the disk, or fp32, bf16, int8. `shortlist` restricts the output
-    to tokens that go with the source, as `regard shortlist` has learned it.
+    to tokens that go with the source, as `regard shortlist` has learned it. `rescore` is another model, by whose word,
+    of this `weight`, outputs are ranked as well.
     """
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision = {precision!r}: choose one of {', '.join(PRECISIONS)}")
@@ -458,8 +456,10 @@ def load(
     for place, tokenizer in zip(places, tokenizers, strict=True):
         if tokenizer.__reduce__() != tokenizers[0].__reduce__():
             raise ValueError(f"{places[0]} and {place} have different tokens: an ensemble shares one tokenizer")
-    recipe = places[0] / "recipe.yaml"
-    told = recipes.load(str(recipe)) if recipe.exists() else None
+    all_told = [recipes.load(str(file)) if (file := place / "recipe.yaml").exists() else None for place in places]
+    told, orders = all_told[0], [each is not None and each.data.target_order == "backward" for each in all_told]
+    if len(set(orders)) > 1:
+        raise ValueError("some of these models write from left to right and others not: an ensemble has one order")
     longest = DataConfig.max_length if told is None else told.data.max_length
     listed = Shortlist.load(places[0]) if shortlist else None
     if listed is not None and len(listed.offsets) - 1 != len(tokenizers[0]):
@@ -467,14 +467,20 @@ def load(
             f"{places[0]} has a shortlist for {len(listed.offsets) - 1:,} tokens, not for its {len(tokenizers[0]):,}: "
             f"make it again with `regard shortlist {places[0]}`"
         )
-    return Translator(
+    translator = Translator(
         models,
         tokenizers[0],
-        None if told is None else told.decode,
+        recipes.imported_decode(places[0]) if told is None else told.decode,
         engine=engine,
         workers=workers,
         rows=rows,
         bitwise=bitwise,
         longest=longest,
         shortlists=listed,
+        backward=orders[0],
     )
+    if rescore is not None:
+        if not 0.0 <= weight < math.inf:
+            raise ValueError(f"weight = {weight}: that of a second opinion is at least 0")
+        translator.second = load(rescore, device=device, precision=precision), weight
+    return translator

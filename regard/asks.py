@@ -5,13 +5,14 @@ them is never read, and stands in the answer where it stood in the text.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from regard.data.sentences import Piece
 from regard.decoding.protocol import SamplingConfig, SearchConfig
+from regard.evaluation.calibration import perplexity
 from regard.recipe import DecodeConfig
 
 AHEAD, CHARACTERS = 2_000, 2**20  # lines, and characters of them, that are translated together
@@ -83,6 +84,7 @@ def _phrases(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
 
 
 SETTINGS = [*SEARCH, *SAMPLING, *(each.name for each in fields(Settings) if each.name != "search")]
+Item = TypeVar("Item")
 Links = list[tuple[int, int]]  # (word of the source, word of the target), from 0
 
 
@@ -109,7 +111,7 @@ class Score:
     @property
     def perplexity(self) -> float:
         """Of a token: exp of the mean surprise."""
-        return math.exp(-self.log_probability / len(self.token_scores))
+        return perplexity(-self.log_probability, len(self.token_scores))
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class Ask:
     prefix: str = ""
     require: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
+    seed: int | None = None  # in place of that of the settings
 
 
 @dataclass(frozen=True)
@@ -149,13 +152,20 @@ class Part(NamedTuple):
     gap: str
 
 
-def windows(asks: Iterable[Ask]) -> Iterator[list[Ask]]:
-    """Texts in groups to be translated together: so many that sorting them by length pays, and memory is bounded."""
-    window: list[Ask] = []
+def _characters(ask: Any) -> int:
+    return len(ask.text)
+
+
+def windows(asks: Iterable[Item], characters: Callable[[Item], int] = _characters) -> Iterator[list[Item]]:
+    """Texts in groups to be read together: so many that sorting them by length pays, and memory is bounded.
+
+    Of the texts, none is taken before its group is asked for.
+    """
+    window: list[Item] = []
     size = 0
     for ask in asks:
         window.append(ask)
-        size += len(ask.text)
+        size += characters(ask)
         if len(window) == AHEAD or size >= CHARACTERS:
             yield window
             window, size = [], 0

@@ -1,7 +1,8 @@
 """Files of any size through a translator: in constant memory, in order, and a run that is interrupted goes on.
 
-A run into a file notes beside it, in `OUT.progress`, what it is a run of and how far it has come. Windows of lines are
-written whole, first the lines and then the note: after any interruption, the note names a state that was on the disk.
+A run into a file notes beside it, in `OUT.progress`, what it is a run of, how far it has come, and a digest of what it
+has read. Windows of lines are written whole, first the lines and then the note: after any interruption, the note names
+a state that was on the disk.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,20 +20,56 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from regard.asks import Answer, Ask
-from regard.data.text import NO_TEXT, Skipped, read_lines
+from regard.asks import Ask
+from regard.data.text import NO_TEXT, Skipped, named, read_lines
 from regard.files import write_whole
 
-KEYS = ("text", "prefix", "require", "forbid", "id")  # of a line of JSON
+KEYS = ("text", "prefix", "require", "forbid", "seed", "id")  # of a line of JSON
 NAMED = 5  # lines that a note names before it only counts them
 
 
-def read_asks(files: Sequence[Path], *, jsonl: bool, errors: str, skipped: Skipped) -> Iterator[Ask]:
-    """What the lines of some files ask for; "-" is standard input."""
-    for file in files:
-        name = "standard input" if str(file) == "-" else str(file)
-        for number, line in enumerate(read_lines(file, skipped=skipped, errors=errors, may_be_empty=True), start=1):
-            yield _ask(line, f"{name}:{number}") if jsonl else Ask(line, f"{name}:{number}")
+class Reader:
+    """What the lines of some files ask for, each once; "-" is standard input, where a terminal is asked for a line.
+
+    It knows what it has read: how many bytes, and a digest of the lines.
+    """
+
+    def __init__(self, files: Sequence[Path], *, jsonl: bool, errors: str) -> None:
+        self.files, self.jsonl, self.errors = files, jsonl, errors
+        self.typed = [str(file) for file in files] == ["-"] and sys.stdin.isatty()
+        self.skipped, self.bytes, self._seen = Skipped(), 0, hashlib.sha256()
+        self._asks = self._read()
+
+    def __iter__(self) -> Iterator[Ask]:
+        return self._asks
+
+    @property
+    def digest(self) -> str:
+        """Of all lines so far."""
+        return self._seen.hexdigest()[:16]
+
+    def _read(self) -> Iterator[Ask]:
+        for file in self.files:
+            if self.typed:
+                lines = _typed()
+            else:
+                cut = not self.jsonl  # the beginning of an object is none
+                lines = read_lines(file, cut=cut, skipped=self.skipped, errors=self.errors, may_be_empty=True)
+            for number, line in enumerate(lines, start=1):
+                raw = f"{line}\n".encode()
+                self._seen.update(raw)
+                self.bytes += len(raw)
+                place = f"{named(file)}:{number}"
+                yield _ask(line, place) if self.jsonl else Ask(line, place)
+
+
+def _typed() -> Iterator[str]:
+    """What a person types, line by line, until end of file."""
+    while True:
+        try:
+            yield input("> " if sys.stdout.isatty() else "")
+        except EOFError:
+            return
 
 
 def _no_constant(name: str) -> None:
@@ -55,52 +93,63 @@ def _ask(line: str, place: str) -> Ask:
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             kind = "text" if key in ("text", "prefix") else "a list of texts"
             raise ValueError(f"{place}: {key!r} is {kind}, got {json.dumps(value)[:40]}")
+        if key == "seed" and (type(value) is not int or value < 0):
+            raise ValueError(f"{place}: 'seed' is a whole number from 0, got {json.dumps(value)[:40]}")
         if key == "id":
             texts = [json.dumps(value, ensure_ascii=False)]  # whatever it is: it is written again
         if any(NO_TEXT.search(text) for text in texts):
             raise ValueError(f"{place}: {key!r} holds a NUL or half a surrogate pair, which is no text; remove it")
     phrases = {key: tuple(row[key]) for key in ("require", "forbid") if key in row}
-    return Ask(row["text"], place, row.get("id"), row.get("prefix", ""), **phrases)
+    return Ask(row["text"], place, row.get("id"), row.get("prefix", ""), **phrases, seed=row.get("seed"))
 
 
 class Bar:
     """On a terminal: how many lines are done, how many in a second, and how much of the files that is."""
 
-    def __init__(self, files: Sequence[Path], *, shown: bool) -> None:
-        regular = all(file.is_file() and file.suffix != ".gz" for file in files)
+    def __init__(self, reader: Reader, *, shown: bool) -> None:
+        regular = all(file.is_file() and file.suffix != ".gz" for file in reader.files)
         console = Console(stderr=True)
         columns = TextColumn("  {task.description}"), BarColumn(30), TaskProgressColumn(), TimeRemainingColumn()
         self._bar = Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
-        self._task = self._bar.add_task("", total=sum(file.stat().st_size for file in files) if regular else None)
-        self._began, self._lines = time.monotonic(), 0
-        self.start, self.stop = self._bar.start, self._bar.stop
+        total = sum(file.stat().st_size for file in reader.files) if regular else None
+        self._reader, self._task = reader, self._bar.add_task("", total=total)
+        self.stop = self._bar.stop
 
-    def advance(self, asks: Sequence[Ask]) -> None:
-        """Show that these are done."""
-        self._lines += len(asks)
-        rate = self._lines / max(time.monotonic() - self._began, 1e-9)
-        size = sum(len(ask.text.encode()) + 1 for ask in asks)
-        self._bar.update(self._task, advance=size, description=f"{self._lines:,} lines · {rate:,.0f} lines/s")
+    def start(self, lines: int) -> None:
+        """Begin where so many were done before, which say nothing of how fast it goes."""
+        self._before, self._began = lines, time.monotonic()
+        self._bar.start()
+        self.show(lines)
+
+    def show(self, lines: int) -> None:
+        """Show that so many are done, and with them all that was read."""
+        rate = (lines - self._before) / max(time.monotonic() - self._began, 1e-9)
+        text = f"{lines:,} lines · {rate:,.0f} lines/s"
+        self._bar.update(self._task, completed=self._reader.bytes, description=text)
 
 
 class Output:
     """Where the lines of answers go: standard output, or a file. Use it in `with`; it shows how far it has come.
 
-    `about` says what the file is made from: only a run of the same goes on with it.
+    `about` says how the file is made: only a run of the same, of the same lines so far, goes on with it. The reader
+    then stands behind what is done.
     """
 
     def __init__(
-        self, path: Path | None, about: dict[str, Any], inputs: Sequence[Path], *, resume: bool, overwrite: bool
+        self, path: Path | None, about: dict[str, Any], reader: Reader, *, resume: bool, overwrite: bool
     ) -> None:
-        self.path, self.about, self.done = path, about, 0  # asks whose lines are there
-        self._bar = Bar(inputs, shown=path is not None or not sys.stdout.isatty())
+        self.path, self.about, self.reader, self.done = path, about, reader, 0  # asks whose lines are there
+        shown = path is not None or not sys.stdout.isatty()
+        self._bar = Bar(reader, shown=shown and not reader.typed)
         self._file: IO[bytes] | None = None
         if path is None:
             return
-        for file in inputs:  # before anything is replaced
+        if resume and reader.typed:
+            raise ValueError("--resume reads the input again, and what was typed is gone: name a file, or pipe it in")
+        for file in reader.files:  # before anything is replaced
             if str(file) != "-" and (file.is_dir() or not os.access(file, os.R_OK)):
                 raise ValueError(f"{file} is {'a directory' if file.is_dir() else 'not there, or not to be read'}")
-        if any(file.exists() and path.exists() and file.samefile(path) for file in inputs):
+        if any(file.exists() and path.exists() and file.samefile(path) for file in reader.files):
             raise ValueError(f"{path} is what is to be translated: write to another file")
         self.note = path.with_name(f"{path.name}.progress")
         size = 0
@@ -117,15 +166,15 @@ class Output:
         self._write_note(size)
 
     def __enter__(self) -> "Output":
-        self._bar.start()
+        self._bar.start(self.done)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._bar.stop()
         if self._file is not None:
             self._file.close()
-            if kind is None:
-                self.note.unlink()  # all is there: nothing is left to go on with
+            if kind is None or self.reader.typed:
+                self.note.unlink()  # all is there, or typed and gone: nothing is left to go on with
             elif kind is KeyboardInterrupt:
                 typer.echo(f"stopped after {self.done:,} lines: the same command with --resume goes on", err=True)
 
@@ -133,7 +182,7 @@ class Output:
         assert self.path is not None
         try:
             note = json.loads(self.note.read_text("utf-8"))
-            about, self.done, size = dict(note["about"]), int(note["done"]), int(note["bytes"])
+            about, self.done, size, read = dict(note["about"]), int(note["done"]), int(note["bytes"]), note["read"]
             if min(self.done, size) < 0:
                 raise ValueError
         except (ValueError, KeyError, TypeError, OverflowError):
@@ -143,12 +192,19 @@ class Output:
                 raise ValueError(f"{self.path} was begun with {key} = {about.get(key)!r}, not {value!r}: use the same")
         if (self.path.stat().st_size if self.path.exists() else 0) < size:
             raise ValueError(f"{self.path} is shorter than {self.note} says: begin again by --overwrite")
+        for _ in islice(self.reader, self.done):
+            pass
+        if self.reader.digest != read:
+            raise ValueError(
+                f"{self.path} was made from an input whose first {self.done:,} lines are others: give the same, or "
+                "begin again by --overwrite"
+            )
         return size
 
-    def write(self, lines: Iterable[str], asks: Sequence[Ask]) -> None:
-        """Add the lines of some asks."""
+    def write(self, lines: Iterable[str], asks: int) -> None:
+        """Add the lines of so many asks: all that were read and not yet written."""
         text = "".join(f"{line}\n" for line in lines)
-        self.done += len(asks)
+        self.done += asks
         if self._file is None:
             typer.echo(text, nl=False)
         else:
@@ -156,21 +212,15 @@ class Output:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._write_note(self._file.tell())
-        self._bar.advance(asks)
+        self._bar.show(self.done)
 
     def _write_note(self, size: int) -> None:
-        write_whole(self.note, json.dumps({"about": self.about, "done": self.done, "bytes": size}) + "\n")
+        note = {"about": self.about, "done": self.done, "bytes": size, "read": self.reader.digest}
+        write_whole(self.note, json.dumps(note) + "\n")
 
 
-def about_files(models: Sequence[Path], files: Sequence[Path]) -> dict[str, Any]:
-    """What distinguishes models and inputs from others: digests of the weights, names and digests of the inputs."""
-    return {
-        "model": [_digest(model / "model.safetensors") for model in models],
-        "input": [[str(file), _digest(file) if file.is_file() else None] for file in files],
-    }
-
-
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """What distinguishes a file from others."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
@@ -181,9 +231,9 @@ class Notes:
     def __init__(self, longest: int | None) -> None:
         self.longest, self.cut = longest, 0
 
-    def see(self, ask: Ask, answer: Answer) -> None:
-        """Remark on what was too long to be read at once."""
-        if answer.cut:
+    def see(self, ask: Ask, cut: int) -> None:
+        """Remark on what was too long to be read at once: so many of its sentences."""
+        if cut:
             self.cut += 1
             if self.cut <= NAMED:
                 typer.echo(f"note: {ask.place} goes on for more than {self.longest} sub-words: read in parts", err=True)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from regard.models.accounting import Footprint, PaperRun
     from regard.models.costs import Part
 
+SCARCE = ("out of memory", "tried to allocate")  # what PyTorch says of memory, on an accelerator and on a CPU
+
 app = typer.Typer(help=regard.__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
@@ -34,12 +36,15 @@ def main() -> None:
     """
     try:
         app(prog_name="regard")
-    except (ValueError, OSError) as mistake:
-        if os.environ.get("REGARD_TRACEBACK"):
+    except (ValueError, OSError, MemoryError, RuntimeError) as mistake:
+        scarce = isinstance(mistake, MemoryError) or any(words in str(mistake) for words in SCARCE)
+        if os.environ.get("REGARD_TRACEBACK") or (isinstance(mistake, RuntimeError) and not scarce):
             raise
         reason = " ".join(str(mistake).split("\n"))
         if isinstance(mistake, OSError) and mistake.strerror and mistake.filename is not None:
             reason = f"{mistake.filename}: {mistake.strerror}"
+        if scarce:
+            reason = "not enough memory: to train, lower train.batch_tokens or raise train.accumulate"
         Console(stderr=True).print(Text.assemble(("error: ", "bold red"), reason), soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
@@ -142,16 +147,10 @@ def train(
     if dump:
         typer.echo(recipes.dump(loaded), nl=False)
         return
-    if not resume and directory.exists() and any(directory.iterdir()):
-        if not (directory / "recipe.yaml").exists():
-            raise ValueError(f"{directory} is not empty, and not a run of regard: choose another place by --out")
-        if not overwrite:
-            raise ValueError(
-                f"{directory} is not empty: go on with it by `regard train {directory}`, replace it by --overwrite, "
-                "or choose another place by --out"
-            )
-    from regard.pipeline import train
+    from regard.pipeline import check_place, train
 
+    if not resume:
+        check_place(directory, overwrite=overwrite)
     if not train(loaded, directory, name=directory.name if resume else Path(recipe).stem, resume=resume):
         sys.exit(130)
 
@@ -226,7 +225,10 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
         return
-    table = _table(str(model), f"{result['sentences']:,} sentences, {result['tokens']:,} tokens", "", "", "")
+    text = f"{result['sentences']:,} sentences, {result['tokens']:,} tokens"
+    if result["left_out"]:
+        text += f"; BLEU and chrF alone count {result['left_out']:,} pairs that are longer than the model reads"
+    table = _table(str(model), text, "", "", "")
     table.show_header, note = False, table.columns[2]
     note.justify, note.no_wrap, note.overflow = "left", False, "fold"  # a signature is cut nowhere, a figure never
     for name in ("bleu", "chrf"):
@@ -309,7 +311,8 @@ def import_(
     """Make a model directory of one of Hugging Face's."""
     from regard.convert import import_
 
-    import_(source, out)
+    if left := import_(source, out):
+        typer.echo(f"note: not carried over from its way to generate: {'; '.join(left)}", err=True)
     typer.echo(f"{out}: try `regard translate {out}`")
 
 

@@ -1,14 +1,14 @@
 """`regard evaluate`: every figure about a model on one text."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 from regard import recipe as recipes
 from regard.api import load
 from regard.data.text import read_lines
+from regard.decoding.module import longest_of
+from regard.evaluation.calibration import check_picture, perplexity, reliability
 from regard.evaluation.calibration import picture as draw
-from regard.evaluation.calibration import reliability
 from regard.evaluation.translation import bleu, chrf
 from regard.files import write_whole
 from regard.recipe import EvaluateConfig
@@ -27,13 +27,18 @@ def evaluate(
     picture: Path | None = None,
     output: Path | None = None,
 ) -> dict[str, Any]:
-    """BLEU and chrF of the model's translations of `source`; how well it foretells `reference`, and how surely."""
+    """BLEU and chrF of the model's translations of `source`; how well it foretells `reference`, and how surely.
+
+    A pair with a side that is longer than the model can read is `left_out` of what is foretold, and counted.
+    """
     translator = load(directory)
     recipe = directory / "recipe.yaml"
     given = recipes.load(str(recipe)).evaluate if recipe.exists() else EvaluateConfig()
     tokenize = given.tokenize if tokenize is None else tokenize
     lowercase = given.lowercase if lowercase is None else lowercase
-    bleu(["a"], ["a"], tokenize=tokenize)  # an unknown name must not cost a translation
+    bleu(["a"], ["a"], tokenize=tokenize)  # a wrong name must not cost a translation
+    if picture is not None:
+        check_picture(picture)
     sources, targets = list(read_lines(source)), list(read_lines(reference))
     if len(sources) != len(targets):
         raise ValueError(
@@ -42,12 +47,17 @@ def evaluate(
     pairs = [pair for pair in zip(sources, targets, strict=True) if all(map(str.strip, pair))]
     if not pairs:
         raise ValueError(f"{source} and {reference} hold no pair of sentences")
+    encode, longest = translator.tokenizer.encode, longest_of(translator.model.config)
+    order = -1 if translator.backward else 1
+    ids = [(encode(source), encode(target)[::order]) for source, target in pairs]
+    short = [pair for pair in ids if longest is None or max(map(len, pair)) < longest]  # an end is added to each side
+    if not short:
+        raise ValueError(f"every pair of {source} and {reference} is longer than the {longest} tokens the model reads")
     references = [translator.tokenizer.joined(text) for text in targets]
     said = translator.translate(sources, beam=beam, alpha=alpha)
     if output is not None:
         write_whole(output, "".join(f"{line}\n" for line in said))
-    encode = translator.tokenizer.encode
-    seen = foretell(translator.model, [(encode(source), encode(target)) for source, target in pairs])
+    seen = foretell(translator.model, short)
     trust = reliability(seen.confidence.numpy(), seen.correct.numpy())
     if picture is not None:
         draw(trust, picture)
@@ -58,9 +68,10 @@ def evaluate(
     return {
         "sentences": len(sources),
         "tokens": len(seen.correct),
+        "left_out": len(ids) - len(short),
         **{key: {"name": s.name, "score": s.value, "signature": s.signature} for key, s in scores.items()},
         "loss": seen.loss,
-        "perplexity": math.exp(seen.loss),
+        "perplexity": perplexity(seen.loss, 1),
         "accuracy": seen.accuracy,
         "ece": trust.ece,
     }

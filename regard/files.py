@@ -2,10 +2,14 @@
 
 import os
 import secrets
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+WEEK = 7 * 24 * 3600  # seconds
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -66,3 +70,11 @@ def cache_folder() -> Path:
         return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "regard"
+
+
+def sweep(folder: Path, pattern: str) -> None:
+    """Remove what has been there for a week under a temporary name: a process that was killed has left it."""
+    for path in folder.glob(pattern):
+        with suppress(OSError):  # another process was first
+            if time.time() - path.stat().st_mtime > WEEK:
+                shutil.rmtree(path)

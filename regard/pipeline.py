@@ -26,11 +26,12 @@ from regard import recipe as recipes
 from regard.api import Translator
 from regard.data.arrays import PairArrays
 from regard.data.batching import token_batches
-from regard.data.corpora import CORPORA, obtain, split_of
+from regard.data.corpora import CORPORA, letters, obtain, split_of
 from regard.data.text import PairFiles, Skipped, fingerprint, read_pairs
 from regard.data.tokenizers import Tokenizer
+from regard.evaluation.calibration import perplexity
 from regard.evaluation.translation import bleu, chrf
-from regard.files import cache_folder, write_whole
+from regard.files import cache_folder, sweep, write_whole
 from regard.models import storage
 from regard.models.catalogue import build
 from regard.recipe import Recipe
@@ -48,9 +49,11 @@ Pair = tuple[str, str]
 SHOWN = 5  # held-out sentences shown at the end
 FORMAT = 1  # of prepared data
 FIXED = ("data", "tokens", "model")  # sections that cannot change in a run that has begun
+FIXED_IN_TRAIN = ("optimiser", "ema", "batch_tokens", "seed")  # of the last two follows which rows are still to come
+DERIVED = ("shortlist.safetensors", "heads.json", "heads.html")  # from a model that was here, at a person's wish
 PRODUCTS = (
-    *("trainer", "tensorboard", "metrics.jsonl", "evaluation.json"),
-    *("model.safetensors", "config.json", "shortlist.safetensors"),
+    *("trainer", "tensorboard", "metrics.jsonl", "evaluation.json", "model.safetensors", "config.json"),
+    *DERIVED,
 )
 
 
@@ -62,7 +65,7 @@ class Prepared:
     train: PairArrays
     valid: list[Pair]
     test: list[Pair]
-    remarks: list[str]  # what was left out of the training data
+    remarks: list[str]  # what was left out, and what should not be in
     identity: str  # the same for the same data
 
 
@@ -72,10 +75,12 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
     if folder is None:
         sums = {split: fingerprint(files) for split, files in splits.files.items()}
         tokens = {**asdict(recipe.tokens), "dropout": 0.0}  # which acts in training only
-        what = json.dumps([FORMAT, sums, tokens, recipe.data.max_length, recipe.data.limit, splits.modulus])
+        order = [recipe.data.target_order] if recipe.data.target_order != "forward" else []
+        what = json.dumps([FORMAT, sums, tokens, recipe.data.max_length, recipe.data.limit, splits.modulus, *order])
         folder = cache_folder() / "prepared" / hashlib.sha256(what.encode()).hexdigest()[:24]
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
+        sweep(folder.parent, ".preparing-*")
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".preparing-") as partial:
             _build(recipe, splits, Path(partial) / "prepared")
             try:
@@ -84,11 +89,15 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
                 if not folder.exists():  # else another process was first, with the same
                     raise
     tokenizer, arrays = Tokenizer.load(folder / "tokenizer.json"), PairArrays.open(folder / "train")
-    held_out = {split: list(splits.pairs(split)) for split in ("valid", "test")}
-    for split, pairs in held_out.items():
-        if not pairs:
-            raise ValueError(f"there is no pair to keep from training as data.{split}: give files for it")
     remarks = json.loads((folder / "remarks.json").read_text("utf-8"))
+    held_out = {}
+    for split in ("valid", "test"):
+        skipped = Skipped()
+        held_out[split] = list(splits.pairs(split, skipped))
+        if not held_out[split]:
+            raise ValueError(f"there is no pair to keep from training as data.{split}: give files for it")
+        if split in splits.files and skipped.report():
+            remarks.append(f"{split}: {skipped.report()}")
     return Prepared(tokenizer, arrays, **held_out, remarks=remarks, identity=folder.name)
 
 
@@ -97,28 +106,41 @@ def _build(recipe: Recipe, splits: "Splits", folder: Path) -> None:
     skipped, limit = Skipped(), recipe.data.limit
     pairs = islice(splits.pairs("train", skipped), limit)
     tokenizer = Tokenizer.learn(recipe.tokens, (text for pair in pairs for text in pair))
-    long = 0
+    given = [split for split in ("valid", "test") if split in splits.files]
+    hidden = {letters(source) for split in given for source, _ in splits.pairs(split)}
+    long = leaks = 0
 
     def tokens() -> Iterator[tuple[list[int], list[int]]]:
-        nonlocal long
+        nonlocal long, leaks
         pairs = islice(splits.pairs("train"), limit)
         while some := list(islice(pairs, 10_000)):
+            leaks += sum(letters(source) in hidden for source, _ in some) if hidden else 0
             sources, targets = (tokenizer.encode_batch(side) for side in zip(*some, strict=True))
             for source, target in zip(sources, targets, strict=True):
                 if max(len(source), len(target)) >= recipe.data.max_length:
                     long += 1
                 else:
-                    yield source, target
+                    yield source, in_order(recipe, target)
 
     arrays = PairArrays.build(folder / "train", tokens(), vocabulary=len(tokenizer))
     if not len(arrays):
         raise ValueError(f"no training pair is left: all {long:,} have a side over data.max_length sub-words")
     remarks = [skipped.report()] if skipped.report() else []
     if long:
-        count = f"{long:,} pair{'' if long == 1 else 's'}"
-        remarks.append(f"skipped {count} with a side over {recipe.data.max_length} sub-words (data.max_length)")
+        remarks.append(f"skipped {_many(long)} with a side over {recipe.data.max_length} sub-words (data.max_length)")
+    if leaks:
+        remarks.append(f"the source of {_many(leaks)} is in valid or test, too: take them out for honest scores")
     tokenizer.save(folder / "tokenizer.json")
     write_whole(folder / "remarks.json", json.dumps(remarks))
+
+
+def in_order(recipe: Recipe, target: list[int]) -> list[int]:
+    """The tokens of a target as a model of this recipe writes them."""
+    return target[::-1] if recipe.data.target_order == "backward" else target
+
+
+def _many(pairs: int) -> str:
+    return f"{pairs:,} pair{'' if pairs == 1 else 's'}"
 
 
 @dataclass(frozen=True)
@@ -160,13 +182,13 @@ def train(recipe: Recipe, directory: Path, *, name: str, resume: bool = False, c
     Without `resume`, what an earlier run has left in the directory is replaced.
     """
     console = console or Console()
-    _check(recipe, directory if resume else None)
     with world() as here:
         say = Display(console if here.main else Console(quiet=True))
         data, mistake = None, None
         if here.main:
             try:
-                data = _ready(recipe, directory, say, resume)
+                _check(recipe, directory if resume else None)
+                data = _ready(recipe, say)
             except (ValueError, OSError) as error:
                 mistake = error
         if here.agree(mistake is not None):
@@ -185,16 +207,31 @@ def train(recipe: Recipe, directory: Path, *, name: str, resume: bool = False, c
             if resume and run.trainer.resume():
                 say.line("resumed", f"after step {run.trainer.learner.steps:,}")
             if here.main:
-                run.begin()
-            with say, _interrupting(run.trainer.interrupt):
+                run.begin(resume)
+            with say, interrupting(run.trainer.interrupt):
                 last = run.follow(say)
             if last.why == "interrupted":
-                say.line("stopped", f"after step {last.step:,}; saved. Go on with: regard train {directory}")
+                kept = run.trainer.saved
+                how = "saved" if kept == last.step else f"its weights are no numbers, so step {kept:,} is the one saved"
+                say.line("stopped", f"after step {last.step:,}; {how}. Go on with: regard train {directory}")
                 return False
             if here.main:
                 run.finish(say)
             here.wait()
     return True
+
+
+def check_place(directory: Path, *, overwrite: bool) -> None:
+    """Refuse to begin a run where something else is, or a run that is not to be overwritten."""
+    if not directory.exists() or not any(directory.iterdir()):
+        return
+    if not (directory / "recipe.yaml").exists():
+        raise ValueError(f"{directory} is not empty, and not a run of regard: choose another place")
+    if not overwrite:
+        raise ValueError(
+            f"{directory} is not empty: go on with it by `regard train {directory}`, replace it by "
+            "`regard train --overwrite`, or choose another place"
+        )
 
 
 def _check(recipe: Recipe, directory: Path | None) -> None:
@@ -205,23 +242,22 @@ def _check(recipe: Recipe, directory: Path | None) -> None:
         return
     before = recipes.load(str(directory / "recipe.yaml"))
     pairs = {section: (getattr(before, section), getattr(recipe, section)) for section in FIXED}
-    pairs |= {f"train.{key}": (getattr(before.train, key), getattr(recipe.train, key)) for key in ("optimiser", "ema")}
+    pairs |= {f"train.{key}": (getattr(before.train, key), getattr(recipe.train, key)) for key in FIXED_IN_TRAIN}
     for section, (old, new) in pairs.items():
         if old != new:
             raise ValueError(f"{section} cannot change in a run that has begun: begin another one, with --out")
 
 
-def _ready(recipe: Recipe, directory: Path, say: Display, resume: bool) -> Prepared:
-    """The data, and a place for the run: a mistake shows before any of the work is done."""
+def _ready(recipe: Recipe, say: Display) -> Prepared:
+    """The data: a mistake in it shows before anything is written or removed."""
+    c = recipe.train
     if recipe.data.corpus is not None:
         with fetching(say.console) as progress:
             obtain(recipe.data.corpus, progress=progress)
     with say.console.status("  reading text, learning sub-words"):
         data = prepare(recipe)
-    directory.mkdir(parents=True, exist_ok=True)
-    if not resume:  # forget a run that was here before
-        for path in map(directory.joinpath, PRODUCTS):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    if c.batch_tokens:
+        token_batches(data.train, tokens=c.batch_tokens, seed=c.seed, epoch=0)  # refuses what fits in no batch
     return data
 
 
@@ -244,11 +280,15 @@ class _Run:
             validate=self._validate,
         )
         encode, longest = data.tokenizer.encode, recipe.data.max_length
-        ids = [(encode(source), encode(target)) for source, target in data.valid]
+        ids = [(encode(source), in_order(recipe, encode(target))) for source, target in data.valid]
         self._valid = [pair for pair in ids if max(map(len, pair)) < longest] or ids
 
-    def begin(self) -> None:
+    def begin(self, resume: bool) -> None:
         """Write down what the run is, complete: the number of threads that share a batch is part of it."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if not resume:  # forget a run that was here before
+            for path in map(self.directory.joinpath, PRODUCTS):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         settings = replace(self.recipe.train, shards=self.learner.shards)
         write_whole(self.directory / "recipe.yaml", recipes.dump(replace(self.recipe, train=settings)))
         self.data.tokenizer.save(self.directory / "tokenizer.json")
@@ -281,11 +321,12 @@ class _Run:
         c = self.recipe.train
         seen = foretell(model, self._valid)
         some = self.data.valid[: c.validate_sentences]
-        said = Translator(model, self.data.tokenizer).translate([source for source, _ in some], beam=1)
+        translator = Translator(model, self.data.tokenizer, backward=self.recipe.data.target_order == "backward")
+        said = translator.translate([source for source, _ in some], beam=1)
         e = self.recipe.evaluate
         references = [self.data.tokenizer.joined(target) for _, target in some]
         score = bleu(said, references, tokenize=e.tokenize, lowercase=e.lowercase).value
-        measures = {"bleu": score, "loss": seen.loss, "perplexity": math.exp(seen.loss), "accuracy": seen.accuracy}
+        measures = {"bleu": score, "loss": seen.loss, "perplexity": perplexity(seen.loss, 1), "accuracy": seen.accuracy}
         samples = [(source, text, target) for (source, target), text in zip(some, said, strict=True)]
         turn = step // self.trainer.every * 7 % len(samples)
         return Validation(step, score, measures, [*samples, *samples][turn : turn + SHOWN])
@@ -295,9 +336,12 @@ class _Run:
         # A model of its own: the one that was trained may be in pieces, one in each process.
         model = build(self.model.config).to(self.here.device)
         load_parameters(model, self.trainer.final())
+        for name in DERIVED:  # of the weights that these take the place of
+            (self.directory / name).unlink(missing_ok=True)
         storage.save(model, self.directory)
         e, data = self.recipe.evaluate, self.data
-        translator = Translator(model, data.tokenizer, self.recipe.decode)
+        backward = self.recipe.data.target_order == "backward"
+        translator = Translator(model, data.tokenizer, self.recipe.decode, backward=backward)
         said = translator.translate([source for source, _ in data.test])
         references = [data.tokenizer.joined(target) for _, target in data.test]
         scores = [
@@ -337,7 +381,7 @@ def _resample(tokenizer: Tokenizer, dropout: float, longest: int, ids: Any, draw
 
 
 @contextmanager
-def _interrupting(interrupt: Callable[[], None]) -> Iterator[None]:
+def interrupting(interrupt: Callable[[], None]) -> Iterator[None]:
     """Inside the block, Ctrl-C and a polite kill ask for a stop; a second one insists."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -37,6 +37,7 @@ from regard.training.schedules import ScheduleConfig
 
 SHIPPED = files("regard") / "recipes"
 SPLITS = ("train", "valid", "test")
+ORDERS = ("forward", "backward")
 PATHS = ("source", "target", "tsv", "jsonl")  # the settings of PairFiles that name a file
 TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "spm", "flores101", "flores200", "none")
 DEEPEST = 20  # lists or mappings in each other; it keeps recursion short
@@ -80,8 +81,11 @@ class DataConfig:
     hold_out: int = 1000  # sentences kept from training where valid or test is not given
     max_length: int = 256  # sub-words of a side; longer pairs are skipped and counted
     limit: int | None = None  # use only the first so many training pairs
+    target_order: str = "forward"  # or backward: the target is written from its end, for a second opinion on outputs
 
     def __post_init__(self) -> None:
+        if self.target_order not in ORDERS:
+            raise ValueError(f"data.target_order = {self.target_order!r}: choose {' or '.join(ORDERS)}")
         if (self.corpus is None) == (self.train is None):
             raise ValueError("data: give exactly one of corpus (a name) and train (your files)")
         _at_least(1, self, "data", "hold_out", "max_length", "limit")
@@ -195,6 +199,8 @@ class Recipe:
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # here and in every section
 
     def __post_init__(self) -> None:
+        if self.data.target_order == "backward" and self.tokens.dropout:
+            raise ValueError("tokens.dropout is for text that is read forward: set it to 0 for target_order backward")
         model = self.model.build(ANY)
         longest = longest_of(model)
         if longest is not None and longest <= self.data.max_length:  # an end is added to each side
@@ -231,6 +237,17 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
         return _adapter().validate_json(json.dumps(values))  # as JSON, for there a list may fill a tuple, strictly
     except ValidationError as error:
         raise ValueError(_explain(error, values, lines)) from None
+
+
+def imported_decode(directory: Path) -> DecodeConfig:
+    """How to search with a model that has no recipe, as `regard import` has noted it."""
+    path = directory / "decode.json"
+    if not path.exists():
+        return DecodeConfig()
+    try:
+        return DecodeConfig(**json.loads(path.read_text("utf-8")))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}: mend or remove it") from None
 
 
 def shipped() -> dict[str, str]:

@@ -4,11 +4,9 @@ torch takes a second to load: what needs it is imported when a verb runs.
 """
 
 import json
-import math
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from os.path import exists, isdir  # which answer for a name that is too long, too
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +18,7 @@ from regard.shipped import located, shipped
 if TYPE_CHECKING:
     from regard.api import Translator
     from regard.asks import Answer, Ask, Score, Settings, Translation
-    from regard.bulk import Notes, Output
+    from regard.bulk import Notes, Output, Reader
 
 SEARCH, CHANCE, PHRASES, TEXT, WRITTEN, ENGINE = (
     "How outputs are searched for",
@@ -30,7 +28,7 @@ SEARCH, CHANCE, PHRASES, TEXT, WRITTEN, ENGINE = (
     "What is written",
     "What does the work",
 )
-PAIRS = 2_000  # scored together
+ERRORS = {"refuse": "strict", "replace": "replace"}  # of decoding, by what a person chooses
 
 
 def translate(
@@ -68,7 +66,7 @@ def translate(
         list[str] | None, typer.Option(metavar="PHRASE", help="Every output has it.", rich_help_panel=PHRASES)
     ] = None,
     forbid: Annotated[
-        list[str] | None, typer.Option(metavar="PHRASE", help="No output has it.", rich_help_panel=PHRASES)
+        list[str] | None, typer.Option(metavar="PHRASE", help="No output has these words.", rich_help_panel=PHRASES)
     ] = None,
     ordered: Annotated[
         bool, typer.Option("--ordered", help="Required phrases come in their order.", rich_help_panel=PHRASES)
@@ -95,6 +93,10 @@ def translate(
     ensemble: Annotated[
         list[Path] | None, typer.Option(metavar="MODEL", help="One more model to ask.", rich_help_panel=ENGINE)
     ] = None,
+    rescore: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="Rank outputs by its word, too.", rich_help_panel=ENGINE)
+    ] = None,
+    weight: Annotated[float, typer.Option(help="What its word counts.", rich_help_panel=ENGINE)] = 1.0,
     engine: Annotated[str, typer.Option(help="auto, native, torch", rich_help_panel=ENGINE)] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, mps", rich_help_panel=ENGINE)] = "cpu",
     workers: Annotated[int | None, typer.Option(help="Threads. (default: all cores)", rich_help_panel=ENGINE)] = None,
@@ -113,11 +115,9 @@ def translate(
     options = dict(locals())
     from regard.api import load
     from regard.asks import SETTINGS, Settings
-    from regard.bulk import Notes, Output, about_files, read_asks
-    from regard.data.text import Skipped
+    from regard.bulk import Notes, Output, Reader, digest
 
-    if invalid not in ("refuse", "replace"):
-        raise ValueError(f"invalid = {invalid!r}: choose refuse or replace")
+    errors = _errors(invalid)
     if (resume or overwrite) and output is None:
         raise ValueError("--resume and --overwrite are about an output file: name it by -o")
     if resume and overwrite:
@@ -127,6 +127,7 @@ def translate(
     if stream and (as_json or jsonl or align or output is not None):
         raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
     first, inputs = _model_and_files(model, files or [])
+    reader = Reader(inputs, jsonl=jsonl, errors=errors)
     models = [first, *map(located, ensemble or ())]
     given = {name: options[name] for name in SETTINGS if name != "prefix"}  # which only a line of its own can have
     translator = load(
@@ -138,33 +139,38 @@ def translate(
         bitwise=bitwise,
         precision=precision,
         shortlist=shortlist,
+        rescore=rescore,
+        weight=weight,
     )
+    if engine == "auto" and (reason := translator.without_native):
+        typer.echo(f"note: by PyTorch, for the native engine, which is quicker, cannot be used: {reason}", err=True)
     settings = Settings.of(given, translator.decode)
     if not (as_json or jsonl):
         settings = settings.bare()
-    form = Form(as_json or jsonl, tokens, settings)
-    if inputs == [Path("-")] and sys.stdin.isatty():
-        asks = _typed()
-        if stream:
-            _stream(translator, asks, given)
-        for index, ask in enumerate(asks):
-            for line in form.lines(index, ask, translator.answers([ask], settings)[0]):
-                typer.echo(line)
-        return
-    skipped, notes = Skipped(), Notes(translator.longest)
-    asks = read_asks(inputs, jsonl=jsonl, errors="replace" if invalid == "replace" else "strict", skipped=skipped)
+    notes = Notes(translator.longest)
     if stream:
-        _stream(translator, asks, given)
-        notes.report(skipped)
+        _stream(translator, reader, given, notes)
+        notes.report(reader.skipped)
         return
     about: dict[str, Any] = {}
     if output is not None:
-        about = {**asdict(settings.search), **asdict(settings), "search": "", "engine": engine, "invalid": invalid}
-        about |= {"precision": precision, "shortlist": shortlist}
-        about |= {"jsonl": jsonl, "json": as_json, "tokens": tokens, **about_files(models, inputs)}
-    with Output(output, about, inputs, resume=resume, overwrite=overwrite) as written:
-        _translate(translator, settings, form, asks, written, notes)
-    notes.report(skipped)
+        about = {**asdict(settings.search), **asdict(settings), "search": "", "longest": translator.longest}
+        about |= {"engine": engine, "precision": precision, "shortlist": shortlist}
+        about |= {"weight": weight if rescore else None}
+        about |= {"jsonl": jsonl, "json": as_json, "tokens": tokens}
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            about[name] = [digest(each / name) for each in (*models, *([located(rescore)] if rescore else ()))]
+        if shortlist:
+            about["shortlist.safetensors"] = digest(first / "shortlist.safetensors")
+    with Output(output, about, reader, resume=resume, overwrite=overwrite) as written:
+        _translate(translator, settings, Form(as_json or jsonl, tokens, settings), reader, written, notes)
+    notes.report(reader.skipped)
+
+
+def _errors(invalid: str) -> str:
+    if invalid not in ERRORS:
+        raise ValueError(f"invalid = {invalid!r}: choose {' or '.join(ERRORS)}")
+    return ERRORS[invalid]
 
 
 def _model_and_files(first: Path | None, others: list[Path]) -> tuple[Path, list[Path]]:
@@ -221,39 +227,29 @@ def _translate(
     translator: "Translator",
     settings: "Settings",
     form: Form,
-    asks: "Iterable[Ask]",
+    reader: "Reader",
     written: "Output",
     notes: "Notes",
 ) -> None:
     from regard.asks import windows
 
-    for window in windows(islice(asks, written.done, None)):
-        answers = translator.answers(window, settings)
-        both = list(zip(window, answers, strict=True))
+    for window in ([ask] for ask in reader) if reader.typed else windows(reader):
+        both = list(zip(window, translator.answers(window, settings), strict=True))
         lines = [line for i, each in enumerate(both, start=written.done) for line in form.lines(i, *each)]
-        written.write(lines, window)
-        for each in both:
-            notes.see(*each)
+        written.write(lines, len(window))
+        for ask, answer in both:
+            notes.see(ask, answer.cut)
 
 
-def _stream(translator: "Translator", asks: "Iterable[Ask]", given: dict[str, Any]) -> None:
+def _stream(translator: "Translator", asks: "Iterable[Ask]", given: dict[str, Any], notes: "Notes") -> None:
+    def pieces(ask: "Ask") -> Iterator[str]:
+        cut = yield from translator.stream(ask, **given)
+        typer.echo()
+        notes.see(ask, cut)
+
     for ask in asks:
-        for piece in translator.stream(ask, **given):
-            sys.stdout.write(piece.replace("\n", " "))
-            sys.stdout.flush()
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-
-
-def _typed() -> "Iterator[Ask]":
-    """What a person types, line by line, until end of file."""
-    from regard.asks import Ask
-
-    while True:
-        try:
-            yield Ask(input("> "))
-        except EOFError:
-            return
+        for piece in pieces(ask):
+            typer.echo(piece.replace("\n", " "), nl=False)  # which does not wait for the line's end
 
 
 def score(
@@ -262,27 +258,38 @@ def score(
     model: Annotated[Path | None, typer.Argument(help="A model directory. (default: the one that comes along)")] = None,
     per_token: Annotated[bool, typer.Option("--per-token", help="Add each sub-word and its log p.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON lines.")] = False,
+    invalid: Annotated[str, typer.Option(help="What is not UTF-8: refuse, replace.")] = "refuse",
     ensemble: Annotated[list[Path] | None, typer.Option(metavar="MODEL", help="One more model to ask.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps")] = "cpu",
 ) -> None:
     """Say how likely a model holds given translations: log P and perplexity, pair by pair."""
     from regard.api import load
-    from regard.data.text import read_lines
+    from regard.asks import windows
+    from regard.evaluation.calibration import perplexity
 
+    errors = _errors(invalid)
     translator = load([located(model), *(ensemble or ())], device=device)
-    lines = zip_longest(read_lines(source), read_lines(target))
     pairs = count = 0
     total = 0.0
-    while window := list(islice(lines, PAIRS)):
-        uneven = next((i for i, pair in enumerate(window) if None in pair), None)
-        if uneven is not None:
-            shorter = source if window[uneven][0] is None else target
-            raise ValueError(f"{shorter} has only {pairs + uneven:,} lines: {source} and {target} go line by line")
+    for window in windows(_pairs(source, target, errors), lambda pair: sum(len(side.text) for side in pair)):
         for found in translator.score([a for a, _ in window], [b for _, b in window]):
             typer.echo(_scored(found, per_token, as_json))
             pairs, count, total = pairs + 1, count + len(found.token_scores), total + found.log_probability
-    perplexity = math.exp(-total / count)
-    typer.echo(f"{pairs:,} pairs, {count:,} tokens: log P {total:,.3f}, perplexity {perplexity:.3f}", err=True)
+    surprise = perplexity(-total, count)
+    typer.echo(f"{pairs:,} pairs, {count:,} tokens: log P {total:,.3f}, perplexity {surprise:.3f}", err=True)
+
+
+def _pairs(source: Path, target: Path, errors: str) -> "Iterator[tuple[Ask, Ask]]":
+    """Two files line by line, each line whole: the score of a part is not that of a pair."""
+    from regard.asks import Ask
+    from regard.data.text import named, read_lines
+
+    sides = [read_lines(file, cut=False, errors=errors) for file in (source, target)]
+    for number, (a, b) in enumerate(zip_longest(*sides), start=1):
+        if a is None or b is None:
+            shorter = source if a is None else target
+            raise ValueError(f"{shorter} has only {number - 1:,} lines: {source} and {target} go line by line")
+        yield Ask(a, f"{named(source)}:{number}"), Ask(b, f"{named(target)}:{number}")
 
 
 def _scored(found: "Score", per_token: bool, as_json: bool) -> str:

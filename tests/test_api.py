@@ -1,6 +1,7 @@
 """A translator in Python: every search by name, the same answers in any company, and nothing of a text lost."""
 
 import math
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -180,12 +181,79 @@ def test_prefix_required_and_forbidden_phrases(translator: Translator) -> None:
     assert "two men" in said
     ordered = translator.translate(text, require=["a dog", "two men"], ordered=True)
     assert ordered.index("a dog") < ordered.index("two men")
-    free = translator.hypotheses(text)[0]
-    piece = free.tokens[0].replace("▁", " ").strip()
-    ids = translator.tokenizer.encode(piece)
-    forbidden = translator.tokenizer.pieces(ids)
-    again = translator.hypotheses(text, forbid=piece)[0].tokens
-    assert not any(again[i : i + len(forbidden)] == forbidden for i in range(len(again)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"beam": 1}, {"temperature": 1.5, "best": 20}, {"require": "sit"}], ids=str)
+def test_no_output_has_the_words_that_are_forbidden(translator: Translator, settings: dict[str, object]) -> None:
+    seen = 0
+    for each in (translator, of_kind("none")):
+        free = " ".join(h.text for h in each.hypotheses(LINES[1], **settings))
+        for word in [word for word in re.findall(r"\w+", free) if word != "sit"][:3]:
+            seen += 1
+            for h in each.hypotheses(LINES[1], forbid=word, **settings):
+                assert word not in re.findall(r"\w+", h.text)
+    assert seen
+
+
+def test_alternatives_have_nothing_that_is_forbidden() -> None:
+    translator = of_kind("none")
+    tokens = [a.token for a in translator.alternatives(LINES[1], "a woman", 15)]
+    word = next(token for token in tokens if token.isalpha() and token not in ("a", "woman"))
+    others = translator.alternatives(LINES[1], "a woman", 15, forbid=word)
+    assert len(others) == 15
+    assert all(word not in a.text.split() for a in others)
+
+
+def test_a_model_that_writes_from_the_end_is_read_from_the_beginning(translator: Translator) -> None:
+    tokens, decode = translator.tokenizer, translator.decode
+    backward = Translator(translator.model, tokens, decode, engine="torch", backward=True)
+    for ours, theirs in zip(backward.hypotheses(LINES), translator.hypotheses(LINES), strict=True):
+        assert ours[0].tokens == theirs[0].tokens[::-1]
+        assert ours[0].log_probability == theirs[0].log_probability
+        n = len(ours[0].tokens)
+        assert ours[0].token_scores[:n] == theirs[0].token_scores[:n][::-1]
+    ids = tokens.encode(LINES[0])
+    (score,) = backward.score(LINES[1:2], LINES[:1])
+    (turned,) = translator.score(LINES[1:2], [tokens.decode(ids[::-1])])
+    assert score.tokens[:-1] == tokens.pieces(ids)
+    if tokens.encode(tokens.decode(ids[::-1])) == ids[::-1]:
+        assert score.log_probability == pytest.approx(turned.log_probability, abs=1e-4)
+    for ask in (
+        lambda: list(backward.stream("a")),
+        lambda: backward.alternatives("a"),
+        lambda: backward.align("a", "a"),
+        lambda: backward.attention("a"),
+        lambda: backward.translate("a", forbid="dog"),
+        lambda: backward.hypotheses("a", align=True),
+    ):
+        with pytest.raises(ValueError, match="this model writes its outputs from their end"):
+            ask()
+
+
+def test_a_second_opinion_ranks_what_a_beam_has_found(translator: Translator, tmp_path: Path) -> None:
+    first, second = save(translator, tmp_path / "a"), save(make(seed=4), tmp_path / "b")
+    plain, other = regard.load(first, engine="torch"), regard.load(second, engine="torch")
+    both = regard.load(first, engine="torch", rescore=second, weight=2.0)
+    settings = {"beam": 5, "alpha": 1.0, "penalty": "mean", "extra": 6}
+    for text in LINES:
+        found = plain.hypotheses(text, best=5, **settings)
+        scores = [h.score + 2.0 * other.score([text], [h.text])[0].log_probability / len(h.token_scores) for h in found]
+        ranked = both.hypotheses(text, best=2, **settings)
+        assert [h.score for h in ranked] == pytest.approx(sorted(scores)[::-1][:2], abs=1e-3)
+        assert both.translate(text, **settings) == ranked[0].text
+    with pytest.raises(ValueError, match="nothing to stream"):
+        list(both.stream("a"))
+    with pytest.raises(ValueError, match="weight = -1"):
+        regard.load(first, rescore=second, weight=-1.0)
+
+
+def test_why_there_is_no_native_engine(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise UnavailableError("there is no compiler")
+
+    monkeypatch.setattr("regard.api.Native", missing)
+    for engine, reason in (("auto", "there is no compiler"), ("torch", None)):
+        assert Translator(translator.model, translator.tokenizer, engine=engine).without_native == reason
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ ROOMS: dict[str, set[str]] = {
 TOP: dict[str, set[str]] = {
     "recipe": set(),
     "asks": {"recipe"},
-    "api": {"asks", "recipe"},
+    "requesting": {"asks"},
+    "api": {"asks", "recipe", "requesting"},
     "bulk": {"asks"},
     "translating": {"api", "asks", "bulk"},
     "evaluate": {"api", "recipe"},

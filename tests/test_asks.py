@@ -46,6 +46,8 @@ def test_windows_are_bounded_in_lines_and_in_characters(monkeypatch: pytest.Monk
     lines = ["a", "b", "c", "d", "x" * 20, "e", "12345", "12345", "f"]
     found = [[ask.text for ask in window] for window in windows(map(Ask, lines))]
     assert found == [["a", "b", "c"], ["d", "x" * 20], ["e", "12345", "12345"], ["f"]]
+    pairs = [("a", "12345"), ("b", "12345"), ("c", "d")]
+    assert list(windows(pairs, lambda pair: len(pair[0] + pair[1]))) == [pairs[:2], pairs[2:]]
     assert list(windows([])) == []
 
 

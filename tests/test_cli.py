@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import regard
@@ -163,6 +165,22 @@ def test_a_missing_file_is_named_without_its_error_number(
 def test_an_error_may_look_like_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     said = fail("info", "[bold]:smile:" + "x" * 200, monkeypatch=monkeypatch, capsys=capsys)
     assert "'[bold]:smile:" + "x" * 200 in said
+
+
+def _no_room_on_the_accelerator() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def test_a_lack_of_memory_is_told_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remedy = "error: not enough memory: to train, lower train.batch_tokens or raise train.accumulate"
+    for ask in (lambda: torch.empty(2**55), lambda: np.empty(2**55, np.int8), _no_room_on_the_accelerator):
+        monkeypatch.setattr(cli, "app", lambda ask=ask, **_: ask())
+        assert fail(monkeypatch=monkeypatch, capsys=capsys) == remedy
+    monkeypatch.setattr(cli, "app", lambda **_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError):  # a mistake of ours is shown as it is
+        cli.main()
 
 
 def test_interruption_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

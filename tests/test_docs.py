@@ -18,6 +18,7 @@ from regard.asks import SETTINGS, Settings
 from regard.data.corpora import CORPORA
 from regard.data.dates import date_pairs
 from regard.data.text import PairFiles
+from regard.experiments.lab import NAMES, SCALES
 from regard.models.transformer import PRESETS
 from regard.pipeline import train
 from regard.recipe import DataConfig, Recipe
@@ -151,6 +152,25 @@ def test_every_other_command_parses(page: str) -> None:
     assert {command["verb"] for command in found} & {"quantize", "export"}
 
 
+@pytest.mark.parametrize("page", ["docs/experiments/README.md", "docs/zoo.md", "docs/baselines.md"])
+def test_every_command_beside_an_explanation_parses(page: str) -> None:
+    verbs: Any = typer.main.get_command(cli.app)
+    for command in commands((ROOT / page).read_text("utf-8")):
+        if command.isalpha():  # a bare name
+            assert command in verbs.commands
+        elif (found := parse(command))["verb"] == "experiment":
+            assert found["name"] in (None, *NAMES)
+            assert found["scale"] in SCALES
+
+
+def test_every_option_of_an_experiment_is_shown() -> None:
+    verbs: Any = typer.main.get_command(cli.app)
+    names = {name for each in verbs.commands["experiment"].params for name in each.opts if name.startswith("--")}
+    text = (ROOT / "docs" / "experiments" / "README.md").read_text("utf-8")
+    assert names <= set(re.findall(r"--[a-z-]+", text))
+    assert all(f"| `{name}` |" in text or f"| [`{name}`]" in text for name in NAMES)
+
+
 @pytest.mark.parametrize(("page", "verb"), [("seeing", "inspect"), ("heads", "heads"), ("pruning", "prune")])
 def test_every_command_that_looks_inside_parses_and_names_every_option(page: str, verb: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
@@ -160,7 +180,7 @@ def test_every_command_that_looks_inside_parses_and_names_every_option(page: str
     assert names - set(re.findall(r"--[a-z-]+", text)) <= {"--output", "--ablate", "--prune"}  # -o, --no-ablate
 
 
-LINKED = ["training", "decoding", "small-and-fast", "seeing", "heads", "pruning"]
+LINKED = ["training", "decoding", "small-and-fast", "seeing", "heads", "pruning", "experiments/README"]
 
 
 @pytest.mark.parametrize("page", [*(f"docs/{name}.md" for name in LINKED), *DECISIONS])

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 
@@ -16,9 +18,13 @@ from safetensors.torch import load_file
 
 import regard
 from regard import recipe as recipes
+from regard.data.corpora import letters
 from regard.data.dates import date_pairs
-from regard.pipeline import prepare, train
+from regard.pipeline import DERIVED, prepare, train
 from regard.training.checkpoints import read_state
+from regard.training.loop import Learner
+from regard.training.run import Trainer
+from regard.training.validation import Foretold
 
 LOCALES = ["en", "fr", "de", "es", "it", "pt", "nl", "sv"]
 YAML = """
@@ -165,6 +171,77 @@ def test_a_batch_size_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert recipes.load(str(run / "recipe.yaml")).train.batch_tokens == 2048
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["train.batch_tokens=8"], "a batch has 8: raise train.batch_tokens"),
+        (["model.preset=lstm", "model.d_model=32", "train.recompute=feed_forward"], "has no such part"),
+    ],
+)
+def test_a_mistake_neither_writes_nor_removes_anything(folder: Path, changes: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        learn(folder, "new", *changes)
+    assert not (folder / "new").exists()
+    run = learn(folder, "old")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=message):
+        learn(folder, "old", *changes)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_what_was_made_from_a_model_goes_with_it(folder: Path) -> None:
+    run = learn(folder)
+    for resume in (True, False):
+        for name in DERIVED:
+            (run / name).write_text("of the model before")
+        learn(folder, "run", "train.steps=16", resume=resume)
+        assert not [name for name in DERIVED if (run / name).exists()]
+
+
+def test_leaks_and_what_is_skipped_in_given_splits_are_told(folder: Path) -> None:
+    sources, targets = ((folder / f"train.{side}").read_text("utf-8").splitlines() for side in ("src", "tgt"))
+    for side, lines in (("src", [sources[0].upper() + "!", "never seen", ""]), ("tgt", [targets[0], "a", "b"])):
+        (folder / f"held.{side}").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    held = [f"data.{split}={{source: {folder}/held.src, target: {folder}/held.tgt}}" for split in ("valid", "test")]
+    data = prepare(recipes.load(str(folder / "dates.yaml"), held))
+    leaks = sum(letters(source) == letters(sources[0]) for source in sources)
+    assert data.remarks == [
+        f"the source of {leaks} pair{'s' * (leaks > 1)} is in valid or test, too: take them out for honest scores",
+        "valid: skipped 1 pair: 1 with an empty side",
+        "test: skipped 1 pair: 1 with an empty side",
+    ]
+    assert len(data.train) == 900  # they are kept
+    one_sided = prepare(recipes.load(str(folder / "dates.yaml"), held[:1]))  # test is held out of train
+    assert one_sided.remarks[0] == data.remarks[0]
+
+
+def test_a_hopeless_model_has_an_infinite_perplexity(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hopeless = Foretold(torch.tensor([-1000.0]), torch.tensor([1.0]), torch.tensor([False]))
+    monkeypatch.setattr("regard.pipeline.foretell", lambda model, pairs: hopeless)
+    lines = [json.loads(line) for line in (learn(folder) / "metrics.jsonl").read_text().splitlines()]
+    assert [line["perplexity"] for line in lines if line["kind"] == "validation"] == [None, None]
+
+
+def test_what_is_not_saved_is_not_said_to_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Learner, "sound", lambda learner: learner.steps == 0)
+    monkeypatch.setattr(Trainer, "_due", lambda trainer: trainer.interrupt())
+    out = StringIO()
+    recipe = recipes.load(str(folder / "dates.yaml"))
+    assert not train(recipe, folder / "run", name="dates", console=Console(file=out, width=200))
+    assert "stopped  after step 2; its weights are no numbers, so step 0 is the one saved. Go on with" in out.getvalue()
+
+
+def test_what_a_killed_process_has_left_is_swept_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_CACHE", str(folder / "cache"))
+    for name, age in ((".preparing-old", 8), (".preparing-new", 6), ("old", 8), (".git", 8)):
+        path = folder / "cache" / "prepared" / name
+        path.mkdir(parents=True)
+        os.utime(path, (then := time.time() - age * 24 * 3600, then))
+    made = prepare(recipes.load(str(folder / "dates.yaml")))
+    left = {path.name for path in (folder / "cache" / "prepared").iterdir()}
+    assert left == {".preparing-new", "old", ".git", made.identity}
+
+
 @pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(folder: Path) -> None:
     through = learn(folder, "through", "train.steps=40", "train.shards=1")
@@ -190,7 +267,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder: Path) -> None:
 def test_what_a_run_cannot_bear_to_change_is_refused_and_the_run_stays_as_it_is(folder: Path) -> None:
     run = learn(folder)
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    for change in ("model.d_model=64", "tokens.size=300", "train.ema=0.9", "train.optimiser.momentum=0.9"):
+    changes = ["model.d_model=64", "tokens.size=300", "train.ema=0.9", "train.optimiser.momentum=0.9"]
+    for change in [*changes, "train.batch_tokens=256", "train.seed=2"]:
         recipe = recipes.load(str(run / "recipe.yaml"), [change])
         with pytest.raises(ValueError, match="cannot change in a run that has begun"):
             train(recipe, run, name="again", resume=True, console=Console(quiet=True))
@@ -269,3 +347,23 @@ def test_the_papers_recipes_run(folder: Path, name: str) -> None:
     assert train(recipe, folder / "run", name=name, console=Console(quiet=True))
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1] == {**lines[-1], "kind": "finished", "step": 2}
+
+
+def test_a_target_that_is_written_from_its_end(folder: Path) -> None:
+    forward, backward = (
+        prepare(recipes.load(str(folder / "dates.yaml"), [f"data.target_order={order}"]))
+        for order in ("forward", "backward")
+    )
+    assert forward.identity != backward.identity
+    for ours, theirs in zip(forward.train.pairs(range(9)), backward.train.pairs(range(9)), strict=True):
+        assert [*theirs[0]] == [*ours[0]]
+        assert [*theirs[1]] == [*ours[1]][::-1]
+    run, other = learn(folder, "forward"), learn(folder, "backward", "data.target_order=backward")
+    assert regard.load(other).backward
+    both = regard.load(run, rescore=other)
+    assert both.translate("3 May 2020") in {h.text for h in regard.load(run).hypotheses("3 May 2020", best=2)}
+    with pytest.raises(ValueError, match="an ensemble has one order"):
+        regard.load([run, other])
+    for wrong, message in (("data.target_order=up", "choose forward or backward"), ("tokens.dropout=0.1", "dropout")):
+        with pytest.raises(ValueError, match=message):
+            recipes.load(str(folder / "dates.yaml"), ["data.target_order=backward", wrong])

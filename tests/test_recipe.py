@@ -169,6 +169,29 @@ def test_what_comes_with_the_package_loads_and_has_a_description(monkeypatch: py
         assert load(name).description == description != ""
 
 
+def test_the_papers_recipes_say_what_the_paper_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    table = {  # §5.1, §5.2, §6.1 and Table 3: pieces, model, steps, dropout, snapshots to average
+        "wmt14-en-de-base": (37_000, (6, 6, 512, 2048, 8), 100_000, 0.1, 5),
+        "wmt14-en-de-big": (37_000, (6, 6, 1024, 4096, 16), 300_000, 0.3, 20),
+        "wmt14-en-fr-big": (32_000, (6, 6, 1024, 4096, 16), 300_000, 0.1, 20),
+    }
+    for name, (pieces, shape, steps, dropout, average) in table.items():
+        recipe = load(name)
+        c, m = recipe.train, recipe.model.build(recipe.tokens.size)
+        assert (m.vocabulary, recipe.tokens.kind, recipe.tokens.dropout) == (pieces, "bpe", 0.0)
+        assert (m.encoder_layers, m.decoder_layers, m.d_model, m.d_ff, m.heads) == shape
+        assert (m.norm, m.positions, m.feed_forward, m.tie) == ("post", "sinusoidal", "relu", "all")
+        assert (m.dropout, m.attention_dropout, m.feed_forward_dropout, m.stochastic_depth) == (dropout, 0, 0, 0)
+        assert (c.steps, c.batch_tokens, c.smoothing, c.clip, c.ema) == (steps, 25_000, 0.1, 0.0, 0.0)
+        assert (c.optimiser.name, c.optimiser.betas, c.optimiser.eps) == ("adam", (0.9, 0.98), 1e-9)
+        assert (c.schedule.name, c.schedule.warmup) == ("paper", 4000)
+        hours = 12 if steps == 100_000 else 84
+        assert c.average == average
+        assert c.snapshot_every == pytest.approx(steps / hours / 6, rel=0.02)  # every 10 minutes
+        assert (recipe.decode.beam, recipe.decode.alpha, recipe.decode.extra) == (4, 0.6, 50)
+
+
 KEYS = "description, data, tokens, model, train, decode, evaluate"
 SHIPPED = "The recipes shipped are files, quickstart; your own is a file that ends in .yaml"
 WANTED = "expected a whole number, got"
@@ -296,6 +319,8 @@ def test_a_mistake_in_a_file_is_told_in_one_line(text: str | bytes, message: str
         ("data.hold_out=0", "data.hold_out = 0: it must be at least 1"),
         ("data.train={tsv: a.tsv, columsn: [0, 1]}", "unknown key 'columsn' in data.train; did you mean 'columns'?"),
         ("train.clip=-1", "train.clip = -1.0: it must be at least 0"),
+        (f"tokens.size={10**20}", f"tokens.size = {10**20} is too large: it is at most 16,777,216"),
+        (f"train.batch_tokens={10**20}", f"train.batch_tokens = {10**20}: it must be below 2³¹"),
         ("model.vocabulary=8000", "model.vocabulary comes from the tokens: leave it out"),
         ("model.preset=huge", "model.preset = 'huge': choose one of " + ", ".join(PRESETS)),
     ],

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +16,12 @@ from typer.testing import CliRunner
 import regard
 from regard import cli
 from regard.api import Translator
-from regard.asks import SETTINGS, Answer, Ask, Settings, Translation
+from regard.asks import SETTINGS, Answer, Ask, Score, Settings, Translation
+from regard.bulk import Bar
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.shortlist import make_shortlist
 from regard.translating import Form, translate
 
 TEXT = ["a dog runs. Two men sit.", "", "   ", "two men sit on a bench", "  a woman reads", "the man looks at a dog"]
@@ -184,6 +187,17 @@ def test_json_lines_say_for_themselves_what_they_want(model: Path, translator: T
     assert (third["id"], third["text"]) == ({"any": "thing"}, "two\nlines")
 
 
+def test_the_same_sentence_has_a_draw_for_each_seed(model: Path, translator: Translator) -> None:
+    expected = [translator.translate(TEXT[3], temperature=1.0, seed=seed) for seed in (5, 0, 2)]
+    assert len(set(expected)) == 3
+    rows = [{"text": TEXT[3]}, {"text": TEXT[3], "seed": 0}, {"text": TEXT[3], "seed": 2}]
+    stdin = "".join(f"{json.dumps(row)}\n" for row in rows)
+    said = show("translate", model, "--jsonl", "--sample", "1", "--seed", "5", stdin=stdin)
+    assert [json.loads(line)["translation"] for line in said.split("\n")[:-1]] == expected
+    asks = [Ask(TEXT[3], seed=seed) for seed in (None, 0, 2)]
+    assert ["".join(translator.stream(ask, temperature=1.0, seed=5)) for ask in asks] == expected
+
+
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.asks.AHEAD", 2)
@@ -245,8 +259,6 @@ def test_another_run_does_not_go_on_with_it(model: Path, text: Path, tmp_path: P
     assert "not UTF-8" in run_fails("translate", model, tmp_path / "bad", "-o", out, "--overwrite")
     command = ["translate", model, tmp_path / "bad", "-o", out, "--resume"]
     assert "was begun with beam = 4, not 2" in run_fails(*command, "--beam", "2")
-    assert "was begun with input = " in run_fails("translate", model, text, "-o", out, "--resume")
-    assert "was begun with invalid = 'refuse', not 'replace'" in run_fails(*command, "--invalid", "replace")
     assert out.read_text().count("\n") == 6
     out.write_bytes(b"")
     assert "is shorter than" in run_fails(*command)
@@ -257,12 +269,86 @@ def test_another_run_does_not_go_on_with_it(model: Path, text: Path, tmp_path: P
     assert not note.exists()
 
 
-def test_a_run_does_not_go_on_with_other_text_of_the_same_size(model: Path, tmp_path: Path) -> None:
-    command = ["translate", model, tmp_path / "in", "-o", tmp_path / "out"]
-    (tmp_path / "in").write_bytes(b"a dog\n\xff\n")
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("pipe", [False, True])
+def test_a_run_goes_on_with_the_same_lines_alone(model: Path, tmp_path: Path, pipe: bool) -> None:
+    file, out = tmp_path / "in", tmp_path / "out"
+
+    def call(text: bytes, *options: object) -> Any:
+        file.write_bytes(text)
+        where = [] if pipe else [file]
+        return run("translate", model, *where, "-o", out, *options, stdin=text if pipe else b"")
+
+    with pytest.raises(ValueError, match=r"line 3: byte 1 of the line .* is not UTF-8"):
+        call(b"a dog\ntwo\n\xff\n")
+    for other in (b"a man\ntwo\n\xff\n", b"a dog\n", b"a dogtwo\n\n\n"):
+        with pytest.raises(ValueError, match="out was made from an input whose first 2 lines are others"):
+            call(other, "--resume")
+    assert out.read_text().count("\n") == 2
+    assert call(b"a dog\ntwo\n\xff\n", "--resume", "--invalid", "replace").exit_code == 0
+    assert out.read_text() == show("translate", model, "--invalid", "replace", stdin=b"a dog\ntwo\n\xff\n")
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_a_run_does_not_go_on_with_another_model(model: Path, text: Path, tmp_path: Path) -> None:
+    ours, file = tmp_path / "model", tmp_path / "in"
+    shutil.copytree(model, ours)
+    make_shortlist(ours, text, text, size=1, common=1)
+    file.write_bytes(b"a dog\ntwo\n\xff\n")
+    command = ["translate", ours, file, "-o", tmp_path / "out", "--shortlist"]
     assert "not UTF-8" in run_fails(*command)
-    (tmp_path / "in").write_bytes(b"a man\nx\n")
-    assert "was begun with input = " in run_fails(*command, "--resume")
+    for name in ("config.json", "tokenizer.json", "shortlist.safetensors"):
+        before = (ours / name).read_bytes()
+        if name == "shortlist.safetensors":
+            make_shortlist(ours, text, text, size=2, common=2)
+        else:
+            (ours / name).write_bytes(before + b"\n")
+        assert f"was begun with {name} = " in run_fails(*command, "--resume")
+        (ours / name).write_bytes(before)
+    recipe = (ours / "recipe.yaml").read_text()
+    (ours / "recipe.yaml").write_text(recipe.replace("max_length: 30", "max_length: 31"))
+    assert "was begun with longest = 30, not 31" in run_fails(*command, "--resume")
+    (ours / "recipe.yaml").write_text(recipe)
+    assert "line 3" in run_fails(*command, "--resume")
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("jsonl", [False, True])
+def test_the_bar_is_as_far_as_the_file_is_read(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jsonl: bool
+) -> None:
+    lines = [json.dumps({"text": line, "id": 7}) if jsonl else line for line in TEXT]
+    file = tmp_path / "in"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    seen: list[tuple[int, int]] = []
+    show_bar = Bar.show
+
+    def watched(self: Bar, done: int) -> None:
+        show_bar(self, done)
+        task = self._bar.tasks[0]
+        assert task.total == file.stat().st_size
+        assert task.description.startswith(f"{done} lines")
+        seen.append((done, int(task.completed)))
+
+    monkeypatch.setattr(Bar, "show", watched)
+    command = ["translate", model, file, "-o", tmp_path / "out", *(["--jsonl"] if jsonl else [])]
+    far = [len("".join(f"{line}\n" for line in lines[:n])) for n in range(7)]
+    show(*command)
+    assert seen == [(n, far[n]) for n in (0, 2, 4, 6)]
+    seen.clear()
+    answers = Translator.answers
+
+    def stopped(self: Translator, asks: list[Ask], settings: Settings) -> list[Answer]:
+        if asks[0].text == TEXT[4]:
+            raise KeyboardInterrupt
+        return answers(self, asks, settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Translator, "answers", stopped)
+        assert run(*command, "--overwrite").exit_code == 130
+    seen.clear()
+    show(*command, "--resume")
+    assert seen == [(4, far[4]), (6, far[6])]
 
 
 def test_an_output_is_kept_when_an_input_is_not_there(model: Path, text: Path, tmp_path: Path) -> None:
@@ -284,6 +370,8 @@ def test_lines_that_are_too_long_are_named_and_counted(model: Path, tmp_path: Pa
     assert notes[0] == f"note: {file}:2 goes on for more than 30 sub-words: read in parts"
     assert len(notes) == 6
     assert notes[5] == "note: 7 lines in all were read in parts"
+    streamed = run("translate", model, file, "--extra", "0", "--stream")
+    assert (streamed.stdout, streamed.stderr) == (result.stdout, result.stderr)
     assert f"{file}:2: a sentence of" in run_fails("translate", model, file, "--long", "refuse")
 
 
@@ -294,27 +382,61 @@ def test_bytes_that_are_no_text(model: Path, tmp_path: Path) -> None:
     assert show("translate", model, file, "--invalid", "replace").count("\n") == 2
 
 
+Type = Callable[..., None]
+
+
+@pytest.fixture
+def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Type:
+    """Types some lines into a command."""
+
+    def call(lines: list[str], *arguments: object) -> None:
+        left = iter(lines)
+
+        def typed(prompt: str) -> str:
+            assert prompt == "> "
+            try:
+                return next(left)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr("builtins.input", typed)
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        cli.app(["translate", *map(str, arguments)], standalone_mode=False)
+
+    return call
+
+
 @pytest.mark.parametrize("stream", [[], ["--stream"]])
 def test_typing(
     model: Path,
     translator: Translator,
-    monkeypatch: pytest.MonkeyPatch,
+    at_a_terminal: Type,
     capsys: pytest.CaptureFixture[str],
     stream: list[str],
 ) -> None:
-    lines = iter(["a dog", "", "two men"])
+    lines = ["a dog", "", "two men", TEXT[3] * 2]
+    at_a_terminal(lines, model, *stream)
+    out, error = capsys.readouterr()
+    assert out.split("\n")[:-1] == translator.translate(lines)
+    assert error == "note: standard input:4 goes on for more than 30 sub-words: read in parts\n"
 
-    def typed(prompt: str) -> str:
-        assert prompt == "> "
-        try:
-            return next(lines)
-        except StopIteration:
-            raise EOFError from None
 
-    monkeypatch.setattr("builtins.input", typed)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
-    cli.app(["translate", str(model), *stream], standalone_mode=False)
-    assert capsys.readouterr().out.split("\n")[:-1] == translator.translate(["a dog", "", "two men"])
+def test_typing_into_a_file_and_in_json(
+    model: Path, translator: Translator, at_a_terminal: Type, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out, note = tmp_path / "out", tmp_path / "out.progress"
+    at_a_terminal(["a dog", "", "two men"], model, "-o", out)
+    assert capsys.readouterr().out == ""
+    assert out.read_text().split("\n")[:-1] == translator.translate(["a dog", "", "two men"])
+    at_a_terminal(['{"text": "a dog", "prefix": "x"}'], model, "--jsonl")
+    assert json.loads(capsys.readouterr().out)["translation"] == translator.translate("a dog", prefix="x")
+    with pytest.raises(ValueError, match="standard input:2 is no JSON"):
+        at_a_terminal(['{"text": "a dog"}', "two men"], model, "--jsonl", "-o", out, "--overwrite")
+    assert json.loads(out.read_text())["text"] == "a dog"
+    assert not note.exists()
+    with pytest.raises(ValueError, match="what was typed is gone: name a file"):
+        at_a_terminal(["a dog"], model, "-o", out, "--resume")
 
 
 def test_mistakes(fail: Fail, model: Path, text: Path, tmp_path: Path) -> None:
@@ -347,7 +469,10 @@ def test_mistakes(fail: Fail, model: Path, text: Path, tmp_path: Path) -> None:
         ('{"txt": "a"}', "is no object with a text"),
         ('{"text": 3}', "is no object with a text"),
         ('{"text": "a", "forbidden": []}', "unknown key 'forbidden'; did you mean 'forbid'?"),
-        ('{"text": "a", "xyzzy": 1}', "unknown key 'xyzzy'; there are text, prefix, require, forbid, id"),
+        ('{"text": "a", "xyzzy": 1}', "unknown key 'xyzzy'; there are text, prefix, require, forbid, seed, id"),
+        ('{"text": "a", "seed": -1}', "'seed' is a whole number from 0, got -1"),
+        ('{"text": "a", "seed": true}', "'seed' is a whole number from 0, got true"),
+        ('{"text": "a", "seed": 1.0}', "'seed' is a whole number from 0, got 1.0"),
         ('{"text": "a", "require": "dog"}', "'require' is a list of texts, got \"dog\""),
         ('{"text": "a", "prefix": ["dog"]}', "'prefix' is text, got [\"dog\"]"),
         ('{"text": "a\\ud800"}', "'text' holds a NUL or half a surrogate pair"),
@@ -359,6 +484,14 @@ def test_mistakes(fail: Fail, model: Path, text: Path, tmp_path: Path) -> None:
 def test_mistakes_in_json_lines(model: Path, tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "in.jsonl").write_text(f'{{"text": "a dog"}}\n{line}\n')
     assert f"{tmp_path / 'in.jsonl'}:2{'' if message.startswith('is') else ':'} {message}" in run_fails(
+        "translate", model, tmp_path / "in.jsonl", "--jsonl"
+    )
+
+
+def test_a_line_of_json_that_is_too_long_is_said_to_be(model: Path, tmp_path: Path) -> None:
+    line = json.dumps({"text": "x" * 1_000_000})
+    (tmp_path / "in.jsonl").write_text(f'{{"text": "a dog"}}\n{line}\n')
+    assert "in.jsonl, line 2 has more than 1,000,000 characters: break it up" in run_fails(
         "translate", model, tmp_path / "in.jsonl", "--jsonl"
     )
 
@@ -381,3 +514,45 @@ def test_scores(model: Path, translator: Translator, text: Path, tmp_path: Path)
     assert each[::2] == expected[0].tokens
     (tmp_path / "short").write_text("one\n")
     assert "short has only 1 lines" in run_fails("score", model, "--source", text, "--target", tmp_path / "short")
+
+
+def test_scores_of_long_lines_and_of_bytes_that_are_no_text(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, long, bad = tmp_path / "good", tmp_path / "long", tmp_path / "bad"
+    good.write_text("a dog\n" * 5)
+    long.write_text("a dog\n" * 4 + "x" * 1_000_001 + "\n")
+    bad.write_bytes(b"a dog\n" * 4 + b"\xff\n")
+    assert "long, line 5 has more than 1,000,000 characters" in run_fails(
+        "score", model, "--source", good, "--target", long
+    )
+    command = ["score", model, "--source", bad, "--target", good]
+    assert "bad, line 5: byte 1" in run_fails(*command)
+    assert "invalid = 'x': choose refuse or replace" in run_fails(*command, "--invalid", "x")
+    assert show(*command, "--invalid", "replace").count("\n") == 5
+    sizes: list[int] = []
+    score = Translator.score
+
+    def counted(self: Translator, sources: list[Ask], targets: list[Ask]) -> list[Score]:
+        sizes.append(len(sources))
+        return score(self, sources, targets)
+
+    monkeypatch.setattr(Translator, "score", counted)
+    monkeypatch.setattr("regard.asks.CHARACTERS", 20)
+    show("score", model, "--source", good, "--target", good)
+    assert sizes == [2, 2, 1]  # of 5 + 5 characters each
+
+
+def test_a_pair_beyond_the_models_positions_is_named(model: Path, tmp_path: Path) -> None:
+    ours, good, long = tmp_path / "model", tmp_path / "good", tmp_path / "long"
+    shutil.copytree(model, ours)
+    shape: dict[str, Any] = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "d_ff": 32, "heads": 2}
+    vocabulary = len(Tokenizer.load(ours / "tokenizer.json"))
+    limited = TransformerConfig.tiny(vocabulary, **shape, positions="learned", max_length=12)
+    storage.save(Transformer(limited), ours)
+    good.write_text("a dog\na dog\n")
+    long.write_text("a dog\ntwo men sit on\n")
+    for source, target in ((good, long), (long, good)):
+        assert run_fails("score", ours, "--source", source, "--target", target) == (
+            f"{long}:2 has 14 sub-words, the model has positions for 11: shorten it"
+        )

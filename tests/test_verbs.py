@@ -1,6 +1,8 @@
 """The verbs that use a model or make one: what they print, and one line for each mistake."""
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,9 +12,11 @@ import torch
 from typer.testing import CliRunner
 
 from regard import cli
+from regard import recipe as recipes
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.pipeline import prepare
 
 ENGLISH = ["a dog runs", "two men sit on a bench", "a woman reads", "", "the man in the hat looks at a dog"]
 GERMAN = [
@@ -34,15 +38,16 @@ def show(*arguments: str, stdin: str = "") -> str:
 
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
-    """Calls a command that must fail, and gives its one line."""
+    """Calls a command that must fail, and gives its one line; it may have `begun` to speak."""
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str, begun: bool = False) -> str:
         monkeypatch.setattr(sys, "argv", ["regard", *arguments])
         monkeypatch.delenv("REGARD_TRACEBACK", raising=False)
         with pytest.raises(SystemExit) as end:
             cli.main()
         out, error = capsys.readouterr()
-        assert (end.value.code, out) == (2, "")
+        assert end.value.code == 2
+        assert begun or not out
         assert error.count("\n") == 1
         assert error.startswith("error: ")
         return error.strip()
@@ -106,6 +111,29 @@ def test_evaluate_gives_what_sacrebleu_gives_of_the_same_translations(
     assert f"{result['perplexity']:.3f}" in narrow
 
 
+def test_evaluate_leaves_out_what_the_model_cannot_read(  # type: ignore[no-untyped-def]
+    fail, model: Path, texts: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+    encode = Tokenizer.load(tmp_path / "tokenizer.json").encode
+    lengths = [max(len(encode(english)), len(encode(german))) for english, german in zip(ENGLISH, GERMAN, strict=True)]
+    longest = max(lengths)
+    files = ["--source", texts[0], "--reference", texts[1]]
+
+    def reads(tokens: int) -> None:
+        shape = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "d_ff": 64, "max_length": tokens}
+        storage.save(Transformer(TransformerConfig.tiny(280, positions="learned", **shape)), tmp_path)  # type: ignore[arg-type]
+
+    reads(longest + 1)
+    assert json.loads(show("evaluate", str(tmp_path), *files, "--json"))["left_out"] == 0
+    reads(longest)
+    result = json.loads(show("evaluate", str(tmp_path), *files, "--json"))
+    assert (result["sentences"], result["left_out"]) == (5, lengths.count(longest))
+    assert "that are longer than the model reads" in " ".join(show("evaluate", str(tmp_path), *files).split())
+    reads(2)
+    assert "is longer than the 2 tokens the model reads" in fail("evaluate", str(tmp_path), *files)
+
+
 def test_info_of_a_model_directory(model: Path) -> None:
     account = json.loads(show("info", str(model), "--json"))
     parameters = sum(p.numel() for p in storage.load(model).parameters())
@@ -145,6 +173,7 @@ def test_mistakes_in_the_directory_of_a_model(fail, model: Path, tmp_path: Path)
     assert "no recipe.yaml" in fail("train", str(tmp_path))
     assert "there is no device 'warp' here" in fail("translate", str(model), "x", "--device", "warp")
     files = ["--source", "a", "--reference", "b"]
+    assert "trust.pdf: a picture ends in .svg or .png" in fail("evaluate", str(model), *files, "--picture", "trust.pdf")
     assert "foo" in fail("evaluate", str(model), *files, "--tokenize", "foo")
 
 
@@ -193,6 +222,44 @@ def test_mistakes_in_the_data(  # type: ignore[no-untyped-def]
     assert "expected a whole number, got 'many'" in fail("train", "quickstart", "train.steps=many")
     assert "did you mean 'tatoeba-en-es'?" in fail("data", "tatoba-en-es")
     assert "did you mean 'steps'?" in fail("train", "quickstart", "train.stpes=3")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A recipe of two steps for a corpus that holds no mistake."""
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "many").write_text("".join(f"line {n} of many\n" for n in range(400)))
+    yaml = YAML.format(tmp_path / "many", tmp_path / "many", 270).replace("hold_out: 1", "hold_out: 20")
+    (tmp_path / "my.yaml").write_text(yaml)
+    return str(tmp_path / "my.yaml")
+
+
+def test_a_place_that_cannot_be_written_to(fail, recipe: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "file").write_text("mine")
+    assert f"{tmp_path / 'file'}: Not a directory" in fail("train", recipe, "--out", str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "mine"
+    if os.geteuid() == 0:
+        return  # for root may write anywhere
+    (tmp_path / "closed").mkdir(mode=0o500)
+    closed = tmp_path / "closed" / "run"
+    assert fail("train", recipe, "--out", str(closed), begun=True) == f"error: {closed}: Permission denied"
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(  # type: ignore[no-untyped-def]
+    fail, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = tmp_path / "run"
+    for _ in ("as data are prepared", "as the run begins"):
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "fsync", full)
+            assert "No space left on device" in fail("train", recipe, "--out", str(run), begun=True)
+        assert not run.exists() or not list(run.iterdir())
+        prepare(recipes.load(recipe))  # has room again
+    assert not list((tmp_path / "cache").rglob(".preparing-*"))
+    show("train", recipe, "--out", str(run))
 
 
 def test_a_run_that_is_there_is_not_overwritten_by_mistake(fail, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -1,10 +1,11 @@
 """Models in the formats of other programs: CTranslate2, ONNX and Hugging Face out, Hugging Face in."""
 
+import json
 from pathlib import Path
 
-from regard.convert import ctranslate2, huggingface, onnx
+from regard.convert import ctranslate2, foreign, huggingface, onnx
 from regard.convert.source import TOKENIZER, Source
-from regard.files import new_directory
+from regard.files import new_directory, write_whole
 from regard.models import storage
 
 FORMATS = ("ctranslate2", "hf", "onnx")
@@ -29,9 +30,16 @@ def export(model_dir: str | Path, out_dir: str | Path, to: str, *, quantization:
             onnx.write(source, directory)
 
 
-def import_(hf_dir: str | Path, out_dir: str | Path) -> None:
-    """Write a Marian, BART, Pegasus or mBART of Hugging Face's as a model directory of regard's."""
+def import_(hf_dir: str | Path, out_dir: str | Path) -> list[str]:
+    """Write a Marian, BART, Pegasus or mBART of Hugging Face's as a model directory of regard's.
+
+    Of how it generates, the beam is kept, in decode.json; the rest is returned in words.
+    """
     model, tokenizer = huggingface.read(Path(hf_dir))
+    decode, left = foreign.generation(foreign.about_model(Path(hf_dir)))
     with new_directory(out_dir) as directory:
         storage.save(model, directory)
         tokenizer.save(directory / TOKENIZER)
+        if decode:
+            write_whole(directory / "decode.json", json.dumps(decode) + "\n")
+    return left

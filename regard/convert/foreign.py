@@ -20,6 +20,15 @@ from regard.files import write_whole
 
 SETTINGS = "tokenizer_config.json"
 MARIAN = ("source.spm", "vocab.json")
+CONFIG, GENERATION = "config.json", "generation_config.json"
+OPTIONS = {  # how they generate, and how `regard translate` is asked for the same
+    "no_repeat_ngram_size": "--block {}",
+    "min_length": "--shortest {}",
+    "repetition_penalty": "--repetition {}",
+    "num_beam_groups": "--groups {}",
+    "early_stopping": "--patience 1",
+    "do_sample": "--sample 1",
+}
 
 
 def write(tokenizer: Rust, directory: Path) -> None:
@@ -45,6 +54,33 @@ def settings(directory: Path, name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a JSON object")
     return content
+
+
+def about_model(directory: Path) -> dict[str, Any]:
+    """What a directory says of its model, and of how to generate with it."""
+    told = settings(directory, GENERATION)
+    return settings(directory, CONFIG) | {key: value for key, value in told.items() if value is not None}
+
+
+def generation(about: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
+    """What a recipe's section `decode` can hold of how to generate, and in words what it cannot.
+
+    >>> generation({"num_beams": 6, "length_penalty": 0.8, "no_repeat_ngram_size": 3, "min_length": 0})
+    ({'beam': 6}, ['length_penalty = 0.8 (--penalty mean --alpha 0.8)', 'no_repeat_ngram_size = 3 (--block 3)'])
+    """
+    beams = about.get("num_beams", 1)
+    if not isinstance(beams, int) or beams < 1:
+        raise ValueError(f"num_beams = {beams!r} is not a number of hypotheses: mend it in {GENERATION}")
+    left = [] if beams == 1 else [_option("length_penalty", about.get("length_penalty", 1.0))]
+    neutral = {"repetition_penalty": 1.0, "num_beam_groups": 1}
+    left += [_option(name, about[name]) for name in OPTIONS if about.get(name) not in (None, neutral.get(name, 0))]
+    if several := sum(len(words) > 1 for words in about.get("bad_words_ids") or []):
+        left.append(f"bad_words_ids of several tokens: {several} (--forbid)")
+    return ({} if beams == 1 else {"beam": beams}), left
+
+
+def _option(name: str, value: object) -> str:
+    return f"{name} = {value} ({OPTIONS.get(name, '--penalty mean --alpha {}').format(value)})"
 
 
 def read(directory: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from regard.convert import foreign
+from regard.convert.foreign import CONFIG, GENERATION
 from regard.convert.source import Source, refuse, same_heads
 from regard.core.positions import sinusoid
 from regard.data.tokenizers import Tokenizer
@@ -29,7 +30,7 @@ from regard.data.vocabulary import BOS, EOS, PAD
 from regard.files import write_whole
 from regard.models.transformer import Transformer, TransformerConfig
 
-CONFIG, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
+WEIGHTS = "model.safetensors"
 POSITIONS = 1024  # that transformers tabulates of the sinusoids
 BEFORE = 2  # rows of BART's table before position 0
 NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
@@ -103,10 +104,9 @@ def write(source: Source, directory: Path) -> None:
 
 def read(directory: Path) -> tuple[Transformer, Tokenizer]:
     """The model and the tokenizer of a directory of Hugging Face's."""
-    about = foreign.settings(directory, CONFIG)
-    if not about:
+    if not foreign.settings(directory, CONFIG):
         raise ValueError(f"{directory} is not a directory of a Hugging Face model: it has no {CONFIG}")
-    about |= {key: value for key, value in foreign.settings(directory, GENERATION).items() if value is not None}
+    about = foreign.about_model(directory)
     if not isinstance(name := about.get("model_type"), str) or name not in KINDS:
         raise ValueError(f"{directory / CONFIG}: model_type = {name!r} cannot be imported, only {', '.join(KINDS)}")
     content = foreign.read(directory)

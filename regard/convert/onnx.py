@@ -9,6 +9,7 @@ of the memory, memory_keys.i and memory_values.i (B, G, S, d). decoder.onnx appe
 keys.i and values.i, the past of the next step. B, S, K and T are free.
 """
 
+import copy
 import json
 import logging
 import warnings
@@ -37,7 +38,7 @@ CONFIG, ENCODER, DECODER = "config.json", "encoder.onnx", "decoder.onnx"
 
 def write(source: Source, directory: Path) -> None:
     """Write encoder.onnx, decoder.onnx, config.json and tokenizer.json into an empty directory."""
-    c, model = source.config, source.model
+    c, model = source.config, _own(source.model)
     refuse(c, "our ONNX graph", feed_forward=(*ACTIVATIONS, *GATES))  # a convolution has a past of its own
     for package in ("onnx", "onnxscript"):
         need(package)
@@ -76,6 +77,11 @@ def write(source: Source, directory: Path) -> None:
     write_whole(directory / TOKENIZER, source.tokenizer.to_str(pretty=True) + "\n")
 
 
+def _own(model: Transformer) -> Transformer:
+    """A model with the same tensors, whose modules may be changed."""
+    return copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())})
+
+
 class _Encoder(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -94,9 +100,9 @@ class _Encoder(nn.Module):
 class _Decoder(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
-        self.model = model
+        self.model = _own(model)
         layer: Any
-        for layer in model.decoder.layers:
+        for layer in self.model.decoder.layers:
             layer.cross_attention.sublayer = _Read(layer.cross_attention.sublayer)
 
     def forward(

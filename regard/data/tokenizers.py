@@ -35,6 +35,7 @@ from regard.files import write_whole
 KINDS = ("bpe", "unigram", "wordpiece", "byte", "char", "none")
 UNK, UNKNOWN = len(SPECIALS), "<unk>"
 RESERVED = (*SPECIALS, UNKNOWN)
+MOST = 2**24  # entries: a learner makes room for all of them before it begins
 
 # A forked process has no threads of Rust's: it must encode with its own. Older `tokenizers` warn of that, except where
 # the variable is set.
@@ -65,6 +66,8 @@ class TokensConfig:
         fewest = {"bpe": 260, "unigram": 261, "byte": 0}.get(self.kind, 5)  # specials, bytes, a token
         if self.size < fewest and not (self.size == 0 and self.kind in ("char", "none")):
             raise ValueError(f"tokens.size = {self.size} is too small: {self.kind} needs at least {fewest}")
+        if self.size > MOST:
+            raise ValueError(f"tokens.size = {self.size} is too large: it is at most {MOST:,}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"tokens.dropout lies in [0, 1), got {self.dropout}")
         if self.dropout and self.kind != "bpe":

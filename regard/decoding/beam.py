@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from regard.decoding.edits import edit, log_soft_max, needed, obey
 from regard.decoding.protocol import (
     FLOOR,
-    Best,
     Floats,
     Hypothesis,
     Ints,
@@ -44,9 +43,15 @@ def length_penalty(length: int, alpha: float, penalty: str = "paper") -> float:
 
 
 def maximum(request: Request, config: SearchConfig, longest: int | None) -> int:
-    """How many tokens an output may have, eos included."""
+    """How many tokens an output may have, eos included; a `ValueError` if they are too few for `shortest`."""
     limit = len(request.source) + config.extra
-    return limit if longest is None else min(limit, longest)
+    limit = limit if longest is None else min(limit, longest)
+    if config.shortest > limit:
+        raise ValueError(
+            f"shortest = {config.shortest}: an output for these {len(request.source)} tokens has at most {limit}: "
+            f"lower it, or raise extra = {config.extra}"
+        )
+    return limit
 
 
 def whole(config: SearchConfig, request: Request) -> bool:
@@ -54,19 +59,26 @@ def whole(config: SearchConfig, request: Request) -> bool:
     return bool(request.prefix) or needed(config, request)
 
 
+class Candidates(NamedTuple):
+    """The n best continuations of each row, (R, n) each."""
+
+    gain: Floats  # log p by which they are ranked
+    token: Ints
+    log_p: Floats  # the model's own, which `repetition` has not made worse
+
+
 class Step(NamedTuple):
     """How the rows after a step came about, (R,) each."""
 
     tokens: Ints
     parents: Ints  # the row before the step that a row continues
-    log_p: Floats  # of the token
+    log_p: Floats  # of the token, the model's own
 
 
 class Ended(NamedTuple):
     """A finished hypothesis: a row, and the token in which it ended."""
 
     score: float
-    log_probability: float
     steps: int  # that the search had done
     row: int  # at that time
     length: int  # of the row
@@ -116,6 +128,7 @@ class Beam:
         self._state = np.zeros(0, numbers)
         self._row = np.empty((0, K), np.int64)  # of each beginning, (A, K): at first one for all
         self._newest = np.empty(0, np.int64)  # (R,): the last token of each row
+        self._written: list[list[int]] = []  # by each row, where `_whole`
         self._past: list[Step] = []
         self._steps = 0  # of the past, those no longer kept included
 
@@ -130,27 +143,32 @@ class Beam:
         new["norm"] = [length_penalty(n, config.alpha, config.penalty) for n in new["limit"].tolist()]
         new["bound"] = new["log_p"] = -math.inf
         new["log_p"][:, :: self._group] = 0.0  # one beginning for each group
+        if not self._whole and any(whole(config, request) for _, request in indexed):
+            self._whole, owner = True, self._owner().tolist()
+            lengths = self._state["length"].tolist()
+            self._written = [self._read(self._steps, r, lengths[a])[0] for r, a in enumerate(owner)]
+        if self._whole:
+            self._written += [[] for _ in indexed]
         self._state = np.append(self._state, new)
         self._row = np.append(self._row, np.tile(len(self) + np.arange(A)[:, None], self.width), axis=0)
         self._newest = np.append(self._newest, np.full(A, self._special.bos))
         self._sentences += [Sentence(i, request, [[] for _ in range(config.groups)]) for i, request in indexed]
-        self._whole = self._whole or any(whole(config, request) for _, request in indexed)
 
     def step(self, rows: Rows) -> list[tuple[int, list[Hypothesis]]]:
         state, A, K, G, W = self._state, len(self._state), self.width, self._config.groups, self._group
-        gain, token = self._candidates(rows)  # (R, n)
+        gain, token, own = self._candidates(rows)  # (R, n)
         if len(self) < A * K:
-            gain, token = gain[self._row], token[self._row]
+            gain, token, own = gain[self._row], token[self._row], own[self._row]
         total: NDArray[np.float64] = state["log_p"].reshape(-1, 1) + gain.reshape(A * K, -1)  # (A·K, n)
         best, go_on = self._choose(total, token)  # (A, G, C), (A, K): where in `total`
         state["length"] += 1
         full = state["length"] == state["limit"]
         ends = (token.take(best[:, :, :W]) == self._special.eos) | full[:, None, None]
         if ends.any():
-            self._finish(ends, best, total, gain, token)
+            self._finish(ends, best, total, own, token)
 
         parent = self._row.take(go_on // total.shape[1])
-        gain, token, log_p = gain.take(go_on), token.take(go_on), total.take(go_on)  # (A, K)
+        own, token, log_p = own.take(go_on), token.take(go_on), total.take(go_on)  # (A, K)
         log_p[token == self._special.eos] = -math.inf  # there were not enough others
         # log P only falls, and lp is largest at the limit: a beginning can come to no more than log P / lp(limit).
         stay = (log_p.reshape(A, G, W).max(2) / state["norm"][:, None] > state["bound"]).any(1) & ~full
@@ -162,9 +180,9 @@ class Beam:
         else:
             outputs = [(self._sentences[a].index, self._outputs(a)) for a in np.flatnonzero(~stay).tolist()]
             self._sentences = [self._sentences[a] for a in np.flatnonzero(stay).tolist()]
-            parent, gain, token, self._state = parent[stay], gain[stay], token[stay], state[stay]
+            parent, own, token, self._state = parent[stay], own[stay], token[stay], state[stay]
             self._state["log_p"] = log_p[stay]
-        self._write(rows, parent, gain, token)
+        self._write(rows, parent, own, token)
         return outputs
 
     def settled(self, index: int) -> list[int]:
@@ -174,28 +192,35 @@ class Beam:
         said += [self._hypothesis(ended).tokens for ended in chain(*self._sentences[a].kept)]
         return common_beginning(said)
 
-    def _candidates(self, rows: Rows) -> Best:
+    def _owner(self) -> Ints:
+        """The sentence of each row, (R,)."""
+        return np.repeat(np.arange(len(self._sentences)), np.diff(self._row[:, 0], append=len(self)))
+
+    def _candidates(self, rows: Rows) -> Candidates:
         """The n best continuations of each row, (R, n); of a row inside a prefix nothing but the prefix."""
         if not self._whole:
-            return rows.best(self._newest, self._n, normalise=not self._bare)
+            best = rows.best(self._newest, self._n, normalise=not self._bare)
+            return Candidates(*best, best.scores)
         log_p = log_soft_max(rows.step(self._newest))  # (R, V)
+        own = log_p.copy() if self._config.repetition != 1.0 else None
         inside = np.flatnonzero(self._state["length"] < self._state["prefix"])
         row = self._row[inside, 0]
         token = [self._sentences[a].request.prefix[self._state["length"][a]] for a in inside.tolist()]
         forced = np.maximum(log_p[row, token], FLOOR)
         if any(needed(self._config, sentence.request) for sentence in self._sentences):
-            owner = np.repeat(np.arange(len(self._sentences)), np.diff(self._row[:, 0], append=len(self)))  # (R,)
-            length = self._state["length"][owner].tolist()
-            written = [self._read(self._steps, r, n)[0] for r, n in enumerate(length)]
+            owner = self._owner()
             requests = [self._sentences[a].request for a in owner.tolist()]
-            edit(log_p, written, requests, self._config, self._special)
+            edit(log_p, self._written, requests, self._config, self._special)
             alive = self._row[self._state["log_p"] > -math.inf]  # what the others have written is nothing
             for r in {*alive.tolist()}:
                 if requests[r].rule is not None:
-                    obey(log_p[r], written[r], requests[r], int(self._state["limit"][owner[r]]))
+                    obey(log_p[r], self._written[r], requests[r], int(self._state["limit"][owner[r]]))
         log_p[row] = -math.inf
         log_p[row, token] = forced
-        return best_of(log_p, self._n, normalise=False)
+        best = best_of(log_p, self._n, normalise=False)
+        if own is None:
+            return Candidates(*best, best.scores)
+        return Candidates(*best, np.maximum(np.take_along_axis(own, best.tokens, 1), FLOOR))
 
     def _choose(self, total: NDArray[np.float64], token: Ints) -> tuple[Ints, Ints]:
         """The C best candidates of each group, the best first, (A, G, C), and those that go on, (A, K)."""
@@ -218,7 +243,7 @@ class Beam:
         return (best[0][:, None], go_on[0]) if G == 1 else (np.stack(best, axis=1), np.concatenate(go_on, axis=1))
 
     def _finish(
-        self, ends: NDArray[np.bool_], best: Ints, total: NDArray[np.float64], gain: Floats, token: Ints
+        self, ends: NDArray[np.bool_], best: Ints, total: NDArray[np.float64], own: Floats, token: Ints
     ) -> None:
         """Keep the candidates that end, if they are good enough."""
         config, n = self._config, total.shape[1]
@@ -232,7 +257,7 @@ class Beam:
             score = p / length_penalty(length, config.alpha, config.penalty)
             if score > self._state["bound"][a, g]:
                 kept, row = self._sentences[a].kept[g], int(self._row.take(at // n))
-                end = Ended(score, p, self._steps, row, length - 1, int(token.take(at)), float(gain.take(at)))
+                end = Ended(score, self._steps, row, length - 1, int(token.take(at)), float(own.take(at)))
                 insort(kept, end, key=lambda ended: -ended.score)  # after its equals
                 del kept[self._keep :]
                 if len(kept) == self._keep:
@@ -243,7 +268,7 @@ class Beam:
         length = int(self._state["length"][a]) - 1
         norm = length_penalty(max(length, 1), self._config.alpha, self._config.penalty)
         ended = list(chain(*self._sentences[a].kept)) or [
-            Ended(p / norm, p, self._steps, row, length, None, 0.0)
+            Ended(p / norm, self._steps, row, length, None, 0.0)
             for p, row in zip(self._state["log_p"][a].tolist(), self._row[a].tolist(), strict=True)
             if p > -math.inf
         ]
@@ -262,21 +287,24 @@ class Beam:
                 tokens.append(ended.token)
         if self._bare:
             return Hypothesis(tokens, math.nan, math.nan, [])
-        return Hypothesis(tokens, ended.score, ended.log_probability, scores)
+        return Hypothesis(tokens, ended.score, math.fsum(scores), scores)
 
-    def _write(self, rows: Rows, parent: Ints, gain: Floats, token: Ints) -> None:
+    def _write(self, rows: Rows, parent: Ints, own: Floats, token: Ints) -> None:
         """Continue the rows of the parents, all (A, K): with all beginnings, or with one as far as a prefix goes."""
         A, K = token.shape
         if self._whole and (inside := self._state["length"] <= self._state["prefix"]).any():
             count = np.where(inside, 1, K)[:, None]
             self._row = count.cumsum()[:, None] - count + np.minimum(np.arange(K), count - 1)
             first = np.arange(K) < count
-            parent, gain, token = parent[first], gain[first], token[first]
+            parent, own, token = parent[first], own[first], token[first]
         else:
             self._row = np.arange(A * K).reshape(A, K)
         self._newest, parent = token.ravel(), parent.ravel()
         rows.reorder(parent)
-        self._past.append(Step(self._newest, parent, gain.ravel()))
+        if self._whole:
+            pairs = zip(parent.tolist(), self._newest.tolist(), strict=True)
+            self._written = [[*self._written[r], token] for r, token in pairs]
+        self._past.append(Step(self._newest, parent, own.ravel()))
         self._steps += 1
         if len(self._past) > PAST:
             del self._past[: len(self._past) - int(self._state["length"].max(initial=0))]

@@ -10,7 +10,7 @@ nothing is: so every output contains its phrases.
 
 import math
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -119,34 +119,44 @@ class Goal:
         return enough
 
 
-def check(request: Request, config: SearchConfig, special: Special, maximum: int) -> None:
-    """Refuse what no output of at most `maximum` tokens can satisfy: a `ValueError` names the phrase."""
-    forbidden = request.forbidden
+def check(
+    request: Request,
+    config: SearchConfig,
+    special: Special,
+    maximum: int,
+    show: Callable[[tuple[int, ...]], str] = str,
+) -> None:
+    """Refuse what no output of at most `maximum` tokens can satisfy: a `ValueError` has the phrase as `show` has it."""
+    forbidden, prefix = request.forbidden, request.prefix
     for phrase in request.required:
         if not phrase:
             raise ValueError("a required phrase is empty: leave it out")
         if held := {*phrase} & {*special}:
-            raise ValueError(f"the required phrase {phrase} holds the mark {min(held)}, which is no part of a text")
+            raise ValueError(
+                f"the required phrase {show(phrase)} holds the mark {min(held)}, which is no part of a text"
+            )
         if inner := next((other for other in forbidden if contains(phrase, other)), None):
-            raise ValueError(f"the required phrase {phrase} contains {inner}, which is forbidden: drop one of them")
-    if held := {*request.prefix} & {*special}:
-        raise ValueError(f"the prefix {request.prefix} holds the mark {min(held)}, which is no part of a text")
+            raise ValueError(
+                f"the required phrase {show(phrase)} contains {show(inner)}, which is forbidden: drop one of them"
+            )
+    if held := {*prefix} & {*special}:
+        raise ValueError(f"the prefix {show(prefix)} holds the mark {min(held)}, which is no part of a text")
     if request.required and config.groups > 1:
         raise ValueError(
-            f"groups = {config.groups}: a diverse beam cannot be held to phrases such as {request.required[0]}"
+            f"groups = {config.groups}: a diverse beam cannot be held to phrases such as {show(request.required[0])}"
         )
-    if inner := next((other for other in forbidden if contains(request.prefix, other)), None):
-        raise ValueError(f"the prefix {request.prefix} contains {inner}, which is forbidden: drop one of them")
+    if inner := next((other for other in forbidden if contains(prefix, other)), None):
+        raise ValueError(f"the prefix {show(prefix)} contains {show(inner)}, which is forbidden: drop one of them")
     goal = Goal(request, config)
-    lacking, room = goal.after(goal.start, request.prefix), maximum - len(request.prefix)
+    lacking, room = goal.after(goal.start, prefix), maximum - len(prefix)
     if lacking.tokens > room:
         raise ValueError(
-            f"the required phrases {', '.join(map(str, lacking.phrases))} need {lacking.tokens} tokens, but an output "
+            f"the required phrases {', '.join(map(show, lacking.phrases))} need {lacking.tokens} tokens, but an output "
             f"of at most {maximum} has room for {room} after its prefix: require less, or raise extra = {config.extra}"
         )
-    if not goal.feasible(lacking, request.prefix, room):
+    if not goal.feasible(lacking, prefix, room):
         raise ValueError(
-            f"the required phrases {', '.join(map(str, lacking.phrases))} do not fit into {room} tokens without "
+            f"the required phrases {', '.join(map(show, lacking.phrases))} do not fit into {room} tokens without "
             f"writing what is forbidden where they meet: raise extra = {config.extra}"
         )
 
@@ -164,8 +174,8 @@ class Beginning(NamedTuple):
     """An unfinished hypothesis."""
 
     tokens: list[int]
-    scores: list[float]  # log p of each
-    log_p: float  # of all
+    scores: list[float]  # the model's own log p of each
+    log_p: float  # of all, as they are ranked
     lacking: Lacking
 
 
@@ -175,8 +185,8 @@ class Candidate(NamedTuple):
     row: int  # of the beginning
     beginning: Beginning
     token: int
-    gain: float  # log p of the token
-    log_p: float  # of all
+    own: float  # the model's log p of the token
+    log_p: float  # of all, as they are ranked
     lacking: Lacking  # after it
 
 
@@ -228,7 +238,6 @@ class Constrained:
     def add(self, indexed: list[tuple[int, Request]]) -> None:
         for index, request in indexed:
             limit, edited = maximum(request, self._config, self._longest), needed(self._config, request)
-            check(request, self._config, self._special, limit)
             goal = Goal(request, self._config)
             nothing = Beginning([], [], 0.0, goal.start)
             self._sentences.append(Sentence(index, request, goal, limit, edited, [nothing]))
@@ -253,10 +262,12 @@ class Constrained:
             for beginning in sentence.beginnings:
                 t, prefix = len(beginning.tokens), sentence.request.prefix
                 for token in [prefix[t]] if t < len(prefix) else dict.fromkeys(best[r] + helpful[r]):
-                    gain = max(float(own[r, token]), FLOOR) if t < len(prefix) else float(log_p[r, token])
+                    known = max(float(own[r, token]), FLOOR)
+                    gain = known if t < len(prefix) else float(log_p[r, token])
                     if gain > -math.inf:
                         lacking = sentence.goal.after(beginning.lacking, [token])
-                        candidates.append(Candidate(r, beginning, token, gain, beginning.log_p + gain, lacking))
+                        known = gain if self._config.repetition == 1.0 else known
+                        candidates.append(Candidate(r, beginning, token, known, beginning.log_p + gain, lacking))
                 r += 1
             candidates.sort(key=lambda candidate: -candidate.log_p)  # of equals the better beginning, the lower id
             go_on = self._choose(sentence, candidates)
@@ -280,6 +291,9 @@ class Constrained:
         goal, tokens, lacking = sentence.goal, beginning.tokens, beginning.lacking
         log_p[self._special.eos] = -math.inf
         helpful = goal.helpful(lacking, tokens)
+        if sentence.request.refusal is not None:
+            refused = {*sentence.request.refusal.refused(tokens)}
+            helpful = [token for token in helpful if token not in refused]
         for token in helpful:
             if log_p[token] == -math.inf:
                 log_p[token] = max(own[token], FLOOR)
@@ -303,7 +317,8 @@ class Constrained:
                 done = _continued(candidate)
                 score = done.log_p / length_penalty(len(done.scores), config.alpha, config.penalty)
                 tokens = done.tokens[:-1] if candidate.token == eos else done.tokens
-                insort(sentence.kept, Hypothesis(tokens, score, done.log_p, done.scores), key=lambda h: -h.score)
+                found = Hypothesis(tokens, score, math.fsum(done.scores), done.scores)
+                insort(sentence.kept, found, key=lambda h: -h.score)
                 del sentence.kept[config.best :]
                 sentence.ended += 1
         go_on = share([candidate for candidate in candidates if candidate.token != eos], self.width)
@@ -323,7 +338,7 @@ class Constrained:
         for tokens, scores, log_p, lacking in sentence.beginnings:
             if not lacking.phrases:
                 norm = length_penalty(max(len(scores), 1), config.alpha, config.penalty)
-                outputs.append(Hypothesis(tokens, log_p / norm, log_p, scores))
+                outputs.append(Hypothesis(tokens, log_p / norm, math.fsum(scores), scores))
         if not outputs:
             phrases = ", ".join(map(str, sentence.request.required))
             raise ValueError(f"no output was found that contains {phrases} and nothing that is forbidden: forbid less")
@@ -332,5 +347,5 @@ class Constrained:
 
 def _continued(candidate: Candidate) -> Beginning:
     before = candidate.beginning
-    tokens, scores = [*before.tokens, candidate.token], [*before.scores, candidate.gain]
+    tokens, scores = [*before.tokens, candidate.token], [*before.scores, candidate.own]
     return Beginning(tokens, scores, candidate.log_p, candidate.lacking)

@@ -41,7 +41,7 @@ def needed(config: SearchConfig, request: Request) -> bool:
     if () in request.forbidden:
         raise ValueError("a forbidden phrase is empty, and every output contains it: leave it out")
     edits = config.shortest or config.block or config.repetition != 1.0 or request.forbidden
-    return bool(edits) or request.rule is not None
+    return bool(edits) or request.rule is not None or request.refusal is not None
 
 
 def edit(
@@ -55,8 +55,8 @@ def edit(
 
     `written` holds for each row what it says so far, a prefix included and bos left out; `requests` whose row it is.
     The end is forbidden before `shortest` tokens, what would complete an n-gram of length `block` a second time, and
-    what would complete a forbidden phrase. A token already written has its log-probability, which is not above 0,
-    multiplied by `repetition` (Keskar et al., 2019).
+    what would complete a forbidden phrase or is refused. A token already written has its log-probability, which is not
+    above 0, multiplied by `repetition` (Keskar et al., 2019).
 
     >>> log_p = np.log(np.full((1, 5), 0.2, dtype=np.float32))
     >>> edit(log_p, [[3, 4, 3]], [Request([2], forbidden=((1,),))], SearchConfig(block=2), Special(1, 2, 0))
@@ -76,6 +76,8 @@ def edit(
     for r, request in enumerate(requests):
         if request.forbidden:
             log_p[r, completing(request.forbidden, written[r])] = -math.inf
+        if request.refusal is not None:
+            log_p[r, request.refusal.refused(written[r])] = -math.inf
 
 
 def obey(log_p: Floats, written: Sequence[int], request: Request, limit: int) -> None:

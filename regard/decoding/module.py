@@ -4,7 +4,8 @@ Letters: B sentences, S source length, R rows, K rows for each sentence, V vocab
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,8 +46,8 @@ class Module:
     """A PyTorch model as a `Searchable`, on the device where it is, in eval mode.
 
     Sentences that start together are one padded batch, so their scores hang, in the last digits, on the company they
-    are in. `bitwise` gives each a batch of its own: then shapes, and with one thread for PyTorch every bit, depend on
-    nothing but the sentence; it takes longer.
+    are in. `bitwise` gives each a batch of its own and PyTorch one thread: then every bit depends on nothing but the
+    sentence; it takes longer.
     """
 
     ragged = False
@@ -84,19 +85,22 @@ class ModuleRows:
                     f"a sentence has the ids {min(ids)} to {max(ids)}, the model reads 0 to "
                     f"{module.source_vocabulary - 1}: was it made with another tokenizer?"
                 )
-        for batch in [[ids] for ids in sources] if module.bitwise else [sources]:
-            source = np.full((len(batch), max(map(len, batch))), module.pad)
-            for line, ids in zip(source, batch, strict=True):
-                line[: len(ids)] = ids
-            self._groups.append(_Group(module.model, torch.from_numpy(source).to(module.device)))
+        with _one_thread(module.bitwise):
+            for batch in [[ids] for ids in sources] if module.bitwise else [sources]:
+                source = np.full((len(batch), max(map(len, batch))), module.pad)
+                for line, ids in zip(source, batch, strict=True):
+                    line[: len(ids)] = ids
+                self._groups.append(_Group(module.model, torch.from_numpy(source).to(module.device)))
 
     @torch.inference_mode()
     def step(self, tokens: Ints) -> Floats:
-        return _joined([logits.cpu().numpy() for logits in self._logits(tokens)])
+        with _one_thread(self._module.bitwise):
+            return _joined([logits.cpu().numpy() for logits in self._logits(tokens)])
 
     @torch.inference_mode()
     def best(self, tokens: Ints, n: int, *, normalise: bool = True) -> Best:
-        parts = [_best(logits, n, normalise) for logits in self._logits(tokens)]
+        with _one_thread(self._module.bitwise):
+            parts = [_best(logits, n, normalise) for logits in self._logits(tokens)]
         return Best(_joined([part.scores for part in parts]), _joined([part.tokens for part in parts]))
 
     @torch.inference_mode()
@@ -143,6 +147,19 @@ class _Group:
             self.memories, chosen = len(memory), torch.from_numpy(memory).to(self.device)
             self.memory = self.memory.reorder(chosen)
         self.cache.reorder(torch.from_numpy(rows).to(self.device), chosen)
+
+
+@contextmanager
+def _one_thread(wanted: bool) -> Iterator[None]:
+    """Where it is wanted, PyTorch has one thread, for the calling one, as long as this lasts."""
+    before = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if wanted:
+            torch.set_num_threads(before)
 
 
 def _in_order(index: Ints, size: int) -> bool:

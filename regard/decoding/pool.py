@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from itertools import chain
 from threading import Event, Lock
 from typing import Protocol
 
@@ -57,11 +59,19 @@ def search(
     for name, value in (("rows", rows), ("tokens", tokens), ("workers", workers)):
         if value < 1:
             raise ValueError(f"{name} = {value}: it must be at least 1")
+    for i, request in enumerate(requests):
+        _check(request, i, model, config, special)
+    if config.sampling is not None and config.best > rows:  # no draw hangs on another: in rounds, then
+        rounds = -(-config.best // rows)
+        each = -(-config.best // rounds)
+        parts = [replace(request, draw=request.draw + n * each) for request in requests for n in range(rounds)]
+        some = replace(config, best=each)
+        found = search(model, parts, some, special, rows=rows, tokens=tokens, workers=workers)
+        return [[*chain(*found[i : i + rounds])][: config.best] for i in range(0, len(found), rounds)]
     # Where all scores are needed, they come in another way, which may round otherwise: such sentences stay apart, so
     # that nobody's output hangs on whether there are any.
     queues: dict[tuple[Kind, bool], deque[int]] = {}
     for i in sorted(range(len(requests)), key=lambda i: -len(requests[i].source)):
-        _check(requests[i], i, model, config, special)
         queues.setdefault((_kind(requests[i], config), whole(config, requests[i])), deque()).append(i)
     results: list[list[Hypothesis]] = [[] for _ in requests]
     workers = min(workers, len(requests))
@@ -159,7 +169,7 @@ def _check(request: Request, index: int, model: Searchable, config: SearchConfig
     if request.required:
         check(request, config, special, limit)
     if request.rule is not None:
-        if request.required or request.forbidden or config.shortest or config.block:
+        if request.required or request.forbidden or request.refusal or config.shortest or config.block:
             raise ValueError(
                 f"sentence {index} has a rule, which says all that may be written: leave required and forbidden "
                 "phrases, `shortest` and `block` out"

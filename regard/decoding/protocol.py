@@ -72,6 +72,13 @@ class Rule(Protocol):
         """
 
 
+class Refusal(Protocol):
+    """What an output must not become: as a rule, but it says what may not follow, and all else may."""
+
+    def refused(self, written: Sequence[int]) -> Sequence[int]:
+        """The ids that must not follow what is written."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A sentence to be searched for, and what its output must be like."""
@@ -81,7 +88,9 @@ class Request:
     required: tuple[tuple[int, ...], ...] = ()  # phrases that it contains
     forbidden: tuple[tuple[int, ...], ...] = ()  # phrases that it does not contain
     seed: int = 0  # of its random numbers, where there are any
+    draw: int = 0  # the number of its first output, where they are drawn by chance
     rule: Rule | None = None  # which tokens may follow which
+    refusal: Refusal | None = None  # which may not
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,7 @@ class Hypothesis:
 
     tokens: list[int]  # without bos and eos
     score: float  # by which hypotheses are ranked: log P over a norm of the length; NaN if not asked for
-    log_probability: float  # log P of the tokens and of eos
+    log_probability: float  # log P of the tokens and of eos, the model's own: `repetition` is in the score alone
     token_scores: list[float]  # its parts: log p of each token, and of eos unless it was cut
 
 

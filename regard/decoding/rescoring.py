@@ -7,6 +7,16 @@ from dataclasses import replace
 from regard.decoding.protocol import Hypothesis
 
 
+def turned(hypothesis: Hypothesis) -> Hypothesis:
+    """What was written from its last token to its first, as it is read.
+
+    >>> turned(Hypothesis([5, 6, 7], -3.0, -3.0, [-0.5, -1.0, -1.25, -0.25]))
+    Hypothesis(tokens=[7, 6, 5], score=-3.0, log_probability=-3.0, token_scores=[-1.25, -1.0, -0.5, -0.25])
+    """
+    tokens, scores = hypothesis.tokens, hypothesis.token_scores
+    return replace(hypothesis, tokens=tokens[::-1], token_scores=scores[: len(tokens)][::-1] + scores[len(tokens) :])
+
+
 def rescore(hypotheses: Sequence[Hypothesis], scores: Sequence[float], weight: float) -> list[Hypothesis]:
     """The hypotheses with the score: their own + weight · the other, the best first; of equals the earlier first.
 

@@ -69,15 +69,21 @@ def _reaching(values: Floats, p: Floats, mass: float) -> Floats:
     return np.take_along_axis(values, np.minimum(last, p.shape[1] - 1), 1)
 
 
-def chances(seed: int, draw: int, count: int) -> NDArray[np.float64]:
-    """The random numbers of a draw, in [0, 1), one for each position: the same on every machine.
+def chances(seed: int, draw: int, count: int, first: int = 0) -> NDArray[np.float64]:
+    """The random numbers of a draw, in [0, 1), one for each position from `first` on: the same on every machine.
 
     >>> chances(7, 0, 100)[:3].tolist() == chances(7, 0, 3).tolist() != chances(7, 1, 3).tolist()
     True
+    >>> chances(7, 0, 100)[90:].tolist() == chances(7, 0, 10, first=90).tolist()
+    True
     """
-    # Raw bits of a counter-based generator: numpy promises them, but not how its own `random` uses them.
-    bits = np.random.Philox(key=seed, counter=[0, 0, 0, draw]).random_raw(count)
+    # Raw bits of a counter-based generator: numpy promises them, but not how its own `random` uses them. They come
+    # four at a time.
+    bits = np.random.Philox(key=seed, counter=[first // 4, 0, 0, draw]).random_raw(first % 4 + count)[first % 4 :]
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+AHEAD = 64  # random numbers that are made at a time
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,6 @@ class _Sentence:
     request: Request
     limit: int  # tokens of an output, eos included
     edited: bool
-    chances: NDArray[np.float64]  # (D, limit)
     outputs: dict[int, Hypothesis] = field(default_factory=dict)  # by number of the draw
 
 
@@ -98,12 +103,21 @@ class _Draw:
     numbers: range
     tokens: list[int]
     scores: list[float]
+    chances: list[float] = field(default_factory=list)  # a number for each position, as far as they are known
 
     def split(self) -> "list[_Draw]":
         """What becomes of it now: itself, or each draw on its own."""
         if len(self.numbers) == 1 or len(self.tokens) < len(self.sentence.request.prefix):
             return [self]
         return [_Draw(self.sentence, range(n, n + 1), [*self.tokens], [*self.scores]) for n in self.numbers]
+
+    def chance(self) -> float:
+        """The random number behind the next token."""
+        request, known = self.sentence.request, len(self.chances)
+        if len(self.tokens) >= known:
+            more = len(self.tokens) - known + AHEAD
+            self.chances.extend(chances(request.seed, request.draw + self.numbers.start, more, known).tolist())
+        return self.chances[len(self.tokens)]
 
 
 class Sampling:
@@ -126,8 +140,7 @@ class Sampling:
             if request.seed < 0:
                 raise ValueError(f"seed = {request.seed}: it must be at least 0")
             limit = maximum(request, self._config, self._longest)
-            random = np.stack([chances(request.seed, n, limit) for n in range(self.width)])
-            sentence = _Sentence(index, request, limit, needed(self._config, request), random)
+            sentence = _Sentence(index, request, limit, needed(self._config, request))
             self._draws.append(_Draw(sentence, range(self.width), [], []))
 
     def step(self, rows: Rows) -> list[tuple[int, list[Hypothesis]]]:
@@ -145,7 +158,7 @@ class Sampling:
 
         draws = [(r, one) for r, draw in enumerate(self._draws) for one in draw.split()]
         parent = np.array([r for r, _ in draws])  # (D,)
-        chance = np.array([draw.sentence.chances[draw.numbers.start, len(draw.tokens)] for _, draw in draws])
+        chance = np.array([draw.chance() for _, draw in draws])
         # The first token whose reach is above the chance; the bound is for a product that is rounded up to the total.
         total = reach[parent, -1]
         bound = np.minimum(chance * total, np.nextafter(total, 0.0))

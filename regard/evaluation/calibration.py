@@ -29,7 +29,7 @@ def perplexity(total_negative_log_likelihood: float, tokens: int) -> float:
     """
     if tokens < 1:
         raise ValueError(f"the perplexity of {tokens} tokens is not defined: it needs at least 1")
-    if total_negative_log_likelihood < 0:
+    if total_negative_log_likelihood < -TOLERANCE * tokens:
         raise ValueError(f"a negative log-likelihood is at least 0, got {total_negative_log_likelihood}: turn its sign")
     try:
         return math.exp(total_negative_log_likelihood / tokens)
@@ -85,6 +85,13 @@ def reliability(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> Re
 BLUE, RED, GREY = "#7ba3cc", "#c0392b", "#7f858e"
 
 
+def check_picture(path: Path) -> str:
+    """The kind of picture that a path asks for: svg or png."""
+    if (kind := path.suffix.lower().lstrip(".")) not in ("svg", "png"):
+        raise ValueError(f"{path}: a picture ends in .svg or .png")
+    return kind
+
+
 def picture(result: Reliability, path: str | os.PathLike[str]) -> None:
     """Draw the reliability diagram to `path`, an .svg or a .png, whole or not at all, creating its directories.
 
@@ -92,8 +99,7 @@ def picture(result: Reliability, path: str | os.PathLike[str]) -> None:
     gaps are what the error adds up. Below, how the predictions spread over confidence.
     """
     path = Path(path)
-    if (kind := path.suffix.lower().lstrip(".")) not in ("svg", "png"):
-        raise ValueError(f"{path}: a picture ends in .svg or .png")
+    kind = check_picture(path)
     import matplotlib
     from matplotlib.figure import Figure  # without pyplot: no window and no current figure
 

@@ -11,7 +11,7 @@ from regard.api import load
 from regard.data.corpora import obtain
 from regard.experiments import dates as generated
 from regard.inspection.page import write_page
-from regard.pipeline import train
+from regard.pipeline import check_place, train
 from regard.recipe import Recipe
 from regard.training.display import fetching
 
@@ -42,7 +42,10 @@ def demo(
         generated.demo(directory or Path("runs/dates"), steps=steps or 800, seed=seed, console=console)
         return
     directory = directory or Path("runs/quickstart")
-    resume = _begun(directory, recipe)
+    own = _own(directory, recipe)
+    resume = own and not (directory / "model.safetensors").exists()
+    if not resume:
+        check_place(directory, overwrite=own)
     if not train(recipe, directory, name="quickstart", resume=resume, console=console):
         raise KeyboardInterrupt
     translator = load(directory)
@@ -52,9 +55,9 @@ def demo(
     console.print(Text(f"  explore  regard explore {directory}"), soft_wrap=True)
 
 
-def _begun(directory: Path, recipe: Recipe) -> bool:
-    """Whether the directory holds an unfinished run of this recipe."""
-    if not (directory / "recipe.yaml").exists() or (directory / "model.safetensors").exists():
+def _own(directory: Path, recipe: Recipe) -> bool:
+    """Whether the directory holds a run of this recipe."""
+    if not (directory / "recipe.yaml").exists():
         return False
     before = recipes.load(str(directory / "recipe.yaml"))
     return replace(before, train=replace(before.train, shards=recipe.train.shards)) == recipe

@@ -14,6 +14,7 @@ import re
 import shutil
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -54,7 +55,8 @@ class Trial:
 
     name: str  # unique in its experiment, fit for a file: heads-16
     run: Callable[..., Result]
-    settings: Mapping[str, Any] = field(default_factory=dict)  # JSON; the same settings, the same result
+    # JSON; the same settings, the same result. Text under `corpus`, or `recipe` and `changes`, is seen to beforehand.
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Experiment:
     title: str
     trials: Callable[[str], Sequence[Trial]]  # of a scale
     report: Callable[[Results, str], Report]  # of the results, at a scale
-    corpora: tuple[str, ...] = ()  # fetched before the first trial
+    corpora: tuple[str, ...] = ()  # fetched before the first trial, as are those in the settings of trials
 
 
 def find(name: str) -> Experiment:
@@ -112,13 +114,17 @@ def experiment(
     trials = list(this.trials(scale))
     assert len({trial.name for trial in trials}) == len(trials), "trials of one experiment have different names"
     (folder / "trials").mkdir(parents=True, exist_ok=True)
-    _fetch(this.corpora, console)
+    known = {trial.name: kept for trial in trials if not again and (kept := _kept(trial, folder)) is not None}
+    missing = [trial for trial in trials if trial.name not in known]
+    if missing:
+        corpora, files = _texts(missing)
+        if ray is None:  # the machines of a cluster have files of their own
+            _check(files)
+        _fetch(dict.fromkeys([*this.corpora, *corpora]), console)
     if again:
         for trial in trials:
             _file(trial, folder).unlink(missing_ok=True)
             shutil.rmtree(folder / "trials" / trial.name, ignore_errors=True)
-    known = {trial.name: kept for trial in trials if (kept := _kept(trial, folder)) is not None}
-    missing = [trial for trial in trials if trial.name not in known]
     _say(console, this.title, f"{scale}, {len(trials)} trials, {len(known)} of them known already")
     try:
         perform = _here(missing, folder, console) if ray is None else _on_ray(ray, missing, folder)
@@ -137,7 +143,38 @@ def experiment(
     return folder
 
 
-def _fetch(corpora: Sequence[str], console: Console) -> None:
+def _texts(trials: Iterable[Trial]) -> tuple[list[str], dict[str, str]]:
+    """The corpora that trials learn from by name, and the files, each with the recipe that names it."""
+    from regard import recipe as recipes
+
+    corpora: list[str] = []
+    files: dict[str, str] = {}
+    for settings in (trial.settings for trial in trials):
+        if "corpus" in settings:
+            corpora.append(settings["corpus"])
+        if "recipe" in settings:
+            data = recipes.load(settings["recipe"], settings["changes"]).data
+            if data.corpus is not None:
+                corpora.append(data.corpus)
+                continue
+            for split in filter(None, (data.train, data.valid, data.test)):
+                for path in filter(None, (getattr(split, key) for key in recipes.PATHS)):
+                    files.setdefault(path, settings["recipe"])
+    return corpora, files
+
+
+def _check(files: Mapping[str, str]) -> None:
+    absent = [path for path in files if not Path(path).exists()]
+    if absent:
+        first, *others = absent
+        nor = f" (nor {', '.join(Path(path).name for path in others)})" if others else ""
+        raise ValueError(
+            f"there is no {first}{nor}, which the recipe {files[first]} reads: put the text there, a sentence a line "
+            "(WMT 2014: https://www.statmt.org/wmt14), or choose another --scale"
+        )
+
+
+def _fetch(corpora: Iterable[str], console: Console) -> None:
     from regard.data.corpora import obtain
     from regard.training.display import fetching
 
@@ -160,15 +197,20 @@ def _identity(trial: Trial) -> Result:
     return {"run": run, "settings": json.loads(json.dumps(dict(trial.settings)))}
 
 
-def _kept(trial: Trial, folder: Path) -> Result | None:
-    """What is known of a trial, if it is of the same settings."""
+def _written(trial: Trial, folder: Path) -> Result | None:
+    """What a trial of this name, perhaps of other settings, has left: its identity, and its result if it ended."""
     try:
-        record: Result = json.loads(_file(trial, folder).read_text("utf-8"))
+        record = json.loads(_file(trial, folder).read_text("utf-8"))
     except (FileNotFoundError, ValueError):  # half written by hand, say: measured again
         return None
-    if not (isinstance(record, dict) and {"result", "seconds", "machine"} <= record.keys()):
-        return None
-    return record if {key: record.get(key) for key in ("run", "settings")} == _identity(trial) else None
+    return record if isinstance(record, dict) else None
+
+
+def _kept(trial: Trial, folder: Path) -> Result | None:
+    """What is known of a trial, if it is of the same settings."""
+    record = _written(trial, folder) or {}
+    whole = {"result", "seconds", "machine"} <= record.keys()
+    return record if whole and _identity(trial).items() <= record.items() else None
 
 
 def _here(trials: Iterable[Trial], folder: Path, console: Console) -> Iterator[tuple[Trial, Result]]:
@@ -177,19 +219,25 @@ def _here(trials: Iterable[Trial], folder: Path, console: Console) -> Iterator[t
 
 
 def _perform(trial: Trial, folder: Path, console: Console) -> Result:
-    place = folder / "trials" / trial.name
+    place, identity = folder / "trials" / trial.name, _identity(trial)
+    before = _written(trial, folder)
+    if before is not None and not identity.items() <= before.items():
+        shutil.rmtree(place, ignore_errors=True)  # half a model of other settings, say
     place.mkdir(parents=True, exist_ok=True)
+    write_whole(_file(trial, folder), json.dumps(identity, indent=1) + "\n")  # so that it is known whose folder it is
     start = time.perf_counter()
     result = trial.run(place, console, **trial.settings)
+    seconds = time.perf_counter() - start
     if not any(place.iterdir()):
         place.rmdir()
-    return {**_identity(trial), "result": result, "seconds": time.perf_counter() - start, "machine": machine()}
+    return {**identity, "result": result, "seconds": seconds, "machine": machine(), "regard": version("regard")}
 
 
 def _on_ray(address: str, trials: Sequence[Trial], folder: Path) -> Iterator[tuple[Trial, Result]]:
     """Each trial as a task of a Ray cluster, whose machines have regard; each result as soon as it is there."""
     try:
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     except ModuleNotFoundError:
         raise ValueError("--ray needs Ray: pip install 'regard[cluster]'") from None
     try:
@@ -199,14 +247,23 @@ def _on_ray(address: str, trials: Sequence[Trial], folder: Path) -> Iterator[tup
     except (OSError, RuntimeError, OverflowError) as error:
         raise ValueError(f"no Ray cluster answers at {address!r} ({error}): start one, or use --ray local") from None
     try:
-        # A trial works with all cores of its machine: one at a time on each.
-        cores = int(min(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]))
-        task = ray.remote(num_cpus=cores)(_elsewhere)
-        place = str(folder.absolute())
-        waiting = {task.remote({"name": trial.name, **_identity(trial)}, place): trial for trial in trials}
-        while waiting:
-            (done, *_), _ = ray.wait(list(waiting), num_returns=1)
-            yield waiting.pop(done), ray.get(done)
+        # A trial works with all cores and GPUs of its machine: one at a time on each, however large it is.
+        nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        free = [node for node, has in nodes.items() if has.get("CPU")]
+        if not free:
+            raise ValueError(f"no machine of the Ray cluster at {address!r} has a CPU for trials: add one")
+        task: Any = ray.remote(_elsewhere)
+        todo, at_work = deque(trials), dict[Any, tuple[Trial, str]]()
+        while todo or at_work:
+            while todo and free:
+                trial, node = todo.popleft(), free.pop()
+                whole = {"num_cpus": nodes[node]["CPU"], "num_gpus": nodes[node].get("GPU", 0)}
+                there = task.options(**whole, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+                at_work[there.remote({"name": trial.name, **_identity(trial)}, str(folder.absolute()))] = trial, node
+            (done, *_), _ = ray.wait(list(at_work), num_returns=1)
+            trial, node = at_work.pop(done)
+            free.append(node)
+            yield trial, ray.get(done)
     finally:
         ray.shutdown()
 
@@ -225,12 +282,14 @@ def _write(this: Experiment, scale: str, records: Mapping[str, Result], report: 
     seconds = sum(record["seconds"] for record in records.values())
     machines = sorted({record["machine"] for record in records.values()})
     command = f"regard experiment {this.name} --scale {scale}"
-    made = f"`{command}` with regard {version('regard')}: {_duration(seconds)} on {'; '.join(machines)}."
+    now, versions = version("regard"), {record["regard"]: None for record in records.values() if "regard" in record}
+    older = f" (trials with {', '.join(versions)})" if versions.keys() - {now} else ""
+    made = f"`{command}` with regard {now}{older}: {_duration(seconds)} on {'; '.join(machines)}."
     for name, chart in report.charts.items():
         write_whole(folder / f"{name}.svg", chart.svg())
     text = f"# {this.title}\n\n{made}\n\n{report.text.strip()}\n"
     write_whole(folder / f"{this.name}.md", text)
-    about = {"experiment": this.name, "scale": scale, "command": command, "regard": version("regard")}
+    about = {"experiment": this.name, "scale": scale, "command": command, "regard": now}
     write_whole(folder / f"{this.name}.json", json.dumps({**about, "trials": records}, indent=1) + "\n")
 
 

@@ -1,11 +1,9 @@
 """What a model does with sequences longer than any that taught it: the trials of the experiment `extrapolation`.
 
 A contestant is a kind of positions, in a Transformer, or a recurrent preset, which needs none. It learns from sequences
-of up to `limit` tokens and is measured by length. Where only right and wrong counts, a model is asked once, with the
-right tokens before each: what a greedy search writes is right from end to end exactly if each of these answers is.
+of up to `limit` tokens and is measured by length.
 """
 
-import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
@@ -18,15 +16,15 @@ from rich.console import Console
 from torch import nn
 
 from regard import recipe as recipes
-from regard.data.batching import collate
 from regard.data.corpora import obtain
 from regard.data.generated import sequence_pairs
 from regard.data.text import read_pairs
-from regard.data.vocabulary import PAD, Vocabulary
+from regard.data.vocabulary import Vocabulary
 from regard.decoding.module import longest_of
+from regard.evaluation.calibration import perplexity
 from regard.evaluation.translation import bleu
 from regard.experiments.lab import Result
-from regard.experiments.runs import Pair, taught, written
+from regard.experiments.runs import Pair, batched, foretold, taught, written
 from regard.models.catalogue import PRESETS, build
 from regard.models.transformer import TransformerConfig
 from regard.pipeline import prepare
@@ -65,22 +63,9 @@ def readable(model: nn.Module, pairs: Sequence[Pair]) -> bool:
     return most is None or longest(pairs) < most
 
 
-@torch.inference_mode()
 def judged(model: nn.Module, pairs: Sequence[Pair]) -> tuple[float | None, float | None]:
-    """Of pairs the share that greedy search would write from end to end, of their labels the share foretold right.
-
-    None for what the model cannot read.
-    """
-    if not readable(model, pairs):
-        return None, None
-    whole = right = labels = 0
-    for start in range(0, len(pairs), ROWS):
-        batch = collate(pairs[start : start + ROWS])
-        count = batch.labels != PAD
-        good = (model(batch.source, batch.target).argmax(-1) == batch.labels) & count
-        whole += int((good == count).all(1).sum())
-        right, labels = right + int(good.sum()), labels + int(count.sum())
-    return whole / len(pairs), right / labels
+    """The shares of pairs and of labels that are `foretold` right; None for what the model cannot read."""
+    return foretold(model, batched(model, pairs, ROWS)) if readable(model, pairs) else (None, None)
 
 
 def by_length(model: nn.Module, groups: Mapping[int, Sequence[Pair]]) -> Result:
@@ -193,7 +178,7 @@ def translation(
         said = written(model, group, extra=10)
         score = bleu([decode(ids) for ids in said], [decode(target) for _, target in group]).value
         share = sum(map(len, said)) / sum(len(target) for _, target in group)
-        rows.append([high, len(group), score, math.exp(foretell(model, group).loss), share])
+        rows.append([high, len(group), score, perplexity(foretell(model, group).loss, 1), share])
     columns = ("lengths", "counts", "bleu", "perplexity", "ratio")
     found = {key: list(column) for key, column in zip(columns, zip(*rows, strict=True), strict=True)}
     return {

@@ -1,8 +1,7 @@
 """What trials have in common: a recipe trained to its end and measured, or a small task learnt and tested."""
 
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -16,11 +15,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
 from regard import recipe as recipes
-from regard.data.batching import collate, token_batches
+from regard.data.batching import Batch, collate, token_batches
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
 from regard.decoding.pool import search
 from regard.decoding.protocol import Request, SearchConfig, Special
+from regard.evaluation.calibration import perplexity
 from regard.models import storage
 from regard.models.accounting import training_flops
 from regard.pipeline import Prepared, prepare, train
@@ -51,7 +51,7 @@ def trained(recipe: Recipe, folder: Path, console: Console, *, name: str) -> dic
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").split("\n") if line]
     return {
         "loss": seen.loss,
-        "perplexity": math.exp(seen.loss),
+        "perplexity": perplexity(seen.loss, 1),
         "accuracy": seen.accuracy,
         **{key.lower(): value["score"] for key, value in scores.items()},
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -104,24 +104,42 @@ def taught(
     seed: int = 0,
     name: str = "learning",
 ) -> list[float]:
-    """Teach a model endless pairs with Adam and a rate that falls to zero; returns the loss of each step."""
-    losses = []
+    """Teach a model endless pairs with Adam and a rate that falls to zero; returns the loss of each step.
+
+    A GPU does it, if there is one, and has the model from then on.
+    """
+    losses, device = [], "cuda" if torch.cuda.is_available() else "cpu"
     bar = "  ", TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn()
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(name, total=steps, loss="")
         batches = (collate(islice(pairs, batch)) for _ in range(steps))
         schedule = lambda step: linear_to_zero(step, peak=peak, warmup=max(1, steps // 10), total=steps)  # noqa: E731
-        for report in fit(model, batches, schedule, seed=seed, smoothing=0.0):
+        for report in fit(model, batches, schedule, seed=seed, smoothing=0.0, device=device):
             losses.append(report.loss)
             progress.update(task, advance=1, loss=f"loss {report.loss:.3f}")
     return losses
 
 
-def exact(model: nn.Module, pairs: Sequence[Pair], *, extra: int = 50) -> float:
-    """The share of pairs whose whole target a greedy search writes."""
-    return sum(
-        said == list(target) for said, (_, target) in zip(written(model, pairs, extra), pairs, strict=True)
-    ) / len(pairs)
+def batched(model: nn.Module, pairs: Sequence[Pair], rows: int) -> list[Batch]:
+    """Pairs as batches of so many, in their order, where the model is."""
+    device = next(model.parameters()).device
+    return [collate(pairs[i : i + rows]).to(device) for i in range(0, len(pairs), rows)]
+
+
+@torch.inference_mode()
+def foretold(model: nn.Module, batches: Iterable[Batch]) -> tuple[float, float]:
+    """Of pairs the share that a greedy search would write from end to end, of their labels the share foretold right.
+
+    The model is asked once, with the right tokens before each: what greedy search writes is right from end to end
+    exactly if each of these answers is.
+    """
+    pairs = whole = labels = right = 0
+    for batch in batches:
+        count = batch.labels != PAD
+        good = (model(batch.source, batch.target).argmax(-1) == batch.labels) & count
+        pairs, whole = pairs + len(count), whole + int((good == count).all(1).sum())
+        labels, right = labels + int(count.sum()), right + int(good.sum())
+    return whole / pairs, right / labels
 
 
 def written(model: nn.Module, pairs: Sequence[Pair], extra: int = 50) -> list[list[int]]:

@@ -20,10 +20,10 @@ from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Experiment, Report, Result, Results, Trial, table
 from regard.models.accounting import breakdown
 from regard.models.catalogue import build
-from regard.pipeline import prepare
+from regard.pipeline import interrupting, prepare
 from regard.training.distributed import world
 from regard.training.loop import Learner
-from regard.training.run import Trainer, Validation
+from regard.training.run import Finished, Trainer, Validation
 from regard.training.schedules import schedule
 from regard.training.stream import stream
 from regard.training.validation import foretell
@@ -109,8 +109,10 @@ def trained_on(folder: Path, console: Console, *, recipe: str, changes: Sequence
             validate=validate,
         )
         trainer.resume()
-        for _ in trainer.run():
-            pass
+        with interrupting(trainer.interrupt):
+            for event in trainer.run():
+                if isinstance(event, Finished) and event.why == "interrupted":  # and saved
+                    raise KeyboardInterrupt
     batches = sum(1 for _ in token_batches(arrays, tokens=c.batch_tokens, seed=c.seed, epoch=0))
     epochs = trainer.position.epoch + trainer.position.batch / batches
     inner = [part for part in breakdown(config) if part.name not in ("embeddings", "positions", "output")]
@@ -259,4 +261,4 @@ def _charts(runs: Sequence[Result], joint: Fit, paper: Fit) -> dict[str, Chart]:
     }
 
 
-EXPERIMENT = Experiment("scaling", "Loss against parameters and data", trials, report, corpora=("tatoeba-en-es",))
+EXPERIMENT = Experiment("scaling", "Loss against parameters and data", trials, report)

@@ -5,8 +5,10 @@ import gc
 import os
 import resource
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -18,6 +20,10 @@ from regard.training.loop import Learner
 
 SMALLEST, LARGEST = 512, 2**16  # tokens in a process
 SHARE = 0.8  # of the memory that may be used
+GROUPS = {  # Linux's control groups, version 2 and 1: where they are, the limit, what is used, and by files
+    "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 
 
 def largest_batch(model: nn.Module, config: TrainConfig, world: World, *, length: int, vocabulary: int) -> int:
@@ -66,13 +72,29 @@ def _peak(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def _free(device: torch.device) -> int:
+def _free(device: torch.device, root: Path = Path("/")) -> int:
     """Bytes that a process could have."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:
+        with open(root / "proc/meminfo", encoding="ascii") as file:
             sizes = {line.split(":")[0]: int(line.split()[1]) for line in file}
-        return 1024 * sizes["MemAvailable"]
+        return min([1024 * sizes["MemAvailable"], *_left(root)])
     except OSError:  # no Linux: half of all memory
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _left(root: Path) -> Iterator[int]:
+    """Bytes up to the limit of each control group that this process is in, a container's for one."""
+    listed = root / "proc/self/cgroup"
+    for line in listed.read_text().splitlines() if listed.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in GROUPS:
+            continue
+        place, limit, used, cache = GROUPS[controllers]
+        group = root / place / path.lstrip("/")
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # there is no such file, or its limit is "max"
+                kinds = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                taken = int((folder / used).read_text()) - int(kinds.get(cache, 0))  # what was read of files can go
+                yield max(0, int((folder / limit).read_text()) - taken)

@@ -65,6 +65,8 @@ class TrainConfig:
         for name in ("batch_tokens", "clip", "average"):
             if not (value := getattr(self, name)) >= 0:  # so NaN is none either
                 raise ValueError(f"train.{name} = {value}: it must be at least 0")
+        if self.batch_tokens >= 2**31:
+            raise ValueError(f"train.batch_tokens = {self.batch_tokens}: it must be below 2³¹")
         for name in ("smoothing", "ema"):
             if not 0.0 <= (value := getattr(self, name)) < 1.0:
                 raise ValueError(f"train.{name} = {value}: it lies in [0, 1)")

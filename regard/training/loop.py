@@ -18,7 +18,7 @@ from regard.core.layers import ConvolutionFeedForward, FeedForward, GatedFeedFor
 from regard.core.recompute import recompute
 from regard.data.batching import Batch
 from regard.training.config import TrainConfig
-from regard.training.distributed import World, like, not_yet, share, whole
+from regard.training.distributed import CPU, World, like, not_yet, share, whole
 from regard.training.objectives import SequenceLoss
 from regard.training.optimisers import Average, OptimiserConfig, build, set_learning_rate
 from regard.training.parallel import Shards
@@ -211,9 +211,13 @@ def fit(
     seed: int = 0,
     smoothing: float = 0.1,
     shards: int | None = None,
+    device: torch.device | str = CPU,
 ) -> Iterator[Report]:
-    """Train on each batch in turn with the paper's Adam (§5.3): for data that is never the same twice."""
+    """Train on each batch in turn with the paper's Adam (§5.3): for data that is never the same twice.
+
+    The model moves to the device and stays there.
+    """
     config = TrainConfig(steps=1, seed=seed, optimiser=OptimiserConfig("adam"), smoothing=smoothing, shards=shards)
-    with Learner(model, schedule, config) as learner:
+    with Learner(model, schedule, config, World(device=torch.device(device))) as learner:
         for batch in batches:
             yield learner.step([batch], batch.tokens)

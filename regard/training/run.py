@@ -94,7 +94,8 @@ class Trainer:
         self.seconds = 0.0  # spent in steps
         self.retreats = 0
         self._interrupted = False
-        self._saved_at, self._saved_step, self._saved_best = 0.0, -1, 0
+        self.saved = -1  # the step of the last checkpoint
+        self._saved_at, self._saved_best = 0.0, 0
 
     def interrupt(self) -> None:
         """Save and stop after the step at hand."""
@@ -145,8 +146,10 @@ class Trainer:
                 break
             if due:
                 yield from self._save()
-        if self._saved_step != self.learner.steps:
+        if self.saved != self.learner.steps:
             yield from self._save()
+        if self.saved != self.learner.steps:
+            yield Note(f"step {self.learner.steps:,} is not saved: its weights are no numbers; step {self.saved:,} is")
         yield Finished(self.learner.steps, "patience" if why == "done" and self._impatient() else why)
 
     def _impatient(self) -> bool:
@@ -223,7 +226,7 @@ class Trainer:
         if self.world.main:
             self.checkpoints.save(self.learner.steps, state)
         self.world.wait()
-        self._saved_at, self._saved_step, self._saved_best = self.seconds, self.learner.steps, self.best["step"]
+        self.saved, self._saved_at, self._saved_best = self.learner.steps, self.seconds, self.best["step"]
         yield Saved(self.learner.steps)
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -232,8 +235,7 @@ class Trainer:
             self.total = state["total"] if state["minutes"] == self.config.minutes else UNKNOWN
         self.position = Position(*state["position"])
         self.best, self.seconds, self.retreats = state["best"], state["seconds"], state["retreats"]
-        self._saved_at, self._saved_best = self.seconds, self.best["step"]
-        self._saved_step = self.learner.steps
+        self.saved, self._saved_at, self._saved_best = self.learner.steps, self.seconds, self.best["step"]
 
     def _retreat(self, error: DivergedError, after: Position) -> Iterator[Event]:
         """Back to the last good checkpoint; go on behind the batch that broke it, at half the learning rate."""

@@ -10,6 +10,7 @@ import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Rust
 
+import regard
 from regard.convert import import_
 from regard.data.tokenizers import RESERVED, Tokenizer
 from regard.data.vocabulary import BOS
@@ -152,3 +153,19 @@ def test_what_is_put_after_a_text_must_be_the_end(tmp_path: Path) -> None:
     rust.save(str(path))
     with pytest.raises(ValueError, match="forced_bos_token_id = 0 forces the first token: set it to null"):
         import_(tmp_path / "hf", tmp_path / "out")
+
+
+def test_how_it_generates_is_kept_or_told(tmp_path: Path) -> None:
+    pegasus(tmp_path / "hf")
+    told = {"num_beams": 6, "length_penalty": 0.8, "min_length": 4, "bad_words_ids": [[7], [8, 9]]}
+    path = tmp_path / "hf" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | told))
+    assert import_(tmp_path / "hf", tmp_path / "out") == [
+        "length_penalty = 0.8 (--penalty mean --alpha 0.8)",
+        "min_length = 4 (--shortest 4)",
+        "bad_words_ids of several tokens: 1 (--forbid)",
+    ]
+    assert regard.load(tmp_path / "out").decode.beam == 6
+    (tmp_path / "out" / "decode.json").write_text('{"beem": 6}')
+    with pytest.raises(ValueError, match=r"decode.json: .*beem.*: mend or remove it"):
+        regard.load(tmp_path / "out")

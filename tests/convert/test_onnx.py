@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from regard.convert import export
-from regard.convert.onnx import Onnx
+from regard.convert.onnx import Onnx, _Decoder
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
 from regard.decoding.pool import search
 from regard.decoding.protocol import Request, SearchConfig, Special
 from regard.models import storage
-from regard.models.transformer import Transformer
+from regard.models.transformer import Transformer, TransformerConfig
 from tests.convert.toys import sentences
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -74,3 +74,11 @@ def test_a_convolution_is_refused_and_so_is_another_directory(build: Callable[..
         export(build(feed_forward="convolution"), tmp_path / "out", "onnx")
     with pytest.raises(ValueError, match=r"not a directory that regard exported to ONNX: it has no encoder.onnx"):
         Onnx(tmp_path / "model")
+
+
+def test_an_export_leaves_the_model_as_it_was() -> None:
+    model = Transformer(TransformerConfig.tiny(20))
+    before = [*model.modules()]
+    decoder = _Decoder(model)
+    assert all(a is b for a, b in zip(before, model.modules(), strict=True))
+    assert {id(p) for p in decoder.parameters()} == {id(p) for p in model.parameters()}

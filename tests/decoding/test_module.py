@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.decoding.module import Module
-from regard.decoding.protocol import DAMAGED, best_of
+from regard.decoding.pool import search
+from regard.decoding.protocol import DAMAGED, Request, SearchConfig, Special, best_of
 from regard.models.transformer import Memory, Transformer, TransformerConfig
 
 V, PAD = 11, 0
@@ -165,3 +166,25 @@ def test_it_knows_the_model_and_refuses_what_does_not_fit() -> None:
         apart.start([[5], [20, 3]])
     with pytest.raises(ValueError, match=r"in training mode.* model\.eval\(\)"):
         Module(build().train(), pad=PAD)
+
+
+@pytest.mark.parametrize("repetition", [1.0, 1.2])  # the best of each row alone, or all scores
+def test_bitwise_scores_hang_neither_on_company_nor_on_threads(repetition: float) -> None:
+    model, seen = build(d_model=32, d_ff=64), set[int]()
+    model.encoder.register_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
+    model.decoder.register_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
+    random, before = np.random.default_rng(0), torch.get_num_threads()
+    requests = [Request([*random.integers(3, V, n).tolist(), 2]) for n in (3, 9, 1, 12, 5, 7)]
+    config, module = SearchConfig(beam=3, best=3, extra=8, repetition=repetition), Module(model, pad=PAD, bitwise=True)
+    torch.set_num_threads(2)
+    try:
+        found = [
+            search(module, requests, config, Special(1, 2, PAD), rows=rows, workers=workers)
+            for workers in (1, 2, 3)
+            for rows in (3, 100)
+        ]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert all(each == found[0] for each in found)
+    assert seen == {1}

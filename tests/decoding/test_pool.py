@@ -54,7 +54,7 @@ def test_neither_company_nor_order_nor_threads_change_anything(
     alone = [search(model, [one], config, SPECIAL)[0] for one in asked]
     model.steps.clear()
     assert key(search(model, asked, config, SPECIAL, **limits)) == key(alone)
-    assert max(model.steps, default=0) <= max(limits["rows"], config.beam, config.best)
+    assert max(model.steps, default=0) <= max(limits["rows"], 1 if config.sampling else config.beam)
     order = np.random.default_rng(seed).permutation(count).tolist()
     shuffled = search(model, [asked[i] for i in order], config, SPECIAL, **limits)
     assert key(shuffled) == key([alone[i] for i in order])
@@ -166,6 +166,16 @@ def test_an_error_in_a_worker_stops_all_and_is_raised(workers: int) -> None:
     assert len(model.steps) < 200  # of the thousands there would have been
 
 
+def test_many_draws_take_no_more_rows_than_there_are_and_a_far_limit_no_memory() -> None:
+    model, config = random_markov(1), SearchConfig(best=50, extra=10**9, sampling=SamplingConfig())
+    asked = [Request([0, 2], seed=7), Request([1, 2], seed=8)]
+    expected = search(model, asked, config, SPECIAL, rows=100)
+    for rows in (1, 7, 49):
+        model.steps.clear()
+        assert search(model, asked, config, SPECIAL, rows=rows) == expected
+        assert max(model.steps) <= rows
+
+
 # Refusals
 
 
@@ -193,6 +203,10 @@ def test_what_cannot_be_searched_for_is_refused_before_anything_is(request_: Req
 
 def test_contradictions_and_nothing_at_all() -> None:
     model = random_markov(0)
+    with pytest.raises(ValueError, match="shortest = 9: an output for these 2 tokens has at most 8: lower it"):
+        search(model, [Request([0, 2])], SearchConfig(shortest=9, extra=6), SPECIAL)
+    ((cut,),) = search(model, [Request([0, 2])], SearchConfig(shortest=8, extra=6), SPECIAL)
+    assert len(cut.tokens) == 8
     for name in ("rows", "tokens", "workers"):
         with pytest.raises(ValueError, match=f"{name} = 0: it must be at least 1"):
             search(model, [], SearchConfig(), SPECIAL, **{name: 0})

@@ -100,8 +100,21 @@ def test_a_run_that_was_stopped_is_gone_on_with(calls: Calls, tmp_path: Path, th
         (tmp_path / name).write_text(recipes.dump(recipes.load("quickstart")))
     demo.demo(tmp_path, console=calls.console)
     assert calls.trained[0]["resume"] is resume
-    demo.demo(tmp_path, seed=2, console=calls.console)  # another run
-    assert calls.trained[1]["resume"] is False
+
+
+@pytest.mark.parametrize("change", ["train.seed=2", "train.steps=9", "model.d_model=64"])
+@pytest.mark.parametrize("finished", [False, True])
+def test_another_run_is_left_as_it_is(calls: Calls, tmp_path: Path, change: str, finished: bool) -> None:
+    (tmp_path / "recipe.yaml").write_text(recipes.dump(recipes.load("quickstart", [change])))
+    if finished:
+        (tmp_path / "model.safetensors").write_text("mine")
+    with pytest.raises(ValueError, match=r"is not empty: go on with it by .*, or choose another place"):
+        demo.demo(tmp_path, console=calls.console)
+    (tmp_path / "recipe.yaml").unlink()
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="not a run of regard: choose another place"):
+        demo.demo(tmp_path, console=calls.console)
+    assert not calls.trained
 
 
 def test_interrupted_it_shows_nothing_more(calls: Calls, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import sys
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -74,7 +76,9 @@ def test_what_is_known_is_not_measured_again(tmp_path: Path, monkeypatch: pytest
     assert go(out) == {"x-2": 4, "x-3": 9, "x-5": 25}
     assert runs(out, "x-2") == 1
     (out / "trials" / "x-2" / "half").touch()
-    go(out)
+    with monkeypatch.context() as offline:
+        offline.setattr(lab, "_fetch", lambda *_: pytest.fail("fetched"))  # for there is nothing left to measure
+        go(out)
     assert (out / "trials" / "x-2" / "half").exists()
     go(out, again=True)
     assert runs(out, "x-2") == 1
@@ -87,6 +91,42 @@ def test_other_settings_are_another_trial(tmp_path: Path, monkeypatch: pytest.Mo
     changed = [Trial("x-2", squares, {"x": 7})]
     monkeypatch.setattr(lab, "find", lambda name: Experiment("toy", "Squares", lambda scale: changed, report))
     assert go(tmp_path) == {"x-2": 49}
+    assert runs(tmp_path, "x-2") == 1  # in a folder of its own, not in that of the other settings
+
+
+def test_what_was_begun_is_gone_on_with_only_under_the_same_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def interrupted(folder: Path, console: Console, **settings: Any) -> lab.Result:
+        seen.append((folder / "half").exists())
+        (folder / "half").touch()
+        raise KeyboardInterrupt
+
+    for x in (2, 2, 7):
+        trial = Trial("x-2", interrupted, {"x": x})
+        monkeypatch.setattr(lab, "find", lambda name, t=trial: Experiment("toy", "Squares", lambda scale: [t], report))
+        with pytest.raises(KeyboardInterrupt):
+            go(tmp_path)
+    assert seen == [False, True, False]
+
+
+def test_the_report_names_the_versions_of_its_trials_where_they_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squares: Any
+) -> None:
+    def made(version: str, *numbers: int) -> str:
+        monkeypatch.setattr(lab, "version", lambda name: version)
+        toy(monkeypatch, squares, [*numbers])
+        go(tmp_path)
+        return (tmp_path / "toy.md").read_text("utf-8").splitlines()[2]
+
+    assert "with regard 1.0: " in made("1.0", 2)
+    assert "with regard 2.0 (trials with 1.0): " in made("2.0", 2)
+    assert "with regard 2.0 (trials with 1.0, 2.0): " in made("2.0", 2, 3)
+    record = json.loads((tmp_path / "trials" / "x-2.json").read_text())
+    (tmp_path / "trials" / "x-2.json").write_text(json.dumps({k: v for k, v in record.items() if k != "regard"}))
+    assert "with regard 2.0: " in made("2.0", 2, 3)  # of an old record nothing is known
 
 
 def test_a_damaged_record_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squares: Any) -> None:
@@ -140,6 +180,106 @@ def test_who_has_no_network_is_told_of_a_folder_of_their_own(monkeypatch: pytest
         OSError, match=r"could not download it; or set REGARD_DATA to a folder that holds multi30k-en-de"
     ):
         lab._fetch(["multi30k-en-de"], Console(quiet=True))
+
+
+WMT = [f"{text}.{language}" for text in ("train", "newstest2013", "newstest2014") for language in ("en", "de", "fr")]
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "corpora"),
+    [
+        ("table1", "full", []),
+        ("table2", "small", ["multi30k-en-de", "multi30k-en-fr"]),
+        ("table2", "full", []),
+        ("table3", "smoke", ["multi30k-en-de"]),
+        ("table3", "full", []),
+        ("table4", "small", ["treebank-en-trees"]),
+        ("table4", "full", ["wsj-en-trees"]),
+        ("extrapolation", "small", ["scan-in-out-length", "scan-in-out-simple", "multi30k-en-de"]),
+        ("extrapolation", "full", ["scan-in-out-length", "scan-in-out-simple"]),
+        ("scaling", "small", ["tatoeba-en-es"]),
+        ("scaling", "full", []),
+    ],
+)
+def test_what_a_scale_does_not_need_is_not_fetched(
+    name: str, scale: str, corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("wmt14").mkdir()
+    for text in WMT:
+        Path("wmt14", text).touch()
+    fetched: list[str] = []
+    monkeypatch.setattr(lab, "_fetch", lambda wanted, console: fetched.extend(wanted))
+    monkeypatch.setattr(lab, "_here", lambda *_: 1 / 0)  # the first trial
+    with pytest.raises(ZeroDivisionError):
+        experiment(name, scale=scale, console=Console(quiet=True))
+    assert fetched == corpora
+
+
+@pytest.mark.parametrize("name", ["table2", "table3", "extrapolation", "scaling"])
+def test_missing_files_of_a_recipe_are_told_before_the_first_trial(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lab, "_fetch", lambda *_: pytest.fail("fetched"))
+    says = r"there is no .*/wmt14/train.en \(nor train.de, .*\), which the recipe wmt14-en-de-base reads: put the text"
+    with pytest.raises(ValueError, match=says):
+        experiment(name, scale="full", console=Console(quiet=True))
+
+
+def test_results_outlive_an_attempt_to_measure_anew_without_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squares: Any
+) -> None:
+    toy(monkeypatch, squares, [2])
+    go(tmp_path)
+    with monkeypatch.context() as offline:
+        offline.setattr(lab, "_fetch", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            go(tmp_path, again=True)
+    assert go(tmp_path) == {"x-2": 4}
+    assert runs(tmp_path, "x-2") == 1
+
+
+def test_every_machine_of_a_cluster_has_one_trial_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squares: Any
+) -> None:
+    ray = pytest.importorskip("ray")
+    sizes = {"a" * 56: {"CPU": 8.0, "GPU": 1.0}, "b" * 56: {"CPU": 4.0}, "c" * 56: {"memory": 1.0}}
+    handles = count()
+    at_work: dict[int, tuple[Any, ...]] = {}
+    most: dict[str, int] = {}
+
+    def remote(function: Any) -> Any:
+        def options(num_cpus: float, num_gpus: float, scheduling_strategy: Any) -> Any:
+            node = scheduling_strategy.node_id
+            assert {"CPU": num_cpus, "GPU": num_gpus} == {"GPU": 0, **sizes[node]}  # all of it
+
+            def start(*arguments: Any) -> int:
+                at_work[handle := next(handles)] = (node, function, arguments)
+                most[node] = max(most.get(node, 0), sum(other == node for other, *_ in at_work.values()))
+                return handle
+
+            return SimpleNamespace(remote=start)
+
+        return SimpleNamespace(options=options)
+
+    def get(handle: int) -> Any:
+        _, function, arguments = at_work.pop(handle)
+        return function(*arguments)
+
+    nodes = [{"NodeID": node, "Alive": True, "Resources": has} for node, has in sizes.items()]
+    for verb, stand_in in {
+        "init": lambda **_: None,
+        "shutdown": lambda: None,
+        "nodes": lambda: nodes,
+        "remote": remote,
+        "wait": lambda handles, num_returns: (handles[-1:], handles[:-1]),
+        "get": get,
+    }.items():
+        monkeypatch.setattr(ray, verb, stand_in)
+    toy(monkeypatch, squares, [2, 3, 5, 7, 11])
+    assert go(tmp_path, ray="auto") == {f"x-{x}": x * x for x in (2, 3, 5, 7, 11)}
+    assert most == {"a" * 56: 1, "b" * 56: 1}
 
 
 @pytest.mark.slow

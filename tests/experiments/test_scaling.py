@@ -1,10 +1,11 @@
 """Scaling: the whole experiment on made-up text, its resumption, and a report that follows its numbers."""
 
 import json
-from dataclasses import replace
+import signal
 from itertools import product
 from pathlib import Path
 from random import Random
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -70,8 +71,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "made.yaml").write_text(f"{head}{files}\n{tail}")
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(scaling, "RECIPE", {"smoke": str(tmp_path / "made.yaml")})
-    here = replace(scaling.EXPERIMENT, corpora=())
-    monkeypatch.setattr(lab, "find", lambda name: here)
+    monkeypatch.setattr(lab, "find", lambda name: scaling.EXPERIMENT)
     return tmp_path
 
 
@@ -88,6 +88,26 @@ def test_a_model_sees_no_more_pairs_than_it_is_given(corpus: Path) -> None:
     assert few["loss"] != many["loss"]
     again = loss(5, "few")  # finished already: goes on from its last checkpoint, and has nothing to do
     assert {**again, "seconds": 0} == {**few, "seconds": 0}
+
+
+def test_what_is_interrupted_is_saved_and_goes_on(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"recipe": str(corpus / "made.yaml"), "changes": [*scaling._changes("smoke", 16), "train.steps=5"]}
+    whole = scaling.trained_on(corpus / "whole", QUIET, **settings, pairs=20)
+    foretell, looked = scaling.foretell, []
+
+    def pressing(model: Any, pairs: Any) -> Any:
+        looked.append(len(looked) + 1)
+        if looked == [1, 2]:
+            signal.raise_signal(signal.SIGINT)
+        return foretell(model, pairs)
+
+    monkeypatch.setattr(scaling, "foretell", pressing)
+    with pytest.raises(KeyboardInterrupt):
+        scaling.trained_on(corpus / "half", QUIET, **settings, pairs=20)
+    assert len(looked) == 2
+    half = scaling.trained_on(corpus / "half", QUIET, **settings, pairs=20)
+    assert len(looked) == 5  # after each step: none was taken twice
+    assert {**half, "seconds": 0} == {**whole, "seconds": 0}
 
 
 @pytest.mark.slow

@@ -107,6 +107,7 @@ def test_a_crossover_is_found_where_it_was_planted() -> None:
     assert table1.crossover(n, quadratic, linear) == pytest.approx(100)
     assert table1.crossover(n, linear, [1e9] * len(n)) == math.inf
     assert table1.crossover(n, linear, [1.0] * len(n)) == 0
+    assert table1.crossover([1, 2, 4, 8], [2, 1, 2, 2], [1, 2, 1, 1]) == pytest.approx(2 * 2**0.5)  # the last one
     assert table1.exponent(n, quadratic) == pytest.approx(2)
 
 

@@ -1,16 +1,21 @@
-"""Small models that must really learn: the classic tasks to 99% of whole sequences, on sequences they have not seen."""
+"""Small models that must really learn: the classic tasks to 99% of whole sequences, on sequences they have not seen.
+
+In eight bits they are as good, within half a point of BLEU.
+"""
 
 from itertools import islice
 
 import pytest
 import torch
 
+from regard.core.quantised import quantise
 from regard.data.batching import Batch, collate
 from regard.data.generated import Pair, sequence_pairs
 from regard.data.vocabulary import BOS, EOS, PAD, Vocabulary
 from regard.decoding.module import Module
 from regard.decoding.pool import search
 from regard.decoding.protocol import Request, SearchConfig, Special
+from regard.evaluation.translation import bleu
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
@@ -45,8 +50,15 @@ def test_a_small_model_learns(task: str) -> None:
     known = {pair.source for pairs in batches for pair in pairs}
     unseen = (p for p in sequence_pairs(task, symbols=DIGITS, lengths=LENGTHS, seed=1) if p.source not in known)
     test = list(islice(unseen, 1000))
-    requests = [Request([*VOCABULARY.encode(pair.source), EOS]) for pair in test]
-    greedy = SearchConfig(beam=1, scores=False)
-    found = search(Module(model.eval(), pad=PAD), requests, greedy, Special(BOS, EOS, PAD))
-    right = sum(VOCABULARY.decode(h.tokens) == list(pair.target) for (h,), pair in zip(found, test, strict=True))
+    references = [" ".join(pair.target) for pair in test]
+    written = translations(model.eval(), test)
+    right = sum(text == reference for text, reference in zip(written, references, strict=True))
     assert right / len(test) >= 0.99
+    in_eight_bits = bleu(translations(quantise(model), test), references, tokenize="none").value
+    assert in_eight_bits == pytest.approx(bleu(written, references, tokenize="none").value, abs=0.5)
+
+
+def translations(model: Transformer, pairs: list[Pair]) -> list[str]:
+    requests = [Request([*VOCABULARY.encode(pair.source), EOS]) for pair in pairs]
+    found = search(Module(model, pad=PAD), requests, SearchConfig(beam=1, scores=False), Special(BOS, EOS, PAD))
+    return [" ".join(VOCABULARY.decode(best.tokens)) for (best,) in found]

@@ -149,3 +149,32 @@ def test_memory_is_counted_in_bytes() -> None:
     peak, everything = 1024 * int(status["VmHWM"].split()[0]), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0.9 * peak < batch_size._peak(CPU) < everything  # the two are counted apart, and differ a little
     assert everything / 1000 < batch_size._free(CPU) < everything
+
+
+V2 = {"memory.max": "{limit}", "memory.current": "5000", "memory.stat": "anon 1000\ninactive_file 4000\n"}
+V1 = {
+    "memory.limit_in_bytes": "{limit}",
+    "memory.usage_in_bytes": "5000",
+    "memory.stat": "cache 4000\ntotal_inactive_file 4000\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("listed", "group", "files"),
+    [
+        ("0::/", "sys/fs/cgroup", V2),  # in a container, whose own group is the root
+        ("0::/user.slice/job", "sys/fs/cgroup/user.slice", V2),  # the limit is of a group above
+        ("2:cpu:/\n4:memory:/docker/1f\n0::/", "sys/fs/cgroup/memory/docker/1f", V1),
+        ("4:memory:/docker/1f", "sys/fs/cgroup/memory", V1),  # by its name outside, which is not seen inside
+    ],
+)
+def test_a_container_has_what_its_limit_leaves(tmp_path: Path, listed: str, group: str, files: dict[str, str]) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 8 kB\n")
+    assert batch_size._free(CPU, tmp_path) == 8 * 1024
+    (tmp_path / "proc/self/cgroup").write_text(listed)
+    (tmp_path / group).mkdir(parents=True)
+    for limit, free in (("7000", 6000), ("900", 0), ("20000", 8 * 1024), ("max", 8 * 1024)):
+        for name, content in files.items():
+            (tmp_path / group / name).write_text(content.format(limit=limit))
+        assert batch_size._free(CPU, tmp_path) == free

@@ -170,6 +170,16 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
     assert events[-1] == Finished(12, "done")
 
 
+def test_a_last_step_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    trainer.learner.sound = lambda: trainer.learner.steps < 12  # type: ignore[method-assign]
+    assert run(trainer)[-2:] == [
+        Note("step 12 is not saved: its weights are no numbers; step 9 is"),
+        Finished(12, "done"),
+    ]
+    assert trainer.saved == 9
+
+
 def test_other_data_is_not_taken_for_the_same_run(tmp_path: Path) -> None:
     run(make(tmp_path, steps=3))
     other = make(tmp_path)

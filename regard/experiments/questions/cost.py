@@ -3,6 +3,7 @@
 Letters: B batch, n length, d width.
 """
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,8 @@ from regard.core.cache import KeyValues
 from regard.core.recurrence import LinearRecurrence, Past
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Result, Results, Trial, table
-from regard.experiments.questions.frame import Answer, Question, crossing
+from regard.experiments.questions.frame import Answer, Question
+from regard.experiments.table1 import crossover
 
 LENGTHS = {
     "smoke": (8, 16),
@@ -138,7 +140,7 @@ must take its n steps one after the other.
     places = {
         f"≥ {LAYERS[name]}": at
         for name in ("lstm", "linear")
-        if (at := crossing(lengths, seconds[batch, "training", "attention"], seconds[batch, "training", name]))
+        if 0 < (at := crossover(lengths, *(seconds[batch, "training", of] for of in ("attention", name)))) < math.inf
     }
     chart = Chart(
         f"Forward and backward, d = {d}, batch of {batch}", "length n", "seconds", series, log_x=True, log_y=True,
@@ -149,9 +151,10 @@ must take its n steps one after the other.
 
 def _from(lengths: tuple[int, ...], a: list[float], b: list[float]) -> str:
     """From which length on a takes longer than b does, in words."""
-    if (at := crossing(lengths, a, b)) is not None:
-        return f"from n ≈ {at:.0f} on"
-    return f"at every n from {lengths[0]} on" if a[-1] > b[-1] else f"not even at n = {lengths[-1]}"
+    at = crossover(lengths, a, b)
+    if at == 0:
+        return f"at every n from {lengths[0]} on"
+    return f"from n ≈ {at:.0f} on" if at < math.inf else f"not even at n = {lengths[-1]}"
 
 
 COST = Question(

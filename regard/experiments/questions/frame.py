@@ -1,4 +1,4 @@
-"""What a question is, and what all answers need: means over seeds, curves of few points, where two curves cross."""
+"""What a question is, and what all answers need: means over seeds, and curves of few points."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -76,24 +76,6 @@ def learning_curve(label: str, curves: Sequence[Sequence[Sequence[float]]]) -> S
     losses = [[curve[i][1] for curve in curves] for i in range(len(steps))]
     low, high = [min(each) for each in losses], [max(each) for each in losses]
     return Series(label, steps, [fmean(each) for each in losses], low=low, high=high)
-
-
-def crossing(x: Sequence[float], a: Sequence[float], b: Sequence[float]) -> float | None:
-    """The x from which on a is above b, on straight lines in logarithms.
-
-    None if there is none: a is above b everywhere, or is not at the end.
-
-    >>> round(crossing([1, 10, 100], [1, 10, 100], [20, 20, 20]), 6)
-    20.0
-    """
-    gap = [math.log(up) - math.log(down) for up, down in zip(a, b, strict=True)]
-    for i in range(len(gap) - 1, 0, -1):
-        if gap[i] <= 0:
-            return None
-        if gap[i - 1] <= 0:
-            share = gap[i - 1] / (gap[i - 1] - gap[i])
-            return math.exp(math.log(x[i - 1]) + share * (math.log(x[i]) - math.log(x[i - 1])))
-    return None
 
 
 def percent(share: float) -> str:

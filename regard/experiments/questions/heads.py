@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.layers import linear
-from regard.data.batching import collate
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Result, Results, Trial, table
@@ -32,7 +31,7 @@ from regard.experiments.questions.frame import (
     windows,
 )
 from regard.experiments.questions.tasks import BATCH, SIZES, learnt, measured, pairs_of, unseen, untaught
-from regard.experiments.runs import Pair, taught
+from regard.experiments.runs import Pair, batched, taught
 from regard.inspection.importance import Pruned, head_importance, pruning_curve, random_curve
 from regard.inspection.measures import Tokens, axes_of, kind_of
 from regard.inspection.similarity import Likeness
@@ -133,7 +132,7 @@ def divided(folder: Path, console: Console, *, steps: int, tested: int, seed: in
     """A model of so many heads learns to sort; how alike they are, and what is right as they fall silent."""
     model, _ = learnt(console, "sort", LENGTHS, steps=steps, seed=seed, **settings)
     pairs = unseen("sort", LENGTHS, seed, tested)
-    chosen = [collate(unseen("sort", LENGTHS, seed + 1, 64))]  # on other sentences than those measured
+    chosen = batched(model, unseen("sort", LENGTHS, seed + 1, 64), 64)  # on other sentences than those measured
     importance = head_importance(model, chosen, pad=PAD)
     curves = {
         "importance": pruning_curve(model, importance, lambda: measured(model, pairs), share=SHARE),
@@ -152,7 +151,7 @@ def _point(pruned: Pruned[dict[str, float]]) -> dict[str, float]:
 
 def likeness(model: nn.Module, pairs: list[Pair]) -> dict[str, float | None]:
     """Of the pairs of heads in one attention: their mean Jensen-Shannon divergence, and how many are redundant."""
-    batch, tokens, found = collate(pairs), Tokens(PAD, BOS, EOS), []
+    (batch,), tokens, found = batched(model, pairs, len(pairs)), Tokens(PAD, BOS, EOS), []
     with record(model, what=("weights", "outputs")) as flow, torch.inference_mode():
         model(batch.source, batch.target)
     for name, weights in flow.weights.items():

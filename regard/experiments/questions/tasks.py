@@ -1,8 +1,7 @@
 """The tasks of the questions, and the small models that learn them.
 
 A task is drawn without end, so no pair is read twice but by chance, and tests are drawn with a seed that training never
-has. A model is asked once, with the right words before each word: what a greedy search writes is right from end to end
-exactly if each of these answers is.
+has.
 """
 
 import random
@@ -15,10 +14,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from regard.data.batching import collate
 from regard.data.generated import sequence_pairs
 from regard.data.vocabulary import PAD, Vocabulary
-from regard.experiments.runs import Pair, taught
+from regard.experiments.runs import Pair, batched, foretold, taught
 from regard.inspection.importance import loss
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -112,10 +110,6 @@ def learnt(
 
 def measured(model: nn.Module, pairs: Sequence[Pair]) -> dict[str, float]:
     """The loss of a label in nats, and the share of pairs whose target a greedy search would write."""
-    batches = [collate(pairs[i : i + 256]) for i in range(0, len(pairs), 256)]
-    good = 0
-    with torch.inference_mode():
-        for batch in batches:
-            said = model(batch.source, batch.target).argmax(-1)
-            good += int(((said == batch.labels) | (batch.labels == PAD)).all(1).sum())
-    return {"loss": loss(model, batches, pad=PAD), "right": good / len(pairs)}
+    batches = batched(model, pairs, 256)
+    right, _ = foretold(model, batches)
+    return {"loss": loss(model, batches, pad=PAD), "right": right}

@@ -1,0 +1,109 @@
+"""Phrases that a text must not have, found as it is written token by token, in whatever sub-words."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
+
+from regard.data.tokenizers import UNK, Tokenizer
+
+WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff]"  # in Chinese and Japanese words do not stand apart: they end anywhere
+
+
+class Forbidden:
+    """Which tokens would complete one of some phrases, as whole words in the case that is given.
+
+    A phrase is complete as soon as it is there: that more letters may come, and make a longer word, cannot be known.
+
+    >>> from regard.data.tokenizers import TokensConfig
+    >>> tokens = Tokenizer.learn(TokensConfig("char", size=0), ["a cat, a scat"])
+    >>> phrases = Forbidden(tokens, ("cat",))
+    >>> [tokens.pieces(phrases.refused(tokens.encode(text))) for text in ("a ca", "a sca", "ca,")]
+    [['t'], [], []]
+    """
+
+    def __init__(self, tokenizer: Tokenizer, phrases: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        # As the tokenizer writes them; what it has no tokens for is never written.
+        ids = [ids for ids in tokenizer.encode_batch([phrase.strip() for phrase in phrases]) if UNK not in ids]
+        texts = filter(str.strip, tokenizer.decode_batch(ids))
+        self._patterns = {_squeezed(text.encode()): _pattern(text) for text in texts}
+        self._surfaces = _surfaces(tokenizer)
+        self._longest = max(map(len, self._patterns), default=0)
+        # What of a phrase must be written before a token completes it -> such tokens, each with its phrase.
+        self._before: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
+        ends = defaultdict(list)
+        for phrase in self._patterns:
+            for i in range(len(phrase)):
+                ends[phrase[i:]].append(phrase)
+        for token, surface in enumerate(self._surfaces):
+            for i in range(1, len(surface) + 1):
+                if surface[i : i + 1].isalnum():  # the word goes on
+                    continue
+                head = _squeezed(surface[:i])
+                for phrase in ends.get(head, ()):
+                    self._before[phrase[: len(phrase) - len(head)]].append((token, phrase))
+                for j in range(1, len(head)):
+                    if head[j:] in self._patterns:
+                        self._before[b""].append((token, head[j:]))
+        self._lengths = sorted({len(before) for before in self._before} - {0})
+        self._alone: dict[tuple[int | None, bool], list[int]] = {}  # a token, or a letter, -> whole phrases after it
+
+    def found(self, text: str) -> str | None:
+        """The first of the phrases that a text has."""
+        return next((match.group() for each in self._patterns.values() if (match := each.search(text))), None)
+
+    def refused(self, written: Sequence[int]) -> list[int]:
+        """The tokens that would complete a phrase after what is written."""
+        end = b""
+        for token in reversed(written):
+            end = _squeezed(self._surfaces[token]) + end
+            if len(end) >= self._longest:
+                break
+        letter = re.search(rf"{WORD}\Z", self._tokenizer.decode(written)) is not None
+        after = (written[-1] if written else None, letter)
+        if after not in self._alone:
+            self._alone[after] = self._complete(self._before.get(b"", []), written)
+        near = [pair for n in self._lengths if n <= len(end) for pair in self._before.get(end[len(end) - n :], ())]
+        return [*self._alone[after], *self._complete(near, written)]
+
+    def _complete(self, pairs: list[tuple[int, bytes]], written: Sequence[int]) -> list[int]:
+        """Of tokens and phrases, those tokens with which the text has the phrase."""
+        texts = self._tokenizer.decode_batch([[*written, token] for token, _ in pairs]) if pairs else []
+        both = zip(pairs, texts, strict=True)
+        return [token for (token, phrase), text in both if self._patterns[phrase].search(text)]
+
+
+@lru_cache(maxsize=256)
+def forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...]) -> Forbidden:
+    """The same, made once."""
+    return Forbidden(tokenizer, phrases)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    inner = r"\s+".join(map(re.escape, text.split()))
+    begin, end = (re.match(WORD, text.strip()[i]) is not None for i in (0, -1))
+    return re.compile(f"(?<!{WORD})" * begin + inner + f"(?!{WORD})" * end)
+
+
+def _squeezed(text: bytes) -> bytes:
+    return b"".join(text.split())
+
+
+@lru_cache(maxsize=8)
+def _surfaces(tokenizer: Tokenizer) -> list[bytes]:
+    """What each token adds to a text."""
+    pieces = tokenizer.pieces(range(len(tokenizer)))
+    if tokenizer.kind == "wordpiece":
+        pieces = [piece.removeprefix("##") for piece in pieces]
+    elif tokenizer.kind == "none":
+        pieces = [piece.removesuffix("@@") for piece in pieces]
+    elif tokenizer.kind == "other":
+        pieces = tokenizer.decode_batch([[i] for i in range(len(tokenizer))])
+    return [b"" if i <= UNK else _bytes(piece) for i, piece in enumerate(pieces)]
+
+
+def _bytes(piece: str) -> bytes:
+    """A piece as a person reads it -> its bytes."""
+    plain = piece.replace("▁", " ").encode()
+    return re.sub(rb"\\x([0-9a-f]{2})", lambda match: bytes.fromhex(match[1].decode()), plain)
