@@ -205,9 +205,10 @@ def test_what_a_scale_does_not_need_is_not_fetched(
     name: str, scale: str, corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("wmt14").mkdir()
-    for text in WMT:
-        Path("wmt14", text).touch()
+    for folder in ("wmt14", "wmt14-fr"):
+        Path(folder).mkdir()
+        for text in WMT:
+            Path(folder, text).touch()
     fetched: list[str] = []
     monkeypatch.setattr(lab, "_fetch", lambda wanted, console: fetched.extend(wanted))
     monkeypatch.setattr(lab, "_here", lambda *_: 1 / 0)  # the first trial
