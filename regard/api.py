@@ -43,7 +43,7 @@ from regard.inspection.alignment import align_words, source_attention, words_of_
 from regard.inspection.maps import Words, in_words, translation_maps, without_special, words_of_pieces
 from regard.inspection.page import AttentionMap, attention_page
 from regard.models import storage
-from regard.native import Native, Shortlists, UnavailableError
+from regard.native import Native, Shortlists, UnavailableError, UnsupportedError
 from regard.recipe import DataConfig, DecodeConfig
 from regard.requesting import SPECIAL as SPECIAL  # the marks that searches know
 from regard.requesting import in_parts, requested
@@ -119,7 +119,7 @@ class Translator:
 
     @property
     def without_native(self) -> str | None:
-        """Why the native engine, the quickest on a CPU, cannot be used; None: it can, or nobody wants it."""
+        """Why this machine cannot have the native engine, the quickest on a CPU; None: it can, or has no use for it."""
         assert self.searchable
         return self._without
 
@@ -128,7 +128,8 @@ class Translator:
             try:
                 return Native(model, shortlists=self._shortlists)
             except UnavailableError as error:
-                reason = self._without = str(error)
+                reason = str(error)
+                self._without = None if isinstance(error, UnsupportedError) else reason
         else:
             reason = "a tap is watched" if watched else f"the engine is {self.engine}, the device {self.device}"
         if self.engine == "native":
