@@ -105,7 +105,7 @@ def slope(values: dict[int, float]) -> float:
     return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
 
 
-def cost(kinds: list[str], limit: int, rounds: int, patience: float) -> Table:
+def cost(kinds: list[str], limit: int, rounds: int, patience: float) -> list[Table]:
     times: dict[str, dict[int, float]] = {kind: {} for kind in kinds}
     memory: dict[str, dict[int, float]] = {kind: {} for kind in kinds}
     lengths = [2**i for i in range(SHORTEST.bit_length() - 1, limit.bit_length())]
@@ -114,14 +114,21 @@ def cost(kinds: list[str], limit: int, rounds: int, patience: float) -> Table:
         for kind, taken in seconds(able, n, rounds if n < 8192 else 1).items():
             times[kind][n] = taken
             memory[kind][n] = in_fresh_process("--memory-of", kind, str(n))
-    table = Table(title=f"{HEADS} heads of {WIDTH}, forward + backward: ms, MiB")
-    for name in ("kind", *(f"{n:,}" for n in lengths), "slope of ms (claim)", "of MiB (claim)"):
+    title, exponents = f"{HEADS} heads of {WIDTH}, forward + backward", {kind: claims(kind) for kind in kinds}
+    in_ms = {kind: {n: 1e3 * taken for n, taken in found.items()} for kind, found in times.items()}
+    return [
+        over_lengths(f"{title}: ms", lengths, in_ms, {kind: of_time for kind, (of_time, _) in exponents.items()}),
+        over_lengths(f"{title}: MiB", lengths, memory, {kind: of_memory for kind, (_, of_memory) in exponents.items()}),
+    ]
+
+
+def over_lengths(title: str, lengths: list[int], found: dict[str, dict[int, float]], claimed: dict[str, int]) -> Table:
+    table = Table(title=title)
+    for name in ("kind", *(f"{n:,}" for n in lengths), "slope", "claimed"):
         table.add_column(name, justify="left" if name == "kind" else "right")
-    for kind in kinds:
-        cells = [f"{times[kind][n] * 1e3:,.0f}, {memory[kind][n]:,.0f}" if n in times[kind] else "-" for n in lengths]
-        of_time, of_memory = claims(kind)
-        slopes = f"{slope(times[kind]):.2f} ({of_time})", f"{slope(memory[kind]):.2f} ({of_memory})"
-        table.add_row(kind, *cells, *slopes)
+    for kind, values in found.items():
+        cells = [f"{values[n]:,.0f}" if n in values else "-" for n in lengths]
+        table.add_row(kind, *cells, f"{slope(values):.2f}", str(claimed[kind]))
     return table
 
 
@@ -197,8 +204,10 @@ def main() -> None:
             parser.error(str(error))
         if kind == "full":
             parser.error(f"full attention is measured by its backends: {', '.join(BACKENDS)}")
+    console = Console(width=120)
     if args.limit >= SHORTEST:
-        Console().print(cost(args.kinds, args.limit, args.rounds, args.patience))
+        for table in cost(args.kinds, args.limit, args.rounds, args.patience):
+            console.print(table)
     if not args.steps:
         return
     table = Table(title=f"recall among {LENGTH} positions after {args.steps} steps, % right")
@@ -208,7 +217,7 @@ def main() -> None:
         start = time.perf_counter()
         near, far = quality(kind, args.steps)
         table.add_row(kind, f"{near:.0%}", f"{far:.0%}", f"{(time.perf_counter() - start) / 60:.1f}")
-    Console().print(table)
+    console.print(table)
 
 
 if __name__ == "__main__":

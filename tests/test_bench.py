@@ -27,7 +27,7 @@ def test_the_zoo_benchmark_prints_a_row_for_each_kind() -> None:
     command = [sys.executable, ROOT / "bench" / "zoo.py", *options]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "slope" in result.stdout
-    assert result.stdout.count("window:64") == 2  # its cost and its quality
+    assert result.stdout.count("window:64") == 3  # its time, its memory and its quality
     assert "full" in result.stdout
 
 
