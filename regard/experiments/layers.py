@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.recurrence import LinearRecurrence
+from regard.models import accounting
 from regard.models.convolutional import Convolution
 from regard.models.costs import GATES_OF_A_CELL, attention
 from regard.models.recurrent import Cell
@@ -101,17 +102,7 @@ def through(layer: nn.Module, x: Tensor) -> Tensor:
 
 def kept_bytes(layer: nn.Module, x: Tensor) -> int:
     """What autograd keeps of one forward pass for the backward pass, besides input and parameters."""
-    found: dict[int, Tensor] = {}  # by storage: several views of one tensor are kept once
-
-    def pack(y: Tensor) -> Tensor:
-        found[y.untyped_storage().data_ptr()] = y
-        return y
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda y: y):
-        through(layer, x)
-    for known in (x, *layer.parameters()):
-        found.pop(known.untyped_storage().data_ptr(), None)
-    return sum(y.untyped_storage().nbytes() for y in found.values())
+    return accounting.kept_bytes(lambda: through(layer, x), (x, *layer.parameters()))
 
 
 class Chain(TorchDispatchMode):
