@@ -52,7 +52,7 @@ def batches(vocabulary: int, count: int = 4, seed: int = 0) -> list[tuple[Tensor
 def ours(config: TransformerConfig, recomputed: str = "nothing") -> tuple[nn.Module, Backward]:
     """regard as its training loop runs it: a thread for each core, and the loss in blocks."""
     model, shards = Transformer(config), Shards()
-    recompute(module for module in model.modules() if isinstance(module, RECOMPUTED[recomputed]))
+    recompute(RECOMPUTED[recomputed](model))
     objective, parameters = SequenceLoss(model, SMOOTHING), list(model.parameters())
 
     def backward(source: Tensor, target: Tensor, labels: Tensor) -> None:

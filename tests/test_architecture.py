@@ -23,7 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "native": {"core", "decoding", "files"},
     "convert": {"core", "data", "decoding", "files", "models"},
     "adaptation": {"core", "files", "inspection", "models"},  # of models the storage: it finds its way by type
-    "training": {"core", "data", "files"},  # never models: a model is an argument
+    "training": {"core", "data", "files", "native"},  # never models: a model is an argument
 }
 # What sits on top may import every room, and of the top only this.
 TOP: dict[str, set[str]] = {

@@ -22,6 +22,7 @@ from regard.core.dropout import dropout as drop
 from regard.core.efficient import Kind, causal_and_keep, check_causal, check_kind
 from regard.core.heads import each_head, kept_keys
 from regard.core.layers import linear
+from regard.core.lent import lent
 from regard.core.linformer import Linformer
 from regard.core.masks import AnyMask, Mask, Shape
 from regard.core.monotonic import Monotonic
@@ -56,6 +57,9 @@ def attend(
     check_probability(dropout)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if backend == "auto":
+        kernels = lent() if bias is None and not dropout else None
+        if kernels is not None and (out := kernels.attend(q, k, v, mask, scale)) is not None:
+            return out
         backend = _choose(q, k, mask, bias, dropout)
     if backend not in BACKENDS:
         raise ValueError(f"unknown attention backend {backend!r}: choose one of auto, {', '.join(BACKENDS)}")
@@ -310,11 +314,7 @@ class MultiHeadAttention(nn.Module):
             if self.d_memory % self.heads:
                 raise ValueError(f"a memory of width {d_memory} does not divide into {self.heads} heads: use a divisor")
             key_width = self.d_v = self.d_memory // self.heads
-        self.widths = [
-            self.heads * self.d_k,
-            self.kv_heads * key_width,
-            self.kv_heads * self.d_v,
-        ]  # of Q, K, V
+        self.widths = [self.heads * self.d_k, self.kv_heads * key_width, self.kv_heads * self.d_v]  # of Q, K, V
         if config.project and d_memory is None:
             self.query_key_value = linear(config.d_model, *self.widths, bias=config.bias)
         elif config.project:

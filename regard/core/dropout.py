@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.lent import lent
+
 LEVELS = 2**16
 _source: ContextVar[torch.Generator | None] = ContextVar("_source", default=None)
 
@@ -57,11 +59,20 @@ def fresh_seed() -> int:
 
 def keep_mask(shape: torch.Size, p: float, *, generator: torch.Generator | None = None) -> Tensor:
     """A bool mask on the CPU, each element True with probability 1 - p; p is rounded to a multiple of 2**-16."""
-    n, dropped = shape.numel(), round(p * LEVELS)
-    if dropped == LEVELS:  # a threshold beyond 16 bits
+    if round(p * LEVELS) == LEVELS:  # a threshold beyond 16 bits
         return torch.zeros(shape, dtype=torch.bool)
-    draws = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator or _source.get())
-    return (draws.view(torch.int16)[:n] >= dropped - LEVELS // 2).view(shape)
+    return (draws(shape.numel(), generator=generator) >= threshold(p)).view(shape)
+
+
+def draws(n: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """n random numbers of 16 bits, int16: four of one draw of the generator."""
+    whole = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator or _source.get())
+    return whole.view(torch.int16)[:n]
+
+
+def threshold(p: float) -> int:
+    """The least of the `draws` that keeps its element, but at p = 1, where none does."""
+    return round(p * LEVELS) - LEVELS // 2
 
 
 def keep_scale(p: float) -> float:
@@ -90,6 +101,8 @@ def dropout(x: Tensor, p: float) -> Tensor:
         return x
     if x.device.type != "cpu":
         return F.dropout(x, p)
+    if (kernels := lent()) is not None and (y := kernels.dropout(x, p)) is not None:
+        return y
     return _Dropout.apply(x, p)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.core.cache import Window
 from regard.core.dropout import Dropout, dropout
+from regard.core.lent import lent
 from regard.core.positions import Positions
 
 Choice = TypeVar("Choice")
@@ -29,9 +30,19 @@ def choose(what: str, name: str, among: dict[str, Choice]) -> Choice:
     return among[name]
 
 
-def linear(d_in: int, *d_out: int, bias: bool = True) -> nn.Linear:
+class Linear(nn.Linear):
+    """PyTorch's, which asks for lent kernels first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., d_in) -> (..., d_out)."""
+        kernels = lent()
+        y = None if kernels is None else kernels.linear(x, self.weight, self.bias)
+        return super().forward(x) if y is None else y
+
+
+def linear(d_in: int, *d_out: int, bias: bool = True) -> Linear:
     """Matrices d_in -> d_out side by side in one product, each with Xavier's initialisation of its own."""
-    product = nn.Linear(d_in, sum(d_out), bias)
+    product = Linear(d_in, sum(d_out), bias)
     product.parts = d_out  # type: ignore[assignment]  # plain numbers, for who takes each matrix by itself
     for matrix in product.weight.split(d_out):
         nn.init.xavier_uniform_(matrix)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.core.lent import LossAndGradients, lent
+
 BLOCK = 2**22  # logits held at a time
 
 
@@ -58,42 +60,55 @@ def linear_cross_entropy(
     return _LinearCrossEntropy.apply(hidden[count], weight, bias, y, smoothing)
 
 
+def cross_entropy_in_blocks(
+    h: Tensor, W: Tensor, b: Tensor | None, y: Tensor, hit: float, needs: tuple[bool, bool, bool]
+) -> LossAndGradients:
+    """Σ logsumexp(z) - hit · z_y over tokens, z = h Wᵀ + b, with its gradients by h, W and b where `needs` says."""
+    need_h, need_W, need_b = needs
+    N, V = len(h), len(W)
+    n = max(1, BLOCK // V)
+    exact = torch.promote_types(h.dtype, torch.float32)  # exponentials and sums: never in half precision
+    buffer = h.new_empty(min(n, N), V)
+    dh = torch.empty_like(h, dtype=exact) if need_h else None
+    dW = torch.zeros_like(W, dtype=exact) if need_W else None
+    db = torch.zeros_like(b, dtype=exact) if need_b and b is not None else None
+    loss = h.new_zeros((), dtype=exact)
+    for start in range(0, N, n):
+        rows = slice(start, start + n)
+        x, label = h[rows], y[rows, None]
+        z = torch.mm(x, W.T, out=buffer[: len(x)]).to(exact)  # (n, V) logits
+        if b is not None:
+            z += b
+        z_y, top = z.gather(1, label), z.amax(1, keepdim=True)
+        e = z.sub_(top).exp_()
+        s = e.sum(1, keepdim=True)  # softmax = e / s
+        loss += (top + s.log() - hit * z_y).sum()
+        e.scatter_add_(1, label, -hit * s)  # s · (softmax - hit · onehot)
+        if h.dtype != exact:
+            e, s = e.div_(s).to(h.dtype), torch.ones((), dtype=h.dtype, device=h.device)
+        if dh is not None:
+            dh[rows] = (e @ W) / s
+        if dW is not None and h.dtype == exact:
+            dW.addmm_(e.T, x / s)
+        elif dW is not None:
+            dW += e.T @ x
+        if db is not None:
+            db += (e / s).sum(0)
+    return LossAndGradients(loss, dh, dW, db)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor, W: Tensor, b: Tensor | None, y: Tensor, eps: float) -> Tensor:
-        need_h, need_W, need_b, _, _ = ctx.needs_input_grad
-        N, V = len(h), len(W)
-        n = max(1, BLOCK // V)
-        exact = torch.promote_types(h.dtype, torch.float32)  # exponentials and sums: never in half precision
+        needs, kernels = ctx.needs_input_grad[:3], lent()
+        done = kernels.cross_entropy(h, W, b, y, 1 - eps, needs) if kernels is not None else None
+        loss, dh, dW, db = done or cross_entropy_in_blocks(h, W, b, y, 1 - eps, needs)
+        # The rest, - ε mean(z), and its gradients.
+        N, V, exact = len(h), len(W), loss.dtype
         mean_W, mean_b = W.mean(0, dtype=exact), 0.0 if b is None else b.mean(dtype=exact)
-        buffer = h.new_empty(min(n, N), V)
-        dh = torch.empty_like(h) if need_h else None
-        dW = torch.zeros_like(W, dtype=exact) if need_W else None
-        db = torch.zeros_like(b, dtype=exact) if need_b and b is not None else None
-        loss = h.new_zeros((), dtype=exact)
-        for start in range(0, N, n):
-            rows = slice(start, start + n)
-            x, label = h[rows], y[rows, None]
-            z = torch.mm(x, W.T, out=buffer[: len(x)]).to(exact)  # (n, V) logits
-            if b is not None:
-                z += b
-            z_y, top = z.gather(1, label), z.amax(1, keepdim=True)
-            e = z.sub_(top).exp_()
-            s = e.sum(1, keepdim=True)  # softmax = e / s
-            loss += (top + s.log() - (1 - eps) * z_y).sum()
-            e.scatter_add_(1, label, (eps - 1) * s)  # s · (softmax - (1 - ε) onehot)
-            if h.dtype != exact:
-                e, s = e.div_(s).to(h.dtype), torch.ones((), dtype=h.dtype, device=h.device)
-            if dh is not None:
-                dh[rows] = (e @ W) / s - eps * mean_W
-            if dW is not None and h.dtype == exact:
-                dW.addmm_(e.T, x / s)
-            elif dW is not None:
-                dW += e.T @ x
-            if db is not None:
-                db += (e / s).sum(0)
         sum_h = h.sum(0, dtype=exact)
-        loss -= eps * (sum_h @ mean_W + N * mean_b)
+        loss = loss - eps * (sum_h @ mean_W + N * mean_b)
+        dh = None if dh is None else dh.sub_(eps * mean_W).to(h.dtype)
         dW = None if dW is None else dW.sub_(sum_h * (eps / V)).to(W.dtype)
         db = None if b is None or db is None else db.sub_(eps * N / V).to(b.dtype)
         ctx.save_for_backward(dh, dW, db)

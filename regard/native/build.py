@@ -20,6 +20,7 @@ from pathlib import Path
 from regard.files import cache_folder
 
 PANEL, VECTOR = 32, 16  # of engine.c: columns of a product that lie together, numbers in a vector
+SOURCES = ("engine.c", "training.c", "vectors.h")
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
 NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls the processor that it runs on
 
@@ -120,8 +121,13 @@ def _compiled() -> Path:
         raise UnavailableError(f"CC = {os.environ['CC']}: {error}") from error
     if not compiler or shutil.which(compiler[0]) is None:
         raise UnavailableError(f"there is no C compiler {' '.join(compiler)!r}: install one, or name it by CC")
-    source = (files("regard.native") / "engine.c").read_bytes()
-    made_from = [source, " ".join((*compiler, *FLAGS)).encode(), _run([*compiler, "--version"]).encode(), _processor()]
+    sources = {name: (files("regard.native") / name).read_bytes() for name in SOURCES}
+    made_from = [
+        *sources.values(),
+        " ".join((*compiler, *FLAGS)).encode(),
+        _run([*compiler, "--version"]).encode(),
+        _processor(),
+    ]
     digest = hashlib.sha256(b"\0".join(made_from)).hexdigest()[:24]
     place = cache_folder() / "native" / f"engine-{digest}.so"
     try:
@@ -129,10 +135,11 @@ def _compiled() -> Path:
             return place
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as folder:
-            (Path(folder) / "engine.c").write_bytes(source)
+            for name, source in sources.items():
+                (Path(folder) / name).write_bytes(source)
             for i, processor in enumerate(NATIVE):
                 try:
-                    _run([*compiler, *FLAGS, *processor, "-o", "engine.so", "engine.c", "-lm"], folder)
+                    _run([*compiler, *FLAGS, *processor, "-o", "engine.so", "engine.c", "training.c", "-lm"], folder)
                     break
                 except UnavailableError:
                     if i == len(NATIVE) - 1:

@@ -15,8 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from regard.core.blocks import layers_of
 from regard.core.layers import ConvolutionFeedForward, FeedForward, GatedFeedForward
+from regard.core.lent import lending
 from regard.core.recompute import recompute
 from regard.data.batching import Batch
+from regard.native.training import kernels
 from regard.training.config import TrainConfig
 from regard.training.distributed import CPU, World, like, not_yet, share, whole
 from regard.training.objectives import SequenceLoss
@@ -85,7 +87,8 @@ class Learner:
         self.average = Average(model, config.ema) if config.ema else None
         # An accelerator, a compiled model and PyTorch's own data parallelism each share the work out by themselves.
         alone = device.type != "cpu" or several or config.compile
-        self._shards = Shards(1 if alone else config.shards)
+        self._lend = kernels if device.type == "cpu" and not config.compile else lambda: None
+        self._shards = Shards(1 if alone else config.shards, lend=self._lend)
         self.shards = None if alone else self._shards.count
 
     def __enter__(self) -> "Learner":
@@ -130,7 +133,8 @@ class Learner:
         """Σ loss over the labels of `batch`; its gradient, over all `tokens`, is added to the parameters'."""
         rows = batch.source, batch.target, batch.labels
         if self.world.size > 1:
-            loss = self._loss(*rows)
+            with lending(self._lend()):
+                loss = self._loss(*rows)
             # DDP and FSDP take the mean over processes; the sum is meant.
             self._scaler.scale(loss * (self.world.size / tokens)).backward()
             return loss.item()

@@ -1,0 +1,310 @@
+/* What takes the time of a training step on a CPU, in C: the loss, attention and dropout, with their gradients.
+
+   Letters: N tokens, V vocabulary, d width; B batch, H heads, T queries, S keys; M, N, K sizes of a product.
+
+   Each function does with one thread what the core says (regard/core/losses.py, attention.py, dropout.py), in the same
+   order whenever it is called: who trains twice gets the same bits. A batch is shared among threads further up
+   (regard/training/parallel.py). The gain is in the cache: a block of logits, or the scores of a head, are made, used and
+   forgotten before the next one comes. Widths are multiples of 16. */
+
+#include <stdlib.h>
+
+#include "vectors.h"
+
+/* Whether these products were measured to be worth it: with the 32 large registers that they were written for. */
+int32_t worth_it(void) {
+#ifdef __AVX512F__
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+/* ---------------------------------------------------------------------------------------------- products */
+
+enum { SET, ADD }; /* what happens to C: it becomes A B, or grows by it */
+
+/* m rows (a constant) and `w` vectors of columns (a constant) of C; A's number (i, k) lies at i · row + k · step. */
+INLINE void tile(int m, int w, int K, const float *a, size_t row, size_t step, const float *b, size_t ldb, float *c,
+                 size_t ldc, int mode) {
+  vec sum[TILE * 2];
+#pragma GCC unroll 24
+  for (int i = 0; i < m * w; i++) sum[i] = all(0.0f);
+  for (int k = 0; k < K; k++) {
+    vec y[2];
+#pragma GCC unroll 2
+    for (int j = 0; j < w; j++) y[j] = load(b + k * ldb + j * L);
+#pragma GCC unroll 12
+    for (int i = 0; i < m; i++) {
+      float x = a[i * row + k * step];
+#pragma GCC unroll 2
+      for (int j = 0; j < w; j++) sum[i * w + j] += x * y[j];
+    }
+  }
+#pragma GCC unroll 12
+  for (int i = 0; i < m; i++)
+#pragma GCC unroll 2
+    for (int j = 0; j < w; j++) {
+      float *to = c + i * ldc + j * L;
+      if (mode == ADD) sum[i * w + j] += load(to);
+      store(to, sum[i * w + j]);
+    }
+}
+
+#define CASES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
+#define CASE(m, w, row, step) \
+  case m: if (m <= TILE) tile(m <= TILE ? m : 1, w, K, a, row, step, b + j, ldb, c + j, ldc, mode); break;
+#define WIDE_ROWS(m) CASE(m, 2, lda, 1)
+#define ROWS(m) CASE(m, 1, lda, 1)
+#define WIDE_COLUMNS(m) CASE(m, 2, 1, lda)
+#define COLUMNS(m) CASE(m, 1, 1, lda)
+
+/* C (M, N) = A B or C += A B, for A (M, K), or, if it lies as its transpose, (K, M). N is a multiple of 16. */
+#define PRODUCT(name, ACROSS, WIDE, NARROW)                                                                          \
+  static void name(int M, int N, int K, const float *a, size_t lda, const float *b, size_t ldb, float *c, size_t ldc, \
+                   int mode) {                                                                                       \
+    for (int i = 0; i < M; i += TILE, a += TILE * (ACROSS), c += TILE * ldc) {                                       \
+      int m = M - i < TILE ? M - i : TILE, j = 0;                                                                    \
+      for (; j + PANEL <= N; j += PANEL) switch (m) { CASES(WIDE) }                                                  \
+      if (j < N) switch (m) { CASES(NARROW) }                                                                        \
+    }                                                                                                                \
+  }
+PRODUCT(product, lda, WIDE_ROWS, ROWS)
+PRODUCT(transposed_product, 1, WIDE_COLUMNS, COLUMNS)
+
+/* x (n, d) as (d, width), filled up with zeros; d and width are multiples of 16. */
+static void transpose(int n, int d, const float *x, size_t stride, float *to, int width) {
+  for (int j = 0; j < width; j += L)
+    for (int k = 0; k < d; k += L) {
+      vec t[L];
+#pragma GCC unroll 16
+      for (int i = 0; i < L; i++) {
+        t[i] = all(0.0f);
+        if (j + i < n) t[i] = load(x + (j + i) * stride + k);
+      }
+#define EXCHANGE(n)                                                                                                  \
+  _Pragma("GCC unroll 16") for (int i = 0; i < L; i++) if (!(i & (n))) {                                             \
+    vec a = t[i], b = t[i + (n)];                                                                                    \
+    t[i] = SHUFFLE(n, a, b, 0), t[i + (n)] = SHUFFLE(n, a, b, n);                                                    \
+  }
+      EXCHANGE(8) EXCHANGE(4) EXCHANGE(2) EXCHANGE(1)
+#pragma GCC unroll 16
+      for (int i = 0; i < L; i++) store(to + (size_t)(k + i) * width + j, t[i]);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- linear maps */
+
+#define SHARE 240 /* rows of a batch whose share in the gradients is computed while they are in the cache */
+
+/* From the gradient g of y = x Wᵀ + b (M, N): dx (M, K), dW (N, K), db (N); any may be absent. PyTorch is as quick with
+   y itself. */
+void linear_back(int32_t M, int32_t N, int32_t K, const float *x, const float *W, const float *g, float *dx, float *dW,
+                 float *db) {
+  if (db) memset(db, 0, sizeof(float) * N);
+  if (dW && !M) memset(dW, 0, sizeof(float) * N * K);
+  for (int i = 0; i < M; i += SHARE) {
+    const int m = M - i < SHARE ? M - i : SHARE;
+    const float *rows = g + (size_t)i * N;
+    if (dx) product(m, K, N, rows, N, W, K, dx + (size_t)i * K, K, SET);
+    if (dW) transposed_product(N, K, m, rows, N, x + (size_t)i * K, K, dW, K, i ? ADD : SET);
+    for (int r = 0; db && r < m; r++)
+      for (int j = 0; j < N; j += L) store(db + j, load(db + j) + load(rows + (size_t)r * N + j));
+  }
+}
+
+/* ---------------------------------------------------------------------------------------------- the loss */
+
+#define BLOCK 96  /* tokens at a time: a multiple of PANEL and of TILE */
+#define CHUNK 252 /* words of the vocabulary whose exponentials are used while they are in the nearest cache */
+
+/* Σ logsumexp(z) - hit · z_y over tokens, z = h Wᵀ + b; its gradients dh (N, d), and dW (V, d) and db (V), which grow.
+   Any of the three may be absent. A block of logits lies as (V, tokens): its columns are as wide as vectors, and W is
+   read as it is. Returns 0 if there is no memory. */
+int32_t cross_entropy(int32_t N, int32_t V, int32_t d, const float *h, const float *W, const float *b,
+                      const int64_t *labels, float hit, float *dh, float *dW, float *db, double *loss) {
+  float *z = aligned_alloc(64, sizeof(float) * BLOCK * ((size_t)V + 2 * d));
+  if (!z) return 0;
+  float *xt = z + (size_t)V * BLOCK, *x_share = xt + (size_t)d * BLOCK;
+  *loss = 0.0;
+  for (int first = 0; first < N; first += BLOCK) {
+    const int n = N - first < BLOCK ? N - first : BLOCK, width = (n + PANEL - 1) / PANEL * PANEL;
+    const float *x = h + (size_t)first * d;
+    const int64_t *y = labels + first;
+    float z_y[BLOCK], share[BLOCK];
+    vec top[BLOCK / L], sum[BLOCK / L];
+    for (int j = 0; j < BLOCK / L; j++) top[j] = all(-INFINITY), sum[j] = all(0.0f);
+
+    transpose(n, d, x, d, xt, width);
+    for (int v = 0; v < V; v += TILE) {
+      const int m = V - v < TILE ? V - v : TILE;
+      product(m, width, d, W + (size_t)v * d, d, xt, width, z + (size_t)v * BLOCK, BLOCK, SET);
+      for (int i = v; i < v + m; i++)
+        for (int j = 0; j < width / L; j++) {
+          float *at = z + (size_t)i * BLOCK + j * L;
+          if (b) store(at, load(at) + b[i]);
+          top[j] = larger(top[j], load(at)); /* in this order what is no number stays */
+        }
+    }
+    for (int i = 0; i < n; i++) z_y[i] = z[y[i] * BLOCK + i];
+
+    float *g = dh ? dh + (size_t)first * d : 0;
+    for (int v = 0; v < V; v += CHUNK) {
+      const int m = V - v < CHUNK ? V - v : CHUNK;
+      float *e = z + (size_t)v * BLOCK;
+      for (int i = 0; i < m; i++)
+        for (int j = 0; j < width / L; j++) {
+          float *at = e + (size_t)i * BLOCK + j * L;
+          vec power = exponential(load(at) - top[j]);
+          store(at, power);
+          sum[j] += power;
+        }
+      if (dh) transposed_product(n, d, m, e, BLOCK, W + (size_t)v * d, d, g, d, v ? ADD : SET);
+    }
+
+    for (int i = 0; i < n; i++) {
+      const float s = sum[i / L][i % L];
+      share[i] = 1.0f / s;
+      *loss += top[i / L][i % L] + logf(s) - hit * z_y[i];
+      for (int k = 0; k < d; k++) x_share[(size_t)i * d + k] = x[(size_t)i * d + k] * share[i];
+      if (dh)
+        for (int k = 0; k < d; k++) g[(size_t)i * d + k] = g[(size_t)i * d + k] * share[i] - hit * W[y[i] * d + k];
+    }
+    if (dW)
+      for (int v = 0; v < V; v += TILE)
+        product(V - v < TILE ? V - v : TILE, d, n, z + (size_t)v * BLOCK, BLOCK, x_share, d, dW + (size_t)v * d, d, ADD);
+    if (dW)
+      for (int i = 0; i < n; i++)
+        for (int k = 0; k < d; k++) dW[y[i] * d + k] -= hit * x[(size_t)i * d + k];
+    if (db) {
+      for (int v = 0; v < V; v++)
+        for (int i = 0; i < n; i++) db[v] += z[(size_t)v * BLOCK + i] * share[i];
+      for (int i = 0; i < n; i++) db[y[i]] -= hit;
+    }
+  }
+  free(z);
+  return 1;
+}
+
+/* ---------------------------------------------------------------------------------------------- attention */
+
+/* A tensor (B, H, T, d): numbers of a row lie together, rows, heads and batch where these strides say. */
+typedef struct {
+  float *at;
+  int64_t batch, head, row;
+} Heads;
+
+/* Bytes (B, H, T, S), 0 where a query may not look; a stride of 0 repeats. None at all: all may look. */
+typedef struct {
+  const uint8_t *at;
+  int64_t batch, head, row, key;
+} Mask;
+
+typedef struct {
+  int32_t B, H, T, S, d_k, d_v;
+  int32_t causal; /* no query sees a later key: besides the mask */
+  float scale;
+  Heads q, k, v;
+  Mask mask;
+} Attention;
+
+INLINE float *of(const Heads *x, int b, int h) { return x->at + b * x->batch + h * x->head; }
+
+/* 0 where query t may look, -∞ elsewhere, for `width` keys. */
+static void barrier(const Attention *A, int b, int h, int t, float *to, int width) {
+  const int seen = A->causal && t + 1 < A->S ? t + 1 : A->S;
+  const uint8_t *may = A->mask.at + b * A->mask.batch + h * A->mask.head + t * A->mask.row;
+  for (int i = 0; i < seen; i++) to[i] = !A->mask.at || may[i * A->mask.key] ? 0.0f : -INFINITY;
+  for (int i = seen; i < width; i++) to[i] = -INFINITY;
+}
+
+/* The scores of T queries become exp(score - level), 0 where they may not look. In the forward pass the level is found,
+   log Σ exp(score), or ∞ for a query that may see nothing; in the backward pass it is known. `wall` is room for a row. */
+static void weigh(const Attention *A, int b, int h, float *s, int width, float *wall, float *level, int known) {
+  for (int t = 0; t < A->T; t++, s += width) {
+    if (!t || A->causal || A->mask.row) barrier(A, b, h, t, wall, width);
+    vec top = all(-INFINITY), sum = all(0.0f);
+    for (int i = 0; i < width; i += L) {
+      vec x = load(s + i) * A->scale + load(wall + i);
+      store(s + i, x);
+      top = larger(top, x);
+    }
+    const float most = known ? level[t] : largest(top);
+    if (most == -INFINITY) {
+      memset(s, 0, sizeof(float) * width);
+      level[t] = INFINITY;
+      continue;
+    }
+    for (int i = 0; i < width; i += L) {
+      vec e = exponential(load(s + i) - most);
+      store(s + i, e);
+      sum += e;
+    }
+    if (known) continue;
+    const float whole = total(sum), share = 1.0f / whole;
+    for (int i = 0; i < width; i += L) store(s + i, load(s + i) * share);
+    level[t] = most + logf(whole);
+  }
+}
+
+/* out (B, H, T, d_v) = softmax(scale · q kᵀ) v, and `level` (B, H, T), what the way back needs to know. */
+int32_t attend(const Attention *A, const Heads *out, float *level) {
+  const int T = A->T, S = A->S, width = (S + L - 1) / L * L;
+  float *room = aligned_alloc(64, sizeof(float) * width * ((size_t)A->d_k + T + 1));
+  if (!room) return 0;
+  float *keys = room, *p = keys + (size_t)A->d_k * width, *wall = p + (size_t)T * width;
+  for (int b = 0; b < A->B; b++)
+    for (int h = 0; h < A->H; h++, level += T) {
+      transpose(S, A->d_k, of(&A->k, b, h), A->k.row, keys, width);
+      product(T, width, A->d_k, of(&A->q, b, h), A->q.row, keys, width, p, width, SET);
+      weigh(A, b, h, p, width, wall, level, 0);
+      product(T, A->d_v, S, p, width, of(&A->v, b, h), A->v.row, of(out, b, h), out->row, SET);
+    }
+  free(room);
+  return 1;
+}
+
+/* The gradients of q, k and v from that of `out`. With the weights P and D = Σ out · dout of a query:
+   dV = Pᵀ dout, dP = dout Vᵀ, dS = P (dP - D) scale, dQ = dS K, dK = dSᵀ Q. */
+int32_t attend_back(const Attention *A, const Heads *out, const Heads *dout, float *level, const Heads *dq,
+                    const Heads *dk, const Heads *dv) {
+  const int T = A->T, S = A->S, width = (S + L - 1) / L * L;
+  const int widest = A->d_k > A->d_v ? A->d_k : A->d_v;
+  float *room = aligned_alloc(64, sizeof(float) * width * ((size_t)widest + 2 * T + 1));
+  if (!room) return 0;
+  float *across = room, *p = across + (size_t)widest * width, *ds = p + (size_t)T * width, *wall = ds + (size_t)T * width;
+  for (int b = 0; b < A->B; b++)
+    for (int h = 0; h < A->H; h++, level += T) {
+      const float *q = of(&A->q, b, h), *k = of(&A->k, b, h), *g = of(dout, b, h), *o = of(out, b, h);
+      transpose(S, A->d_k, k, A->k.row, across, width);
+      product(T, width, A->d_k, q, A->q.row, across, width, p, width, SET);
+      transpose(S, A->d_v, of(&A->v, b, h), A->v.row, across, width);
+      product(T, width, A->d_v, g, dout->row, across, width, ds, width, SET);
+      weigh(A, b, h, p, width, wall, level, 1);
+      for (int t = 0; t < T; t++) {
+        float *weights = p + (size_t)t * width, *slopes = ds + (size_t)t * width;
+        vec sum = all(0.0f);
+        for (int i = 0; i < A->d_v; i += L) sum += load(g + t * dout->row + i) * load(o + t * out->row + i);
+        const float D = total(sum);
+        for (int i = 0; i < width; i += L)
+          store(slopes + i, load(weights + i) * (load(slopes + i) - D) * A->scale);
+      }
+      transposed_product(S, A->d_v, T, p, width, g, dout->row, of(dv, b, h), dv->row, SET);
+      product(T, A->d_k, S, ds, width, k, A->k.row, of(dq, b, h), dq->row, SET);
+      transposed_product(S, A->d_k, T, ds, width, q, A->q.row, of(dk, b, h), dk->row, SET);
+    }
+  free(room);
+  return 1;
+}
+
+/* ---------------------------------------------------------------------------------------------- dropout */
+
+/* y = scale · x where the draw is not below the threshold, which `keep` remembers, and 0 elsewhere. */
+void dropout(int64_t n, const float *x, const int16_t *draws, int32_t threshold, float scale, float *y, uint8_t *keep) {
+  for (int64_t i = 0; i < n; i++) keep[i] = draws[i] >= threshold;
+  for (int64_t i = 0; i < n; i++) y[i] = keep[i] ? x[i] * scale : 0.0f;
+}
+
+void dropout_back(int64_t n, const float *g, const uint8_t *keep, float scale, float *dx) {
+  for (int64_t i = 0; i < n; i++) dx[i] = keep[i] ? g[i] * scale : 0.0f;
+}

@@ -1,0 +1,100 @@
+/* Vectors of 16 numbers, for both C files. They are those of GCC and Clang: the compiler maps them to what the processor
+   has. */
+
+#ifndef REGARD_VECTORS
+#define REGARD_VECTORS
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+#define L 16      /* numbers in a vector */
+#define PANEL 32  /* columns of a product that lie together: two vectors */
+#ifdef __AVX512F__
+#define TILE 12   /* rows that share one reading of a panel: 12 x 2 sums stay in registers */
+#else
+#define TILE 4
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(64), aligned(4), may_alias));
+
+INLINE vec load(const float *p) { return *(const vec *)p; }
+INLINE void store(float *p, vec x) { *(vec *)p = x; }
+INLINE vec all(float x) { return (vec){} + x; }
+INLINE vec larger(vec a, vec b) { return (vec)(((a > b) & (ints)a) | (~(a > b) & (ints)b)); }
+
+INLINE int any(ints mask) {
+#ifdef __AVX512F__
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+#else
+  int64_t m[8];
+  memcpy(m, &mask, sizeof m);
+  return (m[0] | m[1] | m[2] | m[3] | m[4] | m[5] | m[6] | m[7]) != 0;
+#endif
+}
+
+/* Lanes in the order a, b, a, b, ... of pieces of `n`: of the first pieces of each pair, and of the second. */
+#define PIECES(n, f) ((f) / (n) % 2 * L + (f) / (2 * (n)) * 2 * (n) + (f) % (n))
+#define LANES(n, o)                                                                                                  \
+  PIECES(n, 0) + o, PIECES(n, 1) + o, PIECES(n, 2) + o, PIECES(n, 3) + o, PIECES(n, 4) + o, PIECES(n, 5) + o,        \
+      PIECES(n, 6) + o, PIECES(n, 7) + o, PIECES(n, 8) + o, PIECES(n, 9) + o, PIECES(n, 10) + o, PIECES(n, 11) + o,  \
+      PIECES(n, 12) + o, PIECES(n, 13) + o, PIECES(n, 14) + o, PIECES(n, 15) + o
+#ifdef __clang__
+#define SHUFFLE(n, a, b, o) __builtin_shufflevector(a, b, LANES(n, o))
+#else /* GCC has the other one since version 12 only */
+#define SHUFFLE(n, a, b, o) __builtin_shuffle(a, b, (ints){LANES(n, o)})
+#endif
+#define FOLD(n, a, b) (SHUFFLE(n, a, b, 0) + SHUFFLE(n, a, b, n))
+
+/* The sums of 16 vectors, as one vector. */
+INLINE vec sums(const vec *x) {
+  vec a[8], b[4];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) a[i] = FOLD(8, x[i], x[i + 8]);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) b[i] = FOLD(4, a[i], a[i + 4]);
+  vec c0 = FOLD(2, b[0], b[2]), c1 = FOLD(2, b[1], b[3]);
+  return FOLD(1, c0, c1);
+}
+
+INLINE float total(vec x) {
+  x = FOLD(8, x, x);
+  x = FOLD(4, x, x);
+  x = FOLD(2, x, x);
+  x = FOLD(1, x, x);
+  return x[0];
+}
+
+INLINE float largest(vec x) {
+  x = larger(SHUFFLE(8, x, x, 0), SHUFFLE(8, x, x, 8));
+  x = larger(SHUFFLE(4, x, x, 0), SHUFFLE(4, x, x, 4));
+  x = larger(SHUFFLE(2, x, x, 0), SHUFFLE(2, x, x, 2));
+  x = larger(SHUFFLE(1, x, x, 0), SHUFFLE(1, x, x, 1));
+  return x[0];
+}
+
+/* e^x to about 2 units in the last place; 0 below -87. x = n ln 2 + r, and a polynomial for e^r. */
+INLINE vec exponential(vec x) {
+  ints small = x < all(-87.0f);
+  x = larger(all(-87.0f), x);
+  vec over = (vec)((ints)(x > all(88.0f)) & (ints)all(88.0f));
+  x = (vec)((~(x > all(88.0f)) & (ints)x)) + over;
+  const vec shift = all(12582912.0f); /* 1.5 · 2^23: adding it rounds to a whole number */
+  vec n = (x * 1.44269504f + shift) - shift;
+  vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  vec p = all(1.3981999e-3f);
+  p = p * r + 8.3334519e-3f;
+  p = p * r + 4.1665796e-2f;
+  p = p * r + 1.6666665e-1f;
+  p = p * r + 0.5f;
+  p = p * r * r + r + 1.0f;
+  ints power = (__builtin_convertvector(n, ints) + 127) << 23;
+  return (vec)(~small & (ints)(p * (vec)power));
+}
+
+#endif

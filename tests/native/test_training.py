@@ -1,0 +1,206 @@
+"""The C kernels of a training step equal the core's own, in value and gradient, and a run with them is repeatable."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard.core.attention import attend
+from regard.core.dropout import drawing_from, dropout
+from regard.core.layers import linear
+from regard.core.lent import lending, lent
+from regard.core.losses import cross_entropy_in_blocks, linear_cross_entropy
+from regard.core.masks import causal, padding
+from regard.models.transformer import PRESETS, Transformer
+from regard.native import training
+from regard.native.training import NativeKernels
+from regard.training.objectives import SequenceLoss
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_kernels() -> None:
+    torch.set_num_threads(1)
+    if training.kernels() is None:
+        pytest.skip("there is no C compiler here, or no AVX-512")
+
+
+def native() -> NativeKernels:
+    found = training.kernels()
+    assert found is not None
+    return found
+
+
+def gradients(out: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    g = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
+    return [out.detach(), *torch.autograd.grad(out, inputs, g.to(out.dtype))]
+
+
+def close(mine: list[Tensor], exact: list[Tensor], tolerance: float = 1e-4) -> None:
+    for a, b in zip(mine, exact, strict=True):
+        torch.testing.assert_close(a.double(), b, atol=tolerance * max([1.0, *b.abs().flatten().tolist()]), rtol=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_attention_equals_math_in_fp64(data: st.DataObject) -> None:
+    def size(least: int, most: int) -> int:
+        return data.draw(st.integers(least, most))
+
+    B, H, T, S, kind = (
+        size(1, 3),
+        size(1, 3),
+        size(1, 50),
+        size(1, 50),
+        data.draw(st.sampled_from(["none", "keys", "any", "triangle"])),
+    )
+    d_k, d_v, seed = 16 * size(1, 5), 16 * size(1, 5), size(0, 2**31)
+    scale = data.draw(st.sampled_from([None, 1.0, 0.05]))
+    g = torch.Generator().manual_seed(seed)
+    # As in a model: heads are slices of one product, so their strides are not those of a tensor of its own.
+    q = torch.randn(B, T, H, d_k + 3, generator=g).transpose(1, 2)[..., :d_k]
+    k, v = torch.randn(B, S, H, d_k + d_v, generator=g).transpose(1, 2).split([d_k, d_v], -1)
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    mask: Any = None
+    if kind == "keys":
+        mask = padding(torch.rand(B, S, generator=g) < 0.6)
+    elif kind == "any":
+        mask = torch.rand(*(data.draw(st.sampled_from([1, n])) for n in (B, H, T, S)), generator=g) < 0.6
+    elif kind == "triangle":
+        mask = causal()
+    with lending(native()):
+        mine = gradients(attend(*inputs, mask=mask, scale=scale), inputs)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    close(mine, gradients(attend(*exact, mask=mask, scale=scale, backend="math"), exact))
+
+
+def test_large_scores_stay_finite_and_a_blind_query_gets_nothing() -> None:
+    q, k, v = (torch.randn(1, 2, 5, 16).mul(s).requires_grad_() for s in (100.0, 100.0, 1.0))
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    mask[..., 2, :] = False
+    with lending(native()):
+        out, dq, dk, dv = gradients(attend(q, k, v, mask=mask), [q, k, v])
+    assert all(bool(x.isfinite().all()) for x in (out, dq, dk, dv))
+    assert not out[:, :, 2].any()
+    assert not dq[:, :, 2].any()
+
+
+@pytest.mark.parametrize("N", [1, 95, 96, 97, 200])
+@pytest.mark.parametrize(("V", "d"), [(1, 16), (11, 16), (300, 48), (1000, 128)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_equals_the_cores_in_fp64(N: int, V: int, d: int, bias: bool, smoothing: float) -> None:
+    g = torch.Generator().manual_seed(N)
+    h, W, b = (torch.randn(*shape, generator=g).requires_grad_() for shape in ((N, d), (V, d), (V,)))
+    y, inputs = torch.randint(V, (N,), generator=g), [h, W, b] if bias else [h, W]
+
+    def loss(h: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
+        return linear_cross_entropy(h, W, y, bias=b, smoothing=smoothing)
+
+    with lending(native()):
+        mine = gradients(loss(*inputs), inputs)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    close(mine, gradients(loss(*exact), exact), 1e-5 + 3e-7 * N)  # of N numbers of about 1 a sum of about 0
+
+
+@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True), (False,) * 3])
+def test_the_loss_computes_what_is_asked_for(needs: tuple[bool, bool, bool]) -> None:
+    h, W, b, y = torch.randn(100, 32), torch.randn(50, 32), torch.randn(50), torch.randint(50, (100,))
+    mine = native().cross_entropy(h, W, b, y, 0.9, needs)
+    truth = cross_entropy_in_blocks(h, W, b, y, 0.9, needs)
+    assert mine is not None
+    torch.testing.assert_close(mine.loss, truth.loss)
+    for a, t, needed in zip(mine[1:], truth[1:], needs, strict=True):
+        assert (a is not None) == (t is not None) == needed
+        if a is not None:
+            torch.testing.assert_close(a, t, atol=1e-4, rtol=0)
+
+
+def test_what_is_no_number_is_not_hidden() -> None:
+    h, W = torch.randn(10, 16), torch.randn(40, 16)
+    h[3, 2] = torch.nan
+    with lending(native()):
+        assert linear_cross_entropy(h, W, torch.zeros(10, dtype=torch.int64)).isnan()
+        q = torch.randn(1, 1, 4, 16)
+        k = q.clone()
+        k[0, 0, 1, 3] = torch.nan
+        assert attend(q, k, q).isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (7, 16, 33), (0,)])
+@pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
+def test_dropout_draws_as_the_core_does(shape: tuple[int, ...], p: float) -> None:
+    x = torch.randn(shape).requires_grad_()
+    results = []
+    for kernels in (None, native()):
+        with drawing_from(torch.Generator().manual_seed(3)), lending(kernels):
+            results.append(gradients(dropout(x, p), [x]))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_models_loss_and_gradients_are_those_without(norm: str) -> None:
+    torch.manual_seed(0)
+    model = Transformer(PRESETS["tiny"](300, dropout=0.2, norm=norm))
+    source, target = (torch.randint(3, 300, (9, n)) for n in (17, 13))
+    source[3, 9:] = target[5, 4:] = 0
+    labels = torch.where(target != 0, target.roll(-1, 1), 0)
+    parameters = list(model.parameters())
+
+    def run(model: Transformer, kernels: NativeKernels | None) -> list[Tensor]:
+        with drawing_from(torch.Generator().manual_seed(1)), lending(kernels):
+            value = SequenceLoss(model, 0.1)(source, target, labels)
+            return [value.detach(), *torch.autograd.grad(value, list(model.parameters()))]
+
+    mine = run(model, native())
+    close(mine, run(copy.deepcopy(model).double(), None), 1e-4)
+    assert all(torch.equal(a, b) for a, b in zip(mine, run(model, native()), strict=True))
+    assert len(mine) == len(parameters) + 1
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (241, 32), (5, 50, 48), (0, 16)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_maps_gradients_equal_pytorchs_in_fp64(shape: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = linear(shape[-1], 32, 48, bias=bias)
+    exact, x = copy.deepcopy(layer).double(), torch.randn(shape).requires_grad_()
+    y = x.detach().double().requires_grad_()
+    with lending(native()):
+        mine = gradients(layer(x), [x, *layer.parameters()])
+    close(mine, gradients(F.linear(y, exact.weight, exact.bias), [y, *exact.parameters()]))
+
+
+def test_only_what_needs_a_gradient_gets_one() -> None:
+    layer, x = linear(16, 16), torch.randn(3, 16)
+    layer.weight.requires_grad_(False)
+    with lending(native()):
+        layer(x).sum().backward()
+    assert layer.weight.grad is None
+    assert layer.bias.grad is not None
+    assert layer.bias.grad.tolist() == [3.0] * 16
+
+
+def test_only_this_thread_and_block_borrow() -> None:
+    assert lent() is None
+    with lending(native()):
+        assert lent() is not None
+    assert lent() is None
+    torch.set_num_threads(2)
+    assert training.kernels() is None  # PyTorch's kernels share their work among threads; ours do not
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_numbers_are_left_to_the_core(dtype: torch.dtype) -> None:
+    q, W = torch.randn(1, 2, 4, 16, dtype=dtype), torch.randn(20, 16, dtype=dtype)
+    y = torch.zeros(4, dtype=torch.int64)
+    assert native().attend(q, q, q, None, 1.0) is None
+    assert native().attend(*(torch.randn(1, 2, 4, 8) for _ in range(3)), None, 1.0) is None
+    assert native().dropout(q, 0.5) is None
+    assert native().linear(q, W[:16], None) is None
+    assert native().cross_entropy(q[0, 0], W, None, y, 1.0, (False,) * 3) is None
