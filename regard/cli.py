@@ -4,6 +4,7 @@ torch takes a second to load, so each verb imports what it needs when it runs: h
 """
 
 import json
+import math
 import os
 import sys
 from dataclasses import asdict
@@ -147,11 +148,10 @@ def train(
     if dump:
         typer.echo(recipes.dump(loaded), nl=False)
         return
-    from regard.pipeline import check_place, train
+    from regard.pipeline import train
 
-    if not resume:
-        check_place(directory, overwrite=overwrite)
-    if not train(loaded, directory, name=directory.name if resume else Path(recipe).stem, resume=resume):
+    name = directory.name if resume else Path(recipe).stem
+    if not train(loaded, directory, name=name, resume=resume, overwrite=overwrite):
         sys.exit(130)
 
 
@@ -223,7 +223,8 @@ def evaluate(
         output=output,
     )
     if as_json:
-        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+        numbers = {key: None if x == math.inf else x for key, x in result.items()}  # JSON has no Infinity
+        typer.echo(json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False))
         return
     text = f"{result['sentences']:,} sentences, {result['tokens']:,} tokens"
     if result["left_out"]:

@@ -48,6 +48,7 @@ from regard.training.validation import foretell
 Pair = tuple[str, str]
 SHOWN = 5  # held-out sentences shown at the end
 FORMAT = 1  # of prepared data
+SAMPLE = 1_000_000  # pairs that sub-words are learnt from, at most: a learner holds every word that it meets
 FIXED = ("data", "tokens", "model")  # sections that cannot change in a run that has begun
 FIXED_IN_TRAIN = ("optimiser", "ema", "batch_tokens", "seed")  # of the last two follows which rows are still to come
 DERIVED = ("shortlist.safetensors", "heads.json", "heads.html")  # from a model that was here, at a person's wish
@@ -104,8 +105,10 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
 def _build(recipe: Recipe, splits: "Splits", folder: Path) -> None:
     folder.mkdir()
     skipped, limit = Skipped(), recipe.data.limit
-    pairs = islice(splits.pairs("train", skipped), limit)
-    tokenizer = Tokenizer.learn(recipe.tokens, (text for pair in pairs for text in pair))
+    count = sum(1 for _ in islice(splits.pairs("train", skipped), limit))
+    every = 1 if recipe.tokens.kind in ("char", "none") else max(1, math.ceil(count / SAMPLE))
+    sample = islice(splits.pairs("train"), 0, limit, every)
+    tokenizer = Tokenizer.learn(recipe.tokens, (text for pair in sample for text in pair))
     given = [split for split in ("valid", "test") if split in splits.files]
     hidden = {letters(source) for split in given for source, _ in splits.pairs(split)}
     long = leaks = 0
@@ -176,10 +179,18 @@ def find_splits(recipe: Recipe) -> Splits:
     return Splits(files, modulus=max(20, count // data.hold_out))  # at most a twentieth each
 
 
-def train(recipe: Recipe, directory: Path, *, name: str, resume: bool = False, console: Console | None = None) -> bool:
+def train(
+    recipe: Recipe,
+    directory: Path,
+    *,
+    name: str,
+    resume: bool = False,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> bool:
     """Train, evaluate, and leave a model directory; False if interrupted: call again with `resume`.
 
-    Without `resume`, what an earlier run has left in the directory is replaced.
+    A run that is there already is refused, unless it is to `resume` or to `overwrite`.
     """
     console = console or Console()
     with world() as here:
@@ -187,6 +198,8 @@ def train(recipe: Recipe, directory: Path, *, name: str, resume: bool = False, c
         data, mistake = None, None
         if here.main:
             try:
+                if not resume:
+                    check_place(directory, overwrite=overwrite)
                 _check(recipe, directory if resume else None)
                 data = _ready(recipe, say)
             except (ValueError, OSError) as error:
@@ -223,14 +236,14 @@ def train(recipe: Recipe, directory: Path, *, name: str, resume: bool = False, c
 
 def check_place(directory: Path, *, overwrite: bool) -> None:
     """Refuse to begin a run where something else is, or a run that is not to be overwritten."""
-    if not directory.exists() or not any(directory.iterdir()):
-        return
+    if not directory.exists() or all(path.name.startswith("distilled-") for path in directory.iterdir()):
+        return  # what a teacher has said lies there before the student's run begins
     if not (directory / "recipe.yaml").exists():
         raise ValueError(f"{directory} is not empty, and not a run of regard: choose another place")
     if not overwrite:
         raise ValueError(
-            f"{directory} is not empty: go on with it by `regard train {directory}`, replace it by "
-            "`regard train --overwrite`, or choose another place"
+            f"{directory} is not empty: go on with it by `regard train {directory}` (resume=True), replace it by "
+            "`regard train --overwrite` (overwrite=True), or choose another place"
         )
 
 

@@ -10,6 +10,7 @@ import time
 from io import StringIO
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -65,9 +66,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def learn(folder: Path, name: str = "run", *overrides: str, resume: bool = False) -> Path:
+def learn(folder: Path, name: str = "run", *overrides: str, resume: bool = False, overwrite: bool = False) -> Path:
     recipe = recipes.load(str(folder / "dates.yaml"), overrides)
-    train(recipe, folder / name, name="dates", resume=resume, console=Console(quiet=True))
+    train(recipe, folder / name, name="dates", resume=resume, overwrite=overwrite, console=Console(quiet=True))
     return folder / name
 
 
@@ -140,6 +141,24 @@ def test_long_and_empty_pairs_are_left_out_and_counted(folder: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["bpe", "byte", "none"])
+def test_sub_words_are_learnt_from_a_sample_and_everything_is_counted(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second pair is in other letters, and not learnt from; `none` has to know all tokens."""
+    monkeypatch.setattr("regard.pipeline.SAMPLE", 500)
+    for side in ("src", "tgt"):
+        (folder / f"train.{side}").write_text("aa bb\nxx yy\n" * 450 + "\n")
+    (folder / "held").write_text("aa\n" * 9)
+    held = [f"data.{split}={{source: {folder}/held, target: {folder}/held}}" for split in ("valid", "test")]
+    data = prepare(recipes.load(str(folder / "dates.yaml"), [*held, f"tokens.kind={kind}", "tokens.size=264"]))
+    assert data.remarks[0] == "skipped 1 pair: 1 with an empty side"
+    assert len(data.train) == 900
+    lengths = [len(data.tokenizer.encode(text)) for text in ("aa bb", "xx yy")]
+    assert lengths == {"bpe": [2, 6], "byte": [5, 5], "none": [2, 2]}[kind]
+    assert data.tokenizer.decode(data.tokenizer.encode("xx yy")) == "xx yy"
+
+
 def test_sub_word_regularisation_cuts_words_anew_each_time_and_repeats_exactly(folder: Path) -> None:
     runs = [learn(folder, name, "tokens.dropout=0.2") for name in ("a", "b")]
     plain = learn(folder, "plain")
@@ -185,8 +204,21 @@ def test_a_mistake_neither_writes_nor_removes_anything(folder: Path, changes: li
     run = learn(folder, "old")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=message):
-        learn(folder, "old", *changes)
+        learn(folder, "old", *changes, overwrite=True)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_is_there_is_left_as_it_is_unless_it_is_to_be_overwritten(folder: Path) -> None:
+    run = learn(folder)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"run is not empty: go on with it by .*resume=True.*overwrite=True"):
+        learn(folder, "run", "train.seed=2")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    learn(folder, "run", "train.seed=2", overwrite=True)
+    assert (run / "model.safetensors").read_bytes() != before[run / "model.safetensors"]
+    (run / "recipe.yaml").unlink()  # a model of another make, which has none
+    with pytest.raises(ValueError, match="not a run of regard: choose another place"):
+        learn(folder, "run", overwrite=True)
 
 
 def test_what_was_made_from_a_model_goes_with_it(folder: Path) -> None:
@@ -194,7 +226,7 @@ def test_what_was_made_from_a_model_goes_with_it(folder: Path) -> None:
     for resume in (True, False):
         for name in DERIVED:
             (run / name).write_text("of the model before")
-        learn(folder, "run", "train.steps=16", resume=resume)
+        learn(folder, "run", "train.steps=16", resume=resume, overwrite=not resume)
         assert not [name for name in DERIVED if (run / name).exists()]
 
 
@@ -240,6 +272,31 @@ def test_what_a_killed_process_has_left_is_swept_out(folder: Path, monkeypatch: 
     made = prepare(recipes.load(str(folder / "dates.yaml")))
     left = {path.name for path in (folder / "cache" / "prepared").iterdir()}
     assert left == {".preparing-new", "old", ".git", made.identity}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
+def test_preparing_twenty_times_the_text_takes_no_more_memory(folder: Path) -> None:
+    """Every line has a word of its own, and as many lines of the one text as of the other are learnt from."""
+    draw, sizes = Random(1), (15_000, 300_000)
+    for pairs in sizes:
+        for side in ("src", "tgt"):
+            with (folder / f"{pairs}.{side}").open("w") as file:
+                file.writelines(f"{'ab' * draw.randrange(9)} bab {draw.getrandbits(40):x}\n" for _ in range(pairs))
+        (folder / f"{pairs}.yaml").write_text(YAML.replace("train.", f"{pairs}."))
+    code = """if True:
+        import re, sys
+        from regard import pipeline, recipe
+        pipeline.SAMPLE = 15_000
+        for path in sys.argv[1:]:
+            prepared = pipeline.prepare(recipe.load(path))
+            print(len(prepared.train), re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+    """
+    files = [str(folder / f"{pairs}.yaml") for pairs in sizes]
+    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, check=True)
+    (few, before), (many, after) = (map(int, line.split()) for line in done.stdout.splitlines())
+    assert many > 19 * few
+    assert after - before < 40 * 1024  # KiB; all pairs as texts are 60 MiB, all their words in the learner hundreds
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def demo(
     resume = own and not (directory / "model.safetensors").exists()
     if not resume:
         check_place(directory, overwrite=own)
-    if not train(recipe, directory, name="quickstart", resume=resume, console=console):
+    if not train(recipe, directory, name="quickstart", resume=resume, overwrite=own, console=console):
         raise KeyboardInterrupt
     translator = load(directory)
     write_page(directory / "attention.html", translator.attention_page(SENTENCE))

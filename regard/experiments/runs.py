@@ -42,7 +42,7 @@ def trained(recipe: Recipe, folder: Path, console: Console, *, name: str) -> dic
     begun = _begun(recipe, folder)
     if not (begun and (folder / "evaluation.json").exists()):
         resume = begun and (folder / "trainer").exists()
-        if not train(recipe, folder, name=name, resume=resume, console=console):
+        if not train(recipe, folder, name=name, resume=resume, overwrite=True, console=console):
             raise KeyboardInterrupt
     data, model = prepare(recipe), storage.load(folder)
     encode = data.tokenizer.encode

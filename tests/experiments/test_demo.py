@@ -64,7 +64,7 @@ def test_with_a_corpus_the_quickstart_is_trained_and_shown(calls: Calls, tmp_pat
     recipe = call.pop("recipe")
     assert (recipe.train.steps, recipe.train.minutes, recipe.train.seed) == (7, None, 3)
     assert recipe.data.corpus == "tatoeba-en-es"
-    assert call == {"directory": Path("runs/quickstart"), "name": "quickstart", "resume": False}
+    assert call == {"directory": Path("runs/quickstart"), "name": "quickstart", "resume": False, "overwrite": False}
     assert (tmp_path / "runs/quickstart/attention.html").read_text("utf-8") == f"<p>{demo.SENTENCE}</p>"
     assert calls.out.getvalue().splitlines() == [
         "  look     runs/quickstart/attention.html",

@@ -1,6 +1,7 @@
 """Processes and accumulation share one batch out and change nothing of it; any position continues the run."""
 
 import random
+import threading
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -153,3 +154,22 @@ def test_a_process_without_rows_keeps_step_with_a_batch_of_nothing(tmp_path: Pat
 def test_a_pair_that_fits_no_batch_is_named_at_the_first_step(arrays: PairArrays) -> None:
     with pytest.raises(ValueError, match=r"of pair \d+ has 9 tokens .* raise train\.batch_tokens"):
         works(arrays, batch_tokens=8)
+
+
+def test_the_next_work_is_made_while_a_step_computes(arrays: PairArrays) -> None:
+    batches: list[random.Random] = []
+    makers, ahead = set(), threading.Event()
+
+    def watch(ids: Any, draw: random.Random) -> Any:
+        makers.add(threading.get_ident())
+        batches.append(draw)
+        if draw is not batches[0]:
+            ahead.set()
+        return ids
+
+    config = TrainConfig(steps=1, batch_tokens=TOKENS, seed=SEED)
+    work = stream(arrays, config, World(0, 1), Position(), resample=watch)
+    next(work)
+    assert ahead.wait(timeout=60)  # nobody has asked for a second batch
+    assert len(makers) == 1
+    assert makers != {threading.get_ident()}
