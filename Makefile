@@ -14,8 +14,8 @@ help:  ## this list
 demo: $(INSTALLED)  ## train a small Transformer in front of your eyes and draw what its heads look at
 	@$(BIN)/regard demo
 
-test: $(INSTALLED)  ## the whole test suite
-	@$(BIN)/pytest
+test: $(INSTALLED)  ## the whole test suite, a file at a time on each core
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --dist loadfile
 
 check: lint  ## before every commit: format, lint, types, fast tests
 	@$(BIN)/pytest -m "not slow"
