@@ -63,7 +63,9 @@ def ours(directory: Path, engine: str) -> tuple[Translate, Callable[[int], Trans
 
     def searching(searchable: Searchable, workers: int) -> Translate:
         def translate(rows: Ids, beam: int) -> Ids:
-            config = SearchConfig(beam=beam, alpha=1.0, penalty="mean", patience=1.0, extra=EXTRA, scores=False)
+            config = SearchConfig(
+                beam=beam, alpha=1.0, penalty="mean", patience=1.0, extra=EXTRA, shortest=1, scores=False
+            )
             requests = [Request([*row, EOS]) for row in rows]
             found = search(searchable, requests, config, Special(BOS, EOS, PAD), workers=workers)
             return [hypotheses[0].tokens for hypotheses in found]
@@ -99,6 +101,7 @@ def ctranslate2(directory: Path, _: str) -> tuple[Translate, Callable[[int], Tra
                 [[pieces[i] for i in row] for row in rows],
                 beam_size=beam,
                 length_penalty=1.0,
+                min_decoding_length=1,
                 max_decoding_length=max(map(len, rows)) + EXTRA,
                 max_batch_size=BATCH,
                 return_scores=False,
@@ -128,6 +131,7 @@ def hugging_face(directory: Path, _: str) -> tuple[Translate, Callable[[int], Tr
                 num_beams=beam,
                 length_penalty=1.0,
                 early_stopping=beam > 1,
+                min_new_tokens=1,
                 max_new_tokens=source.shape[1] + EXTRA,
                 do_sample=False,
                 decoder_start_token_id=BOS,

@@ -143,7 +143,10 @@ class Translator:
     @overload
     def translate(self, text: list[str], **settings: Any) -> list[str]: ...
     def translate(self, text: str | list[str], **settings: Any) -> str | list[str]:
-        """The translation of a text, or of each in a list; `beam=1` is greedy. A blank text stays as it is."""
+        """The translation of a text, or of each in a list; `beam=1` is greedy. A blank text stays as it is.
+
+        Any other has at least one sub-word, unless `shortest=0`.
+        """
         said = list(self.translate_lines([text] if isinstance(text, str) else text, **settings))
         return said[0] if isinstance(text, str) else said
 
@@ -223,6 +226,8 @@ class Translator:
         for token in before[:-1]:
             rows.step(np.array([token]))
         refused = set() if request.refusal is None else {*request.refusal.refused(request.prefix)}
+        if len(request.prefix) < chosen.search.shortest:
+            refused.add(EOS)
         best = rows.best(np.array(before[-1:]), count + len(refused))
         each = zip(best.tokens[0].tolist(), best.scores[0].tolist(), strict=True)
         tokens, scores = zip(*[pair for pair in each if pair[0] not in refused][:count], strict=True)
@@ -437,9 +442,9 @@ def load(
 
     Without a directory, the model that comes with regard: English to Spanish, which also goes by its name, en-es.
     `engine` is native (compiled C, on the CPU), torch, or the first of them that there is; `workers` are threads.
-    `precision` is that of the weights as they are on the disk, or fp32, bf16, int8. `shortlist` restricts the output
-    to tokens that go with the source, as `regard shortlist` has learned it. `rescore` is another model, by whose word,
-    of this `weight`, outputs are ranked as well.
+    `precision` is that of the weights as they are on the disk, or fp32, bf16 (which native reads as fp32), int8.
+    `shortlist` restricts the output to tokens that go with the source, as `regard shortlist` has learned it. `rescore`
+    is another model, by whose word, of this `weight`, outputs are ranked as well.
     """
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision = {precision!r}: choose one of {', '.join(PRECISIONS)}")

@@ -6,7 +6,7 @@ them is never read, and stands in the answer where it stood in the text.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,13 +20,14 @@ SAMPLING = [each.name for each in fields(SamplingConfig)]
 SEARCH = [each.name for each in fields(SearchConfig) if each.name not in ("scores", "sampling")]
 PHRASES = ("require", "forbid")
 LONG = ("split", "refuse")
+TEXT = SearchConfig(shortest=1)  # what is not blank has a translation
 
 
 @dataclass(frozen=True)
 class Settings:
     """How a text is translated."""
 
-    search: SearchConfig = field(default_factory=SearchConfig)
+    search: SearchConfig = TEXT
     seed: int = 0  # of sampling; what is drawn for a sentence hangs on it and on the sentence alone
     mbr: int | None = None  # draw so many outputs, and take the one that the others agree with most
     split: bool = False  # a text is several sentences: translate each, and keep what is between them
@@ -71,7 +72,7 @@ class Settings:
         config = SamplingConfig(**sampling) if sampling or mbr else None
         own = {each.name: given[each.name] for each in fields(cls) if each.name in given}
         own |= {name: _phrases(given[name]) for name in PHRASES if name in given}
-        return cls(SearchConfig(**search, sampling=config), **own)
+        return cls(replace(TEXT, **search, sampling=config), **own)
 
     def bare(self) -> "Settings":
         """The same where nobody asks for scores: greedy search does without a soft-max."""

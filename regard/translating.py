@@ -71,7 +71,9 @@ def translate(
     ordered: Annotated[
         bool, typer.Option("--ordered", help="Required phrases come in their order.", rich_help_panel=PHRASES)
     ] = False,
-    shortest: Annotated[int | None, typer.Option(help="Least sub-words of one.", rich_help_panel=PHRASES)] = None,
+    shortest: Annotated[
+        int | None, typer.Option(help="Least sub-words of one. (default: 1)", rich_help_panel=PHRASES)
+    ] = None,
     block: Annotated[int | None, typer.Option(help="No n-gram of this length twice.", rich_help_panel=PHRASES)] = None,
     repetition: Annotated[
         float | None, typer.Option(help="Above 1, what was written is less likely again.", rich_help_panel=PHRASES)
@@ -102,7 +104,8 @@ def translate(
     workers: Annotated[int | None, typer.Option(help="Threads. (default: all cores)", rich_help_panel=ENGINE)] = None,
     rows: Annotated[int, typer.Option(help="Beginnings side by side, at most.", rich_help_panel=ENGINE)] = 256,
     precision: Annotated[
-        str | None, typer.Option(help="fp32, bf16, int8. (default: the model's)", rich_help_panel=ENGINE)
+        str | None,
+        typer.Option(help="fp32, bf16 (fp32 in native), int8. (default: the model's)", rich_help_panel=ENGINE),
     ] = None,
     shortlist: Annotated[
         bool, typer.Option("--shortlist", help="Only tokens that go with the source.", rich_help_panel=ENGINE)

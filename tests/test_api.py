@@ -63,6 +63,36 @@ def test_a_list_is_translated_as_one_by_one_and_white_space_is_kept(translator: 
     assert translator.translate(LINES, beam=1) != translator.translate(LINES, beam=4)
 
 
+@pytest.mark.parametrize("engine", ["torch", pytest.param("native", marks=needs_compiler)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beam": 1},
+        {"beam": 4, "best": 3},
+        {"beam": 4, "groups": 2},
+        {"temperature": 0.5},
+        {"mbr": 3},
+        {"block": 2},
+        {"forbid": "dog"},
+        {"require": "dog"},
+    ],
+)
+def test_only_a_blank_text_has_a_translation_without_a_token(engine: str, settings: dict[str, object]) -> None:
+    silent = make(output_bias=True)
+    silent.engine = engine
+    with torch.no_grad():
+        silent.model.output.bias[EOS] = 50.0
+    for text, found in zip([*LINES, " "], silent.hypotheses([*LINES, " "], **settings), strict=True):
+        assert all(h.tokens for h in found) == bool(text.strip())
+        assert text.strip() or found[0].text == text
+    assert silent.translate(LINES, **settings) == [silent.hypotheses(text, **settings)[0].text for text in LINES]
+    if not {"best", "mbr"} & {*settings}:
+        assert "".join(silent.stream(LINES[0], **settings)) == silent.translate(LINES[0], **settings)
+    if "require" not in settings:
+        assert silent.translate(LINES, **settings, shortest=0) == [""] * len(LINES)
+    assert silent.alternatives(LINES[0])[0].token != "</s>" == silent.alternatives(LINES[0], shortest=0)[0].token
+
+
 def test_hypotheses_are_sorted_and_their_parts_make_the_whole(translator: Translator) -> None:
     for text, found in zip(LINES, translator.hypotheses(LINES, best=3), strict=True):
         assert len(found) == 3

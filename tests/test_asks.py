@@ -11,9 +11,11 @@ from regard.recipe import DecodeConfig
 def test_settings_go_where_they_belong_and_none_is_left_out() -> None:
     given = {"beam": None, "best": 2, "top_k": 5, "require": "a phrase", "forbid": ["x", "y"], "seed": 3}
     found = Settings.of(given, DecodeConfig(beam=6, alpha=0.1, extra=9))
-    assert found.search == SearchConfig(beam=6, alpha=0.1, extra=9, best=2, sampling=SamplingConfig(top_k=5))
+    sampling = SamplingConfig(top_k=5)
+    assert found.search == SearchConfig(beam=6, alpha=0.1, extra=9, shortest=1, best=2, sampling=sampling)
     assert (found.require, found.forbid, found.seed) == (("a phrase",), ("x", "y"), 3)
     assert Settings.of({}) == Settings()
+    assert Settings.of({"shortest": 0}).search == SearchConfig()
     drawn = Settings.of({"mbr": 8})
     assert (drawn.search.best, drawn.search.sampling) == (8, SamplingConfig())
     assert Settings.of({"beam": 1}).bare().search.scores is False

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from regard.data.tokenizers import Tokenizer, TokensConfig
+from regard.models import storage
+from regard.models.transformer import Transformer, TransformerConfig
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -29,6 +33,30 @@ def test_the_zoo_benchmark_prints_a_row_for_each_kind() -> None:
     assert "slope" in result.stdout
     assert result.stdout.count("window:64") == 3  # its time, its memory and its quality
     assert "full" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_benchmark_of_small_models_prints_a_row_for_each_form(tmp_path: Path) -> None:
+    lines = [f"{a} {b} {c}" for a in "abc" for b in "def" for c in "ghi"]
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    text = "{" + f"source: {tmp_path}/text, target: {tmp_path}/text" + "}"
+    recipe = f"data: {{train: {text}, valid: {text}, test: {text}}}\ntokens: {{kind: none}}\ntrain: {{steps: 1}}\n"
+    tokenizer = Tokenizer.learn(TokensConfig("none", size=0), lines)
+    for name in ("large", "little"):
+        model = Transformer(TransformerConfig.tiny(len(tokenizer), encoder_layers=1, decoder_layers=1))
+        storage.save(model, tmp_path / name)
+        tokenizer.save(tmp_path / name / "tokenizer.json")
+        (tmp_path / name / "recipe.yaml").write_text(recipe, "utf-8")
+    program, options = [sys.executable, ROOT / "bench" / "small.py"], ["--limit", "5", "--rounds", "1"]
+    command = [*program, tmp_path / "large", tmp_path / "little", *options]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    for form, rows in (("teacher", 3), ("student", 3), ("int8", 4), ("shortlist", 2), (" MB ", 6), (" ms ", 6)):
+        assert result.stdout.count(form) == rows, form
+    assert not (tmp_path / "large" / "shortlist.safetensors").exists()
+    wrong = subprocess.run([*program, tmp_path, tmp_path / "little"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "Traceback" not in wrong.stderr
 
 
 @pytest.mark.slow

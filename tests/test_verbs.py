@@ -17,6 +17,7 @@ from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.pipeline import prepare
+from regard.training.validation import Foretold
 
 ENGLISH = ["a dog runs", "two men sit on a bench", "a woman reads", "", "the man in the hat looks at a dog"]
 GERMAN = [
@@ -109,6 +110,17 @@ def test_evaluate_gives_what_sacrebleu_gives_of_the_same_translations(
     narrow = CliRunner().invoke(cli.app, ["evaluate", str(model), *files], env={"TERM": "dumb", "COLUMNS": "60"}).stdout
     assert "…" not in narrow
     assert f"{result['perplexity']:.3f}" in narrow
+
+
+def test_evaluate_gives_json_of_a_hopeless_model_too(
+    model: Path, texts: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hopeless = Foretold(torch.tensor([-1000.0]), torch.tensor([1.0]), torch.tensor([False]))
+    monkeypatch.setattr("regard.evaluate.foretell", lambda model, pairs: hopeless)
+    command = ["evaluate", str(model), "--source", texts[0], "--reference", texts[1]]
+    result = json.loads(show(*command, "--json"), parse_constant=pytest.fail)
+    assert (result["loss"], result["perplexity"]) == (1000.0, None)
+    assert "inf" in show(*command)
 
 
 def test_evaluate_leaves_out_what_the_model_cannot_read(  # type: ignore[no-untyped-def]

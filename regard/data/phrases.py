@@ -24,9 +24,11 @@ class Forbidden:
 
     def __init__(self, tokenizer: Tokenizer, phrases: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        # As the tokenizer writes them; what it has no tokens for is never written.
-        ids = [ids for ids in tokenizer.encode_batch([phrase.strip() for phrase in phrases]) if UNK not in ids]
-        texts = filter(str.strip, tokenizer.decode_batch(ids))
+        # As the tokenizer writes them. One that it has no tokens for may still be part of a token, as `so` is of `so.`
+        given = [phrase.strip() for phrase in phrases]
+        ids = tokenizer.encode_batch(given)
+        written = zip(given, ids, tokenizer.decode_batch(ids), strict=True)
+        texts = [own if UNK in each else text for own, each, text in written if text.strip() or UNK in each]
         self._patterns = {_squeezed(text.encode()): _pattern(text) for text in texts}
         self._surfaces = _surfaces(tokenizer)
         self._longest = max(map(len, self._patterns), default=0)

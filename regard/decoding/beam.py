@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.decoding.edits import edit, log_soft_max, needed, obey
+from regard.decoding.edits import edit, log_soft_max, obey
 from regard.decoding.protocol import (
     FLOOR,
+    Best,
     Floats,
     Hypothesis,
     Ints,
@@ -55,8 +56,13 @@ def maximum(request: Request, config: SearchConfig, longest: int | None) -> int:
 
 
 def whole(config: SearchConfig, request: Request) -> bool:
-    """Whether a search for this sentence must see the score of every token, not only of the best few."""
-    return bool(request.prefix) or needed(config, request)
+    """Whether a search for this sentence must see the score of every token, not only of the best few.
+
+    >>> whole(SearchConfig(shortest=1), Request([5, 2])), whole(SearchConfig(block=3), Request([5, 2]))
+    (False, True)
+    """
+    edits = request.prefix or request.forbidden or config.block or config.repetition != 1.0
+    return bool(edits) or request.rule is not None or request.refusal is not None
 
 
 class Candidates(NamedTuple):
@@ -199,7 +205,7 @@ class Beam:
     def _candidates(self, rows: Rows) -> Candidates:
         """The n best continuations of each row, (R, n); of a row inside a prefix nothing but the prefix."""
         if not self._whole:
-            best = rows.best(self._newest, self._n, normalise=not self._bare)
+            best = self._best(rows)
             return Candidates(*best, best.scores)
         log_p = log_soft_max(rows.step(self._newest))  # (R, V)
         own = log_p.copy() if self._config.repetition != 1.0 else None
@@ -207,20 +213,30 @@ class Beam:
         row = self._row[inside, 0]
         token = [self._sentences[a].request.prefix[self._state["length"][a]] for a in inside.tolist()]
         forced = np.maximum(log_p[row, token], FLOOR)
-        if any(needed(self._config, sentence.request) for sentence in self._sentences):
-            owner = self._owner()
-            requests = [self._sentences[a].request for a in owner.tolist()]
-            edit(log_p, self._written, requests, self._config, self._special)
-            alive = self._row[self._state["log_p"] > -math.inf]  # what the others have written is nothing
-            for r in {*alive.tolist()}:
-                if requests[r].rule is not None:
-                    obey(log_p[r], self._written[r], requests[r], int(self._state["limit"][owner[r]]))
+        owner = self._owner()
+        requests = [self._sentences[a].request for a in owner.tolist()]
+        edit(log_p, self._written, requests, self._config, self._special)
+        alive = self._row[self._state["log_p"] > -math.inf]  # what the others have written is nothing
+        for r in {*alive.tolist()}:
+            if requests[r].rule is not None:
+                obey(log_p[r], self._written[r], requests[r], int(self._state["limit"][owner[r]]))
         log_p[row] = -math.inf
         log_p[row, token] = forced
         best = best_of(log_p, self._n, normalise=False)
         if own is None:
             return Candidates(*best, best.scores)
         return Candidates(*best, np.maximum(np.take_along_axis(own, best.tokens, 1), FLOOR))
+
+    def _best(self, rows: Rows) -> Best:
+        """The n best continuations as the model has them, but no end of a row that is shorter than `shortest`."""
+        short = self._state["length"] < self._config.shortest  # (A,)
+        if not short.any():
+            return rows.best(self._newest, self._n, normalise=not self._bare)
+        scores, tokens = rows.best(self._newest, self._n + 1, normalise=not self._bare)  # n without the end
+        early = (tokens == self._special.eos) & short[self._owner(), None]
+        order = early.argsort(axis=1, kind="stable")[:, : self._n]
+        scores = np.where(early, np.float32(-math.inf), scores)
+        return Best(np.take_along_axis(scores, order, 1), np.take_along_axis(tokens, order, 1))
 
     def _choose(self, total: NDArray[np.float64], token: Ints) -> tuple[Ints, Ints]:
         """The C best candidates of each group, the best first, (A, G, C), and those that go on, (A, K)."""

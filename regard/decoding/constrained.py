@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from regard.decoding.beam import length_penalty, maximum
-from regard.decoding.edits import Phrases, completing, edit, log_soft_max, needed
+from regard.decoding.edits import Phrases, completing, edit, log_soft_max
 from regard.decoding.protocol import (
     FLOOR,
     Floats,
@@ -198,7 +198,6 @@ class Sentence:
     request: Request
     goal: Goal
     limit: int  # tokens of an output, eos included
-    edited: bool
     beginnings: list[Beginning]
     kept: list[Hypothesis] = field(default_factory=list)
     ended: int = 0  # hypotheses that finished, kept or not
@@ -237,19 +236,17 @@ class Constrained:
 
     def add(self, indexed: list[tuple[int, Request]]) -> None:
         for index, request in indexed:
-            limit, edited = maximum(request, self._config, self._longest), needed(self._config, request)
-            goal = Goal(request, self._config)
+            limit, goal = maximum(request, self._config, self._longest), Goal(request, self._config)
             nothing = Beginning([], [], 0.0, goal.start)
-            self._sentences.append(Sentence(index, request, goal, limit, edited, [nothing]))
+            self._sentences.append(Sentence(index, request, goal, limit, [nothing]))
 
     def step(self, rows: Rows) -> list[tuple[int, list[Hypothesis]]]:
         at_work = [(sentence, beginning) for sentence in self._sentences for beginning in sentence.beginnings]
         newest = [beginning.tokens[-1] if beginning.tokens else self._special.bos for _, beginning in at_work]
         own = log_soft_max(rows.step(np.array(newest)))  # (R, V): the model's, before any edit
         log_p = own.copy()
-        if any(sentence.edited for sentence in self._sentences):
-            written, requests = [one.tokens for _, one in at_work], [sentence.request for sentence, _ in at_work]
-            edit(log_p, written, requests, self._config, self._special)
+        written, requests = [one.tokens for _, one in at_work], [sentence.request for sentence, _ in at_work]
+        edit(log_p, written, requests, self._config, self._special)
         helpful = [
             self._hold(sentence, beginning, log_p[r], own[r]) if beginning.lacking.phrases else []
             for r, (sentence, beginning) in enumerate(at_work)

@@ -32,18 +32,6 @@ def log_soft_max(logits: Floats) -> Floats:
     return log_p
 
 
-def needed(config: SearchConfig, request: Request) -> bool:
-    """Whether `edit` would ever change a score of this sentence.
-
-    >>> needed(SearchConfig(), Request([5, 2])), needed(SearchConfig(), Request([5, 2], forbidden=((7, 8),)))
-    (False, True)
-    """
-    if () in request.forbidden:
-        raise ValueError("a forbidden phrase is empty, and every output contains it: leave it out")
-    edits = config.shortest or config.block or config.repetition != 1.0 or request.forbidden
-    return bool(edits) or request.rule is not None or request.refusal is not None
-
-
 def edit(
     log_p: Floats,
     written: Sequence[Sequence[int]],

@@ -164,6 +164,8 @@ def _check(request: Request, index: int, model: Searchable, config: SearchConfig
         )
     if special.eos in request.prefix:
         raise ValueError(f"the prefix of sentence {index} contains the end token {special.eos}: leave it out")
+    if () in request.forbidden:
+        raise ValueError(f"a forbidden phrase of sentence {index} is empty, and every output contains it: leave it out")
     if request.required and config.sampling is not None:
         raise ValueError(f"sentence {index} has required phrases, which need a beam search: leave `sampling` out")
     if request.required:

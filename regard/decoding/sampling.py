@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.decoding.beam import length_penalty, maximum
-from regard.decoding.edits import edit, log_soft_max, needed, obey
+from regard.decoding.edits import edit, log_soft_max, obey
 from regard.decoding.protocol import (
     FLOOR,
     Floats,
@@ -91,7 +91,6 @@ class _Sentence:
     index: int
     request: Request
     limit: int  # tokens of an output, eos included
-    edited: bool
     outputs: dict[int, Hypothesis] = field(default_factory=dict)  # by number of the draw
 
 
@@ -139,21 +138,17 @@ class Sampling:
         for index, request in indexed:
             if request.seed < 0:
                 raise ValueError(f"seed = {request.seed}: it must be at least 0")
-            limit = maximum(request, self._config, self._longest)
-            sentence = _Sentence(index, request, limit, needed(self._config, request))
+            sentence = _Sentence(index, request, maximum(request, self._config, self._longest))
             self._draws.append(_Draw(sentence, range(self.width), [], []))
 
     def step(self, rows: Rows) -> list[tuple[int, list[Hypothesis]]]:
         newest = [draw.tokens[-1] if draw.tokens else self._special.bos for draw in self._draws]
         log_p = log_soft_max(rows.step(np.array(newest)))  # (R, V)
-        allowed = log_p
-        if any(draw.sentence.edited for draw in self._draws):
-            allowed = log_p.copy()
-            requests = [draw.sentence.request for draw in self._draws]
-            edit(allowed, [draw.tokens for draw in self._draws], requests, self._config, self._special)
-            for r, draw in enumerate(self._draws):
-                if draw.sentence.request.rule is not None:
-                    obey(allowed[r], draw.tokens, draw.sentence.request, draw.sentence.limit)
+        allowed, requests = log_p.copy(), [draw.sentence.request for draw in self._draws]
+        edit(allowed, [draw.tokens for draw in self._draws], requests, self._config, self._special)
+        for r, draw in enumerate(self._draws):
+            if draw.sentence.request.rule is not None:
+                obey(allowed[r], draw.tokens, draw.sentence.request, draw.sentence.limit)
         reach = distribution(allowed, self._sampling).cumsum(1, dtype=np.float64)  # (R, V): P(token <= this one)
 
         draws = [(r, one) for r, draw in enumerate(self._draws) for one in draw.split()]

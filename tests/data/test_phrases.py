@@ -24,7 +24,9 @@ def tokenizer(kind: str) -> Tokenizer:
 @given(data=st.data())
 def test_a_token_is_refused_if_with_it_the_text_has_a_phrase_and_only_then(kind: str, data: st.DataObject) -> None:
     tokens = tokenizer(kind)
-    phrases = data.draw(st.lists(st.sampled_from(["dog", "a dog", "man", "está", "☕", "中", "a", "."]), min_size=1))
+    phrases = data.draw(
+        st.lists(st.sampled_from(["dog", "a dog", "man", "está", "☕", "中", "a", ".", "reads"]), min_size=1)
+    )
     forbidden = Forbidden(tokens, phrases)
     words = data.draw(
         st.lists(st.sampled_from(["a", "do", "dog", "wo", "man", "est", "está", "中文", "the"]), max_size=4)
@@ -51,3 +53,10 @@ def test_words_are_whole_and_case_counts() -> None:
         "中文中": "文",
     }.items():
         assert forbidden.found(text) == found
+
+
+def test_a_phrase_that_has_no_tokens_of_its_own_is_found_inside_of_others() -> None:
+    tokens = tokenizer("none")
+    (token,) = tokens.encode("reads.")
+    assert UNK in tokens.encode("reads")
+    assert Forbidden(tokens, ["reads"]).refused(tokens.encode("a")) == [token]

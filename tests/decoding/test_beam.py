@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MarianMTModel
 
-from regard.decoding.beam import FLOOR, Beam, length_penalty
+from regard.decoding.beam import FLOOR, Beam, length_penalty, whole
 from regard.decoding.edits import edit, log_soft_max
 from regard.decoding.module import EncoderDecoder, Module
 from regard.decoding.pool import search
@@ -185,7 +185,7 @@ def problems(draw: st.DrawFn) -> tuple[Markov, list[Request], SearchConfig]:
         patience=draw(st.sampled_from([None, 0.3, 1.0, 2.0])),
         diversity=draw(st.sampled_from([0.0, 0.5, 3.0])),
         extra=draw(st.integers(3, 6)),
-        shortest=0 if plain else draw(st.sampled_from([0, 3])),
+        shortest=draw(st.sampled_from([0, 1, 3])),
         block=0 if plain else draw(st.sampled_from([0, 1, 2])),
         repetition=1.0 if plain else draw(st.sampled_from([1.0, 1.5])),
     )
@@ -339,6 +339,26 @@ def test_a_sentence_that_may_neither_end_nor_go_on_keeps_what_it_has() -> None:
     ((found,),) = search(Markov(EITHER), [request], config, Special(BOS, 0, PAD))
     assert found.tokens == [2, 3]  # then only </s> could follow
     assert found.log_probability == pytest.approx(math.log(0.55 * 0.8), abs=1e-6)
+
+
+@pytest.mark.parametrize("scores", [True, False])
+@pytest.mark.parametrize("shortest", [0, 1, 2])
+def test_an_end_that_comes_too_soon_needs_no_more_than_one_candidate_more(shortest: int, scores: bool) -> None:
+    silent = table(*[[0.7, 0.0, 0.2, 0.1]] * 4)  # 0 is </s>
+    config = SearchConfig(beam=1, shortest=shortest, scores=scores)
+    assert not whole(config, Request([0]))
+    for ahead in (1, 9):  # alone, and beside others that are older
+        found = drive(Beam(config, Special(BOS, 0, PAD), None), Markov(silent), [Request([0])] * 3, ahead=ahead)
+        assert [one.tokens for (one,) in found] == [[2] * shortest] * 3
+        for (one,) in found:
+            assert not scores or one.log_probability == pytest.approx(
+                math.log(0.2) * shortest + math.log(0.7), abs=1e-6
+            )
+
+
+@pytest.mark.parametrize("changes", [{"block": 2}, {"repetition": 0.9}])
+def test_other_wishes_need_all_scores(changes: dict[str, Any]) -> None:
+    assert whole(SearchConfig(**changes), Request([5]))
 
 
 def test_groups_that_must_differ_do() -> None:

@@ -34,6 +34,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "diverse": {"beam": 6, "groups": 3, "best": 6},
     "patient": {"patience": 1.0, "penalty": "mean", "alpha": 1.0, "best": 4},
     "blocked": {"block": 2, "shortest": 3},
+    "never empty": {"best": 3, "shortest": 1},
     "sampled": {"best": 3, "sampling": SamplingConfig(temperature=0.7)},
 }
 
@@ -188,6 +189,7 @@ def test_many_draws_take_no_more_rows_than_there_are_and_a_far_limit_no_memory()
         (Request([0], prefix=(3, 2)), "the prefix of sentence 1 contains the end token 2"),
         (Request([0], prefix=(3, 8)), r"token 8 \(prefix, sentence 1\) is none of the model's: they are 0 to 7"),
         (Request([0], required=((3,), (-1,))), r"token -1 \(required, sentence 1\)"),
+        (Request([0], forbidden=((3,), ())), "a forbidden phrase of sentence 1 is empty"),
         (Request([0], forbidden=((99, 3),)), r"token 99 \(forbidden, sentence 1\)"),
     ],
 )
