@@ -4,8 +4,8 @@
 
    Each function does with one thread what the core says (regard/core/losses.py, attention.py, dropout.py), in the same
    order whenever it is called: who trains twice gets the same bits. A batch is shared among threads further up
-   (regard/training/parallel.py). The gain is in the cache: a block of logits, or the scores of a head, are made, used and
-   forgotten before the next one comes. Widths are multiples of 16. */
+   (regard/training/parallel.py). The gain is in the cache: a block of logits, or the scores of a head, are made, used
+   and forgotten before the next one comes. Widths are multiples of 16. */
 
 #include <stdlib.h>
 
@@ -25,11 +25,16 @@ int32_t worth_it(void) {
 enum { SET, ADD }; /* what happens to C: it becomes A B, or grows by it */
 
 /* m rows (a constant) and `w` vectors of columns (a constant) of C; A's number (i, k) lies at i · row + k · step. */
-INLINE void tile(int m, int w, int K, const float *a, size_t row, size_t step, const float *b, size_t ldb, float *c,
-                 size_t ldc, int mode) {
+INLINE void tile(int m, int w, int K, const float *a, size_t row, size_t step, const float *b, size_t ldb,
+                 const float *start, float *c, size_t ldc, int mode) {
   vec sum[TILE * 2];
-#pragma GCC unroll 24
-  for (int i = 0; i < m * w; i++) sum[i] = all(0.0f);
+#pragma GCC unroll 12
+  for (int i = 0; i < m; i++)
+#pragma GCC unroll 2
+    for (int j = 0; j < w; j++) {
+      sum[i * w + j] = all(0.0f);
+      if (start) sum[i * w + j] = load(start + j * L);
+    }
   for (int k = 0; k < K; k++) {
     vec y[2];
 #pragma GCC unroll 2
@@ -52,17 +57,20 @@ INLINE void tile(int m, int w, int K, const float *a, size_t row, size_t step, c
 }
 
 #define CASES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
-#define CASE(m, w, row, step) \
-  case m: if (m <= TILE) tile(m <= TILE ? m : 1, w, K, a, row, step, b + j, ldb, c + j, ldc, mode); break;
+#define CASE(m, w, row, step)                                                                                        \
+  case m:                                                                                                            \
+    if (m <= TILE) tile(m <= TILE ? m : 1, w, K, a, row, step, b + j, ldb, start ? start + j : 0, c + j, ldc, mode); \
+    break;
 #define WIDE_ROWS(m) CASE(m, 2, lda, 1)
 #define ROWS(m) CASE(m, 1, lda, 1)
 #define WIDE_COLUMNS(m) CASE(m, 2, 1, lda)
 #define COLUMNS(m) CASE(m, 1, 1, lda)
 
-/* C (M, N) = A B or C += A B, for A (M, K), or, if it lies as its transpose, (K, M). N is a multiple of 16. */
+/* C (M, N) = A B or C += A B, for A (M, K), or, if it lies as its transpose, (K, M). N is a multiple of 16. Each row of
+   A B begins with the N numbers `start`, if there are any. */
 #define PRODUCT(name, ACROSS, WIDE, NARROW)                                                                          \
-  static void name(int M, int N, int K, const float *a, size_t lda, const float *b, size_t ldb, float *c, size_t ldc, \
-                   int mode) {                                                                                       \
+  static void name(int M, int N, int K, const float *a, size_t lda, const float *b, size_t ldb, const float *start,  \
+                   float *c, size_t ldc, int mode) {                                                                 \
     for (int i = 0; i < M; i += TILE, a += TILE * (ACROSS), c += TILE * ldc) {                                       \
       int m = M - i < TILE ? M - i : TILE, j = 0;                                                                    \
       for (; j + PANEL <= N; j += PANEL) switch (m) { CASES(WIDE) }                                                  \
@@ -95,10 +103,26 @@ static void transpose(int n, int d, const float *x, size_t stride, float *to, in
 
 /* ---------------------------------------------------------------------------------------------- linear maps */
 
-#define SHARE 240 /* rows of a batch whose share in the gradients is computed while they are in the cache */
+#define SHARE 240 /* rows of a batch at a time: they stay in the cache while all is done with them */
 
-/* From the gradient g of y = x Wᵀ + b (M, N): dx (M, K), dW (N, K), db (N); any may be absent. PyTorch is as quick with
-   y itself. */
+/* y (M, N) = x Wᵀ + b for W (N, K); b may be absent. Returns 0 if there is no memory. */
+int32_t linear(int32_t M, int32_t N, int32_t K, const float *x, const float *W, const float *b, float *y) {
+  float *wt = aligned_alloc(64, sizeof(float) * K * N); /* Wᵀ in panels: one and SHARE rows of x stay in the cache */
+  if (!wt) return 0;
+  for (int j = 0; j < N; j += PANEL) {
+    const int n = N - j < PANEL ? N - j : PANEL;
+    transpose(n, K, W + (size_t)j * K, K, wt + (size_t)j * K, n);
+  }
+  for (int i = 0; i < M; i += SHARE)
+    for (int j = 0; j < N; j += PANEL) {
+      const int m = M - i < SHARE ? M - i : SHARE, n = N - j < PANEL ? N - j : PANEL;
+      product(m, n, K, x + (size_t)i * K, K, wt + (size_t)j * K, n, b ? b + j : 0, y + (size_t)i * N + j, N, SET);
+    }
+  free(wt);
+  return 1;
+}
+
+/* Its gradients from that of y: dx (M, K), dW (N, K), db (N); any may be absent. */
 void linear_back(int32_t M, int32_t N, int32_t K, const float *x, const float *W, const float *g, float *dx, float *dW,
                  float *db) {
   if (db) memset(db, 0, sizeof(float) * N);
@@ -106,8 +130,8 @@ void linear_back(int32_t M, int32_t N, int32_t K, const float *x, const float *W
   for (int i = 0; i < M; i += SHARE) {
     const int m = M - i < SHARE ? M - i : SHARE;
     const float *rows = g + (size_t)i * N;
-    if (dx) product(m, K, N, rows, N, W, K, dx + (size_t)i * K, K, SET);
-    if (dW) transposed_product(N, K, m, rows, N, x + (size_t)i * K, K, dW, K, i ? ADD : SET);
+    if (dx) product(m, K, N, rows, N, W, K, 0, dx + (size_t)i * K, K, SET);
+    if (dW) transposed_product(N, K, m, rows, N, x + (size_t)i * K, K, 0, dW, K, i ? ADD : SET);
     for (int r = 0; db && r < m; r++)
       for (int j = 0; j < N; j += L) store(db + j, load(db + j) + load(rows + (size_t)r * N + j));
   }
@@ -118,8 +142,8 @@ void linear_back(int32_t M, int32_t N, int32_t K, const float *x, const float *W
 #define BLOCK 96  /* tokens at a time: a multiple of PANEL and of TILE */
 #define CHUNK 252 /* words of the vocabulary whose exponentials are used while they are in the nearest cache */
 
-/* Σ logsumexp(z) - hit · z_y over tokens, z = h Wᵀ + b; its gradients dh (N, d), and dW (V, d) and db (V), which grow.
-   Any of the three may be absent. A block of logits lies as (V, tokens): its columns are as wide as vectors, and W is
+/* Σ logsumexp(z) - hit · z_y over tokens, z = h Wᵀ + b; its gradients dh (N, d), and dW (V, d) and db (V), which grow;
+   any of the three may be absent. A block of logits lies as (V, tokens): its columns are as wide as vectors, and W is
    read as it is. Returns 0 if there is no memory. */
 int32_t cross_entropy(int32_t N, int32_t V, int32_t d, const float *h, const float *W, const float *b,
                       const int64_t *labels, float hit, float *dh, float *dW, float *db, double *loss) {
@@ -138,7 +162,7 @@ int32_t cross_entropy(int32_t N, int32_t V, int32_t d, const float *h, const flo
     transpose(n, d, x, d, xt, width);
     for (int v = 0; v < V; v += TILE) {
       const int m = V - v < TILE ? V - v : TILE;
-      product(m, width, d, W + (size_t)v * d, d, xt, width, z + (size_t)v * BLOCK, BLOCK, SET);
+      product(m, width, d, W + (size_t)v * d, d, xt, width, 0, z + (size_t)v * BLOCK, BLOCK, SET);
       for (int i = v; i < v + m; i++)
         for (int j = 0; j < width / L; j++) {
           float *at = z + (size_t)i * BLOCK + j * L;
@@ -159,7 +183,7 @@ int32_t cross_entropy(int32_t N, int32_t V, int32_t d, const float *h, const flo
           store(at, power);
           sum[j] += power;
         }
-      if (dh) transposed_product(n, d, m, e, BLOCK, W + (size_t)v * d, d, g, d, v ? ADD : SET);
+      if (dh) transposed_product(n, d, m, e, BLOCK, W + (size_t)v * d, d, 0, g, d, v ? ADD : SET);
     }
 
     for (int i = 0; i < n; i++) {
@@ -172,7 +196,8 @@ int32_t cross_entropy(int32_t N, int32_t V, int32_t d, const float *h, const flo
     }
     if (dW)
       for (int v = 0; v < V; v += TILE)
-        product(V - v < TILE ? V - v : TILE, d, n, z + (size_t)v * BLOCK, BLOCK, x_share, d, dW + (size_t)v * d, d, ADD);
+        product(V - v < TILE ? V - v : TILE, d, n, z + (size_t)v * BLOCK, BLOCK, x_share, d, 0, dW + (size_t)v * d, d,
+                ADD);
     if (dW)
       for (int i = 0; i < n; i++)
         for (int k = 0; k < d; k++) dW[y[i] * d + k] -= hit * x[(size_t)i * d + k];
@@ -219,7 +244,7 @@ static void barrier(const Attention *A, int b, int h, int t, float *to, int widt
 }
 
 /* The scores of T queries become exp(score - level), 0 where they may not look. In the forward pass the level is found,
-   log Σ exp(score), or ∞ for a query that may see nothing; in the backward pass it is known. `wall` is room for a row. */
+   log Σ exp(score), or ∞ for a query that may see nothing; on the way back it is known. `wall` is room for a row. */
 static void weigh(const Attention *A, int b, int h, float *s, int width, float *wall, float *level, int known) {
   for (int t = 0; t < A->T; t++, s += width) {
     if (!t || A->causal || A->mask.row) barrier(A, b, h, t, wall, width);
@@ -256,9 +281,9 @@ int32_t attend(const Attention *A, const Heads *out, float *level) {
   for (int b = 0; b < A->B; b++)
     for (int h = 0; h < A->H; h++, level += T) {
       transpose(S, A->d_k, of(&A->k, b, h), A->k.row, keys, width);
-      product(T, width, A->d_k, of(&A->q, b, h), A->q.row, keys, width, p, width, SET);
+      product(T, width, A->d_k, of(&A->q, b, h), A->q.row, keys, width, 0, p, width, SET);
       weigh(A, b, h, p, width, wall, level, 0);
-      product(T, A->d_v, S, p, width, of(&A->v, b, h), A->v.row, of(out, b, h), out->row, SET);
+      product(T, A->d_v, S, p, width, of(&A->v, b, h), A->v.row, 0, of(out, b, h), out->row, SET);
     }
   free(room);
   return 1;
@@ -272,14 +297,15 @@ int32_t attend_back(const Attention *A, const Heads *out, const Heads *dout, flo
   const int widest = A->d_k > A->d_v ? A->d_k : A->d_v;
   float *room = aligned_alloc(64, sizeof(float) * width * ((size_t)widest + 2 * T + 1));
   if (!room) return 0;
-  float *across = room, *p = across + (size_t)widest * width, *ds = p + (size_t)T * width, *wall = ds + (size_t)T * width;
+  float *across = room, *p = across + (size_t)widest * width, *ds = p + (size_t)T * width;
+  float *wall = ds + (size_t)T * width;
   for (int b = 0; b < A->B; b++)
     for (int h = 0; h < A->H; h++, level += T) {
       const float *q = of(&A->q, b, h), *k = of(&A->k, b, h), *g = of(dout, b, h), *o = of(out, b, h);
       transpose(S, A->d_k, k, A->k.row, across, width);
-      product(T, width, A->d_k, q, A->q.row, across, width, p, width, SET);
+      product(T, width, A->d_k, q, A->q.row, across, width, 0, p, width, SET);
       transpose(S, A->d_v, of(&A->v, b, h), A->v.row, across, width);
-      product(T, width, A->d_v, g, dout->row, across, width, ds, width, SET);
+      product(T, width, A->d_v, g, dout->row, across, width, 0, ds, width, SET);
       weigh(A, b, h, p, width, wall, level, 1);
       for (int t = 0; t < T; t++) {
         float *weights = p + (size_t)t * width, *slopes = ds + (size_t)t * width;
@@ -289,9 +315,9 @@ int32_t attend_back(const Attention *A, const Heads *out, const Heads *dout, flo
         for (int i = 0; i < width; i += L)
           store(slopes + i, load(weights + i) * (load(slopes + i) - D) * A->scale);
       }
-      transposed_product(S, A->d_v, T, p, width, g, dout->row, of(dv, b, h), dv->row, SET);
-      product(T, A->d_k, S, ds, width, k, A->k.row, of(dq, b, h), dq->row, SET);
-      transposed_product(S, A->d_k, T, ds, width, q, A->q.row, of(dk, b, h), dk->row, SET);
+      transposed_product(S, A->d_v, T, p, width, g, dout->row, 0, of(dv, b, h), dv->row, SET);
+      product(T, A->d_k, S, ds, width, k, A->k.row, 0, of(dq, b, h), dq->row, SET);
+      transposed_product(S, A->d_k, T, ds, width, q, A->q.row, 0, of(dk, b, h), dk->row, SET);
     }
   free(room);
   return 1;

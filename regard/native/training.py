@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -51,6 +50,7 @@ def _library() -> ctypes.CDLL | None:
     lib.cross_entropy.restype = lib.attend.restype = lib.attend_back.restype = c_int32
     lib.attend.argtypes = [POINTER(Attention), POINTER(Heads), c_void_p]
     lib.attend_back.argtypes = [POINTER(Attention), *[POINTER(Heads)] * 2, c_void_p, *[POINTER(Heads)] * 3]
+    lib.linear.argtypes, lib.linear.restype = [*[c_int32] * 3, *[c_void_p] * 4], c_int32
     lib.linear_back.argtypes, lib.linear_back.restype = [*[c_int32] * 3, *[c_void_p] * 6], None
     lib.dropout.argtypes = [c_int64, c_void_p, c_void_p, c_int32, c_float, c_void_p, c_void_p]
     lib.dropout_back.argtypes = [c_int64, c_void_p, c_void_p, c_float, c_void_p]
@@ -135,15 +135,18 @@ class _Attend(torch.autograd.Function):
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lib: Any, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+        x, W = x.contiguous(), W.contiguous()
+        y = x.new_empty(*x.shape[:-1], len(W))
         ctx.lib = lib
         ctx.save_for_backward(x, W)
-        return F.linear(x, W, b)
+        _done(lib.linear(y.numel() // len(W), *W.shape, *map(_at, (x, W, b, y))))
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         (x, W), (_, *needs) = ctx.saved_tensors, ctx.needs_input_grad
-        x, W, g = x.contiguous(), W.contiguous(), g.contiguous()
+        g = g.contiguous()
         shapes = x.shape, W.shape, W.shape[:1]
         gradients = [x.new_empty(shape) if need else None for shape, need in zip(shapes, needs, strict=True)]
         ctx.lib.linear_back(g.numel() // len(W), *W.shape, *map(_at, (x, W, g, *gradients)))
