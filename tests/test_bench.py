@@ -26,6 +26,16 @@ def test_the_attention_benchmark_prints_a_row_for_each_length() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+def test_the_training_benchmarks_print_a_row_for_each_contestant() -> None:
+    step = [sys.executable, ROOT / "bench" / "train_step.py", "tiny", "--rounds", "1", "--recompute", "feed_forward"]
+    printed = subprocess.run(step, capture_output=True, text=True, check=True).stdout
+    assert all(name in printed for name in ("│ regard ", "│ torch.nn.Transformer ", "│ Hugging Face Marian "))
+    loop = [sys.executable, ROOT / "bench" / "loop.py", "--steps", "2", "--rounds", "1"]
+    assert "median ratio" in subprocess.run(loop, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
 def test_the_zoo_benchmark_prints_a_row_for_each_kind() -> None:
     options = ["--limit", "256", "--rounds", "1", "--kinds", "fused", "window:64", "--steps", "2"]
     command = [sys.executable, ROOT / "bench" / "zoo.py", *options]

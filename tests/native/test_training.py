@@ -20,6 +20,7 @@ from regard.models.transformer import PRESETS, Transformer
 from regard.native import training
 from regard.native.training import NativeKernels
 from regard.training.objectives import SequenceLoss
+from regard.training.parallel import Shards
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -204,3 +205,17 @@ def test_other_numbers_are_left_to_the_core(dtype: torch.dtype) -> None:
     assert native().dropout(q, 0.5) is None
     assert native().linear(q, W[:16], None) is None
     assert native().cross_entropy(q[0, 0], W, None, y, 1.0, (False,) * 3) is None
+
+
+def test_the_shards_of_a_step_borrow_them() -> None:
+    parameter, seen = torch.nn.Parameter(torch.ones(())), []
+
+    def loss(x: Tensor) -> Tensor:
+        seen.append(lent())
+        return (x * parameter).sum()
+
+    with Shards(2) as shards:
+        shards.backward(loss, [parameter], [torch.ones(4)])
+    with Shards(2, lend=lambda: None) as shards:
+        shards.backward(loss, [parameter], [torch.ones(4)])
+    assert [kernels is not None for kernels in seen] == [True, True, False, False]

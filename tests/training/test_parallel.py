@@ -1,10 +1,14 @@
 """Shards change nothing but the order of additions, and the same seed gives the same bits."""
 
+import platform
+import sys
+
 import pytest
 import torch
 from torch import Tensor
 
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.training.memory import keep_freed_memory
 from regard.training.objectives import SequenceLoss
 from regard.training.parallel import Shards
 
@@ -70,3 +74,8 @@ def test_an_error_in_a_shard_reaches_the_caller_and_threads_are_counted_from_one
         parallel.backward(lambda x: (_ for _ in ()).throw(ValueError("d_model")), [], [torch.ones(4)])
     with pytest.raises(ValueError, match="at least 1 shard, got 0"):
         Shards(0)
+
+
+def test_glibc_is_asked_to_keep_what_a_step_frees() -> None:
+    glibc = sys.platform.startswith("linux") and platform.libc_ver()[0] == "glibc"
+    assert keep_freed_memory() == glibc
