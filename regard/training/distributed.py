@@ -5,6 +5,7 @@ the tokens of the whole batch, so that the number of processes changes nothing b
 """
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,6 +89,9 @@ def world(device: str | None = None) -> Iterator[World]:
     try:
         yield World(dist.get_rank(), size, place)
     finally:
+        # Gloo's thread still drops what the last exchange held, for which it needs Python's lock: who takes the group
+        # down with the lock in hand at that moment waits for it for ever. Asleep we let it have the lock.
+        time.sleep(0.1)
         dist.destroy_process_group()
 
 
