@@ -19,7 +19,7 @@ from pathlib import Path
 
 from regard.files import cache_folder
 
-PANEL, VECTOR = 32, 16  # of engine.c: columns of a product that lie together, numbers in a vector
+PANEL, VECTOR = 32, 16  # of vectors.h: columns of a product that lie together, numbers in a vector
 SOURCES = ("engine.c", "training.c", "vectors.h")
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
 NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls the processor that it runs on

@@ -12,9 +12,8 @@ from torch.autograd.function import once_differentiable
 from regard.core import dropout as drawn
 from regard.core.lent import LossAndGradients
 from regard.core.masks import AnyMask, Mask
-from regard.native.build import UnavailableError, library
+from regard.native.build import VECTOR, UnavailableError, library
 
-VECTOR = 16  # widths are multiples of it
 LARGE = 2**16  # scores of a head: beyond, they leave the cache, and PyTorch's kernel is the better one
 
 

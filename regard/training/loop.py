@@ -133,10 +133,10 @@ class Learner:
         """Σ loss over the labels of `batch`; its gradient, over all `tokens`, is added to the parameters'."""
         rows = batch.source, batch.target, batch.labels
         if self.world.size > 1:
-            with lending(self._lend()):
+            with lending(self._lend()):  # for the way back as well: it may compute layers anew
                 loss = self._loss(*rows)
-            # DDP and FSDP take the mean over processes; the sum is meant.
-            self._scaler.scale(loss * (self.world.size / tokens)).backward()
+                # DDP and FSDP take the mean over processes; the sum is meant.
+                self._scaler.scale(loss * (self.world.size / tokens)).backward()
             return loss.item()
         loss = self._shards.backward(lambda *x: self._scaler.scale(self._loss(*x) / tokens), self.parameters, rows)
         return loss.item() * tokens / self._scaler.get_scale()

@@ -2,7 +2,7 @@
 
 Two threads that share every matrix product wait for each other hundreds of times in a step; two threads that each
 carry half of the batch through the whole model wait once. On two cores this trains 1.2 times as fast, measured. A
-thread that has a core to itself also lends its own kernels to the core (regard/native/training.py).
+thread with one processor to itself computes with kernels in C, where there are any (regard/native/training.py).
 """
 
 from collections.abc import Callable, Sequence
