@@ -33,6 +33,7 @@ def work(directory: Path, settings: dict[str, Any]) -> None:
     """What each process does: train on pairs of very uneven length, some batches smaller than the world."""
     torch.set_num_threads(1)
     optimiser, interrupt = OptimiserConfig(settings.pop("optimiser")), settings.pop("interrupt", None)
+    dtype = getattr(torch, settings.pop("dtype", "float64"))
     config = TrainConfig(
         **{"steps": 8, "batch_tokens": 40, "shards": 1, "checkpoint_every": 4, **settings, "optimiser": optimiser}
     )
@@ -41,7 +42,7 @@ def work(directory: Path, settings: dict[str, Any]) -> None:
     arrays = PairArrays.build(directory / "arrays", ((row, row[::-1]) for row in rows), vocabulary=12)
     torch.manual_seed(0)
     shape = {"encoder_layers": 2, "decoder_layers": 1, "d_model": 16, "d_ff": 32, "dropout": 0.0}
-    model = Transformer(TransformerConfig.tiny(12, **shape)).double()
+    model = Transformer(TransformerConfig.tiny(12, **shape)).to(dtype)
     with world("cpu") as here, Learner(model, lambda step: 1e-2, config, here) as learner:
         trainer = Trainer(
             learner,
@@ -109,6 +110,13 @@ def test_a_run_of_two_processes_goes_on_with_one_and_back(tmp_path: Path) -> Non
     third = run(tmp_path / "mixed", 2, distributed="ddp")
     assert [*first["losses"], *second["losses"], *third["losses"]] == pytest.approx(alone["losses"], rel=1e-9)
     assert third["final"] == pytest.approx(alone["final"], rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_two_processes_compute_layers_anew_as_they_did_at_first(tmp_path: Path) -> None:
+    """In fp32, where the kernels in C are lent."""
+    once, twice = (run(tmp_path / kind, 2, dtype="float32", recompute=kind) for kind in ("nothing", "layers"))
+    assert twice["losses"] == pytest.approx(once["losses"], rel=1e-5)
 
 
 @pytest.mark.slow
