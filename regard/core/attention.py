@@ -21,7 +21,7 @@ from regard.core.dropout import check_probability
 from regard.core.dropout import dropout as drop
 from regard.core.efficient import Kind, causal_and_keep, check_causal, check_kind
 from regard.core.heads import each_head, kept_keys
-from regard.core.layers import linear
+from regard.core.layers import linear, split
 from regard.core.lent import lent
 from regard.core.linformer import Linformer
 from regard.core.masks import AnyMask, Mask, Shape
@@ -462,7 +462,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"{name} is {x.dtype}, and the weights {weight.dtype}: convert one of them with .to()")
 
     def _from_itself(self, x: Tensor, cache: KeyValues | None, offset: int) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.query_key_value(x).split(self.widths, -1) if self.config.project else (x, x, x)
+        q, k, v = split(self.query_key_value(x), self.widths) if self.config.project else (x, x, x)
         q, k, v = _split(q, self.heads), _split(k, self.kv_heads), _split(v, self.kv_heads)
         q, k = self.positions.rotate(q, offset), self.score.keys(self.positions.rotate(k, offset))
         return (q, k, v) if cache is None else (q, *cache.extend(k, v))
@@ -474,7 +474,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("this attention reads a memory: pass it, or a cache that has seen it")
         else:
             self._check_input("memory", memory, self.d_memory)
-            k, v = self.key_value(memory).split(self.widths[1:], -1) if self.config.project else (memory, memory)
+            k, v = split(self.key_value(memory), self.widths[1:]) if self.config.project else (memory, memory)
             k, v = self.score.keys(_split(k, self.kv_heads)), _split(v, self.kv_heads)
             if cache is not None:
                 cache.keys, cache.values, cache.length = k, v, k.shape[2]

@@ -4,7 +4,7 @@ Letters: B batch, T positions, d_model width of the model, d_ff inner width.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -51,6 +51,12 @@ def linear(d_in: int, *d_out: int, bias: bool = True) -> Linear:
     return product
 
 
+def split(x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
+    """What matrices side by side made of one input: x (..., Σ widths) -> (..., width) of each."""
+    kernels = lent()
+    return x.split(list(widths), -1) if kernels is None else kernels.split(x, widths)
+
+
 class FeedForward(nn.Module):
     """FFN(x) = activation(x W1 + b1) W2 + b2 at each position, eq. 2."""
 
@@ -65,6 +71,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, *, keep: Tensor | None = None, cache: Window | None = None) -> Tensor:
         """x (B, T, d_model) -> (B, T, d_model). `keep` and `cache` matter to a convolution only."""
+        kernels = lent()
+        if kernels is not None and self.activation is F.relu and type(self.inner) is type(self.outer) is Linear:
+            y = kernels.feed_forward(x, self.inner, self.outer, self.dropout.p if self.training else 0.0)
+            if y is not None:
+                return y
         return self.outer(self.dropout(self.activation(self.inner(x))))
 
 
@@ -150,14 +161,16 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """x (B, T, d_model) -> (B, T, d_model); everything else goes to the sub-layer."""
-        if self.place == "pre":
-            return x + self._thin(self.sublayer(self.norm(x), *args, **kwargs))
-        return self.norm(x + self._thin(self.sublayer(x, *args, **kwargs)))
-
-    def _thin(self, x: Tensor) -> Tensor:
+        post = self.place == "post"
+        s = self.sublayer(x if post else self.norm(x), *args, **kwargs)
         if self.skip and self.training:
-            x = x * dropout(x.new_ones(x.shape[0], 1, 1), self.skip)
-        return self.dropout(x)
+            s = s * dropout(s.new_ones(s.shape[0], 1, 1), self.skip)
+        if (kernels := lent()) is not None:
+            y = kernels.residual(x, s, self.dropout.p if self.training else 0.0, self.norm if post else None)
+            if y is not None:
+                return y
+        x = x + self.dropout(s)
+        return self.norm(x) if post else x
 
 
 class Embedding(nn.Module):
@@ -184,8 +197,10 @@ class Embedding(nn.Module):
         """tokens (B, T), the first of them at position `offset` -> (B, T, d_model)."""
         if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"tokens are integers (batch, length), got {tokens.dtype} of shape {tuple(tokens.shape)}")
+        kernels = lent()
         try:
-            x = self.tokens(tokens) * self.scale
+            x = None if kernels is None else kernels.embedding(tokens, self.tokens)
+            x = (self.tokens(tokens) if x is None else x) * self.scale
         except IndexError as error:
             raise ValueError(
                 f"token ids lie in 0..{self.tokens.num_embeddings - 1}, got {int(tokens.min())}..{int(tokens.max())}: "

@@ -4,12 +4,12 @@ What takes the time of a training step asks here first. Where none are lent, or 
 work itself: its own way is the truth that the tests hold the others to.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.core.masks import AnyMask
 
@@ -31,6 +31,18 @@ class Kernels(Protocol):
 
     def linear(self, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor | None:
         """x Wᵀ + b."""
+
+    def split(self, x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
+        """x in parts of these widths, whose gradients join without a copy if they lie side by side already."""
+
+    def embedding(self, tokens: Tensor, table: nn.Embedding) -> Tensor | None:
+        """The table's rows for these tokens. Its gradient may be sparse, for a borrower that can do with it."""
+
+    def feed_forward(self, x: Tensor, inner: nn.Linear, outer: nn.Linear, p: float) -> Tensor | None:
+        """outer(dropout(relu(inner(x)), p)), of the same draws."""
+
+    def residual(self, x: Tensor, s: Tensor, p: float, norm: nn.Module | None) -> Tensor | None:
+        """norm(x + dropout(s, p)), of the same draws; without a norm the sum alone."""
 
     def dropout(self, x: Tensor, p: float) -> Tensor | None:
         """`regard.core.dropout.dropout`, of the same draws."""

@@ -117,4 +117,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        return *(None if d is None else d * g.to(d.dtype) for d in ctx.saved_tensors), None, None
+        scale = Tensor.mul if _will_be_back() else Tensor.mul_
+        return *(None if d is None else scale(d, g.to(d.dtype)) for d in ctx.saved_tensors), None, None
+
+
+def _will_be_back() -> bool:
+    """Whether the graph is kept for another way back, for all we know: if not, its gradients may be scaled in place."""
+    known = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return known is None or bool(known())

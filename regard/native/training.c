@@ -22,7 +22,7 @@ int32_t worth_it(void) {
 
 /* ---------------------------------------------------------------------------------------------- products */
 
-enum { SET, ADD }; /* what happens to C: it becomes A B, or grows by it */
+enum { SET, ADD, CUT }; /* what happens to C: it becomes A B, or grows by it, or becomes max(0, A B) */
 
 /* m rows (a constant) and `w` vectors of columns (a constant) of C; A's number (i, k) lies at i · row + k · step. */
 INLINE void tile(int m, int w, int K, const float *a, size_t row, size_t step, const float *b, size_t ldb,
@@ -52,6 +52,7 @@ INLINE void tile(int m, int w, int K, const float *a, size_t row, size_t step, c
     for (int j = 0; j < w; j++) {
       float *to = c + i * ldc + j * L;
       if (mode == ADD) sum[i * w + j] += load(to);
+      if (mode == CUT) sum[i * w + j] = larger(all(0.0f), sum[i * w + j]); /* in this order what is no number stays */
       store(to, sum[i * w + j]);
     }
 }
@@ -101,23 +102,65 @@ static void transpose(int n, int d, const float *x, size_t stride, float *to, in
     }
 }
 
+/* ---------------------------------------------------------------------------------------------- dropout */
+
+/* n numbers y = scale · x where the draw is not below the threshold, which a bit of `keep` remembers, and 0 elsewhere. */
+void dropout(int64_t n, const float *x, const int16_t *draws, int16_t threshold, float scale, float *y, uint16_t *keep) {
+  for (; n >= L; n -= L, x += L, draws += L, y += L, keep++) {
+    *keep = not_below(threshold, draws);
+    store(y, where(*keep, load(x) * scale));
+  }
+  for (int i = *keep = 0; i < n; i++) {
+    *keep |= (draws[i] >= threshold) << i;
+    y[i] = draws[i] >= threshold ? x[i] * scale : 0.0f;
+  }
+}
+
+void dropout_back(int64_t n, const float *g, const uint16_t *keep, float scale, float *dx) {
+  for (; n >= L; n -= L, g += L, keep++, dx += L) store(dx, where(*keep, load(g) * scale));
+  for (int i = 0; i < n; i++) dx[i] = *keep >> i & 1 ? g[i] * scale : 0.0f;
+}
+
 /* ---------------------------------------------------------------------------------------------- linear maps */
 
 #define SHARE 240 /* rows of a batch at a time: they stay in the cache while all is done with them */
 
-/* y (M, N) = x Wᵀ + b for W (N, K); b may be absent. Returns 0 if there is no memory. */
-int32_t linear(int32_t M, int32_t N, int32_t K, const float *x, const float *W, const float *b, float *y) {
-  float *wt = aligned_alloc(64, sizeof(float) * K * N); /* Wᵀ in panels: one and SHARE rows of x stay in the cache */
-  if (!wt) return 0;
-  for (int j = 0; j < N; j += PANEL) {
+/* Wᵀ for W (N, K), in panels: one of them and SHARE rows of a batch stay in the cache. 0 if there is no memory. */
+static float *across(int N, int K, const float *W) {
+  float *wt = aligned_alloc(64, sizeof(float) * N * K);
+  for (int j = 0; wt && j < N; j += PANEL) {
     const int n = N - j < PANEL ? N - j : PANEL;
     transpose(n, K, W + (size_t)j * K, K, wt + (size_t)j * K, n);
   }
-  for (int i = 0; i < M; i += SHARE)
-    for (int j = 0; j < N; j += PANEL) {
-      const int m = M - i < SHARE ? M - i : SHARE, n = N - j < PANEL ? N - j : PANEL;
-      product(m, n, K, x + (size_t)i * K, K, wt + (size_t)j * K, n, b ? b + j : 0, y + (size_t)i * N + j, N, SET);
-    }
+  return wt;
+}
+
+/* m rows y = x Wᵀ + b, or max(0, x Wᵀ + b), as `mode` says. */
+static void map(int m, int N, int K, const float *x, const float *wt, const float *b, float *y, int mode) {
+  for (int j = 0; j < N; j += PANEL) {
+    const int n = N - j < PANEL ? N - j : PANEL;
+    product(m, n, K, x, K, wt + (size_t)j * K, n, b ? b + j : 0, y + j, N, mode);
+  }
+}
+
+/* What m rows g of the gradient of y make of those of x, W and b; any may be absent. */
+static void map_back(int m, int N, int K, const float *x, const float *W, const float *g, float *dx, float *dW,
+                     float *db, int mode) {
+  if (dx) product(m, K, N, g, N, W, K, 0, dx, K, SET);
+  if (dW) transposed_product(N, K, m, g, N, x, K, 0, dW, K, mode);
+  if (db && mode == SET) memset(db, 0, sizeof(float) * N);
+  for (int r = 0; db && r < m; r++)
+    for (int j = 0; j < N; j += L) store(db + j, load(db + j) + load(g + (size_t)r * N + j));
+}
+
+#define SHARES(i, m, M) /* of M rows: m of them from i on; once, with none, if there are none at all */              \
+  for (int i = 0, m; m = (M) - i < SHARE ? (M) - i : SHARE, i < (M) || !i; i += SHARE)
+
+/* y (M, N) = x Wᵀ + b for W (N, K); b may be absent. Returns 0 if there is no memory. */
+int32_t linear(int32_t M, int32_t N, int32_t K, const float *x, const float *W, const float *b, float *y) {
+  float *wt = across(N, K, W);
+  if (!wt) return 0;
+  SHARES(i, m, M) map(m, N, K, x + (size_t)i * K, wt, b, y + (size_t)i * N, SET);
   free(wt);
   return 1;
 }
@@ -125,15 +168,116 @@ int32_t linear(int32_t M, int32_t N, int32_t K, const float *x, const float *W, 
 /* Its gradients from that of y: dx (M, K), dW (N, K), db (N); any may be absent. */
 void linear_back(int32_t M, int32_t N, int32_t K, const float *x, const float *W, const float *g, float *dx, float *dW,
                  float *db) {
-  if (db) memset(db, 0, sizeof(float) * N);
-  if (dW && !M) memset(dW, 0, sizeof(float) * N * K);
-  for (int i = 0; i < M; i += SHARE) {
-    const int m = M - i < SHARE ? M - i : SHARE;
-    const float *rows = g + (size_t)i * N;
-    if (dx) product(m, K, N, rows, N, W, K, 0, dx + (size_t)i * K, K, SET);
-    if (dW) transposed_product(N, K, m, rows, N, x + (size_t)i * K, K, 0, dW, K, i ? ADD : SET);
-    for (int r = 0; db && r < m; r++)
-      for (int j = 0; j < N; j += L) store(db + j, load(db + j) + load(rows + (size_t)r * N + j));
+  SHARES(i, m, M)
+  map_back(m, N, K, x + (size_t)i * K, W, g + (size_t)i * N, dx ? dx + (size_t)i * K : 0, dW, db, i ? ADD : SET);
+}
+
+/* ---------------------------------------------------------------------------------------------- feed-forward */
+
+/* W₁ (F, K) and W₂ (N, F), b₁ and b₂, which may be absent, or their gradients, any of which may. */
+typedef struct {
+  float *W1, *b1, *W2, *b2;
+} TwoMaps;
+
+/* m rows h (F) = max(0, x W₁ᵀ + b₁), of which `keep` says what dropout leaves, if there is any. */
+static void inner_rows(int m, int F, int K, const float *x, const float *wt, const float *b, const uint16_t *keep,
+                       float scale, float *h) {
+  map(m, F, K, x, wt, b, h, CUT);
+  if (keep) dropout_back((int64_t)m * F, h, keep, scale, h);
+}
+
+/* y (M, N) = h W₂ᵀ + b₂ for h (M, F) = dropout(max(0, x W₁ᵀ + b₁)). Without draws nothing is dropped; `keep` remembers
+   what is not. h may be absent: then the way back makes it again. */
+int32_t feed_forward(int32_t M, int32_t N, int32_t F, int32_t K, const float *x, const TwoMaps *by,
+                     const int16_t *draws, int16_t threshold, float scale, uint16_t *keep, float *h, float *y) {
+  float *first = across(F, K, by->W1), *second = across(N, F, by->W2);
+  float *block = h ? h : aligned_alloc(64, sizeof(float) * SHARE * F);
+  for (int64_t j = 0; draws && j < (int64_t)M * F; j += L) keep[j / L] = not_below(threshold, draws + j);
+  if (first && second && block) SHARES(i, m, M) {
+      const uint16_t *kept = draws ? keep + (size_t)i * F / L : 0;
+      float *inner = h ? h + (size_t)i * F : block;
+      inner_rows(m, F, K, x + (size_t)i * K, first, by->b1, kept, scale, inner);
+      map(m, N, F, inner, second, by->b2, y + (size_t)i * N, SET);
+    }
+  free(first), free(second);
+  if (!h) free(block);
+  return first && second && block;
+}
+
+/* Its gradients. What was cut off or dropped is 0 in h, and gets none. */
+int32_t feed_forward_back(int32_t M, int32_t N, int32_t F, int32_t K, const float *x, const float *h, const TwoMaps *by,
+                          const uint16_t *keep, float scale, const float *g, float *dx, const TwoMaps *to) {
+  float *dh = aligned_alloc(64, sizeof(float) * SHARE * F * (h ? 1 : 2)), *block = dh + (size_t)SHARE * F;
+  float *first = h ? 0 : across(F, K, by->W1);
+  const int32_t enough = dh && (h || first);
+  if (enough) SHARES(i, m, M) {
+      const float *rows = x + (size_t)i * K, *inner = h ? h + (size_t)i * F : block;
+      if (!h) inner_rows(m, F, K, rows, first, by->b1, keep ? keep + (size_t)i * F / L : 0, scale, block);
+      map_back(m, N, F, inner, by->W2, g + (size_t)i * N, dh, to->W2, to->b2, i ? ADD : SET);
+      for (int j = 0; j < m * F; j++) dh[j] = inner[j] > 0.0f ? dh[j] * scale : 0.0f;
+      map_back(m, F, K, rows, by->W1, dh, dx ? dx + (size_t)i * K : 0, to->W1, to->b1, i ? ADD : SET);
+    }
+  free(dh), free(first);
+  return enough;
+}
+
+/* ---------------------------------------------------------------------------------------------- residual connections */
+
+/* y (N, d) = LayerNorm(x + dropout(s)), with gain w and bias b; without w no norm, without draws no dropout. For the
+   way back `keep` remembers what was not dropped, `slope` 1/σ of each row, and `standard`, unless it is absent, the
+   rows before gain and bias. */
+void residual(int64_t N, int32_t d, const float *x, const float *s, const int16_t *draws, int16_t threshold, float scale,
+              const float *w, const float *b, float eps, float *y, uint16_t *keep, float *slope, float *standard) {
+  for (int64_t r = 0; r < N; r++, x += d, s += d, y += d) {
+    for (int i = 0; i < d; i += L) {
+      vec z = load(s + i);
+      if (draws) z = where(*keep++ = not_below(threshold, draws + r * d + i), z * scale);
+      store(y + i, load(x + i) + z);
+    }
+    if (!w) continue;
+    vec sum = all(0.0f), square = all(0.0f);
+    for (int i = 0; i < d; i += L) sum += load(y + i);
+    const float mean = total(sum) / d;
+    for (int i = 0; i < d; i += L) square += (load(y + i) - mean) * (load(y + i) - mean);
+    slope[r] = 1.0f / sqrtf(total(square) / d + eps);
+    for (int i = 0; i < d; i += L) {
+      const vec z = (load(y + i) - mean) * slope[r];
+      if (standard) store(standard + r * d + i, z);
+      store(y + i, z * load(w + i) + load(b + i));
+    }
+  }
+}
+
+/* Whether the rows before gain and bias can be told from those after: if w is nowhere small beside b. */
+int32_t tells(int32_t d, const float *w, const float *b) {
+  for (int i = 0; i < d; i++)
+    if (!(fabsf(w[i]) * 16 > 1 + fabsf(b[i]))) return 0;
+  return 1;
+}
+
+/* Gradients of x and s, N rows of d, and of w and b, from that of y. Without dropout ds is absent: it is dx. */
+void residual_back(int64_t N, int32_t d, const float *g, const float *y, const float *standard, const uint16_t *keep,
+                   float scale, const float *w, const float *b, const float *slope, float *dx, float *ds, float *dw,
+                   float *db) {
+  if (w) memset(dw, 0, sizeof(float) * d), memset(db, 0, sizeof(float) * d);
+  for (int64_t r = 0; r < N; r++, g += d, dx += d) {
+    if (w) {
+      vec sum = all(0.0f), along = all(0.0f);
+      for (int i = 0; i < d; i += L) {
+        vec z = load((standard ? standard : y) + r * d + i);
+        if (!standard) z = (z - load(b + i)) / load(w + i);
+        const vec slant = load(g + i) * load(w + i);
+        store(dw + i, load(dw + i) + load(g + i) * z);
+        store(db + i, load(db + i) + load(g + i));
+        sum += slant, along += slant * z;
+        store(dx + i, z);
+      }
+      const float level = total(sum) / d, tilt = total(along) / d;
+      for (int i = 0; i < d; i += L)
+        store(dx + i, (load(g + i) * load(w + i) - level - load(dx + i) * tilt) * slope[r]);
+    } else
+      memcpy(dx, g, sizeof(float) * d);
+    for (int i = 0; ds && i < d; i += L) store(ds + r * d + i, where(*keep++, load(dx + i) * scale));
   }
 }
 
@@ -142,8 +286,8 @@ void linear_back(int32_t M, int32_t N, int32_t K, const float *x, const float *W
 #define BLOCK 96  /* tokens at a time: a multiple of PANEL and of TILE */
 #define CHUNK 252 /* words of the vocabulary whose exponentials are used while they are in the nearest cache */
 
-/* Σ logsumexp(z) - hit · z_y over tokens, z = h Wᵀ + b; its gradients dh (N, d), and dW (V, d) and db (V), which grow;
-   any of the three may be absent. A block of logits lies as (V, tokens): its columns are as wide as vectors, and W is
+/* Σ logsumexp(z) - hit · z_y over tokens, z = h Wᵀ + b; its gradients dh (N, d), dW (V, d) and db (V), which
+   grows; any of the three may be absent. A block of logits lies as (V, tokens): its columns are as wide as vectors, and W is
    read as it is. Returns 0 if there is no memory. */
 int32_t cross_entropy(int32_t N, int32_t V, int32_t d, const float *h, const float *W, const float *b,
                       const int64_t *labels, float hit, float *dh, float *dW, float *db, double *loss) {
@@ -151,6 +295,7 @@ int32_t cross_entropy(int32_t N, int32_t V, int32_t d, const float *h, const flo
   if (!z) return 0;
   float *xt = z + (size_t)V * BLOCK, *x_share = xt + (size_t)d * BLOCK;
   *loss = 0.0;
+  if (dW && !N) memset(dW, 0, sizeof(float) * V * d);
   for (int first = 0; first < N; first += BLOCK) {
     const int n = N - first < BLOCK ? N - first : BLOCK, width = (n + PANEL - 1) / PANEL * PANEL;
     const float *x = h + (size_t)first * d;
@@ -197,7 +342,7 @@ int32_t cross_entropy(int32_t N, int32_t V, int32_t d, const float *h, const flo
     if (dW)
       for (int v = 0; v < V; v += TILE)
         product(V - v < TILE ? V - v : TILE, d, n, z + (size_t)v * BLOCK, BLOCK, x_share, d, 0, dW + (size_t)v * d, d,
-                ADD);
+                first ? ADD : SET);
     if (dW)
       for (int i = 0; i < n; i++)
         for (int k = 0; k < d; k++) dW[y[i] * d + k] -= hit * x[(size_t)i * d + k];
@@ -321,16 +466,4 @@ int32_t attend_back(const Attention *A, const Heads *out, const Heads *dout, flo
     }
   free(room);
   return 1;
-}
-
-/* ---------------------------------------------------------------------------------------------- dropout */
-
-/* y = scale · x where the draw is not below the threshold, which `keep` remembers, and 0 elsewhere. */
-void dropout(int64_t n, const float *x, const int16_t *draws, int32_t threshold, float scale, float *y, uint8_t *keep) {
-  for (int64_t i = 0; i < n; i++) keep[i] = draws[i] >= threshold;
-  for (int64_t i = 0; i < n; i++) y[i] = keep[i] ? x[i] * scale : 0.0f;
-}
-
-void dropout_back(int64_t n, const float *g, const uint8_t *keep, float scale, float *dx) {
-  for (int64_t i = 0; i < n; i++) dx[i] = keep[i] ? g[i] * scale : 0.0f;
 }

@@ -1,12 +1,14 @@
 """The C kernels of a training step (training.c), as the core borrows them: `lending(kernels())`."""
 
 import ctypes
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int32, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import Structure, byref, c_double, c_float, c_int16, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.core import dropout as drawn
@@ -14,6 +16,7 @@ from regard.core.lent import LossAndGradients
 from regard.core.masks import AnyMask, Mask
 from regard.native.build import VECTOR, UnavailableError, library
 
+KEPT = 2**21  # numbers inside a feed-forward network for the way back: more than that are made again there
 LARGE = 2**16  # scores of a head: beyond, they leave the cache, and PyTorch's kernel is the better one
 
 
@@ -38,36 +41,53 @@ class Attention(Structure):
     ]
 
 
+class TwoMaps(Structure):
+    """Weights and biases of a feed-forward network, or their gradients."""
+
+    _fields_ = [(name, c_void_p) for name in ("W1", "b1", "W2", "b2")]
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
     try:
         lib = library()
     except UnavailableError:
         return None
-    lib.worth_it.restype = c_int32
-    lib.cross_entropy.argtypes = [*[c_int32] * 3, *[c_void_p] * 4, c_float, *[c_void_p] * 3, POINTER(c_double)]
-    lib.cross_entropy.restype = lib.attend.restype = lib.attend_back.restype = c_int32
-    lib.attend.argtypes = [POINTER(Attention), POINTER(Heads), c_void_p]
-    lib.attend_back.argtypes = [POINTER(Attention), *[POINTER(Heads)] * 2, c_void_p, *[POINTER(Heads)] * 3]
-    lib.linear.argtypes, lib.linear.restype = [*[c_int32] * 3, *[c_void_p] * 4], c_int32
-    lib.linear_back.argtypes, lib.linear_back.restype = [*[c_int32] * 3, *[c_void_p] * 6], None
-    lib.dropout.argtypes = [c_int64, c_void_p, c_void_p, c_int32, c_float, c_void_p, c_void_p]
-    lib.dropout_back.argtypes = [c_int64, c_void_p, c_void_p, c_float, c_void_p]
-    lib.dropout.restype = lib.dropout_back.restype = None
+    at, size, many, dropped = c_void_p, c_int32, c_int64, (c_void_p, c_int16, c_float)  # draws, threshold, scale
+    for name, result, arguments in (
+        ("worth_it", c_int32, ()),
+        ("cross_entropy", c_int32, (*[size] * 3, *[at] * 4, c_float, *[at] * 4)),
+        ("attend", c_int32, [at] * 3),
+        ("attend_back", c_int32, [at] * 7),
+        ("linear", c_int32, (*[size] * 3, *[at] * 4)),
+        ("linear_back", None, (*[size] * 3, *[at] * 6)),
+        ("feed_forward", c_int32, (*[size] * 4, at, at, *dropped, *[at] * 3)),
+        ("feed_forward_back", c_int32, (*[size] * 4, *[at] * 4, c_float, *[at] * 3)),
+        ("residual", None, (many, size, at, at, *dropped, at, at, c_float, *[at] * 4)),
+        ("residual_back", None, (many, size, *[at] * 4, c_float, *[at] * 7)),
+        ("tells", c_int32, (size, at, at)),
+        ("dropout", None, (many, at, *dropped, at, at)),
+        ("dropout_back", None, (many, at, at, c_float, at)),
+    ):
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
     return lib if lib.worth_it() else None
 
 
-def kernels() -> "NativeKernels | None":
-    """What this thread may lend to the core: none without the engine, nor where PyTorch has several threads for it."""
+def kernels(*, sparse: bool = False) -> "NativeKernels | None":
+    """What this thread may lend to the core: none without the engine, nor where PyTorch has several threads for it.
+
+    `sparse`: the gradient of an embedding may be a sparse tensor, of the rows that were looked up.
+    """
     lib = _library() if torch.get_num_threads() == 1 else None
-    return None if lib is None else NativeKernels(lib)
+    return None if lib is None else NativeKernels(lib, sparse)
 
 
 class NativeKernels:
     """`regard.core.lent.Kernels` for numbers of fp32 on the CPU."""
 
-    def __init__(self, lib: ctypes.CDLL) -> None:
-        self.lib = lib
+    def __init__(self, lib: ctypes.CDLL, sparse: bool = False) -> None:
+        self.lib, self.sparse = lib, sparse
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, scale: float) -> Tensor | None:
         T, S = q.shape[2], k.shape[2]
@@ -89,8 +109,35 @@ class NativeKernels:
         y: Tensor = _Linear.apply(self.lib, x, W, b)
         return y
 
+    def split(self, x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
+        parts: tuple[Tensor, ...] = _Split.apply(x, *widths)
+        return parts
+
+    def embedding(self, tokens: Tensor, table: nn.Embedding) -> Tensor | None:
+        if not self.sparse or type(table) is not nn.Embedding or table.max_norm is not None:
+            return None
+        return F.embedding(tokens, table.weight, table.padding_idx, sparse=True)
+
+    def feed_forward(self, x: Tensor, inner: nn.Linear, outer: nn.Linear, p: float) -> Tensor | None:
+        weights = inner.weight, inner.bias, outer.weight, outer.bias
+        known = all(_known(t) for t in (x, *weights) if t is not None) and not torch.is_autocast_enabled("cpu")
+        if not known or any(n % VECTOR for W in weights[::2] for n in W.shape) or _drops_all(p):
+            return None
+        y: Tensor = _FeedForward.apply(self.lib, x, *weights, p)
+        return y
+
+    def residual(self, x: Tensor, s: Tensor, p: float, norm: nn.Module | None) -> Tensor | None:
+        if norm is not None and not (type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None):
+            return None
+        w, b, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
+        known = all(_known(t) for t in (x, s, w, b) if t is not None) and x.shape == s.shape
+        if not known or (w is not None and w.shape != x.shape[-1:]) or x.shape[-1] % VECTOR or _drops_all(p):
+            return None
+        y: Tensor = _Residual.apply(self.lib, x, s, p, w, b, eps)
+        return y
+
     def dropout(self, x: Tensor, p: float) -> Tensor | None:
-        if not _known(x) or round(p * drawn.LEVELS) == drawn.LEVELS:
+        if not _known(x) or _drops_all(p):
             return None
         y: Tensor = _Dropout.apply(self.lib, x, p)
         return y
@@ -102,7 +149,7 @@ class NativeKernels:
             return None
         h, W, y, b = h.contiguous(), W.contiguous(), y.contiguous(), None if b is None else b.contiguous()
         dh = torch.empty_like(h) if needs[0] else None
-        dW = torch.zeros_like(W) if needs[1] else None
+        dW = torch.empty_like(W) if needs[1] else None
         db = torch.zeros_like(b) if needs[2] and b is not None else None
         loss, given, gradients = c_double(), map(_at, (h, W, b, y)), map(_at, (dh, dW, db))
         _done(self.lib.cross_entropy(len(h), *W.shape, *given, hit, *gradients, byref(loss)))
@@ -124,11 +171,31 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         q, k, v, mask, out, level = ctx.saved_tensors
-        dq, dk, dv = (_rows_like(x, x.shape[3]) for x in (q, k, v))
+        of_one = q.shape[:3] == k.shape[:3] and q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
+        together = [[q, k, v]] if of_one else [[q], [k, v]]
+        dq, dk, dv = (x for parts in together for x in _side_by_side(parts))
         about, g = _attention(q, k, v, mask, ctx.causal, ctx.scale), _in_rows(g)
         given, gradients = (byref(_heads(x)) for x in (out, g)), (byref(_heads(x)) for x in (dq, dk, dv))
         _done(ctx.lib.attend_back(byref(about), *given, level.data_ptr(), *gradients))
         return None, dq, dk, dv, None, None, None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *widths: int) -> tuple[Tensor, ...]:
+        return x.split(widths, -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        first, end = gradients[0], gradients[0].storage_offset()
+        for x in gradients:
+            apart = x.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or x.stride() != first.stride()
+            if apart or x.storage_offset() != end:
+                return torch.cat(gradients, -1), *[None] * len(gradients)
+            end += x.shape[-1]
+        shape = *first.shape[:-1], end - first.storage_offset()
+        return first.as_strided(shape, first.stride(), first.storage_offset()), *[None] * len(gradients)
 
 
 class _Linear(torch.autograd.Function):
@@ -152,11 +219,71 @@ class _Linear(torch.autograd.Function):
         return None, *gradients
 
 
+class _FeedForward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, lib: Any, x: Tensor, W1: Tensor, b1: Tensor | None, W2: Tensor, b2: Tensor | None, p: float
+    ) -> Tensor:
+        x, W1, W2 = x.contiguous(), W1.contiguous(), W2.contiguous()
+        M, sizes = x.shape[:-1], (len(W2), *W1.shape)
+        y, draws = x.new_empty(*M, len(W2)), _draws(M.numel() * len(W1), p)
+        keep = None if draws is None else _bits(len(draws))
+        h = x.new_empty(*M, len(W1)) if M.numel() * len(W1) <= KEPT else None
+        ctx.lib, ctx.scale = lib, drawn.keep_scale(p)
+        ctx.save_for_backward(x, h, None if h is not None else keep, W1, b1, W2)
+        given = _at(x), byref(TwoMaps(*map(_at, (W1, b1, W2, b2)))), _at(draws), drawn.threshold(p), ctx.scale
+        _done(lib.feed_forward(M.numel(), *sizes, *given, *map(_at, (keep, h, y))))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, h, keep, W1, b1, W2 = ctx.saved_tensors
+        g, needs = g.contiguous(), ctx.needs_input_grad[1:6]
+        shapes = x.shape, W1.shape, W1.shape[:1], W2.shape, W2.shape[:1]
+        dx, *to = [x.new_empty(shape) if need else None for shape, need in zip(shapes, needs, strict=True)]
+        sizes, maps, gradients = (len(W2), *W1.shape), TwoMaps(_at(W1), _at(b1), _at(W2)), TwoMaps(*map(_at, to))
+        given = _at(x), _at(h), byref(maps), _at(keep), ctx.scale, _at(g)
+        _done(ctx.lib.feed_forward_back(x.shape[:-1].numel(), *sizes, *given, _at(dx), byref(gradients)))
+        return None, dx, *to, None
+
+
+class _Residual(torch.autograd.Function):
+    """The way back finds the rows in y, which the next map keeps anyway, unless a gain is next to nothing."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, lib: Any, x: Tensor, s: Tensor, p: float, w: Tensor | None, b: Tensor | None, eps: float
+    ) -> Tensor:
+        x, s, d = x.contiguous(), s.contiguous(), x.shape[-1]
+        y, draws, slope, standard = torch.empty_like(x), _draws(s.numel(), p), None, None
+        keep = None if draws is None else _bits(len(draws))
+        if w is not None:
+            slope = x.new_empty(x.shape[:-1])
+            standard = None if lib.tells(d, _at(w), _at(b)) else torch.empty_like(x)
+        ctx.lib, ctx.scale = lib, drawn.keep_scale(p)
+        ctx.save_for_backward(y if w is not None and standard is None else None, standard, keep, w, b, slope)
+        given = _at(x), _at(s), _at(draws), drawn.threshold(p), ctx.scale, _at(w), _at(b), eps
+        lib.residual(x.numel() // d, d, *given, *map(_at, (y, keep, slope, standard)))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        y, standard, keep, w, b, slope = ctx.saved_tensors
+        g, d = g.contiguous(), g.shape[-1]
+        dx, ds = torch.empty_like(g), None if keep is None else torch.empty_like(g)
+        dw, db = (None, None) if w is None else (torch.empty_like(w), torch.empty_like(w))
+        given = (*map(_at, (g, y, standard, keep)), ctx.scale, *map(_at, (w, b, slope)))
+        ctx.lib.residual_back(g.numel() // d, d, *given, *map(_at, (dx, ds, dw, db)))
+        return None, dx, dx if ds is None else ds, None, dw, db, None
+
+
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lib: Any, x: Tensor, p: float) -> Tensor:
         x = x.contiguous()
-        y, keep, draws = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool), drawn.draws(x.numel())
+        y, keep, draws = torch.empty_like(x), _bits(x.numel()), drawn.draws(x.numel())
         ctx.lib, ctx.scale = lib, drawn.keep_scale(p)
         ctx.save_for_backward(keep)
         lib.dropout(x.numel(), _at(x), _at(draws), drawn.threshold(p), ctx.scale, _at(y), _at(keep))
@@ -175,6 +302,20 @@ def _known(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.device.type == "cpu"
 
 
+def _drops_all(p: float) -> bool:
+    """A threshold beyond 16 bits."""
+    return round(p * drawn.LEVELS) == drawn.LEVELS
+
+
+def _draws(n: int, p: float) -> Tensor | None:
+    return drawn.draws(n) if p else None
+
+
+def _bits(n: int) -> Tensor:
+    """Room for n of them."""
+    return torch.empty(n // VECTOR + 1, dtype=torch.int16)
+
+
 def _at(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
@@ -188,6 +329,14 @@ def _rows_like(x: Tensor, d: int) -> Tensor:
     """Room for (B, H, T, d) that lies as (B, T, H, d): to join the heads is then to do nothing."""
     B, H, T, _ = x.shape
     return x.new_empty(B, T, H, d).transpose(1, 2)
+
+
+def _side_by_side(parts: Sequence[Tensor]) -> list[Tensor]:
+    """The same for several tensors of as many rows, one after the other in each row: what `_Split` need not join."""
+    B, H, T, _ = parts[0].shape
+    widths = [x.shape[3] * H for x in parts]
+    rows = parts[0].new_empty(B, T, sum(widths)).split(widths, -1)
+    return [row.unflatten(2, (H, -1)).transpose(1, 2) for row in rows]
 
 
 def _heads(x: Tensor) -> Heads:

@@ -38,6 +38,24 @@ INLINE int any(ints mask) {
 #endif
 }
 
+/* A bit for each of 16 numbers, and a vector's numbers where the bits are set, with 0 elsewhere. */
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+INLINE uint16_t not_below(int16_t least, const int16_t *x) {
+  return _mm256_cmp_epi16_mask(_mm256_loadu_si256((const __m256i *)x), _mm256_set1_epi16(least), _MM_CMPINT_NLT);
+}
+INLINE vec where(uint16_t bits, vec x) { return (vec)_mm512_maskz_mov_ps(bits, (__m512)x); }
+#else
+INLINE uint16_t not_below(int16_t least, const int16_t *x) {
+  uint16_t bits = 0;
+  for (int i = 0; i < L; i++) bits |= (x[i] >= least) << i;
+  return bits;
+}
+INLINE vec where(uint16_t bits, vec x) {
+  const ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, all_bits = (ints){} + bits;
+  return (vec)(-((all_bits >> lane) & 1) & (ints)x);
+}
+#endif
+
 /* Lanes in the order a, b, a, b, ... of pieces of `n`: of the first pieces of each pair, and of the second. */
 #define PIECES(n, f) ((f) / (n) % 2 * L + (f) / (2 * (n)) * 2 * (n) + (f) % (n))
 #define LANES(n, o)                                                                                                  \

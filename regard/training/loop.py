@@ -87,7 +87,7 @@ class Learner:
         self.average = Average(model, config.ema) if config.ema else None
         # An accelerator, a compiled model and PyTorch's own data parallelism each share the work out by themselves.
         alone = device.type != "cpu" or several or config.compile
-        self._lend = kernels if device.type == "cpu" and not config.compile else lambda: None
+        self._lend = device.type == "cpu" and not config.compile
         self._shards = Shards(1 if alone else config.shards, lend=self._lend)
         self.shards = None if alone else self._shards.count
 
@@ -133,7 +133,7 @@ class Learner:
         """Σ loss over the labels of `batch`; its gradient, over all `tokens`, is added to the parameters'."""
         rows = batch.source, batch.target, batch.labels
         if self.world.size > 1:
-            with lending(self._lend()):  # for the way back as well: it may compute layers anew
+            with lending(kernels() if self._lend else None):  # for the way back as well: it may compute layers anew
                 loss = self._loss(*rows)
                 # DDP and FSDP take the mean over processes; the sum is meant.
                 self._scaler.scale(loss * (self.world.size / tokens)).backward()

@@ -5,7 +5,7 @@ import sys
 from functools import cache
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # their numbers in glibc's malloc.h
-KEPT, ITS_OWN = 2**28, 2**24  # bytes
+KEPT, ITS_OWN = 2**28, 2**23  # bytes
 
 
 @cache

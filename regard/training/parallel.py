@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.dropout import drawing_from, fresh_seed
-from regard.core.lent import Kernels, lending
+from regard.core.lent import lending
 from regard.native.training import kernels
 from regard.training.memory import keep_freed_memory
 
@@ -25,11 +25,11 @@ class Shards:
 
     The gradient is the same in every run with as many shards: rows go to shards in order, each shard draws its
     dropout from a generator of its own, seeded from PyTorch's, and the shards' gradients are added in order. Each
-    shard holds a gradient of its own meanwhile, so there are no more than MOST unless asked for, and borrows the
-    kernels that `lend` names in its thread.
+    shard holds a gradient of its own meanwhile, so there are no more than MOST unless asked for, and borrows kernels
+    in C where it can, unless `lend` is False.
     """
 
-    def __init__(self, count: int | None = None, *, lend: Callable[[], Kernels | None] = kernels) -> None:
+    def __init__(self, count: int | None = None, *, lend: bool = True) -> None:
         cores = torch.get_num_threads()
         self.count = min(cores, MOST) if count is None else count
         if self.count < 1:
@@ -57,7 +57,10 @@ class Shards:
         seed = fresh_seed()
 
         def run(shard: int) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-            with drawing_from(torch.Generator().manual_seed(seed + shard)), lending(self._lend()):
+            with (
+                drawing_from(torch.Generator().manual_seed(seed + shard)),
+                lending(kernels(sparse=True) if self._lend else None),
+            ):
                 value = loss(*parts[shard])
                 return value.detach(), torch.autograd.grad(value, parameters, allow_unused=True)
 
@@ -66,6 +69,6 @@ class Shards:
             total = value if total is None else total + value
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
-                    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+                    parameter.grad = gradient.to_dense() if parameter.grad is None else parameter.grad.add_(gradient)
         assert total is not None
         return total

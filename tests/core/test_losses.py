@@ -108,6 +108,15 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.autograd.gradcheck(lambda h, W, b, s=smoothing: ours(h, W, b, y, s), (h, W, b))
 
 
+def test_a_graph_that_is_kept_goes_back_twice() -> None:
+    h, w = torch.randn(6, 8, requires_grad=True), torch.randn(10, 8, requires_grad=True)
+    loss = linear_cross_entropy(h, w, torch.arange(6)) * 3
+    first = torch.autograd.grad(loss, [h, w], retain_graph=True)
+    copies = [g.clone() for g in first]
+    again = torch.autograd.grad(loss, [h, w])
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(first, copies, again, strict=True))
+
+
 @pytest.mark.parametrize("trained", ["h", "W", "b"])
 def test_what_is_frozen_gets_no_gradient_and_changes_no_other(trained: str) -> None:
     h, W, b, y = problem(torch.float64)

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from regard.core.attention import attend
 from regard.core.dropout import drawing_from, dropout
-from regard.core.layers import linear
+from regard.core.layers import Embedding, FeedForward, Residual, linear, split
 from regard.core.lent import lending, lent
 from regard.core.losses import cross_entropy_in_blocks, linear_cross_entropy
 from regard.core.masks import causal, padding
+from regard.core.positions import Positions
 from regard.models.transformer import PRESETS, Transformer
 from regard.native import training
 from regard.native.training import NativeKernels
@@ -176,6 +177,88 @@ def test_a_linear_maps_gradients_equal_pytorchs_in_fp64(shape: tuple[int, ...], 
     close(mine, gradients(F.linear(y, exact.weight, exact.bias), [y, *exact.parameters()]))
 
 
+@pytest.mark.parametrize("kept", [0, 2**30])
+@pytest.mark.parametrize("shape", [(1, 16), (241, 32), (5, 50, 48), (0, 16)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_a_feed_forward_network_equals_the_cores_in_fp64(
+    monkeypatch: pytest.MonkeyPatch, kept: int, shape: tuple[int, ...], bias: bool, p: float
+) -> None:
+    monkeypatch.setattr(training, "KEPT", kept)
+    torch.manual_seed(0)
+    layer = FeedForward(shape[-1], 96, dropout=p, bias=bias)
+    if layer.inner.bias is not None:
+        torch.nn.init.normal_(layer.inner.bias)
+    exact, x = copy.deepcopy(layer).double(), torch.randn(shape).requires_grad_()
+    y = x.detach().double().requires_grad_()
+    with drawing_from(torch.Generator().manual_seed(2)), lending(native()):
+        mine = gradients(layer(x), [x, *layer.parameters()])
+    with drawing_from(torch.Generator().manual_seed(2)):
+        close(mine, gradients(exact(y), [y, *exact.parameters()]))
+
+
+@pytest.mark.parametrize("place", ["pre", "post"])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("gain", [1.0, 1e-3, 0.0])
+def test_a_residual_connection_equals_the_cores_in_fp64(place: str, p: float, gain: float) -> None:
+    torch.manual_seed(0)
+    norm = torch.nn.LayerNorm(48)
+    torch.nn.init.normal_(norm.weight, mean=2.0, std=0.3)
+    torch.nn.init.normal_(norm.bias)
+    with torch.no_grad():
+        norm.weight[3] = gain
+    layer = Residual(torch.nn.Tanh(), norm, place, dropout=p)
+    exact, x = copy.deepcopy(layer).double(), torch.randn(7, 5, 48).requires_grad_()
+    y = x.detach().double().requires_grad_()
+    with drawing_from(torch.Generator().manual_seed(2)), lending(native()):
+        mine = gradients(layer(x), [x, *layer.parameters()])
+    with drawing_from(torch.Generator().manual_seed(2)):
+        close(mine, gradients(exact(y), [y, *exact.parameters()]), 1e-5)
+
+
+def test_other_norms_and_activations_are_left_to_the_core() -> None:
+    x, s = torch.randn(3, 32), torch.randn(3, 32)
+    plain = torch.nn.LayerNorm(32, elementwise_affine=False)
+    assert all(native().residual(x, s, 0.1, norm) is None for norm in (torch.nn.RMSNorm(32), plain))
+    assert native().residual(x, s[:1], 0.1, None) is None  # the core broadcasts; the kernels do not
+    layer = FeedForward(32, 64, "gelu")
+    with lending(native()):
+        torch.testing.assert_close(layer(x), layer.outer(F.gelu(layer.inner(x))))
+
+
+def test_gradients_that_lie_side_by_side_are_joined_without_a_copy() -> None:
+    x = torch.randn(2, 5, 96, requires_grad=True)
+
+    def way_back(*gradients: Tensor) -> Tensor:
+        with lending(native()):
+            parts = split(x, [32, 48, 16])
+        assert all(torch.equal(a, b) for a, b in zip(parts, x.split([32, 48, 16], -1), strict=True))
+        return torch.autograd.grad(parts, x, gradients)[0]
+
+    g = torch.randn(2, 5, 96)
+    parts = g.split([32, 48, 16], -1)
+    assert way_back(*parts).data_ptr() == g.data_ptr()
+    assert torch.equal(way_back(*parts), g)
+    assert torch.equal(way_back(*(part.clone() for part in parts)), g)
+    assert torch.equal(way_back(parts[0], parts[1], g[..., :16]), torch.cat([g[..., :80], g[..., :16]], -1))
+
+
+def test_a_shards_embedding_has_a_gradient_for_every_row() -> None:
+    table = torch.nn.Embedding(50, 16, padding_idx=0)
+    embed, tokens = Embedding(table, Positions()), torch.tensor([[3, 7, 3, 0], [9, 3, 0, 0]])
+    weights = torch.randn(2, 4, 16)
+
+    def loss(tokens: Tensor, weights: Tensor) -> Tensor:
+        return (embed(tokens) * weights).sum()
+
+    loss(tokens, weights).backward()
+    truth, table.weight.grad = table.weight.grad, None
+    with Shards(2) as shards:
+        shards.backward(loss, [table.weight], [tokens, weights])
+    assert truth is not None
+    torch.testing.assert_close(table.weight.grad, truth)
+
+
 def test_only_what_needs_a_gradient_gets_one() -> None:
     layer, x = linear(16, 16), torch.randn(3, 16)
     layer.weight.requires_grad_(False)
@@ -216,6 +299,6 @@ def test_the_shards_of_a_step_borrow_them() -> None:
 
     with Shards(2) as shards:
         shards.backward(loss, [parameter], [torch.ones(4)])
-    with Shards(2, lend=lambda: None) as shards:
+    with Shards(2, lend=False) as shards:
         shards.backward(loss, [parameter], [torch.ones(4)])
     assert [kernels is not None for kernels in seen] == [True, True, False, False]
