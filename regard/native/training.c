@@ -1,8 +1,10 @@
-/* What takes the time of a training step on a CPU, in C: the loss, attention and dropout, with their gradients.
+/* What takes the time of a training step on a CPU, in C: loss, attention, linear maps, feed-forward networks, residual
+   connections and dropout, with their gradients.
 
-   Letters: N tokens, V vocabulary, d width; B batch, H heads, T queries, S keys; M, N, K sizes of a product.
+   Letters: N tokens, V vocabulary, d width; B batch, H heads, T queries, S keys; M, N, K sizes of a product, F inner
+   width.
 
-   Each function does with one thread what the core says (regard/core/losses.py, attention.py, dropout.py), in the same
+   Each function does with one thread what the core says (regard/core/losses.py, attention.py, layers.py), in the same
    order whenever it is called: who trains twice gets the same bits. A batch is shared among threads further up
    (regard/training/parallel.py). The gain is in the cache: a block of logits, or the scores of a head, are made, used
    and forgotten before the next one comes. Widths are multiples of 16. */
@@ -104,8 +106,9 @@ static void transpose(int n, int d, const float *x, size_t stride, float *to, in
 
 /* ---------------------------------------------------------------------------------------------- dropout */
 
-/* n numbers y = scale · x where the draw is not below the threshold, which a bit of `keep` remembers, and 0 elsewhere. */
-void dropout(int64_t n, const float *x, const int16_t *draws, int16_t threshold, float scale, float *y, uint16_t *keep) {
+/* n numbers y = scale · x where the draw is not below the threshold, which a bit of `keep` remembers, 0 elsewhere. */
+void dropout(int64_t n, const float *x, const int16_t *draws, int16_t threshold, float scale, float *y,
+             uint16_t *keep) {
   for (; n >= L; n -= L, x += L, draws += L, y += L, keep++) {
     *keep = not_below(threshold, draws);
     store(y, where(*keep, load(x) * scale));
@@ -221,13 +224,14 @@ int32_t feed_forward_back(int32_t M, int32_t N, int32_t F, int32_t K, const floa
   return enough;
 }
 
-/* ---------------------------------------------------------------------------------------------- residual connections */
+/* ---------------------------------------------------------------------------------------------- residuals */
 
 /* y (N, d) = LayerNorm(x + dropout(s)), with gain w and bias b; without w no norm, without draws no dropout. For the
    way back `keep` remembers what was not dropped, `slope` 1/σ of each row, and `standard`, unless it is absent, the
    rows before gain and bias. */
-void residual(int64_t N, int32_t d, const float *x, const float *s, const int16_t *draws, int16_t threshold, float scale,
-              const float *w, const float *b, float eps, float *y, uint16_t *keep, float *slope, float *standard) {
+void residual(int64_t N, int32_t d, const float *x, const float *s, const int16_t *draws, int16_t threshold,
+              float scale, const float *w, const float *b, float eps, float *y, uint16_t *keep, float *slope,
+              float *standard) {
   for (int64_t r = 0; r < N; r++, x += d, s += d, y += d) {
     for (int i = 0; i < d; i += L) {
       vec z = load(s + i);
@@ -287,8 +291,8 @@ void residual_back(int64_t N, int32_t d, const float *g, const float *y, const f
 #define CHUNK 252 /* words of the vocabulary whose exponentials are used while they are in the nearest cache */
 
 /* Σ logsumexp(z) - hit · z_y over tokens, z = h Wᵀ + b; its gradients dh (N, d), dW (V, d) and db (V), which
-   grows; any of the three may be absent. A block of logits lies as (V, tokens): its columns are as wide as vectors, and W is
-   read as it is. Returns 0 if there is no memory. */
+   grows; any of the three may be absent. A block of logits lies as (V, tokens): its columns are as wide as vectors,
+   and W is read as it is. Returns 0 if there is no memory. */
 int32_t cross_entropy(int32_t N, int32_t V, int32_t d, const float *h, const float *W, const float *b,
                       const int64_t *labels, float hit, float *dh, float *dW, float *db, double *loss) {
   float *z = aligned_alloc(64, sizeof(float) * BLOCK * ((size_t)V + 2 * d));
