@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.core.cache import Window
 from regard.core.dropout import Dropout, dropout
-from regard.core.lent import lent
+from regard.core.lent import Kernels, lent
 from regard.core.positions import Positions
 
 Choice = TypeVar("Choice")
@@ -38,6 +38,12 @@ class Linear(nn.Linear):
         kernels = lent()
         y = None if kernels is None else kernels.linear(x, self.weight, self.bias)
         return super().forward(x) if y is None else y
+
+
+def lent_for(*modules: nn.Module) -> Kernels | None:
+    """Kernels that do the work of these modules, unless one has hooks: then somebody wants it to be called."""
+    hooks = (m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
+    return None if any(hooks) else lent()
 
 
 def linear(d_in: int, *d_out: int, bias: bool = True) -> Linear:
@@ -71,7 +77,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, *, keep: Tensor | None = None, cache: Window | None = None) -> Tensor:
         """x (B, T, d_model) -> (B, T, d_model). `keep` and `cache` matter to a convolution only."""
-        kernels = lent()
+        kernels = lent_for(self.inner, self.dropout, self.outer)
         if kernels is not None and self.activation is F.relu and type(self.inner) is type(self.outer) is Linear:
             y = kernels.feed_forward(x, self.inner, self.outer, self.dropout.p if self.training else 0.0)
             if y is not None:
@@ -165,7 +171,7 @@ class Residual(nn.Module):
         s = self.sublayer(x if post else self.norm(x), *args, **kwargs)
         if self.skip and self.training:
             s = s * dropout(s.new_ones(s.shape[0], 1, 1), self.skip)
-        if (kernels := lent()) is not None:
+        if (kernels := lent_for(self.dropout, self.norm)) is not None:
             y = kernels.residual(x, s, self.dropout.p if self.training else 0.0, self.norm if post else None)
             if y is not None:
                 return y
@@ -197,7 +203,7 @@ class Embedding(nn.Module):
         """tokens (B, T), the first of them at position `offset` -> (B, T, d_model)."""
         if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"tokens are integers (batch, length), got {tokens.dtype} of shape {tuple(tokens.shape)}")
-        kernels = lent()
+        kernels = lent_for(self.tokens)
         try:
             x = None if kernels is None else kernels.embedding(tokens, self.tokens)
             x = (self.tokens(tokens) if x is None else x) * self.scale

@@ -226,6 +226,17 @@ def test_other_norms_and_activations_are_left_to_the_core() -> None:
         torch.testing.assert_close(layer(x), layer.outer(F.gelu(layer.inner(x))))
 
 
+@pytest.mark.parametrize("name", ["inner", "outer", "norm"])
+def test_a_module_with_a_hook_is_called(name: str) -> None:
+    network, x, calls = FeedForward(32, 64), torch.randn(2, 3, 32), []
+    layer = Residual(network, torch.nn.LayerNorm(32))
+    module = layer.norm if name == "norm" else getattr(network, name)
+    module.register_forward_hook(lambda *_: calls.append(name))
+    with lending(native()):
+        layer(x)
+    assert calls == [name]
+
+
 def test_gradients_that_lie_side_by_side_are_joined_without_a_copy() -> None:
     x = torch.randn(2, 5, 96, requires_grad=True)
 
