@@ -259,28 +259,26 @@ int32_t tells(int32_t d, const float *w, const float *b) {
   return 1;
 }
 
-/* Gradients of x and s, N rows of d, and of w and b, from that of y. Without dropout ds is absent: it is dx. */
+/* With a norm: gradients of x and s, N rows of d, and of w and b, from that of y. Without dropout ds is absent: it is
+   dx. */
 void residual_back(int64_t N, int32_t d, const float *g, const float *y, const float *standard, const uint16_t *keep,
                    float scale, const float *w, const float *b, const float *slope, float *dx, float *ds, float *dw,
                    float *db) {
-  if (w) memset(dw, 0, sizeof(float) * d), memset(db, 0, sizeof(float) * d);
+  memset(dw, 0, sizeof(float) * d), memset(db, 0, sizeof(float) * d);
   for (int64_t r = 0; r < N; r++, g += d, dx += d) {
-    if (w) {
-      vec sum = all(0.0f), along = all(0.0f);
-      for (int i = 0; i < d; i += L) {
-        vec z = load((standard ? standard : y) + r * d + i);
-        if (!standard) z = (z - load(b + i)) / load(w + i);
-        const vec slant = load(g + i) * load(w + i);
-        store(dw + i, load(dw + i) + load(g + i) * z);
-        store(db + i, load(db + i) + load(g + i));
-        sum += slant, along += slant * z;
-        store(dx + i, z);
-      }
-      const float level = total(sum) / d, tilt = total(along) / d;
-      for (int i = 0; i < d; i += L)
-        store(dx + i, (load(g + i) * load(w + i) - level - load(dx + i) * tilt) * slope[r]);
-    } else
-      memcpy(dx, g, sizeof(float) * d);
+    vec sum = all(0.0f), along = all(0.0f);
+    for (int i = 0; i < d; i += L) {
+      vec z = load((standard ? standard : y) + r * d + i);
+      if (!standard) z = (z - load(b + i)) / load(w + i);
+      const vec slant = load(g + i) * load(w + i);
+      store(dw + i, load(dw + i) + load(g + i) * z);
+      store(db + i, load(db + i) + load(g + i));
+      sum += slant, along += slant * z;
+      store(dx + i, z);
+    }
+    const float level = total(sum) / d, tilt = total(along) / d;
+    for (int i = 0; i < d; i += L)
+      store(dx + i, (load(g + i) * load(w + i) - level - load(dx + i) * tilt) * slope[r]);
     for (int i = 0; ds && i < d; i += L) store(ds + r * d + i, where(*keep++, load(dx + i) * scale));
   }
 }

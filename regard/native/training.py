@@ -127,6 +127,8 @@ class NativeKernels:
         return y
 
     def residual(self, x: Tensor, s: Tensor, p: float, norm: nn.Module | None) -> Tensor | None:
+        if norm is None and not p:
+            return None  # a sum is PyTorch's business
         if norm is not None and not (type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None):
             return None
         w, b, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
@@ -272,8 +274,11 @@ class _Residual(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         y, standard, keep, w, b, slope = ctx.saved_tensors
         g, d = g.contiguous(), g.shape[-1]
-        dx, ds = torch.empty_like(g), None if keep is None else torch.empty_like(g)
-        dw, db = (None, None) if w is None else (torch.empty_like(w), torch.empty_like(w))
+        ds = None if keep is None else torch.empty_like(g)
+        if w is None:  # the sum alone, of what dropout left
+            ctx.lib.dropout_back(g.numel(), _at(g), _at(keep), ctx.scale, _at(ds))
+            return None, g, ds, None, None, None, None
+        dx, dw, db = torch.empty_like(g), torch.empty_like(w), torch.empty_like(w)
         given = (*map(_at, (g, y, standard, keep)), ctx.scale, *map(_at, (w, b, slope)))
         ctx.lib.residual_back(g.numel() // d, d, *given, *map(_at, (dx, ds, dw, db)))
         return None, dx, dx if ds is None else ds, None, dw, db, None
