@@ -1,7 +1,7 @@
 """What may be asked of a translator, and what it answers.
 
-A text is read in parts: sentences, if it is to be split, and pieces of those that are too long. White space between
-them is never read, and stands in the answer where it stood in the text.
+A text is read in parts: sentences, unless it is to be read as one, and pieces of those that are too long. White space
+between them is never read, and stands in the answer where it stood in the text; so do addresses, code and emoji.
 """
 
 import math
@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
 
+from regard.data.kept import Links as Links
+from regard.data.kept import Without
 from regard.data.sentences import Piece
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.evaluation.calibration import perplexity
@@ -30,7 +32,9 @@ class Settings:
     search: SearchConfig = TEXT
     seed: int = 0  # of sampling; what is drawn for a sentence hangs on it and on the sentence alone
     mbr: int | None = None  # draw so many outputs, and take the one that the others agree with most
-    split: bool = False  # a text is several sentences: translate each, and keep what is between them
+    split: bool = True  # a text is several sentences: translate each, and keep what is between them
+    keep: bool = True  # addresses, @names, code and emoji come out as they went in
+    stops: bool = False  # an output ends in a full stop only where its input ends in some stop
     long: str = "split"  # what to do with a sentence longer than the model has seen: split it, or refuse
     align: bool = False  # say which word comes from which
     prefix: str = ""  # the output begins so
@@ -70,7 +74,8 @@ class Settings:
                 raise ValueError(f"best = {given['best']}: mbr chooses one of its {mbr} outputs; leave one of them out")
             search["best"] = mbr
         config = SamplingConfig(**sampling) if sampling or mbr else None
-        own = {each.name: given[each.name] for each in fields(cls) if each.name in given}
+        own: dict[str, Any] = {"split": base.split is not False, "stops": base.stops is True}
+        own |= {each.name: given[each.name] for each in fields(cls) if each.name in given}
         own |= {name: _phrases(given[name]) for name in PHRASES if name in given}
         return cls(replace(TEXT, **search, sampling=config), **own)
 
@@ -86,7 +91,6 @@ def _phrases(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
 
 SETTINGS = [*SEARCH, *SAMPLING, *(each.name for each in fields(Settings) if each.name != "search")]
 Item = TypeVar("Item")
-Links = list[tuple[int, int]]  # (word of the source, word of the target), from 0
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class Translation:
     log_probability: float  # log P of the tokens and of the end
     token_scores: list[float]  # its parts: log p of each token, and of the end unless the output was cut
     alignment: Links | None = None  # where asked for
+    unknown: tuple[str, ...] = ()  # of its source: what the model has no sub-words for, and can only guess at
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,11 @@ class Answer:
     translations: list[Translation]
     cut: int = 0  # of its sentences, so many were too long, and were read in parts
 
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What of the text the model has no sub-words for."""
+        return self.translations[0].unknown
+
 
 class Part(NamedTuple):
     """What the model reads at once, and the white space after it."""
@@ -151,6 +161,14 @@ class Part(NamedTuple):
     text: str
     ids: list[int]  # none: it stays as it is
     gap: str
+    unknown: tuple[str, ...] = ()
+    without: Without | None = None  # the things to keep that stand among its words, if there are any
+    pieces: tuple["Part", ...] = ()  # what it is read in, should nobody know where these belong
+
+    @property
+    def read(self) -> str:
+        """What the model sees of the text."""
+        return self.text if self.without is None else self.without.read
 
 
 def _characters(ask: Any) -> int:
@@ -183,7 +201,7 @@ def one_sentence(text: str) -> list[Piece]:
 
 def unread(text: str) -> Translation:
     """What stays as it is."""
-    return Translation(text, [], 0.0, 0.0, [], [])
+    return Translation(text, [], 0.0, 0.0, [], [(word, word) for word in range(len(text.split()))])
 
 
 def joined(parts: Sequence[Part], said: Sequence[Translation]) -> Translation:
@@ -206,9 +224,20 @@ def joined(parts: Sequence[Part], said: Sequence[Translation]) -> Translation:
         math.fsum(each.log_probability for each in said),
         [score for each in said for score in each.token_scores],
         None if any(each.alignment is None for each in said) else links,
+        tuple(dict.fromkeys(stretch for each in said for stretch in each.unknown)),
     )
 
 
 def short(text: str) -> str:
     """A text as an error quotes it."""
     return repr(text if len(text) <= 40 else f"{text[:39]}…")
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Some texts as a remark names them.
+
+    >>> listed(["a", "b", "c", "d", "e"])
+    "'a', 'b', 'c' and 2 more"
+    """
+    named = ", ".join(map(short, texts[:3]))
+    return f"{named} and {len(texts) - 3} more" if len(texts) > 3 else named

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from itertools import islice
@@ -20,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from regard.asks import Ask
+from regard.asks import Answer, Ask, listed
 from regard.data.text import NO_TEXT, Skipped, named, read_lines
 from regard.files import write_whole
 
@@ -226,21 +227,30 @@ def digest(path: Path) -> str:
 
 
 class Notes:
-    """Remarks about lines, on standard error: the first few one by one, and how many there were."""
+    """Remarks about lines, on standard error: of each kind the first few one by one, and how many there were."""
 
     def __init__(self, longest: int | None) -> None:
-        self.longest, self.cut = longest, 0
+        self.longest, self._counts = longest, Counter[str]()
 
-    def see(self, ask: Ask, cut: int) -> None:
-        """Remark on what was too long to be read at once: so many of its sentences."""
-        if cut:
-            self.cut += 1
-            if self.cut <= NAMED:
-                typer.echo(f"note: {ask.place} goes on for more than {self.longest} sub-words: read in parts", err=True)
+    def see(self, ask: Ask, answer: Answer) -> None:
+        """Remark on what was too long to be read at once, and on what the model cannot know."""
+        if answer.cut:
+            self._say(
+                "were read in parts", f"{ask.place} goes on for more than {self.longest} sub-words: read in parts"
+            )
+        if answer.unknown:
+            about = f"{ask.place}: the model has no sub-words for {listed(answer.unknown)}, and can only guess"
+            self._say("hold what the model has no sub-words for", about)
+
+    def _say(self, kind: str, remark: str) -> None:
+        self._counts[kind] += 1
+        if self._counts[kind] <= NAMED:
+            typer.echo(f"note: {remark}", err=True)
 
     def report(self, skipped: Skipped) -> None:
         """What else there was."""
-        if self.cut > NAMED:
-            typer.echo(f"note: {self.cut:,} lines in all were read in parts", err=True)
+        for kind, count in self._counts.items():
+            if count > NAMED:
+                typer.echo(f"note: {count:,} lines in all {kind}", err=True)
         if skipped.report():
             typer.echo(f"note: {skipped.report()}", err=True)

@@ -202,6 +202,9 @@ def evaluate(
     reference: Annotated[Path, typer.Option(help="What a person made of it, line by line.")],
     beam: Annotated[int | None, typer.Option(min=1, help="Width of the search; 1 is greedy.")] = None,
     alpha: Annotated[float | None, typer.Option(min=0.0, help="Length penalty.")] = None,
+    split: Annotated[
+        bool | None, typer.Option(help="Read a line sentence by sentence. (default: as the model learnt)")
+    ] = None,
     tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's tokeniser. (default: the recipe's)")] = None,
     lowercase: Annotated[bool | None, typer.Option(help="Compare in lower case. (default: the recipe's)")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the reliability diagram here (.svg, .png).")] = None,
@@ -217,6 +220,7 @@ def evaluate(
         reference,
         beam=beam,
         alpha=alpha,
+        split=split,
         tokenize=tokenize,
         lowercase=lowercase,
         picture=picture,
@@ -226,7 +230,7 @@ def evaluate(
         numbers = {key: None if x == math.inf else x for key, x in result.items()}  # JSON has no Infinity
         typer.echo(json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False))
         return
-    text = f"{result['sentences']:,} sentences, {result['tokens']:,} tokens"
+    text = f"{result['sentences']:,} lines, read {result['read']}; {result['tokens']:,} tokens"
     if result["left_out"]:
         text += f"; BLEU and chrF alone count {result['left_out']:,} pairs that are longer than the model reads"
     table = _table(str(model), text, "", "", "")

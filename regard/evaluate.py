@@ -1,5 +1,6 @@
 """`regard evaluate`: every figure about a model on one text."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def evaluate(
     *,
     beam: int | None = None,
     alpha: float | None = None,
+    split: bool | None = None,
     tokenize: str | None = None,
     lowercase: bool | None = None,
     picture: Path | None = None,
@@ -29,7 +31,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """BLEU and chrF of the model's translations of `source`; how well it foretells `reference`, and how surely.
 
-    A pair with a side that is longer than the model can read is `left_out` of what is foretold, and counted.
+    A pair with a side that is longer than the model can read is `left_out` of what is foretold, and counted. How the
+    lines were read for translation is said by `read`; what is foretold is whole lines.
     """
     translator = load(directory)
     recipe = directory / "recipe.yaml"
@@ -54,7 +57,9 @@ def evaluate(
     if not short:
         raise ValueError(f"every pair of {source} and {reference} is longer than the {longest} tokens the model reads")
     references = [translator.tokenizer.joined(text) for text in targets]
-    said = translator.translate(sources, beam=beam, alpha=alpha)
+    if split is not None:
+        translator.decode = replace(translator.decode, split=split)
+    said = list(translator.translate_lines(sources, beam=beam, alpha=alpha))
     if output is not None:
         write_whole(output, "".join(f"{line}\n" for line in said))
     seen = foretell(translator.model, short)
@@ -69,6 +74,7 @@ def evaluate(
         "sentences": len(sources),
         "tokens": len(seen.correct),
         "left_out": len(ids) - len(short),
+        "read": translator.reads,
         **{key: {"name": s.name, "score": s.value, "signature": s.signature} for key, s in scores.items()},
         "loss": seen.loss,
         "perplexity": perplexity(seen.loss, 1),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regard.api import load
 from regard.files import write_whole
@@ -32,6 +32,7 @@ def inspect(
     view: str = "weights",
     words: bool = False,
     special: bool = True,
+    split: bool | None = None,
     log: bool = False,
 ) -> Inspected:
     """Write the attention of a model, as it translates a text or reads a given translation of it, into a file.
@@ -46,8 +47,9 @@ def inspect(
         raise ValueError(f"{output}: --log is about colours, and {kind} has none: leave it out")
     translator = load(model)
     chosen = names or (DRAWN if kind in (".svg", ".png") else "*")
-    maps = translator.attention(text, target, names=chosen, heads=heads, view=view, words=words, special=special)
-    said = translator.translate(text) if target is None else target
+    how: Any = {"split": split, "keep": False}
+    maps = translator.attention(text, target, names=chosen, heads=heads, view=view, words=words, special=special, **how)
+    said = translator.hypotheses(text, **how)[0].text if target is None else target
     title = " → ".join(translator.tokenizer.joined(each.strip()) for each in (text, said))
     if kind in NUMBERS:
         content = to_npz(maps) if kind == ".npz" else to_csv(maps)

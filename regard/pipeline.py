@@ -27,6 +27,7 @@ from regard.api import Translator
 from regard.data.arrays import PairArrays
 from regard.data.batching import token_batches
 from regard.data.corpora import CORPORA, letters, obtain, split_of
+from regard.data.sentences import Habits, habits
 from regard.data.text import PairFiles, Skipped, fingerprint, read_pairs
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.calibration import perplexity
@@ -47,7 +48,8 @@ from regard.training.validation import foretell
 
 Pair = tuple[str, str]
 SHOWN = 5  # held-out sentences shown at the end
-FORMAT = 1  # of prepared data
+FORMAT = 2  # of prepared data
+LINES = 20_000  # by which it is told what the lines of a text are like
 SAMPLE = 1_000_000  # pairs that sub-words are learnt from, at most: a learner holds every word that it meets
 FIXED = ("data", "tokens", "model")  # sections that cannot change in a run that has begun
 FIXED_IN_TRAIN = ("optimiser", "ema", "batch_tokens", "seed")  # of the last two follows which rows are still to come
@@ -67,6 +69,7 @@ class Prepared:
     valid: list[Pair]
     test: list[Pair]
     remarks: list[str]  # what was left out, and what should not be in
+    habits: Habits  # what its lines are like
     identity: str  # the same for the same data
 
 
@@ -99,7 +102,8 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
             raise ValueError(f"there is no pair to keep from training as data.{split}: give files for it")
         if split in splits.files and skipped.report():
             remarks.append(f"{split}: {skipped.report()}")
-    return Prepared(tokenizer, arrays, **held_out, remarks=remarks, identity=folder.name)
+    known = Habits(*json.loads((folder / "habits.json").read_text("utf-8")))
+    return Prepared(tokenizer, arrays, **held_out, remarks=remarks, habits=known, identity=folder.name)
 
 
 def _build(recipe: Recipe, splits: "Splits", folder: Path) -> None:
@@ -135,6 +139,8 @@ def _build(recipe: Recipe, splits: "Splits", folder: Path) -> None:
         remarks.append(f"the source of {_many(leaks)} is in valid or test, too: take them out for honest scores")
     tokenizer.save(folder / "tokenizer.json")
     write_whole(folder / "remarks.json", json.dumps(remarks))
+    some = islice(splits.pairs("train"), 0, limit, max(1, math.ceil(count / LINES)))
+    write_whole(folder / "habits.json", json.dumps(habits(some)))
 
 
 def in_order(recipe: Recipe, target: list[int]) -> list[int]:
@@ -278,6 +284,8 @@ class _Run:
     """One run of a recipe: what is needed from its first step to its evaluation."""
 
     def __init__(self, recipe: Recipe, directory: Path, data: Prepared, model: nn.Module, here: World) -> None:
+        read = {key: value for key, value in data.habits._asdict().items() if getattr(recipe.decode, key) is None}
+        recipe = replace(recipe, decode=replace(recipe.decode, **read))
         self.recipe, self.directory, self.data, self.model, self.here = recipe, directory, data, model, here
         c = recipe.train
         self.learner = Learner(model, self._rate, c, here)
@@ -297,7 +305,7 @@ class _Run:
         self._valid = [pair for pair in ids if max(map(len, pair)) < longest] or ids
 
     def begin(self, resume: bool) -> None:
-        """Write down what the run is, complete: the number of threads that share a batch is part of it."""
+        """Write down what the run is, complete: how text is read, and how many threads share a batch."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if not resume:  # forget a run that was here before
             for path in map(self.directory.joinpath, PRODUCTS):
@@ -334,8 +342,7 @@ class _Run:
         c = self.recipe.train
         seen = foretell(model, self._valid)
         some = self.data.valid[: c.validate_sentences]
-        translator = Translator(model, self.data.tokenizer, backward=self.recipe.data.target_order == "backward")
-        said = translator.translate([source for source, _ in some], beam=1)
+        said = list(self._translator(model).translate_lines((source for source, _ in some), beam=1))
         e = self.recipe.evaluate
         references = [self.data.tokenizer.joined(target) for _, target in some]
         score = bleu(said, references, tokenize=e.tokenize, lowercase=e.lowercase).value
@@ -343,6 +350,10 @@ class _Run:
         samples = [(source, text, target) for (source, target), text in zip(some, said, strict=True)]
         turn = step // self.trainer.every * 7 % len(samples)
         return Validation(step, score, measures, [*samples, *samples][turn : turn + SHOWN])
+
+    def _translator(self, model: nn.Module) -> Translator:
+        backward = self.recipe.data.target_order == "backward"
+        return Translator(model, self.data.tokenizer, self.recipe.decode, backward=backward)
 
     def finish(self, say: Display) -> None:
         """Write the model, and say how good it is on what it has never seen."""
@@ -353,18 +364,19 @@ class _Run:
             (self.directory / name).unlink(missing_ok=True)
         storage.save(model, self.directory)
         e, data = self.recipe.evaluate, self.data
-        backward = self.recipe.data.target_order == "backward"
-        translator = Translator(model, data.tokenizer, self.recipe.decode, backward=backward)
-        said = translator.translate([source for source, _ in data.test])
+        translator = self._translator(model)
+        said = list(translator.translate_lines(source for source, _ in data.test))
         references = [data.tokenizer.joined(target) for _, target in data.test]
         scores = [
             bleu(said, references, tokenize=e.tokenize, lowercase=e.lowercase),
             chrf(said, references, lowercase=e.lowercase),
         ]
-        result = {s.name: {"score": s.value, "signature": s.signature} for s in scores}
+        result: dict[str, Any] = {s.name: {"score": s.value, "signature": s.signature} for s in scores}
+        result["read"] = translator.reads
         write_whole(self.directory / "evaluation.json", json.dumps(result, indent=2) + "\n")
         for s in scores:
             say.line("held out", f"{s.name} {s.value:.1f}  {s.signature}", "bold")
+        say.line("", f"read {translator.reads}")
         rows = np.random.default_rng(0).permutation(len(said))[:SHOWN]
         for row in rows:
             say.line("", f"“{data.test[row][0]}” → “{said[row]}”")

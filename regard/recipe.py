@@ -161,11 +161,13 @@ def _family(model: Any) -> str:
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """How a translation is searched for (§6.1)."""
+    """How a text is read, and how its translation is searched for (§6.1)."""
 
     beam: int = 4  # hypotheses kept; 1: greedy
     alpha: float = 0.6  # length penalty; 0: off
     extra: int = 50  # an output has at most this many tokens more than its input
+    split: bool | None = None  # read sentence by sentence; left out: unless most training lines have several
+    stops: bool | None = None  # no full stop where the input has none; left out: if training pairs have it so
 
     def __post_init__(self) -> None:
         _at_least(1, self, "decode", "beam", "extra")

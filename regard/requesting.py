@@ -2,16 +2,19 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from regard.asks import Ask, Part, Settings, one_sentence, short
+from regard.data.kept import Without
 from regard.data.phrases import Forbidden, forbidden
-from regard.data.sentences import shorten, split
+from regard.data.sentences import Piece, shorten, split
+from regard.data.spelling import Both, characters, unknown
 from regard.data.tokenizers import UNK, Tokenizer
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.beam import maximum
 from regard.decoding.constrained import check
-from regard.decoding.protocol import Request, Special
+from regard.decoding.protocol import Refusal, Request, Special
 
 SPECIAL = Special(BOS, EOS, PAD)
 
@@ -20,44 +23,86 @@ def in_parts(
     asks: Sequence[Ask], settings: Settings, tokenizer: Tokenizer, most: int | None
 ) -> tuple[list[list[Part]], list[int]]:
     """What a model reads of each text, so many sub-words at a time, and how many sentences of it had to be cut."""
-    pieces = [split(ask.text) if settings.split else one_sentence(ask.text) for ask in asks]
-    ids = iter(tokenizer.encode_batch([piece.text for row in pieces for piece in row]))
+    sentences = [split(ask.text) if settings.split else one_sentence(ask.text) for ask in asks]
+    keeps = [settings.keep and not _wanted(ask, settings) for ask in asks]
+    withouts = [[_without(piece.text, keep) for piece in row] for keep, row in zip(keeps, sentences, strict=True)]
+    ids = iter(tokenizer.encode_batch([each.read for row in withouts for each in row]))
     texts, cuts = [], []
     encode, longest = tokenizer.encode, math.inf if most is None else most
-    for ask, row in zip(asks, pieces, strict=True):
+
+    def fits(keep: bool, text: str) -> bool:
+        return len(encode(_without(text, keep).read)) <= longest
+
+    def parts_of(without: Without, read: list[int], gap: str) -> Iterator[Part]:
+        """The parts of a sentence: what is kept before and after its words, and these."""
+        if without.before:
+            yield Part(without.before, [], "" if without.read else gap)
+        if without.read:
+            pieces: list[Part] = []
+            for text, kept in without.stretches() if without.things else ():
+                for piece in [Piece(text, "")] if kept else one_sentence(text):
+                    own = [] if kept or not any(map(str.isalnum, piece.text)) else encode(piece.text)
+                    pieces.append(Part(piece.text, own, piece.gap, unknown(tokenizer, piece.text, own)))
+            strange = unknown(tokenizer, without.read, read)
+            among = without if pieces else None
+            yield Part(without.text, read, "" if without.after else gap, strange, among, tuple(pieces))
+        if without.after:
+            yield Part(without.after, [], gap)
+
+    for ask, keep, row, pieces in zip(asks, keeps, withouts, sentences, strict=True):
         parts: list[Part] = []
         cut = 0
-        for piece in row:
+        for piece, without in zip(pieces, row, strict=True):
             read = next(ids)
-            if len(read) <= longest:
-                parts.append(Part(piece.text, read, piece.gap))
-                continue
-            if settings.long == "refuse":
+            if not without.text and not without.before:
+                parts.append(Part("", [], piece.gap))
+            elif len(read) <= longest:
+                parts += parts_of(without, read, piece.gap)
+            elif settings.long == "refuse":
                 raise ValueError(
                     f"{ask.place or short(piece.text)}: a sentence of {len(read)} sub-words; the model is used to "
                     f"{longest} at most: shorten it, or have it cut by long = split"
                 )
-            cut += 1
-            *some, last = shorten(piece.text, lambda text: len(encode(text)) <= longest)
-            parts += [Part(text, encode(text), gap) for text, gap in (*some, (last.text, piece.gap))]
+            else:
+                cut += 1
+                some = shorten(piece.text, partial(fits, keep))
+                for text, gap in (*some[:-1], Piece(some[-1].text, piece.gap)):
+                    less = _without(text, keep)
+                    parts += parts_of(less, encode(less.read), gap)
         texts.append(parts)
         cuts.append(cut)
     return texts, cuts
 
 
+def _without(text: str, keep: bool) -> Without:
+    return Without.of(text) if keep else Without(text, text, [], [(0, 0)])
+
+
+def _wanted(ask: Ask, settings: Settings) -> bool:
+    """Whether the output is told what to say: then the text is read as it stands."""
+    return bool(ask.prefix or settings.prefix or ask.require or settings.require)
+
+
 def requested(
-    part: Part, ask: Ask, parts: int, settings: Settings, tokenizer: Tokenizer, longest: int | None
+    part: Part, ask: Ask, parts: int, settings: Settings, tokenizer: Tokenizer, longest: int | None, backward: bool
 ) -> Request:
     """The request for one of the parts in which a text is read; `longest` is the model's limit."""
     try:
-        return _request(part, ask, parts, settings, tokenizer, longest)
+        return _request(part, ask, parts, settings, tokenizer, longest, characters(tokenizer, backward))
     except ValueError as error:
         raise ValueError(f"{ask.place or short(ask.text)}: {error}") from None
 
 
 def _request(
-    part: Part, ask: Ask, parts: int, settings: Settings, tokenizer: Tokenizer, longest: int | None
+    part: Part,
+    ask: Ask,
+    parts: int,
+    settings: Settings,
+    tokenizer: Tokenizer,
+    longest: int | None,
+    text: Refusal | None,
 ) -> Request:
+    """`text` refuses what is none."""
     prefix, require = ask.prefix or settings.prefix, (*settings.require, *ask.require)
     forbid = (*settings.forbid, *ask.forbid)
     source, seed = [*part.ids, EOS], 0
@@ -66,9 +111,12 @@ def _request(
         key = f"{settings.seed if ask.seed is None else ask.seed} {part.text}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
     if not (prefix or require or forbid):
-        return Request(source, seed=seed)
+        return Request(source, seed=seed, refusal=text)
     if parts > 1 and (prefix or require):
-        raise ValueError(f"it is read in {parts} parts, and no phrase says of which it is required")
+        raise ValueError(
+            f"it is read in {parts} parts, and no phrase says of which it is required: give one sentence, or have it "
+            "read as one (split=False, --no-split)"
+        )
     if require and settings.search.sampling is not None:
         raise ValueError("phrases cannot be required of an output that is drawn by chance")
     if not all(map(str.strip, forbid)):
@@ -82,7 +130,10 @@ def _request(
         _contradict("prefix", begin, refusal, tokenizer)
         for ids in required:
             _contradict("required phrase", ids, refusal, tokenizer)
-    asked = Request(source, begin, required, seed=seed, refusal=refusal)
+    refusals = [each for each in (text, refusal) if each is not None]
+    asked = Request(
+        source, begin, required, seed=seed, refusal=Both(*refusals) if len(refusals) > 1 else text or refusal
+    )
     check(asked, settings.search, SPECIAL, limit, show=lambda ids: repr(tokenizer.decode(ids)))
     return asked
 

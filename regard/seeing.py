@@ -27,6 +27,9 @@ def inspect(
     view: Annotated[str, typer.Option(help="weights, or norm: the length of what each key adds.")] = "weights",
     words: Annotated[bool, typer.Option("--words", help="Put sub-words together.")] = False,
     hide_special: Annotated[bool, typer.Option("--hide-special", help="Leave out start and end symbols.")] = False,
+    split: Annotated[
+        bool | None, typer.Option(help="Read sentence by sentence: one is drawn. (default: as the model learnt)")
+    ] = None,
     log: Annotated[bool, typer.Option("--log", help="Logarithmic colours.")] = False,
 ) -> None:
     """Write what every head looks at, as a model translates a text, into a file."""
@@ -55,6 +58,7 @@ def inspect(
         view=view,
         words=words,
         special=not hide_special,
+        split=split,
         log=log,
     )
     count = sum(len(each.weights) for each in seen.maps)

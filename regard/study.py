@@ -90,7 +90,7 @@ class Study:
 
     def bleu(self, which: Sequence[int]) -> Score:
         """BLEU of greedy translations of the sources."""
-        said = self.translator.translate([self.texts[i][0] for i in which], beam=1)
+        said = list(self.translator.translate_lines((self.texts[i][0] for i in which), beam=1))
         references = [self.translator.tokenizer.joined(self.texts[i][1]) for i in which]
         return bleu(said, references, tokenize=self.evaluate.tokenize, lowercase=self.evaluate.lowercase)
 

@@ -78,7 +78,18 @@ def translate(
     repetition: Annotated[
         float | None, typer.Option(help="Above 1, what was written is less likely again.", rich_help_panel=PHRASES)
     ] = None,
-    split: Annotated[bool, typer.Option("--split", help="A line has several sentences.", rich_help_panel=TEXT)] = False,
+    split: Annotated[
+        bool | None,
+        typer.Option(help="Read a line sentence by sentence. (default: as the model learnt)", rich_help_panel=TEXT),
+    ] = None,
+    keep: Annotated[
+        bool | None,
+        typer.Option(help="Leave addresses, @names, code and emoji as they are. (default)", rich_help_panel=TEXT),
+    ] = None,
+    stops: Annotated[
+        bool | None,
+        typer.Option(help="No full stop where a line has none. (default: as the model learnt)", rich_help_panel=TEXT),
+    ] = None,
     long: Annotated[str | None, typer.Option(help="Sentences too long: split, refuse.", rich_help_panel=TEXT)] = None,
     invalid: Annotated[str, typer.Option(help="What is not UTF-8: refuse, replace.", rich_help_panel=TEXT)] = "refuse",
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Lines are JSON, in and out.", rich_help_panel=TEXT)] = False,
@@ -217,7 +228,7 @@ class Form:
         row |= {"text": ask.text, **self._output(answer.translations[0])}
         if self.several:
             row["hypotheses"] = [self._output(each) for each in answer.translations]
-        return row
+        return row | ({"unknown": answer.unknown} if answer.unknown else {})
 
     def _output(self, each: "Translation") -> dict[str, Any]:
         row = {"translation": each.text, "score": each.score, "log_probability": each.log_probability}
@@ -241,14 +252,14 @@ def _translate(
         lines = [line for i, each in enumerate(both, start=written.done) for line in form.lines(i, *each)]
         written.write(lines, len(window))
         for ask, answer in both:
-            notes.see(ask, answer.cut)
+            notes.see(ask, answer)
 
 
 def _stream(translator: "Translator", asks: "Iterable[Ask]", given: dict[str, Any], notes: "Notes") -> None:
     def pieces(ask: "Ask") -> Iterator[str]:
-        cut = yield from translator.stream(ask, **given)
+        answer = yield from translator.stream(ask, **given)
         typer.echo()
-        notes.see(ask, cut)
+        notes.see(ask, answer)
 
     for ask in asks:
         for piece in pieces(ask):

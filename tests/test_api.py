@@ -3,6 +3,8 @@
 import math
 import re
 import shutil
+import warnings
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,8 +18,10 @@ import regard
 from regard.api import Translator
 from regard.asks import Ask, Settings
 from regard.data.lexicon import Shortlist
+from regard.data.sentences import unstopped
 from regard.data.tokenizers import KINDS, Tokenizer, TokensConfig
 from regard.data.vocabulary import BOS, EOS
+from regard.decoding.protocol import Hypothesis
 from regard.decoding.risk import choose
 from regard.evaluation.translation import sentence_chrf
 from regard.models import storage
@@ -89,7 +93,7 @@ def test_only_a_blank_text_has_a_translation_without_a_token(engine: str, settin
     if not {"best", "mbr"} & {*settings}:
         assert "".join(silent.stream(LINES[0], **settings)) == silent.translate(LINES[0], **settings)
     if "require" not in settings:
-        assert silent.translate(LINES, **settings, shortest=0) == [""] * len(LINES)
+        assert silent.translate(LINES, **settings, shortest=0, keep=False) == [""] * len(LINES)
     assert silent.alternatives(LINES[0])[0].token != "</s>" == silent.alternatives(LINES[0], shortest=0)[0].token
 
 
@@ -138,8 +142,10 @@ def test_text_that_was_streamed_is_never_taken_back(kind: str, data: st.DataObje
     """Whatever the tokens, bytes of half characters among them."""
     translator = of_kind(kind)
     ids = data.draw(st.lists(st.integers(3, len(translator.tokenizer) - 1), max_size=12))
-    steps = [ids[i : i + 1] for i in range(len(ids))]
-    assert "".join(translator._pieces(steps)) == translator.tokenizer.decode(ids)
+    steps = [ids[: i + 1] for i in range(len(ids))]
+    text = translator.tokenizer.decode(ids)
+    assert "".join(translator._certain(steps, bare=False)) == text
+    assert "".join(translator._certain(steps, bare=True)) == unstopped(text)
 
 
 @cache
@@ -234,10 +240,11 @@ def test_alternatives_have_nothing_that_is_forbidden() -> None:
     assert all(word not in a.text.split() for a in others)
 
 
-def test_a_model_that_writes_from_the_end_is_read_from_the_beginning(translator: Translator) -> None:
+def test_a_model_that_writes_from_the_end_is_read_from_the_beginning() -> None:
+    translator = of_kind("char")
     tokens, decode = translator.tokenizer, translator.decode
     backward = Translator(translator.model, tokens, decode, engine="torch", backward=True)
-    for ours, theirs in zip(backward.hypotheses(LINES), translator.hypotheses(LINES), strict=True):
+    for ours, theirs in zip(*(each.hypotheses(LINES, keep=False) for each in (backward, translator)), strict=True):
         assert ours[0].tokens == theirs[0].tokens[::-1]
         assert ours[0].log_probability == theirs[0].log_probability
         n = len(ours[0].tokens)
@@ -264,7 +271,7 @@ def test_a_second_opinion_ranks_what_a_beam_has_found(translator: Translator, tm
     first, second = save(translator, tmp_path / "a"), save(make(seed=4), tmp_path / "b")
     plain, other = regard.load(first, engine="torch"), regard.load(second, engine="torch")
     both = regard.load(first, engine="torch", rescore=second, weight=2.0)
-    settings = {"beam": 5, "alpha": 1.0, "penalty": "mean", "extra": 6}
+    settings = {"beam": 5, "alpha": 1.0, "penalty": "mean", "extra": 6, "keep": False}
     for text in LINES:
         found = plain.hypotheses(text, best=5, **settings)
         scores = [h.score + 2.0 * other.score([text], [h.text])[0].log_probability / len(h.token_scores) for h in found]
@@ -281,7 +288,7 @@ def test_why_there_is_no_native_engine(translator: Translator, monkeypatch: pyte
     def missing(*_: object, **__: object) -> None:
         raise UnavailableError("there is no compiler")
 
-    monkeypatch.setattr("regard.api.Native", missing)
+    monkeypatch.setattr("regard.searching.Native", missing)
     for engine, reason in (("auto", "there is no compiler"), ("torch", None)):
         assert Translator(translator.model, translator.tokenizer, engine=engine).without_native == reason
 
@@ -302,7 +309,7 @@ def test_why_there_is_no_native_engine(translator: Translator, monkeypatch: pyte
 )
 def test_what_cannot_be_satisfied_is_refused(translator: Translator, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=f"^'A dog runs. Two men.': .*{message}"):
-        translator.translate("A dog runs. Two men.", **settings)
+        translator.translate("A dog runs. Two men.", **{"split": False} | settings)
 
 
 def test_chance_hangs_on_the_seed_and_the_sentence_alone(translator: Translator) -> None:
@@ -484,3 +491,84 @@ def test_searches_and_streams_can_be_recorded_and_edited(translator: Translator,
     with regard.edit(translator.model, deaf):  # it cannot hear the source: all sound alike
         assert len(first_surprises()) == 1
     assert len(first_surprises()) == len(LINES)
+
+
+TEXTS = ["Hello. How are you? I am fine.", "A dog runs. Два мира!", "see www.example.org, please 😀", "A heading", ""]
+
+
+def test_no_sentence_is_lost(translator: Translator) -> None:
+    """A model that has learnt from single sentences reads a text sentence by sentence, whoever asks."""
+    each = [translator.translate(s) for s in ("Hello.", "How are you?", "I am fine.")]
+    text = f" {TEXTS[0].replace('? ', '?  ')}"
+    assert translator.translate(text) == f" {each[0]} {each[1]}  {each[2]}"
+    assert (
+        list(translator.translate_lines([text])) == ["".join(translator.stream(text))] == [translator.translate(text)]
+    )
+    assert translator.translate(TEXTS[0], split=False) == translator.translate(f"{TEXTS[0]}", split=False)
+    whole = Translator(translator.model, translator.tokenizer, replace(translator.decode, split=False), engine="torch")
+    assert whole.translate(TEXTS[0]) == translator.translate(TEXTS[0], split=False) != translator.translate(TEXTS[0])
+    assert (whole.reads, translator.reads) == ("line by line", "sentence by sentence")
+    with pytest.raises(ValueError, match=r"attention is for one sentence, got 3: .*split=False"):
+        translator.attention(TEXTS[0])
+    assert translator.attention(TEXTS[0], split=False)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "byte"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"beam": 1}, {"beam": 4, "best": 3}, {"temperature": 1.0, "best": 4}, {"mbr": 4}, {"beam": 4, "forbid": "a"}],
+)
+def test_outputs_are_unicode_text(kind: str, settings: dict[str, object]) -> None:
+    """A model that has learnt nothing writes bytes in any order, unless it is held to whole characters."""
+    translator = of_kind(kind)
+    found = [h for row in translator.hypotheses(LINES, **settings) for h in row]
+    assert not any("\ufffd" in h.text for h in found)
+    assert [h.text for h in found] == [h.text for text in LINES for h in translator.hypotheses(text, **settings)]
+    if not {"best", "mbr"} & {*settings}:
+        assert ["".join(translator.stream(text, **settings)) for text in LINES] == [h.text for h in found]
+    if "temperature" not in settings:
+        backward = Translator(translator.model, translator.tokenizer, translator.decode, engine="torch", backward=True)
+        if "forbid" not in settings:
+            assert not any("\ufffd" in text for text in backward.translate(LINES, **settings))
+
+
+def test_what_the_model_cannot_know_is_named(translator: Translator) -> None:
+    known, strange = translator.hypotheses(["a dog runs", TEXTS[1]])
+    assert known[0].unknown == ()
+    assert {"Два", "мира"} <= {*strange[0].unknown}
+    with pytest.warns(UserWarning, match="no sub-words for .*'Два'"):
+        translator.translate(TEXTS[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert translator.translate("a dog runs") == known[0].text
+
+
+@pytest.mark.parametrize("settings", [{}, {"beam": 1}, {"temperature": 0.7, "best": 2}, {"mbr": 4}])
+def test_addresses_and_emoji_come_out_as_they_went_in(translator: Translator, settings: dict[str, object]) -> None:
+    text = "see www.example.org, please, or write to `me` and bob@example.org now! 😀"
+    kept = ("www.example.org", "`me`", "bob@example.org")
+    for each in translator.hypotheses(text, **settings, align=True):
+        assert all(each.text.count(thing) == 1 for thing in kept)
+        assert each.text.endswith(" 😀")
+        assert each.alignment is not None
+        words = text.split(), each.text.split()
+        for thing in ("`me`", "😀"):
+            assert (words[0].index(thing), words[1].index(thing)) in each.alignment
+    assert "www.example.org" not in translator.translate(text, keep=False)
+    if not settings or settings == {"beam": 1}:
+        assert "".join(translator.stream(text, **settings)) == translator.translate(text, **settings)
+    assert translator.translate("https://example.org/a") == "https://example.org/a"
+
+
+def test_a_heading_gains_no_full_stop() -> None:
+    translator = of_kind("char")
+    (stop,) = translator.tokenizer.encode(".")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Translator, "_search", lambda self, requests, settings: [[said(stop)] for _ in requests])
+        texts = ["a dog", "a dog.", "a dog!", "a dog, a"]
+        assert translator.translate(texts, stops=True) == ["a dog", "a dog.", "a dog.", "a dog"]
+        assert translator.translate(texts) == ["a dog."] * 4
+
+
+def said(stop: int) -> Hypothesis:
+    return Hypothesis([*of_kind("char").tokenizer.encode("a dog"), stop], 0.0, 0.0, [])

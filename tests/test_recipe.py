@@ -237,7 +237,10 @@ NO_TAGS = "a recipe has no anchors, aliases or tags (& * !): quote it, or write 
         (GOOD + "7: {}\n", f"my.yaml:8: unknown key '7'; there are {KEYS}"),
         (GOOD + "<<: {}\n", f"my.yaml:8: unknown key '<<'; there are {KEYS}"),
         (GOOD + "decode:\n  baem: 4\n", "my.yaml:9: unknown key 'baem' in decode; did you mean 'beam'?"),
-        (GOOD + "decode:\n  x: 4\n", "my.yaml:9: unknown key 'x' in decode; there are beam, alpha, extra"),
+        (
+            GOOD + "decode:\n  x: 4\n",
+            "my.yaml:9: unknown key 'x' in decode; there are beam, alpha, extra, split, stops",
+        ),
         (
             GOOD.replace("peak", "paek"),
             "my.yaml:7: unknown key 'paek' in train.schedule; did you mean 'peak'?",

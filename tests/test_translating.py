@@ -454,8 +454,10 @@ def test_mistakes(fail: Fail, model: Path, text: Path, tmp_path: Path) -> None:
     assert "ask for --json" in line("--tokens")
     assert "--stream writes bare text" in line("--stream", "--align")
     assert "engine = 'x': choose one of auto, native, torch" in line("--engine", "x")
-    assert f"{text}:1: phrases cannot be required" in line("--require", "dog", "--sample", "1")
-    assert f"{text}:1: the required phrase 'a dog' contains 'dog'" in line("--require", "a dog", "--forbid", "dog")
+    assert f"{text}:1: phrases cannot be required" in line("--require", "dog", "--sample", "1", "--no-split")
+    assert f"{text}:1: the required phrase 'a dog' contains 'dog'" in line(
+        "--require", "a dog", "--forbid", "dog", "--no-split"
+    )
     assert f"{text} is what is to be translated" in line("-o", text, "--overwrite")
     assert f"{text}:1 is no JSON" in line("--jsonl")
     assert "is not a model directory" in line("--ensemble", tmp_path)

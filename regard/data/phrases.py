@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 
+from regard.data.spelling import spellings
 from regard.data.tokenizers import UNK, Tokenizer
 
 WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff]"  # in Chinese and Japanese words do not stand apart: they end anywhere
@@ -22,6 +23,8 @@ class Forbidden:
     [['t'], [], []]
     """
 
+    wakes = None  # it is asked at every step
+
     def __init__(self, tokenizer: Tokenizer, phrases: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         # As the tokenizer writes them. One that it has no tokens for may still be part of a token, as `so` is of `so.`
@@ -30,7 +33,7 @@ class Forbidden:
         written = zip(given, ids, tokenizer.decode_batch(ids), strict=True)
         texts = [own if UNK in each else text for own, each, text in written if text.strip() or UNK in each]
         self._patterns = {_squeezed(text.encode()): _pattern(text) for text in texts}
-        self._surfaces = _surfaces(tokenizer)
+        self._surfaces = spellings(tokenizer)
         self._longest = max(map(len, self._patterns), default=0)
         # What of a phrase must be written before a token completes it -> such tokens, each with its phrase.
         self._before: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
@@ -90,22 +93,3 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _squeezed(text: bytes) -> bytes:
     return b"".join(text.split())
-
-
-@lru_cache(maxsize=8)
-def _surfaces(tokenizer: Tokenizer) -> list[bytes]:
-    """What each token adds to a text."""
-    pieces = tokenizer.pieces(range(len(tokenizer)))
-    if tokenizer.kind == "wordpiece":
-        pieces = [piece.removeprefix("##") for piece in pieces]
-    elif tokenizer.kind == "none":
-        pieces = [piece.removesuffix("@@") for piece in pieces]
-    elif tokenizer.kind == "other":
-        pieces = tokenizer.decode_batch([[i] for i in range(len(tokenizer))])
-    return [b"" if i <= UNK else _bytes(piece) for i, piece in enumerate(pieces)]
-
-
-def _bytes(piece: str) -> bytes:
-    """A piece as a person reads it -> its bytes."""
-    plain = piece.replace("▁", " ").encode()
-    return re.sub(rb"\\x([0-9a-f]{2})", lambda match: bytes.fromhex(match[1].decode()), plain)

@@ -19,6 +19,8 @@ OPENING = "\"'“„‘‚«‹»›([{¿¡「『（【《〈–—-•*"  # may
 UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff00-\uff65\U00020000-\U0003ffff]"
 )
+ENDS = (".", "。", "।")  # full stops
+FULL = "".join(ENDS) + CLOSING  # what may be at the end of a text that `unstopped` changes
 CLAUSES = ",;:،؛、，；：–—"  # where a long sentence is cut first
 
 # What a full stop follows without ending a sentence. Those that often end one (etc., Inc.) are not here: if they
@@ -41,6 +43,7 @@ STOPPED = re.compile(
 )
 SPACED = re.compile(r"[»›](\s|\Z)")  # a closing mark of French, not an opening one
 LETTERS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]\Z")  # J, U.S, z.B
+RARE = 0.05  # of pairs that are no habit
 REACH = 40  # characters looked at around a place: no abbreviation is longer
 
 
@@ -82,6 +85,51 @@ def shorten(text: str, fits: Callable[[str], bool]) -> list[Piece]:
     begin, end = _middle(text)
     left, right = shorten(text[:begin], fits), shorten(text[end:], fits)
     return [*left[:-1], Piece(left[-1].text, text[begin:end]), *right]
+
+
+def stopped(text: str) -> bool:
+    """Whether a text ends in a mark that ends a sentence, before whatever closes around it.
+
+    >>> stopped('He said "No."'), stopped("Chapter 1")
+    (True, False)
+    """
+    return text.rstrip().rstrip(CLOSING)[-1:] in (*STOPS, *WIDE)
+
+
+def unstopped(text: str) -> str:
+    """A text without the full stop at its end, if it is one stop, of the sentence, and no word by itself.
+
+    >>> unstopped("Un perro rojo."), unstopped("a las 3 p.m."), unstopped("Espera...")
+    ('Un perro rojo', 'a las 3 p.m.', 'Espera...')
+    """
+    inner = text.rstrip().rstrip(CLOSING)
+    if inner[-1:] not in ENDS or inner[-2:-1].isspace() or inner[-2:-1] in ("", *STOPS, *WIDE):
+        return text
+    bare = inner[:-1].split()[-1].lstrip(OPENING)
+    if LETTERS.match(bare) or NUMBERED.fullmatch(bare) or ABBREVIATION.fullmatch(bare) or "." in bare:
+        return text
+    return inner[:-1] + text[len(inner) :]
+
+
+class Habits(NamedTuple):
+    """What lines of a parallel text are like."""
+
+    split: bool  # a line is one sentence, mostly
+    stops: bool  # where a source ends in no stop, its target has no full stop
+
+
+def habits(pairs: Iterable[tuple[str, str]]) -> Habits:
+    """What the lines of a text are like, of which these are some.
+
+    >>> habits([("A dog.", "Un perro."), ("Two dogs", "Dos perros"), ("Sit. Stay!", "¡Siéntate! ¡Quieto!")])
+    Habits(split=True, stops=True)
+    """
+    lines = several = bare = gained = 0
+    for source, target in pairs:
+        lines, several = lines + 1, several + (len(split(source.strip())) > 1)
+        if not stopped(source):
+            bare, gained = bare + 1, gained + (unstopped(target) != target)
+    return Habits(2 * several <= lines, gained <= RARE * bare)
 
 
 def _pieces(text: str, cuts: Iterable[tuple[int, int]]) -> Iterator[Piece]:

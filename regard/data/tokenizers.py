@@ -16,6 +16,7 @@ if the kind is none.
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 _spare = map(chr, count(256))
 _BYTES = [chr(b) if chr(b).isprintable() and not chr(b).isspace() else next(_spare) for b in range(256)]
 _VALUES = {character: byte for byte, character in enumerate(_BYTES)}
+_FALLBACK = re.compile("<0x([0-9A-F]{2})>")  # how a unigram vocabulary writes a byte
 
 
 @dataclass(frozen=True)
@@ -208,12 +210,39 @@ class Tokenizer:
         self._check(ids)
         return [self._shown(i) for i in ids]
 
+    def spelled(self, i: int) -> bytes:
+        """What a token adds to a text: its characters in UTF-8, or bytes that are only a part of one.
+
+        >>> tokens = Tokenizer.learn(TokensConfig("byte", size=0), ["x"])
+        >>> [tokens.spelled(i) for i in tokens.encode("a☕")]
+        [b'a', b'\\xe2', b'\\x98', b'\\x95']
+        """
+        piece = str(self._rust.id_to_token(i))
+        if i <= UNK:
+            return b""
+        if self._decoders >= {"ByteLevel"}:
+            if all(character in _VALUES for character in piece):
+                return bytes(_VALUES[character] for character in piece)
+        elif self._decoders >= {"ByteFallback"} and (byte := _FALLBACK.fullmatch(piece)):
+            return bytes.fromhex(byte[1])
+        if self.kind == "other":
+            return self.decode([i]).encode()
+        if self.kind == "wordpiece":
+            piece = piece.removeprefix("##")
+        elif self.kind == "none":
+            piece = piece.removesuffix("@@")
+        return piece.replace("▁", " ").encode()
+
+    @cached_property
+    def _decoders(self) -> set[str]:
+        """Of which types the parts of its decoder are."""
+        part = json.loads(self._rust.to_str())["decoder"] or {}
+        return {each["type"] for each in (part, *part.get("decoders", ()))} if part else set()
+
     def _shown(self, i: int) -> str:
         piece = str(self._rust.id_to_token(i))
-        if i > UNK and self.kind in ("bpe", "byte"):
-            piece = bytes(_VALUES[character] for character in piece).decode("utf-8", "backslashreplace")
-        elif self.kind == "unigram" and 0 <= i - len(RESERVED) < 256:
-            piece = bytes([i - len(RESERVED)]).decode("utf-8", "backslashreplace")
+        if i > UNK and self._decoders & {"ByteLevel", "ByteFallback"} and self.kind != "other":
+            piece = self.spelled(i).decode("utf-8", "backslashreplace")
         return piece.replace(" ", "▁")
 
     def sample(self, text: str, dropout: float, random: Random) -> list[int]:

@@ -62,7 +62,8 @@ def whole(config: SearchConfig, request: Request) -> bool:
     (False, True)
     """
     edits = request.prefix or request.forbidden or config.block or config.repetition != 1.0
-    return bool(edits) or request.rule is not None or request.refusal is not None
+    awake = request.refusal is not None and request.refusal.wakes is None
+    return bool(edits) or request.rule is not None or awake
 
 
 class Candidates(NamedTuple):
@@ -114,6 +115,9 @@ class Beam:
     Diverse groups (Vijayakumar et al., 2018) choose one after the other: a token costs `diversity` for each beginning
     of an earlier group that goes on with it at this step. The price decides the choice only, scores stay the model's.
     Each group keeps its W best, and the outputs are the best of all these, each once.
+
+    A refusal that sleeps is not asked. A sentence that chooses a token at which it wakes leaves without an output: it
+    is to be searched for again with the refusal awake, which would have chosen the same up to there.
     """
 
     def __init__(self, config: SearchConfig, special: Special, longest: int | None) -> None:
@@ -126,6 +130,7 @@ class Beam:
         self._n = 1 if K == 1 else 2 * W + K - W
         self._bare = K == 1 and not config.scores
         self._whole = False
+        self._wakes: NDArray[np.bool_] | None = None
         self._sentences: list[Sentence] = []
         # Their numbers, (A,) each; `bound` is the score that a group must beat, that of the last hypothesis it keeps,
         # and `log_p` that of each beginning, -inf where there is none.
@@ -155,6 +160,9 @@ class Beam:
             self._written = [self._read(self._steps, r, lengths[a])[0] for r, a in enumerate(owner)]
         if self._whole:
             self._written += [[] for _ in indexed]
+        for _, request in indexed:
+            if request.refusal is not None and request.refusal.wakes is not None:
+                self._wakes = request.refusal.wakes
         self._state = np.append(self._state, new)
         self._row = np.append(self._row, np.tile(len(self) + np.arange(A)[:, None], self.width), axis=0)
         self._newest = np.append(self._newest, np.full(A, self._special.bos))
@@ -180,11 +188,17 @@ class Beam:
         stay = (log_p.reshape(A, G, W).max(2) / state["norm"][:, None] > state["bound"]).any(1) & ~full
         if self._config.patience is not None:
             stay &= state["ended"] < self._config.patience * K
+        woken = stay & False
+        if self._wakes is not None and not self._whole:
+            woken = (self._wakes.take(token, mode="clip") & (log_p > -math.inf)).any(axis=1)
+            stay &= ~woken
         outputs = []
         if stay.all():
             state["log_p"] = log_p
         else:
-            outputs = [(self._sentences[a].index, self._outputs(a)) for a in np.flatnonzero(~stay).tolist()]
+            outputs = [
+                (self._sentences[a].index, [] if woken[a] else self._outputs(a)) for a in np.flatnonzero(~stay).tolist()
+            ]
             self._sentences = [self._sentences[a] for a in np.flatnonzero(stay).tolist()]
             parent, own, token, self._state = parent[stay], own[stay], token[stay], state[stay]
             self._state["log_p"] = log_p[stay]

@@ -12,7 +12,7 @@ import torch
 
 from regard.decoding.beam import Beam, maximum, whole
 from regard.decoding.constrained import Constrained, check
-from regard.decoding.protocol import Hypothesis, Request, Rows, Searchable, SearchConfig, Special
+from regard.decoding.protocol import Awake, Hypothesis, Request, Rows, Searchable, SearchConfig, Special
 from regard.decoding.sampling import Sampling
 
 
@@ -109,16 +109,27 @@ def search(
 
     if workers <= 1:
         work()
-        return results
-    cores = torch.get_num_threads()
-    with ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(max(1, cores // workers))) as pool:
-        try:
-            for future in as_completed([pool.submit(work) for _ in range(workers)]):
-                future.result()
-        finally:  # the others need not go on after an error
-            stop.set()
-            torch.set_num_threads(cores)
+    else:
+        cores = torch.get_num_threads()
+        with ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(max(1, cores // workers))) as pool:
+            try:
+                for future in as_completed([pool.submit(work) for _ in range(workers)]):
+                    future.result()
+            finally:  # the others need not go on after an error
+                stop.set()
+                torch.set_num_threads(cores)
+    if woken := [i for i, outputs in enumerate(results) if not outputs]:
+        again = [_awake(requests[i]) for i in woken]
+        found = search(model, again, config, special, rows=rows, tokens=tokens, workers=workers or 1)
+        for i, outputs in zip(woken, found, strict=True):
+            results[i] = outputs
     return results
+
+
+def _awake(request: Request) -> Request:
+    """For a sentence at which its refusal has woken: a search in which it is awake from the beginning."""
+    assert request.refusal is not None, "only such a sentence has no output"
+    return replace(request, refusal=Awake(request.refusal))
 
 
 def stream(model: Searchable, request: Request, config: SearchConfig, special: Special) -> Iterator[list[int]]:
@@ -132,6 +143,12 @@ def stream(model: Searchable, request: Request, config: SearchConfig, special: S
     fleet.add([(0, request)])
     while True:
         done = fleet.step(rows)
+        if done and not done[0][1]:  # up to here, it would have said the same
+            request = _awake(request)
+            fleet, rows = _kind(request, config)(config, special, model.longest), model.rows()
+            rows.start([request.source])
+            fleet.add([(0, request)])
+            continue
         tokens = done[0][1][0].tokens if done else fleet.settled(0)
         if len(tokens) > said:
             yield tokens[said:]

@@ -75,8 +75,21 @@ class Rule(Protocol):
 class Refusal(Protocol):
     """What an output must not become: as a rule, but it says what may not follow, and all else may."""
 
+    @property
+    def wakes(self) -> NDArray[np.bool_] | None:
+        """(V,): until one of these is chosen, it refuses nothing but some of these. None: it is always awake."""
+
     def refused(self, written: Sequence[int]) -> Sequence[int]:
         """The ids that must not follow what is written."""
+
+
+class Awake:
+    """A refusal that is asked at every step, whatever is chosen."""
+
+    wakes = None
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refused = refusal.refused
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,11 @@ from regard.inspection.taps import attentions, record
 CROSS = "cross_attention"
 
 
+def attends_to_source(model: nn.Module) -> bool:
+    """Whether a model has an attention to align words by."""
+    return any(name.endswith(CROSS) for name in attentions(model))
+
+
 @torch.inference_mode()
 def source_attention(model: nn.Module, source: Tensor, target: Tensor, *, layer: int | None = None) -> Tensor:
     """How each position of a target attends to the source, mean over heads and over the decoder's layers: (B, T, S).

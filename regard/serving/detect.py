@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from regard.asks import short
 from regard.serving.errors import RefusalError
 
 ENOUGH = 2_000  # characters of a text to tell its language by
+LEAST = 1.0  # of 100: a guess below is none
 
 
 class Guess(NamedTuple):
@@ -33,6 +35,14 @@ class Detector:
         except ImportError:
             return None
         return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+
+    def sure(self, text: str, among: Iterable[str]) -> Guess:
+        """The language that a text is in; one without a letter is in any. Where none is likely, it says so."""
+        best = self.guess(text, among)[0]
+        if best.confidence < LEAST and any(map(str.isalpha, text)):
+            message = f"the language of {short(text)} cannot be told: {best.language} is {best.confidence} % likely"
+            raise RefusalError(400, f"{message}; name it as source", code="unknown_language")
+        return best
 
     def guess(self, text: str, among: Iterable[str] | None = None) -> list[Guess]:
         """The languages that a text may be in, the likeliest first; confidence is measured against all others, too."""

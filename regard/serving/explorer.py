@@ -48,6 +48,7 @@ class TranslateAsked(Asked):
     prefix: Ids = []
     beam: int = 1
     alternatives: int = 8
+    sentence: int = 0
 
 
 class LookAsked(Asked):
@@ -162,7 +163,7 @@ def router(registry: Registry) -> APIRouter:
     @routes.post("/api/translate")
     def translate(asked: TranslateAsked) -> StreamingResponse:
         live = models.get(asked.model)
-        lines = live.translate(asked.text, asked.prefix, asked.edits, asked.beam, asked.alternatives)
+        lines = live.translate(asked.text, asked.prefix, asked.edits, asked.beam, asked.alternatives, asked.sentence)
         return StreamingResponse(
             _ndjson(lines), media_type="application/x-ndjson", headers={"Cache-Control": "no-store"}
         )

@@ -9,7 +9,7 @@ from babel import Locale, UnknownLocaleError
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from regard.asks import Answer
+from regard.asks import Answer, listed
 from regard.serving import forms
 from regard.serving.detect import Guess
 from regard.serving.errors import RefusalError
@@ -51,6 +51,7 @@ class Translated(BaseModel):
     translatedText: str | list[str]  # noqa: N815  names of the API
     detectedLanguage: Detected | list[Detected] | None = Field(None, description="only for source auto")  # noqa: N815
     alternatives: list[str] | list[list[str]] | None = Field(None, description="only where asked for")
+    warning: str | list[str | None] | None = Field(None, description="only where the model can but guess, and at what")
 
 
 class Language(BaseModel):
@@ -133,6 +134,9 @@ def router(service: Service) -> APIRouter:
             said["detectedLanguage"] = [guess._asdict() for guess in guesses]
         if asked.alternatives:
             said["alternatives"] = [each[1:best] for each in outputs]
+        warnings = [_warning(answers[row]) for row in range(len(texts))]
+        if any(warnings):
+            said["warning"] = warnings
         return {name: values[0] if isinstance(asked.q, str) else values for name, values in said.items()}
 
     @routes.post(
@@ -173,7 +177,7 @@ def router(service: Service) -> APIRouter:
         """The language of each text: the one that is named, or a guess among those that have the target."""
         if source == "auto":
             among = [source for source, to in pairs if to == target]
-            return await asyncio.to_thread(lambda: [service.detector.guess(text, among)[0] for text in texts])
+            return await asyncio.to_thread(lambda: [service.detector.sure(text, among) for text in texts])
         source = known(source, [source for source, _ in pairs])
         if (source, target) not in pairs:
             raise RefusalError(400, f"{target} is not available as a target language from {source}")
@@ -206,6 +210,12 @@ def name_of(code: str) -> str:
         return Locale.parse(code, sep="-").get_display_name("en") or code
     except (UnknownLocaleError, ValueError):
         return code
+
+
+def _warning(answers: Sequence[Answer]) -> str | None:
+    """What a client is told where a text has something that the model cannot know."""
+    strange = list(dict.fromkeys(stretch for answer in answers for stretch in answer.unknown))
+    return f"the model has no sub-words for {listed(strange)}, and can only guess" if strange else None
 
 
 def _admit(texts: list[str], limit: int) -> int:

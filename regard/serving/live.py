@@ -27,11 +27,13 @@ from regard.asks import short
 from regard.core.attention import Tap
 from regard.core.quantised import dequantise, is_quantised
 from regard.data.batching import Batch
+from regard.data.sentences import split
+from regard.data.spelling import characters, unknown
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.beam import Beam, length_penalty, maximum
 from regard.decoding.edits import log_soft_max
 from regard.decoding.module import EncoderDecoder, Module
-from regard.decoding.protocol import Floats, Hypothesis, Request, SearchConfig, best_of
+from regard.decoding.protocol import Awake, Floats, Hypothesis, Request, SearchConfig, best_of
 from regard.inspection.measures import kind_of, layer_of, punctuation
 from regard.inspection.taps import attentions, edit, record
 from regard.inspection.views import dots
@@ -150,11 +152,18 @@ class Live:
                 raise ValueError(f"{name} has heads 0 to {self.attentions[name].heads - 1}, not {head}")
 
     def translate(
-        self, text: str, prefix: Sequence[int] = (), edits: Edits | None = None, beam: int = 1, alternatives: int = 8
+        self,
+        text: str,
+        prefix: Sequence[int] = (),
+        edits: Edits | None = None,
+        beam: int = 1,
+        alternatives: int = 8,
+        sentence: int = 0,
     ) -> Iterator[Line | None]:
         """A translation as lines: the source, each token as it is chosen, and what came of it.
 
-        The output begins with `prefix`, and is this alone if it ends in the end token. A wider beam gives its tokens
+        Of a text in several sentences, each of which the model reads by itself, one is looked at: the `sentence`, from
+        0. The output begins with `prefix`, and is this alone if it ends in the end token. A wider beam gives its tokens
         at the end, and None after each step before: a place to stop.
         """
         if len(text) > CHARACTERS:
@@ -164,19 +173,28 @@ class Live:
         for name, value, low, high in (("beam", beam, 1, BEAM), ("alternatives", alternatives, 0, ALTERNATIVES)):
             if not low <= value <= high:
                 raise ValueError(f"{name} = {value}: it lies between {low} and {high}")
-        source = self._ids("source", [*self.tokenizer.encode(text.strip()), EOS])
-        request = Request(source, self._ids("prefix", prefix))
         decode = self.translator.decode
+        sentences = [text.strip()] if decode.split is False else [piece.text for piece in split(text) if piece.text]
+        if not 0 <= sentence < len(sentences):
+            raise ValueError(f"sentence = {sentence}: the text has {len(sentences)}, counted from 0")
+        source = self._ids("source", [*self.tokenizer.encode(sentences[sentence]), EOS])
+        text_only = characters(self.tokenizer)
+        request = Request(source, self._ids("prefix", prefix), refusal=None if text_only is None else Awake(text_only))
         config = SearchConfig(beam=beam, alpha=decode.alpha, extra=decode.extra)
         if len(prefix) > (limit := maximum(request, config, self.longest)):
             raise TooLargeError(f"the prefix has {len(prefix)} tokens, the output at most {limit}: shorten the prefix")
-        return self._translating(request, self._changes(edits or {}), config, alternatives)
+        about = {
+            "sentences": sentences,
+            "sentence": sentence,
+            "unknown": unknown(self.tokenizer, sentences[sentence], source[:-1]),
+        }
+        return self._translating(request, self._changes(edits or {}), config, alternatives, about)
 
     def _translating(
-        self, request: Request, changes: Changes, config: SearchConfig, alternatives: int
+        self, request: Request, changes: Changes, config: SearchConfig, alternatives: int, about: Line
     ) -> Iterator[Line | None]:
         began = time.perf_counter()
-        yield {"kind": "source", "tokens": Shown(self.tokenizer).all(request.source)}
+        yield {"kind": "source", "tokens": Shown(self.tokenizer).all(request.source), **about}
         if config.beam == 1 or request.prefix[-1:] == (EOS,):
             steps = self._greedy(request, changes, maximum(request, config, self.longest))
         else:
@@ -199,13 +217,16 @@ class Live:
 
     def _greedy(self, request: Request, changes: Changes, limit: int) -> Iterator[tuple[Floats, int]]:
         """The log-probabilities (V,) of each step and the token that is chosen."""
-        rows, id = self._module.rows(), BOS
+        rows, id, written = self._module.rows(), BOS, list[int]()
         with self.turn(changes):
             rows.start([request.source])
         for step in range(limit):
             with self.turn(changes):
                 (log_p,) = log_soft_max(rows.step(np.array([id])))
-            id = request.prefix[step] if step < len(request.prefix) else int(log_p.argmax())
+            possible = log_p.copy()
+            possible[[] if request.refusal is None else request.refusal.refused(written)] = -math.inf
+            id = request.prefix[step] if step < len(request.prefix) else int(possible.argmax())
+            written.append(id)
             yield log_p, id
             if id == EOS:
                 return

@@ -70,7 +70,7 @@ class Queue:
         if tokens > self.config.tokens:
             message = f"Invalid request: {tokens} sub-words exceed the limit of {self.config.tokens}"
             raise RefusalError(400, message, reason="size", code="too_long")
-        asked = {"split": True, "best": best, "align": align, "beam": max(best, translator.decode.beam)}
+        asked = {"best": best, "align": align, "beam": max(best, translator.decode.beam)}
         return Job([Ask(text) for text in texts], Settings.of(asked, translator.decode).bare(), tokens)
 
     def submit(self, job: Job) -> Future[list[Answer]]:

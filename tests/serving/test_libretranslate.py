@@ -104,9 +104,21 @@ def test_auto_chooses_among_the_languages_that_have_the_target(registry: Registr
     assert all(0 <= each["confidence"] <= 100 for each in answer["detectedLanguage"])
     expected = [offline(registry, spanish, "third"), offline(registry, english, "second")]
     assert answer["translatedText"] == expected
-    single = post(address, {"q": spanish, "source": "auto", "target": "es"}).json()  # only English has it
-    assert single["detectedLanguage"]["language"] == "en"
-    assert single["detectedLanguage"]["confidence"] < 50
+    single = post(address, {"q": [english, spanish], "source": "auto", "target": "es"})  # only English has it
+    assert single.status_code == 400
+    assert re.fullmatch(
+        r"the language of '¿Dónde.*' cannot be told: en is 0.0 % likely; name it as source", single.json()["error"]
+    )
+    number = post(address, {"q": "12 + 3", "source": "auto", "target": "es"}).json()  # in any language
+    assert number["detectedLanguage"]["language"] == "en"
+
+
+def test_what_the_model_cannot_know_is_said(address: str) -> None:
+    fields = {"q": [LINES[0], "Привет, мир"], "source": "en", "target": "es"}
+    warning = "the model has no sub-words for 'Привет', 'мир', and can only guess"
+    assert post(address, fields).json()["warning"] == [None, warning]
+    assert post(address, {**fields, "q": "<b>Привет</b>, мир", "format": "html"}).json()["warning"] == warning
+    assert "warning" not in post(address, {**fields, "q": LINES[0]}).json()
 
 
 def test_without_the_library_there_is_no_detection_but_where_there_is_no_choice(

@@ -1,0 +1,112 @@
+"""Models, and the engine that searches for their outputs: the quickest that there is for them on this machine."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import nn
+
+from regard.asks import Settings
+from regard.core.attention import Tap
+from regard.data.spelling import whole
+from regard.data.tokenizers import Tokenizer
+from regard.data.vocabulary import PAD
+from regard.decoding import pool
+from regard.decoding.ensemble import Ensemble
+from regard.decoding.module import EncoderDecoder, Module
+from regard.decoding.protocol import Hypothesis, Request, Searchable
+from regard.decoding.rescoring import turned
+from regard.native import Native, Shortlists, UnavailableError, UnsupportedError
+from regard.requesting import SPECIAL
+
+ENGINES = ("auto", "native", "torch")
+
+
+class Searcher:
+    """One model, or several as an ensemble, and their tokenizer: requests in, tokens out."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        tokenizer: Tokenizer,
+        *,
+        engine: str,
+        workers: int | None,
+        rows: int,
+        bitwise: bool,
+        shortlists: Shortlists | None,
+        backward: bool,
+    ) -> None:
+        if engine not in ENGINES:
+            raise ValueError(f"engine = {engine!r}: choose one of {', '.join(ENGINES)}")
+        for name, value in (("workers", workers), ("rows", rows)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} = {value}: it must be at least 1")
+        self.models = [each.eval() for each in models]
+        self.model, self.tokenizer = self.models[0], tokenizer
+        self.engine, self.rows, self.bitwise, self.backward = engine, rows, bitwise, backward
+        self._workers, self._shortlists = workers, shortlists
+        self._made: tuple[object, Searchable] | None = None  # an engine, and what it was made from
+        self._without: str | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    @property
+    def searchable(self) -> Searchable:
+        """The engine that searches drive: PyTorch while somebody watches a tap, and made anew for changed weights."""
+        watched = any(tap.watchers for model in self.models for tap in model.modules() if isinstance(tap, Tap))
+        made_from = watched, [(p.data_ptr(), p._version) for model in self.models for p in model.parameters()]
+        if self._made is None or self._made[0] != made_from:
+            engines = [self._engine(model, watched) for model in self.models]
+            self._made = made_from, engines[0] if len(engines) == 1 else Ensemble(engines)
+        return self._made[1]
+
+    @property
+    def without_native(self) -> str | None:
+        """Why this machine cannot have the native engine, the quickest on a CPU; None: it can, or has no use for it."""
+        assert self.searchable
+        return self._without
+
+    def _engine(self, model: nn.Module, watched: bool) -> Searchable:
+        if self.engine != "torch" and self.device.type == "cpu" and not watched:
+            try:
+                return Native(model, shortlists=self._shortlists)
+            except UnavailableError as error:
+                reason = str(error)
+                self._without = None if isinstance(error, UnsupportedError) else reason
+        else:
+            reason = "a tap is watched" if watched else f"the engine is {self.engine}, the device {self.device}"
+        if self.engine == "native":
+            raise ValueError(f"there is no native engine for this model ({reason}): use torch")
+        if self._shortlists is not None:
+            raise ValueError(f"shortlists are for the native engine, and it cannot be used ({reason})")
+        return Module(cast(EncoderDecoder, model), pad=PAD, bitwise=self.bitwise)
+
+    def _search(self, requests: Sequence[Request], settings: Settings) -> list[list[Hypothesis]]:
+        engine = self._alone() if len(requests) == 1 else self.searchable
+        # PyTorch's products have threads of their own.
+        torch_only = isinstance(engine, Module) or (isinstance(engine, Ensemble) and not engine.ragged)
+        workers = self._workers or (1 if torch_only else torch.get_num_threads())
+        found = pool.search(engine, requests, settings.search, SPECIAL, rows=self.rows, workers=workers)
+        return [[self._whole(turned(h) if self.backward else h) for h in row] for row in found]
+
+    def _whole(self, h: Hypothesis) -> Hypothesis:
+        """An output without the beginning of a character at its end: it was cut there."""
+        n = whole(self.tokenizer, h.tokens)
+        return h if n == len(h.tokens) else replace(h, tokens=h.tokens[:n], token_scores=h.token_scores[:n])
+
+    def _streamed(self, request: Request, settings: Settings) -> Iterator[list[int]]:
+        """The tokens of an output, more and more of them: all that are certain, and make whole characters."""
+        ids: list[int] = []
+        for more in pool.stream(self._alone(), request, settings.search, SPECIAL):
+            ids += more
+            yield ids[: whole(self.tokenizer, ids)]
+
+    def _alone(self) -> Searchable:
+        """The engine for one sentence at a time: the cores share each product."""
+        engine = self.searchable
+        return engine.with_threads(self._workers or torch.get_num_threads()) if isinstance(engine, Native) else engine
