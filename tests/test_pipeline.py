@@ -82,6 +82,7 @@ def test_one_recipe_in_one_model_directory_out(folder: Path) -> None:
     assert (run / "tensorboard").iterdir()
     scores = json.loads((run / "evaluation.json").read_text())
     assert scores["BLEU"]["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+    assert scores["read"] == "sentence by sentence"
 
     translator = regard.load(run)
     assert isinstance(translator.translate("5 mars 1987"), str)
@@ -91,6 +92,25 @@ def test_one_recipe_in_one_model_directory_out(folder: Path) -> None:
     assert together[1] == ""
     assert translator.tokenizer.decode(translator.tokenizer.encode("5 mars")) == "5 mars"
     assert "5 mars 1987" in translator.attention_page("5 mars 1987")
+
+
+def test_a_model_reads_as_its_training_lines_were_written(folder: Path) -> None:
+    """Where most lines held several sentences, it reads lines; where targets have stops of their own, it keeps its."""
+    decode = recipes.load(str(learn(folder, "dates", "train.steps=1") / "recipe.yaml")).decode
+    assert (decode.split, decode.stops) == (True, True)
+    sources, targets = (folder / "train.src", folder / "train.tgt")
+    sources.write_text(
+        "".join(f"{line} It was so. Was it?\n" for line in sources.read_text("utf-8").splitlines()), "utf-8"
+    )
+    lines = learn(folder, "lines", "train.steps=1")
+    assert recipes.load(str(lines / "recipe.yaml")).decode.split is False
+    assert json.loads((lines / "evaluation.json").read_text())["read"] == "line by line"
+    assert regard.load(lines).reads == "line by line"
+    given = learn(folder, "given", "train.steps=1", "decode.split=true")
+    assert recipes.load(str(given / "recipe.yaml")).decode.split is True
+    sources.write_text("".join(f"{line[:-1]}\n" for line in sources.read_text("utf-8").splitlines()), "utf-8")
+    targets.write_text("".join(f"{line}.\n" for line in targets.read_text("utf-8").splitlines()), "utf-8")
+    assert recipes.load(str(learn(folder, "thai", "train.steps=1") / "recipe.yaml")).decode.stops is False
 
 
 def test_the_same_recipe_gives_the_same_bytes_and_its_own_dump_too(folder: Path) -> None:

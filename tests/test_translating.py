@@ -558,3 +558,26 @@ def test_a_pair_beyond_the_models_positions_is_named(model: Path, tmp_path: Path
         assert run_fails("score", ours, "--source", source, "--target", target) == (
             f"{long}:2 has 14 sub-words, the model has positions for 11: shorten it"
         )
+
+
+def test_no_sentence_of_a_line_is_lost(model: Path, translator: Translator) -> None:
+    lines = "a dog. Two men!\n\n  a cat?  A dog.\n"
+    a, b, c, d = (translator.hypotheses(text)[0].text for text in ("a dog.", "Two men!", "a cat?", "A dog."))
+    assert show("translate", model, stdin=lines) == "".join(
+        f"{each}\n".replace("\n", " ", each.count("\n")) for each in (f"{a} {b}", "", f"  {c}  {d}")
+    )
+    whole = translator.hypotheses("a dog. Two men!", split=False)[0].text.replace("\n", " ")
+    assert show("translate", model, "--no-split", stdin=lines).split("\n")[0] == whole
+
+
+def test_what_the_model_cannot_know_is_said(model: Path) -> None:
+    lines = "a dog\nПривет, a dog 😀\n" + "мир\n" * 6
+    found = run("translate", model, stdin=lines)
+    assert found.stdout.splitlines()[1].endswith(" 😀")
+    notes = found.stderr.splitlines()
+    assert notes[0] == "note: standard input:2: the model has no sub-words for 'Привет', and can only guess"
+    assert notes[-1] == "note: 7 lines in all hold what the model has no sub-words for"
+    assert len(notes) == 6
+    rows = [json.loads(row) for row in show("translate", model, "--json", stdin=lines).splitlines()]
+    assert [row.get("unknown") for row in rows[:3]] == [None, ["Привет"], ["мир"]]
+    assert run("translate", model, "--stream", stdin=lines).stderr.splitlines() == notes

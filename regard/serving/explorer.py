@@ -48,7 +48,7 @@ class TranslateAsked(Asked):
     prefix: Ids = []
     beam: int = 1
     alternatives: int = 8
-    sentence: int = 0
+    sentence: Annotated[int, Field(ge=0)] = 0
 
 
 class LookAsked(Asked):

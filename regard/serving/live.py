@@ -28,7 +28,7 @@ from regard.core.attention import Tap
 from regard.core.quantised import dequantise, is_quantised
 from regard.data.batching import Batch
 from regard.data.sentences import split
-from regard.data.spelling import characters, unknown
+from regard.data.spelling import characters, unknown, whole
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.beam import Beam, length_penalty, maximum
 from regard.decoding.edits import log_soft_max
@@ -163,8 +163,8 @@ class Live:
         """A translation as lines: the source, each token as it is chosen, and what came of it.
 
         Of a text in several sentences, each of which the model reads by itself, one is looked at: the `sentence`, from
-        0. The output begins with `prefix`, and is this alone if it ends in the end token. A wider beam gives its tokens
-        at the end, and None after each step before: a place to stop.
+        0, or the last. The output begins with `prefix`, and is this alone if it ends in the end token. A wider beam
+        gives its tokens at the end, and None after each step before: a place to stop.
         """
         if len(text) > CHARACTERS:
             raise TooLargeError(f"the text has {len(text):,} characters: at most {CHARACTERS:,} are looked at")
@@ -175,8 +175,7 @@ class Live:
                 raise ValueError(f"{name} = {value}: it lies between {low} and {high}")
         decode = self.translator.decode
         sentences = [text.strip()] if decode.split is False else [piece.text for piece in split(text) if piece.text]
-        if not 0 <= sentence < len(sentences):
-            raise ValueError(f"sentence = {sentence}: the text has {len(sentences)}, counted from 0")
+        sentence = min(sentence, len(sentences) - 1)
         source = self._ids("source", [*self.tokenizer.encode(sentences[sentence]), EOS])
         text_only = characters(self.tokenizer)
         request = Request(source, self._ids("prefix", prefix), refusal=None if text_only is None else Awake(text_only))
@@ -208,7 +207,7 @@ class Live:
             total += said["log_p"]
         yield {
             "kind": "done",
-            "text": self.tokenizer.decode(ids),
+            "text": self.tokenizer.decode(ids[: whole(self.tokenizer, ids)]),
             "log_probability": total,
             "score": total / length_penalty(len(ids), config.alpha, config.penalty),
             "cut": ids[-1] != EOS,

@@ -245,3 +245,20 @@ def test_without_an_atlas_the_sentence_is_measured(opened: Page) -> None:
     opened.locator("#tab-atlas").click()
     expect(opened.locator(".atlas-none code")).to_contain_text("regard heads")
     expect(opened.locator(".atlas-table tbody tr")).to_have_count(24)
+
+
+def test_of_several_sentences_one_is_looked_at_and_chosen(opened: Page, explorer: Explorer) -> None:
+    expect(opened.locator("#sentences")).to_be_hidden()
+    opened.locator("#text").fill(f"{SENTENCE}. A cat, Привет! A dog.")
+    expect(opened.locator("#one-of")).to_have_text("The model reads sentence by sentence. This is 1 of 3:")
+    expect(opened.locator("#unknown")).to_be_hidden()
+    opened.locator("#sentences button").nth(1).click()
+    expect(opened.locator("#one-of")).to_have_text("The model reads sentence by sentence. This is 2 of 3:")
+    said = explorer.translator().hypotheses("A cat, Привет!", beam=1)[0]
+    expect(opened.locator("#translation")).to_have_text(said.text.strip())
+    expect(opened.locator("#unknown")).to_contain_text("Привет")
+    assert state(opened)["sentence"] == "1"
+    opened.locator("#text").fill(SENTENCE)
+    expect(opened.locator("#translation")).to_have_text(TRANSLATION)
+    expect(opened.locator("#sentences")).to_be_hidden()
+    assert "sentence" not in state(opened)

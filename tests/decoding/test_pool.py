@@ -1,6 +1,7 @@
 """Sentences come and go, and neither company nor threads change what is found."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,33 @@ def test_neither_company_nor_order_nor_threads_change_anything(
     order = np.random.default_rng(seed).permutation(count).tolist()
     shuffled = search(model, [asked[i] for i in order], config, SPECIAL, **limits)
     assert key(shuffled) == key([alone[i] for i in order])
+
+
+class After:
+    """Refuses 5 after 4, and 6 as a beginning; it sleeps until one of them is chosen, or is always awake."""
+
+    def __init__(self, sleeps: bool) -> None:
+        self.wakes = np.isin(np.arange(8), [4, 5, 6]) if sleeps else None
+
+    def refused(self, written: Any) -> list[int]:
+        return [5] if written and written[-1] == 4 else [] if written else [6]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from(sorted(set(CONFIGS))), st.integers(1, 3))
+def test_a_refusal_may_sleep_until_it_matters(seed: int, name: str, workers: int) -> None:
+    model, config = random_markov(seed % 7), SearchConfig(**{"extra": 5} | CONFIGS[name])
+    asked = [replace(request, prefix=()) for request in requests(seed, 6)]
+    awake, asleep = ([replace(one, refusal=After(sleeps)) for one in asked] for sleeps in (False, True))
+    found = search(model, awake, config, SPECIAL, workers=workers)
+    if name == "bare":  # a greedy search without scores has some where everything is looked at
+        said = [[h.tokens for h in row] for row in search(model, asleep, config, SPECIAL, workers=workers)]
+        assert said == [[h.tokens for h in row] for row in found]
+    else:
+        assert key(search(model, asleep, config, SPECIAL, workers=workers)) == key(found)
+    if config.sampling is None:
+        for request, row in zip(asleep, found, strict=True):
+            assert [token for piece in stream(model, request, config, SPECIAL) for token in piece] == row[0].tokens
 
 
 def key(found: list[list[Hypothesis]]) -> str:

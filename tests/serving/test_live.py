@@ -275,3 +275,13 @@ def test_what_is_too_large_is_told_apart(live: Live) -> None:
 
 def test_a_factor_of_one_changes_nothing(live: Live) -> None:
     assert live.look([EOS], [EOS], {ENCODER: {0: 1.0, 1: 0.5}}).changes == ((ENCODER, 1, 0.5),)
+
+
+def test_of_several_sentences_one_is_looked_at(served: Translator, live: Live) -> None:
+    text = f"{LINES[0]}. Ça va? A {LINES[1]}!"
+    for k, sentence in enumerate([f"{LINES[0]}.", "Ça va?", f"A {LINES[1]}!"]):
+        first, *_, done = live.translate(text, sentence=k)
+        assert (first["sentence"], first["sentences"][k]) == (k, sentence)
+        assert first["unknown"] == served.hypotheses(sentence)[0].unknown
+        assert done["text"] == served.hypotheses(sentence, beam=1)[0].text
+    assert next(live.translate(text, sentence=7))["sentence"] == 2  # an old address

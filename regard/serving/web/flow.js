@@ -42,20 +42,22 @@ export const start = (store, { api, fail }) => {
   // The old output stays until the first token of the new one is there: nothing blinks while one types.
   const translate = (body, signal, put) => {
     let source = [];
+    let about = {};
     const target = [];
-    return api.translate({ text: state.text, beam: state.beam, ...body }, (line) => {
+    const { text, sentence, beam } = state;
+    return api.translate({ text, sentence, beam, ...body }, (line) => {
       const { kind, ...rest } = line;
       if (signal.aborted) return;
-      if (kind === "source") source = rest.tokens;
-      else if (kind === "token") put({ source, target: [...target, rest], done: null }, target.push(rest));
-      else if (kind === "done") put({ source, target: [...target], done: rest });
+      if (kind === "source") ({ tokens: source, ...about } = rest);
+      else if (kind === "token") put({ source, target: [...target, rest], done: null, ...about }, target.push(rest));
+      else if (kind === "done") put({ source, target: [...target], done: rest, ...about });
     }, signal);
   };
 
   const there = () => state.model !== "" && state.text.trim() !== "";
   const ids = (tokens) => tokens.map((token) => token.id);
   const lanes = {
-    original: lane("original", { source: [], target: [], done: null }, there, (signal) =>
+    original: lane("original", { source: [], target: [], done: null, sentences: [], unknown: [] }, there, (signal) =>
       translate({ model: state.model, prefix: state.prefix }, signal, set)),
     edited: lane("edited", { edited: null }, () => there() && edited(state), (signal) => {
       const { model, prefix, edits } = state;
@@ -77,13 +79,13 @@ export const start = (store, { api, fail }) => {
       const patient = changed.has("edits") && !keys.some((key) => key !== "edits" && changed.has(key));
       lanes[name](changed.has("text") && state.done ? TYPING : 0, patient);
     });
-  watch("original", ["models", "model", "text", "beam", "prefix"]);
-  watch("edited", ["models", "model", "text", "beam", "prefix", "edits"]);
+  watch("original", ["models", "model", "text", "sentence", "beam", "prefix"]);
+  watch("edited", ["models", "model", "text", "sentence", "beam", "prefix", "edits"]);
   watch("rescored", ["done", "edits"]);
-  watch("other", ["models", "compare", "text", "beam"]);
+  watch("other", ["models", "compare", "text", "sentence", "beam"]);
 
   // What a person asks next makes an old complaint stale; the first load may have one of its own.
-  subscribe(["text", "model", "compare", "beam", "prefix", "edits"], (_, changed) => {
+  subscribe(["text", "sentence", "model", "compare", "beam", "prefix", "edits"], (_, changed) => {
     if (!changed.has("models")) set({ error: null });
   });
   // Without edits there is no edited side to look at, nor another without a second model.

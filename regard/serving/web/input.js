@@ -5,7 +5,7 @@ import { h, sync } from "./dom.js";
 
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 // What was said about one output means nothing for the next.
-const anew = { prefix: [], step: null, locked: null, hover: null };
+const anew = { sentence: 0, prefix: [], step: null, locked: null, hover: null };
 
 export const mount = (_, store, { t, announce }) => {
   const { state, set, subscribe } = store;
@@ -44,6 +44,32 @@ export const mount = (_, store, { t, announce }) => {
       },
     );
   subscribe(["models", "model", "text"], showExamples);
+
+  // --- of several sentences, the one that is looked at; and what the model cannot know of it
+  const choose = ({ target }) => {
+    const sentence = [...$("sentences").children].indexOf(target);
+    set({ ...anew, sentence });
+    announce(t("input.one-of", { k: sentence + 1, n: state.sentences.length }));
+  };
+  const showSentences = () => {
+    const { sentences, sentence, unknown } = state;
+    const several = sentences.length > 1;
+    $("one-of").hidden = $("sentences").hidden = !several;
+    if (several) $("one-of").textContent = t("input.one-of", { k: sentence + 1, n: sentences.length });
+    sync(
+      $("sentences"),
+      several ? sentences : [],
+      () => h("button", { type: "button", class: "example", dir: "auto", onclick: choose }),
+      (button, each, index) => {
+        button.textContent = each;
+        button.lang = modelOf(state)?.source ?? "";
+        button.setAttribute("aria-pressed", index === sentence);
+      },
+    );
+    $("unknown").hidden = !unknown.length;
+    if (unknown.length) $("unknown").textContent = t("input.unknown", { texts: unknown.join(" · ") });
+  };
+  subscribe(["sentences", "sentence", "unknown", "language"], showSentences);
 
   // --- models
   const arrow = (model) => (model.error ? t("model.broken", model) : `${model.id} · ${model.source} → ${model.target}`);

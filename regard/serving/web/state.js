@@ -2,9 +2,10 @@
 // by `store.subscribe`. What a person chose is kept in the address, so that a link shows the same thing again.
 
 export const initial = () => ({
-  models: [], model: "", compare: "", text: "", beam: 1,
+  models: [], model: "", compare: "", text: "", sentence: 0, beam: 1,
   prefix: [], edits: {},
   source: [], target: [], done: null, // the model as it is
+  sentences: [], unknown: [], // of the text: the model reads one; of this: what it has no sub-words for
   edited: null, rescored: null, // with the edits: {target, done}; the original's output under them
   other: null, // the second model: {source, target, done}
   step: null, side: "original",
@@ -65,6 +66,7 @@ const selection = {
 
 const written = {
   model: plain, compare: plain, text: plain,
+  sentence: { write: String, read: whole },
   beam: choice(1, 4),
   prefix: { write: (ids) => ids.join(","), read: wholes },
   edits: factors,
