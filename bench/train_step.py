@@ -1,10 +1,13 @@
 """Training speed and peak memory beside PyTorch's and Hugging Face's Transformer of the same shape.
 
-    python bench/train_step.py [tiny] [base] [--dropout paper|everywhere] [--recompute feed_forward] [--rounds N]
+    python bench/train_step.py [tiny] [base] [--precisions fp32 bf16] [--dropout paper|everywhere]
+        [--recompute feed_forward] [--rounds N]
 
 One step is forward, label-smoothed loss, backward, clipping and Adam (fused), on the same batches of right-padded
-sentences, bucketed by length. Each contestant has a process of its own, so that none inherits the other's heap, and
-they take turns; printed are medians over the rounds. Peak memory is what model and steps add to the resident set.
+sentences, bucketed by length. bf16 is `torch.autocast`; where the processor has instructions for it, each contestant
+runs in both precisions, and is compared with the better one of each peer. Each has a process of its own, so that none
+inherits the other's heap, and they take turns; printed are medians over the rounds. The worse precision of a peer has
+one round only, after which its memory is given back. Peak memory is what model and steps add to the resident set.
 """
 
 import argparse
@@ -14,6 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +39,19 @@ TOKENS = 4096  # target tokens of a batch
 SMOOTHING = 0.1
 PAD = 0
 Backward = Callable[[Tensor, Tensor, Tensor], None]
+Entrant = tuple[str, str]  # a contestant and its precision
+
+
+def precisions() -> list[str]:
+    """What this processor has instructions for; elsewhere PyTorch is very slow in bf16."""
+    about = Path("/proc/cpuinfo")
+    known = about.read_text("utf-8") if about.exists() else ""
+    return ["fp32", "bf16"] if "avx512_bf16" in known or "amx_bf16" in known else ["fp32"]
+
+
+def cast(precision: str) -> AbstractContextManager[object]:
+    """In which a forward pass has a precision: for the thread that it runs in."""
+    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def batches(vocabulary: int, count: int = 4, seed: int = 0) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -49,7 +67,7 @@ def batches(vocabulary: int, count: int = 4, seed: int = 0) -> list[tuple[Tensor
     return result
 
 
-def ours(config: TransformerConfig, recomputed: str = "nothing") -> tuple[nn.Module, Backward]:
+def ours(config: TransformerConfig, precision: str, recomputed: str = "nothing") -> tuple[nn.Module, Backward]:
     """regard as its training loop runs it: a thread for each core, and the loss in blocks."""
     model, shards = Transformer(config), Shards()
     recompute(RECOMPUTED[recomputed](model))
@@ -59,7 +77,8 @@ def ours(config: TransformerConfig, recomputed: str = "nothing") -> tuple[nn.Mod
         tokens = (labels != PAD).sum()
 
         def loss(*rows: Tensor) -> Tensor:
-            return objective(*rows) / tokens
+            with cast(precision):
+                return objective(*rows) / tokens
 
         shards.backward(loss, parameters, (source, target, labels))
 
@@ -103,12 +122,18 @@ class TorchTransformer(nn.Module):
         return hidden @ self.tokens.weight.T
 
 
-def torch_nn(c: TransformerConfig) -> tuple[nn.Module, Backward]:
+def torch_nn(c: TransformerConfig, precision: str) -> tuple[nn.Module, Backward]:
     model = TorchTransformer(c)
-    return model, lambda source, target, labels: _backward(model(source, target), labels)
+
+    def backward(source: Tensor, target: Tensor, labels: Tensor) -> None:
+        with cast(precision):
+            loss = _loss(model(source, target), labels)
+        loss.backward()
+
+    return model, backward
 
 
-def marian(c: TransformerConfig) -> tuple[nn.Module, Backward]:
+def marian(c: TransformerConfig, precision: str) -> tuple[nn.Module, Backward]:
     from transformers import MarianConfig, MarianMTModel
 
     model = MarianMTModel(
@@ -134,22 +159,26 @@ def marian(c: TransformerConfig) -> tuple[nn.Module, Backward]:
 
     def backward(source: Tensor, target: Tensor, labels: Tensor) -> None:
         keep = (source != PAD).long()
-        _backward(model(input_ids=source, attention_mask=keep, decoder_input_ids=target).logits, labels)
+        with cast(precision):
+            logits = model(input_ids=source, attention_mask=keep, decoder_input_ids=target).logits
+            loss = _loss(logits, labels)
+        loss.backward()
 
     return model, backward
 
 
-def _backward(logits: Tensor, labels: Tensor) -> None:
+def _loss(logits: Tensor, labels: Tensor) -> Tensor:
     logits, labels = logits.flatten(0, 1), labels.flatten()
-    F.cross_entropy(logits, labels, ignore_index=PAD, label_smoothing=SMOOTHING).backward()
+    return F.cross_entropy(logits, labels, ignore_index=PAD, label_smoothing=SMOOTHING)
 
 
 CONTESTANTS = {"regard": ours, "torch.nn.Transformer": torch_nn, "Hugging Face Marian": marian}
 
 
-def stepper(name: str, config: TransformerConfig, recomputed: str) -> Callable[[Tensor, Tensor, Tensor], None]:
+def stepper(entrant: Entrant, config: TransformerConfig, recomputed: str) -> Callable[[Tensor, Tensor, Tensor], None]:
     torch.manual_seed(0)
-    model, backward = ours(config, recomputed) if name == "regard" else CONTESTANTS[name](config)
+    name, precision = entrant
+    model, backward = ours(config, precision, recomputed) if name == "regard" else CONTESTANTS[name](config, precision)
     model.train()
     optimiser = torch.optim.Adam(model.parameters(), 1e-4, (0.9, 0.98), 1e-9, fused=True)
 
@@ -162,14 +191,14 @@ def stepper(name: str, config: TransformerConfig, recomputed: str) -> Callable[[
     return step
 
 
-def work(name: str, config: TransformerConfig, recomputed: str) -> None:
+def work(entrant: Entrant, config: TransformerConfig, recomputed: str) -> None:
     """A contestant in its own process: for each line on standard input a round, answered with labels a second."""
     data = batches(config.vocabulary)
     tokens = sum(int((labels != PAD).sum()) for _, _, labels in data)
-    if name == "Hugging Face Marian":
+    if entrant[0] == "Hugging Face Marian":
         import transformers.models.marian.modeling_marian  # noqa: F401  its imports do not count as memory
     with PeakMemory() as peak:
-        step = stepper(name, config, recomputed)
+        step = stepper(entrant, config, recomputed)
         for batch in data[::3]:
             step(*batch)
         print("ready", flush=True)
@@ -181,21 +210,43 @@ def work(name: str, config: TransformerConfig, recomputed: str) -> None:
     print(peak.mib, flush=True)
 
 
-def compete(arguments: list[str], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Tokens a second (median over the rounds) and peak MiB of each contestant."""
-    workers, speed, memory = {}, {name: [] for name in CONTESTANTS}, {}
+class Worker:
+    """A contestant at work in its own process."""
+
+    def __init__(self, entrant: Entrant, arguments: list[str]) -> None:
+        command = [sys.executable, __file__, *arguments, "--work-as", *entrant]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        if self._process.stdout.readline() != "ready\n":
+            raise SystemExit(f"{' '.join(entrant)} did not start")
+
+    def round(self) -> float:
+        """Tokens a second."""
+        print("go", file=self._process.stdin, flush=True)
+        return float(self._process.stdout.readline())
+
+    def end(self) -> float:
+        """Its peak memory in MiB."""
+        return float(self._process.communicate()[0])
+
+
+def compete(arguments: list[str], among: list[str], rounds: int) -> tuple[dict[Entrant, float], dict[Entrant, float]]:
+    """Tokens a second (median over the rounds) and peak MiB of each contestant in each precision."""
+    workers: dict[Entrant, Worker] = {}
+    speed: dict[Entrant, list[float]] = {}
+    memory: dict[Entrant, float] = {}
     for name in CONTESTANTS:
-        command = [sys.executable, __file__, *arguments, "--work-as", name]
-        workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-        if workers[name].stdout.readline() != "ready\n":
-            raise SystemExit(f"{name} did not start")
-    for _ in range(rounds):
-        for name, worker in workers.items():  # the others wait for their turn
-            print("go", file=worker.stdin, flush=True)
-            speed[name].append(float(worker.stdout.readline()))
-    for name, worker in workers.items():
-        memory[name] = float(worker.communicate()[0])
-    return {name: statistics.median(values) for name, values in speed.items()}, memory
+        own = [(name, precision) for precision in among]
+        for entrant in own:
+            workers[entrant] = Worker(entrant, arguments)
+            speed[entrant] = [workers[entrant].round()]
+        if name != "regard":
+            for entrant in sorted(own, key=lambda each: speed[each][0])[:-1]:
+                memory[entrant] = workers.pop(entrant).end()
+    for _ in range(rounds - 1):
+        for entrant, worker in workers.items():  # the others wait for their turn
+            speed[entrant].append(worker.round())
+    memory |= {entrant: worker.end() for entrant, worker in workers.items()}
+    return {entrant: statistics.median(values) for entrant, values in speed.items()}, memory
 
 
 def main() -> None:
@@ -204,29 +255,36 @@ def main() -> None:
     parser.add_argument("--dropout", choices=["paper", "everywhere"], default="paper")
     parser.add_argument("--recompute", choices=RECOMPUTED, default="nothing", help="what regard computes twice")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--work-as", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=precisions())
+    parser.add_argument("--work-as", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     extra = {"attention_dropout": 0.1, "feed_forward_dropout": 0.1} if args.dropout == "everywhere" else {}
     for shape in args.shapes:
         config = PRESETS[shape](VOCABULARY[shape], dropout=0.1, **extra)
         if args.work_as:
-            work(args.work_as, config, args.recompute)
+            work(tuple(args.work_as), config, args.recompute)
             continue
-        speed, memory = compete([shape, "--dropout", args.dropout, "--recompute", args.recompute], args.rounds)
+        how = [shape, "--dropout", args.dropout, "--recompute", args.recompute]
+        speed, memory = compete(how, args.precisions, args.rounds)
+        best = {name: max((each for each in speed if each[0] == name), key=speed.__getitem__) for name in CONTESTANTS}
         table = Table(
-            title=f"{shape}, vocabulary {config.vocabulary:,}, {TOKENS:,} target tokens, dropout {args.dropout}"
+            title=f"{shape}, vocabulary {config.vocabulary:,}, {TOKENS:,} target tokens, dropout {args.dropout}",
+            caption="* the better precision of each; ratios are of regard in its better one",
         )
-        for column in ("", "tokens/s", "regard: speed", "peak MiB", "regard: memory"):
-            table.add_column(column, justify="right" if column else "left", no_wrap=True)
-        for name in CONTESTANTS:
+        for column in ("", " ", "tokens/s", "regard: speed", "peak MiB", "regard: memory"):
+            table.add_column(column, justify="right" if column.strip() else "left", no_wrap=True)
+        ours = best["regard"]
+        for entrant in speed:
+            name, precision = entrant
             table.add_row(
                 name,
-                f"{speed[name]:,.0f}",
-                f"{speed['regard'] / speed[name]:.2f}x",
-                f"{memory[name]:,.0f}",
-                f"{memory['regard'] / memory[name]:.2f}x",
+                f"{precision}{' *' if entrant == best[name] else ''}",
+                f"{speed[entrant]:,.0f}",
+                f"{speed[ours] / speed[entrant]:.2f}x",
+                f"{memory[entrant]:,.0f}",
+                f"{memory[ours] / memory[entrant]:.2f}x",
             )
-        Console().print(table)
+        Console(width=110).print(table)
 
 
 if __name__ == "__main__":
