@@ -180,6 +180,9 @@ def explore(
     host: Annotated[str, typer.Option(help="Listen at this address.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="And at this port; 0: any that is free.")] = 0,
     anyone: Annotated[bool, typer.Option("--anyone", help="Let other machines see the page, too.")] = False,
+    host_name: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Answer to this name, too; * is any.")
+    ] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
 ) -> None:
     """Open a page that shows every head of a model at work, and lets you change them."""
@@ -199,7 +202,7 @@ def explore(
 
     logging.getLogger("regard").setLevel(logging.WARNING)  # one's own requests are no news
     places = [located(model) for model in models] if models else [located()]
-    run(places, ServeConfig(host=host, port=port, anyone=anyone), ready=ready)
+    run(places, ServeConfig(host=host, port=port, anyone=anyone, host_names=tuple(host_name or ())), ready=ready)
 
 
 def serve(
@@ -210,6 +213,9 @@ def serve(
         Path | None, typer.Option(metavar="FILE", help="API keys, one a line; or set REGARD_API_KEYS.")
     ] = None,
     anyone: Annotated[bool, typer.Option("--anyone", help="Without a key, serve other machines, too.")] = False,
+    host_name: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Answer to this name, too; * is any.")
+    ] = None,
     rate: Annotated[int | None, typer.Option(help="Requests a minute, of each client.")] = None,
     characters: Annotated[int, typer.Option(help="Of a request, at most.")] = 10_000,
     tokens: Annotated[int, typer.Option(help="Sub-words of a request, at most.")] = 10_000,
@@ -234,6 +240,7 @@ def serve(
         port=port,
         api_keys=read_keys(keys),
         anyone=anyone,
+        host_names=tuple(host_name or ()),
         rate=rate,
         characters=characters,
         tokens=tokens,

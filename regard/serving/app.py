@@ -37,7 +37,7 @@ def create_app(registry: Registry, config: ServeConfig | None = None) -> FastAPI
         app.include_router(room.router(service))
     if config.explorer:
         guard = Depends(service.door.guard)
-        app.include_router(explorer.router(registry), dependencies=[guard], include_in_schema=False)
+        app.include_router(explorer.router(service), dependencies=[guard], include_in_schema=False)
 
     @app.get("/", include_in_schema=False)
     async def home() -> RedirectResponse:

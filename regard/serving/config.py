@@ -1,11 +1,13 @@
 """How a server behaves: one frozen dataclass, and where its keys come from."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 KEYS = "REGARD_API_KEYS"
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+?)\.?)(?::\d*)?", re.ASCII)  # an address in brackets, or a name
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,7 @@ class ServeConfig:
     port: int = 8000  # 0: any that is free
     api_keys: tuple[str, ...] = ()  # one of them is asked for, if there are any
     anyone: bool = False  # listen beyond this machine although there is no key
+    host_names: tuple[str, ...] = ()  # by which it is asked besides its own; "*": any
     rate: int | None = None  # requests of a key, or of an address, in a minute
     characters: int = 10_000  # of the texts of a request
     tokens: int = 10_000  # sub-words of them
@@ -33,6 +36,9 @@ class ServeConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} = {value}: it must be at least 1")
+        for name in self.host_names:
+            if name != "*" and host_name(name) is None:
+                raise ValueError(f"host_names = {name!r}: write the name of a host, as translate.example.org")
         if not 0 < self.seconds <= 1e6:
             raise ValueError(f"seconds = {self.seconds}: it must be more than 0, and no more than a million")
         if not 0 <= self.wait_ms <= 1e6:
@@ -42,6 +48,16 @@ class ServeConfig:
     def body(self) -> int:
         """Bytes of the largest body: a character that a form spells out, such as %F0%9F%90%88, has twelve."""
         return 2**16 + 12 * self.characters
+
+
+def host_name(host: str) -> str | None:
+    """The name or address in a `Host` header, without its port; None if there is none.
+
+    >>> host_name("LocalHost:8000"), host_name("[::1]:8000"), host_name("127.0.0.1"), host_name("a@b")
+    ('localhost', '::1', '127.0.0.1', None)
+    """
+    found = HOST.fullmatch(host.lower())
+    return (found[1] or found[2]) if found else None
 
 
 def read_keys(file: Path | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:

@@ -1,13 +1,17 @@
 """The explorer's page and its routes: docs/explorer.md describes them."""
 
+import asyncio
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from importlib import resources
 from threading import Lock
-from typing import Annotated, Any, Literal
+from time import monotonic
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -15,24 +19,25 @@ from fastapi.responses import JSONResponse, RedirectResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from regard.api import Translator
+from regard.decoding.protocol import DAMAGED
 from regard.serving import looks
+from regard.serving.errors import RefusalError
 from regard.serving.live import Line, Live, Look, TooLargeError
 from regard.serving.packing import pack
 from regard.serving.registry import Registry, UnknownModelError
+from regard.serving.service import Service
 from regard.serving.shown import examples
+from regard.serving.turns import in_thread
 
 log = logging.getLogger(__name__)
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 FILE = re.compile(rf"[a-z0-9_-]+\.({'|'.join(TYPES)})", re.ASCII)
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
+END: Line = {}  # that comes after the last
 Ids = list[int]
+T = TypeVar("T")
 
 
 class Asked(BaseModel):
@@ -99,8 +104,7 @@ class Plain(APIRoute):
             except TooLargeError as error:
                 response = _error(413, str(error))
             except ValueError as error:
-                response = _error(400, str(error))
-            response.headers.update(HEADERS)
+                response = _error(503 if str(error) == DAMAGED else 400, str(error))
             return response
 
         return answer
@@ -146,67 +150,101 @@ class _Models:
             "atlas": (served.path / "heads.json").is_file(),
         }
 
-    def look(self, asked: LookAsked) -> tuple[Live, Look]:
-        live = self.get(asked.model)
-        return live, live.look(asked.source, asked.target, asked.edits)
+
+class Lines(StreamingResponse):
+    """Lines of JSON, whose request keeps its place in the queue until the last of them is sent."""
+
+    def __init__(self, lines: AsyncIterator[bytes], place: ExitStack) -> None:
+        super().__init__(lines, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        with self._place:
+            await super().__call__(scope, receive, send)
 
 
-def router(registry: Registry) -> APIRouter:
+def router(service: Service) -> APIRouter:
     """The page under /explore/, and what it asks under /explore/api/."""
-    models = _Models(registry)
+    registry, models = service.registry, _Models(service.registry)
     routes = APIRouter(prefix="/explore", route_class=Plain, include_in_schema=False)
 
+    async def looked(request: Request, asked: LookAsked, answer: Callable[[Live, Look], T], *, long: bool = False) -> T:
+        def work() -> T:
+            live = models.get(asked.model)
+            return answer(live, live.look(asked.source, asked.target, asked.edits))
+
+        return await service.attended(request, service.looked(registry.get(asked.model), work, long=long))
+
     @routes.get("/api/models")
-    def get_models() -> dict[str, Any]:
-        return {"default": registry.ids[0], "models": [models.about(id) for id in registry.ids]}
+    async def get_models(request: Request) -> dict[str, Any]:
+        asked = [service.looked(served, partial(models.about, served.id)) for served in registry]
+        return {"default": registry.ids[0], "models": await service.attended(request, _together(asked))}
 
     @routes.post("/api/translate")
-    def translate(asked: TranslateAsked) -> StreamingResponse:
-        live = models.get(asked.model)
-        lines = live.translate(asked.text, asked.prefix, asked.edits, asked.beam, asked.alternatives, asked.sentence)
-        return StreamingResponse(
-            _ndjson(lines), media_type="application/x-ndjson", headers={"Cache-Control": "no-store"}
-        )
+    async def translate(asked: TranslateAsked, request: Request) -> Lines:
+        queue, end = service.queues[registry.get(asked.model).id], monotonic() + service.config.seconds
+
+        def begin() -> Iterator[Line | None]:
+            live = models.get(asked.model)
+            how = asked.beam, asked.alternatives, asked.sentence
+            return live.translate(asked.text, asked.prefix, asked.edits, *how)
+
+        with ExitStack() as place:
+            place.enter_context(queue.place())
+            lines = await service.attended(request, in_thread(queue.short, begin))
+
+            async def following() -> Line | None:
+                try:
+                    async with asyncio.timeout(end - monotonic()):
+                        return await in_thread(queue.short, lambda: next(lines, END))
+                except TimeoutError:
+                    raise service.late() from None
+
+            return Lines(_ndjson(following), place.pop_all())
 
     @routes.post("/api/score")
-    def score(asked: ScoreAsked) -> dict[str, Any]:
-        live, look = models.look(asked)
-        return live.score(look, asked.alternatives)
+    async def score(asked: ScoreAsked, request: Request) -> Response:
+        return await looked(request, asked, lambda live, look: _json(live.score(look, asked.alternatives)))
 
     @routes.post("/api/maps")
-    def maps(asked: MapsAsked) -> Response:
-        live, look = models.look(asked)
-        found = looks.maps(live, look, asked.view, [(each.name, each.heads) for each in asked.attentions])
-        data = pack(asked.view, found, dtype=asked.dtype, pool=asked.pool)
-        return Response(data, media_type="application/octet-stream")
+    async def maps(asked: MapsAsked, request: Request) -> Response:
+        def answer(live: Live, look: Look) -> bytes:
+            found = looks.maps(live, look, asked.view, [(each.name, each.heads) for each in asked.attentions])
+            return pack(asked.view, found, dtype=asked.dtype, pool=asked.pool)
+
+        return Response(await looked(request, asked, answer), media_type="application/octet-stream")
 
     @routes.post("/api/neuron")
-    def neuron(asked: NeuronAsked) -> dict[str, Any]:
-        live, look = models.look(asked)
-        return looks.neuron(live, look, asked.attention, asked.head, asked.query)
+    async def neuron(asked: NeuronAsked, request: Request) -> Response:
+        one = asked.attention, asked.head, asked.query
+        return await looked(request, asked, lambda live, look: _json(looks.neuron(live, look, *one)))
 
     @routes.post("/api/measures")
-    def measures(asked: LookAsked) -> dict[str, Any]:
-        return looks.measures(*models.look(asked))
+    async def measures(asked: LookAsked, request: Request) -> Response:
+        return await looked(request, asked, lambda live, look: _json(looks.measures(live, look)), long=True)
 
     @routes.post("/api/faithfulness")
-    def faithfulness(asked: LookAsked) -> dict[str, Any]:
-        return looks.faithfulness(*models.look(asked))
+    async def faithfulness(asked: LookAsked, request: Request) -> Response:
+        return await looked(request, asked, lambda live, look: _json(looks.faithfulness(live, look)), long=True)
 
     @routes.get("/api/atlas")
-    def atlas(model: str | None = None) -> Response:
+    async def atlas(request: Request, model: str | None = None) -> Response:
         served = registry.get(model)
         path = served.path / "heads.json"
         try:
-            return Response(json.dumps(json.loads(path.read_bytes())), media_type="application/json")
+            found = service.looked(served, lambda: json.dumps(json.loads(path.read_bytes())))
+            return Response(await service.attended(request, found), media_type="application/json")
         except FileNotFoundError:
             raise HTTPException(404, f"{served.id} has no atlas: run `regard heads {served.path} ...`") from None
         except (OSError, ValueError, RecursionError) as error:
             raise HTTPException(503, f"{path} cannot be read: {error}") from None
 
     @routes.post("/api/page")
-    def page(asked: LookAsked) -> Response:
-        html = looks.page(*models.look(asked)).encode("utf-8", "xmlcharrefreplace")
+    async def page(asked: LookAsked, request: Request) -> Response:
+        html = await looked(
+            request, asked, lambda live, look: looks.page(live, look).encode("utf-8", "xmlcharrefreplace"), long=True
+        )
         name = {"Content-Disposition": 'attachment; filename="attention.html"'}
         return Response(html, media_type="text/html", headers=name)
 
@@ -237,13 +275,25 @@ def _file(name: str, request: Request) -> Response:
     return Response(content, media_type=f"{TYPES[known[1]]}; charset=utf-8", headers=headers)
 
 
-def _ndjson(lines: Iterator[Line | None]) -> Iterator[bytes]:
+async def _ndjson(following: Callable[[], Awaitable[Line | None]]) -> AsyncIterator[bytes]:
     """Each line as JSON; an empty piece where there is none yet, at which a client that has left is noticed."""
     try:
-        for line in lines:
+        while (line := await following()) is not END:
             yield b"" if line is None else json.dumps(line, ensure_ascii=False).encode() + b"\n"
     except Exception as error:
-        if not isinstance(error, ValueError):
+        known = isinstance(error, ValueError | RefusalError)
+        if not known:
             log.exception("the explorer failed in mid-stream")
-        message = str(error) if isinstance(error, ValueError) else "internal error"
-        yield json.dumps({"kind": "error", "error": message}).encode() + b"\n"
+        yield json.dumps({"kind": "error", "error": str(error) if known else "internal error"}).encode() + b"\n"
+
+
+def _json(content: Any) -> JSONResponse:
+    """An answer, written in the thread that found it: the larger ones take a while."""
+    try:
+        return JSONResponse(content)
+    except ValueError:  # JSON has no NaN
+        raise ValueError(DAMAGED) from None
+
+
+async def _together(asked: Iterable[Awaitable[T]]) -> list[T]:
+    return await asyncio.gather(*asked)

@@ -73,9 +73,10 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": description}
     for status, description in {
         400: BAD,
-        403: "invalid key",
+        403: "invalid key, or a page of an origin that may not ask",
         408: "the body came too slowly",
         413: "the body is too large",
+        421: "the server is not called so",
         429: "slow down, and try again after `Retry-After` seconds",
         503: "the model cannot be loaded, or the server is shutting down",
         504: "it took too long",
@@ -142,7 +143,7 @@ def router(service: Service) -> APIRouter:
     @routes.post(
         "/detect",
         response_model=list[Detected],
-        responses={status: PROBLEMS[status] for status in (400, 403, 408, 413, 429, 504)},
+        responses={status: PROBLEMS[status] for status in (400, 403, 408, 413, 421, 429, 504)},
         openapi_extra=_body(DetectRequest, service, pairs),
         summary="Guess the language of a text.",
     )

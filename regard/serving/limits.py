@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import hashlib
+import ipaddress
 import logging
 import secrets
 import time
@@ -10,14 +12,23 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from fastapi import Request
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.serving.config import ServeConfig
 from regard.serving.errors import ClientGoneError, RefusalError, response
 from regard.serving.metrics import Metrics
+from regard.serving.names import Names
 
 LOG = logging.getLogger("regard.serving")
 REMEMBERED = 10_000  # keys and addresses whose rate is known
+GUESSES = 10  # wrong keys that an address may offer in a minute
+HEADERS = {  # of every answer that has no other
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 GONE = 499  # no status of HTTP's: what the log says of a client that did not wait
 
 
@@ -45,37 +56,71 @@ class Rate:
             self._saved.popitem(last=False)
         return 0.0 if allowed else (1 - left) * 60 / self.per_minute
 
+    def back(self, client: str) -> None:
+        """That request does not count."""
+        if client in self._saved:
+            left, then = self._saved[client]
+            self._saved[client] = left + 1, then
+
 
 class Doorkeeper:
-    """Asks for a key where there are any, and sends away who asks too often."""
+    """Asks for a key where there are any, and sends away who asks too often, or offers too many wrong keys.
+
+    Who has offered too many is not told whether the next is right: else guessing would go on. But others may share the
+    address, behind a proxy for instance: a key that was right from there before is let in at any time.
+    """
 
     def __init__(self, config: ServeConfig) -> None:
         self._keys = [key.encode() for key in config.api_keys]
+        self._guesses, self._right = Rate(GUESSES), OrderedDict[tuple[str, bytes], None]()
         self._rate = None if config.rate is None else Rate(config.rate)
 
     def admit(self, request: Request, key: str | None = None) -> None:
         """Let a request in or refuse it; `key` is one that came in its body."""
         libre = not request.url.path.startswith(("/v1", "/explore", "/metrics"))  # where 401 is not known
         key = key or offered(request.headers.get("authorization", ""))
+        address = client(request)
         if self._keys:
             challenge = {} if libre else {"WWW-Authenticate": 'Basic realm="regard"'}  # a browser asks the person
             if not key:
                 message = "a key is required: send it as `api_key`, or as `Authorization: Bearer KEY`"
                 raise RefusalError(400 if libre else 401, message, reason="key", headers=challenge)
-            given = key.encode("utf-8", "replace")  # JSON can spell half a character
-            if not any(secrets.compare_digest(given, known) for known in self._keys):
+            if not self._fits(key.encode("utf-8", "replace"), address):  # JSON can spell half a character
                 code = None if libre else "invalid_api_key"
                 raise RefusalError(403 if libre else 401, "invalid API key", reason="key", code=code, headers=challenge)
-        if self._rate is not None and request.method != "GET":
-            address = request.client.host if request.client else ""
-            if wait := self._rate.wait(f"key {key}" if self._keys else address):
-                headers = {"Retry-After": str(int(wait) + 1)}
-                message = f"slow down: {self._rate.per_minute} requests a minute are allowed"
-                raise RefusalError(429, message, reason="rate", code="rate_limit_exceeded", headers=headers)
+        rate = None if request.method == "GET" else self._rate
+        if rate and (wait := rate.wait(f"key {key}" if self._keys else address)):
+            raise _slower(wait, f"{rate.per_minute} requests a minute are allowed", "rate")
+
+    def _fits(self, key: bytes, address: str) -> bool:
+        seen = address, hashlib.sha256(key).digest()
+        if seen in self._right:
+            self._right.move_to_end(seen)
+            return True
+        if wait := self._guesses.wait(address):
+            raise _slower(wait, f"{GUESSES} wrong keys a minute are allowed", "key")
+        if not any(secrets.compare_digest(key, known) for known in self._keys):
+            return False
+        self._guesses.back(address)
+        self._right[seen] = None
+        if len(self._right) > REMEMBERED:
+            self._right.popitem(last=False)
+        return True
 
     async def guard(self, request: Request) -> None:
         """The same, for routes whose key comes in a header."""
         self.admit(request)
+
+
+def _slower(wait: float, message: str, reason: str) -> RefusalError:
+    headers = {"Retry-After": str(int(wait) + 1)}
+    return RefusalError(429, f"slow down: {message}", reason=reason, code="rate_limit_exceeded", headers=headers)
+
+
+def client(request: Request) -> str:
+    """Who asks: an address, or of IPv6 the network, in which one client has as many addresses as it likes."""
+    host = request.client.host if request.client else ""
+    return str(ipaddress.IPv6Network((host.partition("%")[0], 64), strict=False)) if ":" in host else host
 
 
 def offered(authorization: str) -> str | None:
@@ -103,7 +148,7 @@ class Gate:
     """
 
     def __init__(self, app: ASGIApp, *, config: ServeConfig, metrics: Metrics) -> None:
-        self.app, self.config, self.metrics = app, config, metrics
+        self.app, self.config, self.metrics, self.names = app, config, metrics, Names(config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -114,11 +159,16 @@ class Gate:
         async def sending(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         try:
             try:
                 body = await self._body(scope, receive)
+                self.names.check(scope)
                 await self.app(scope, _after(body, receive), sending)
             except RefusalError as refusal:
                 self.metrics.refused.labels(refusal.reason).inc()
@@ -136,7 +186,10 @@ class Gate:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         limit, close = self.config.body, {"Connection": "close"}  # what is still coming is not read
-        size = dict(scope["headers"]).get(b"content-length", b"")
+        headers = dict(scope["headers"])
+        size = headers.get(b"content-length", b"")
+        if size and b"transfer-encoding" in headers:  # where a request ends, a proxy may see otherwise
+            raise RefusalError(400, "a request has either Content-Length or Transfer-Encoding", headers=close)
         body, too_large = bytearray(), size.isdigit() and int(size) > limit
         try:
             async with asyncio.timeout(self.config.seconds):

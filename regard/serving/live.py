@@ -33,11 +33,12 @@ from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.beam import Beam, length_penalty, maximum
 from regard.decoding.edits import log_soft_max
 from regard.decoding.module import EncoderDecoder, Module
-from regard.decoding.protocol import Awake, Floats, Hypothesis, Request, SearchConfig, best_of
+from regard.decoding.protocol import DAMAGED, Awake, Floats, Hypothesis, Request, SearchConfig, best_of
 from regard.inspection.measures import kind_of, layer_of, punctuation
 from regard.inspection.taps import attentions, edit, record
 from regard.inspection.views import dots
 from regard.serving.shown import Shown
+from regard.serving.turns import safe_point
 
 CHARACTERS, TOKENS = 2_000, 512  # of a text; of a source and of a target
 BEAM, ALTERNATIVES = 16, 64  # at most
@@ -110,6 +111,8 @@ class Live:
         reach = math.inf if translator.reach is None else translator.reach + 1
         self.longest = int(min(TOKENS, reach))  # tokens of a source or a target, the end included
         self._module = Module(cast(EncoderDecoder, self.model), pad=PAD)
+        for attention in self.attentions.values():
+            attention.register_forward_pre_hook(lambda *_: safe_point())
         self._lock = Lock()  # taps have one owner at a time
         self._budget, self._held = budget // 4, OrderedDict[tuple[Look, str], Recorded]()
 
@@ -273,9 +276,12 @@ class Live:
 
     @torch.inference_mode()
     def run(self, look: Look) -> Tensor:
-        """One pass -> logits (1, T, V)."""
+        """One pass -> logits (1, T, V), all of them numbers."""
         batch = self.batch(look)
-        return self.model(batch.source, batch.target)
+        logits = self.model(batch.source, batch.target)
+        if not all(end.isfinite() for end in logits.aminmax()):
+            raise ValueError(DAMAGED)
+        return logits
 
     def batch(self, look: Look) -> Batch:
         """One row, where the model is."""
@@ -300,6 +306,7 @@ class Live:
         """What attentions did. One pass records them all, or, where that is more than is kept, one at a time."""
         total = sum(self.size(look, name) for name in self.attentions)
         for name in names:
+            safe_point()
             with self._lock:
                 found = self._held.pop((look, name), None)
                 if found is None:

@@ -103,6 +103,8 @@ def faithfulness(live: Live, look: Look) -> dict[str, Any]:
             f"the source has {len(look.source)} tokens: each is left out once to measure faithfulness, so at most "
             f"{EXPLAINED} are taken"
         )
+    with live.turn(look.changes):
+        live.run(look)  # scores that are no numbers are told here: nothing could be ranked by them
     batch = live.batch(look)
     with live.apart(look.changes) as model:
         found = attention_faithfulness(model, batch.source, batch.target, look.target, range(len(SPECIALS)))

@@ -60,7 +60,9 @@ def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def router(service: Service) -> APIRouter:
     """The routes."""
     guard = Depends(service.door.guard)
-    routes = APIRouter(prefix="/v1", tags=["OpenAI"], dependencies=[guard], responses=failures(401, 408, 413, 429))
+    routes = APIRouter(
+        prefix="/v1", tags=["OpenAI"], dependencies=[guard], responses=failures(401, 403, 408, 413, 421, 429)
+    )
 
     @routes.get("/models", summary="The models.")
     async def models() -> Models:

@@ -1,5 +1,7 @@
 """What those ask who keep a server running: is it alive, is it ready, how does it do; and what routes there are."""
 
+from base64 import b64encode
+from hashlib import sha256
 from html import escape
 from typing import Any
 
@@ -13,8 +15,10 @@ from regard.serving.libretranslate import Problem
 from regard.serving.registry import Served
 from regard.serving.service import Service
 
-PAGE = """<!doctype html><html lang=en><meta charset=utf-8><title>regard</title>
-<style>body {{ font: 1rem/1.5 system-ui, sans-serif; margin: 2rem }} td {{ padding: 0 2rem 0 0 }}</style>
+STYLE = "body { font: 1rem/1.5 system-ui, sans-serif; margin: 2rem } td { padding: 0 2rem 0 0 }"
+DIGEST = b64encode(sha256(STYLE.encode()).digest()).decode()
+POLICY = f"default-src 'none'; style-src 'sha256-{DIGEST}'; base-uri 'none'; frame-ancestors 'none'"
+PAGE = """<!doctype html><html lang=en><meta charset=utf-8><title>regard</title><style>{style}</style>
 <h1>Routes</h1><table>{rows}</table>
 <p>Schemas of all requests and answers: <a href=/openapi.json>openapi.json</a>
 """
@@ -64,13 +68,13 @@ def router(service: Service) -> APIRouter:
         return request.app.openapi()
 
     @routes.get("/docs", summary="This list.", response_class=HTMLResponse)
-    async def docs(request: Request) -> str:
+    async def docs(request: Request) -> HTMLResponse:
         rows = "".join(
             f"<tr><td>{method.upper()}<td><code>{escape(path)}</code><td>{escape(about.get('summary', ''))}"
             for path, methods in request.app.openapi()["paths"].items()
             for method, about in methods.items()
         )
-        return PAGE.format(rows=rows)
+        return HTMLResponse(PAGE.format(style=STYLE, rows=rows), headers={"Content-Security-Policy": POLICY})
 
     return routes
 

@@ -16,6 +16,7 @@ from time import monotonic
 
 from regard.api import Translator
 from regard.asks import Answer, Ask, Settings
+from regard.decoding.protocol import DAMAGED
 from regard.serving.config import ServeConfig
 from regard.serving.errors import RefusalError
 from regard.serving.metrics import Metrics
@@ -43,6 +44,9 @@ class Queue:
         self.inside = 0  # requests that were let in and have not left
         # Where requests are prepared: while one model is being loaded, those of the others need a thread, too.
         self.desk = ThreadPoolExecutor(1, thread_name_prefix=f"regard {served.id}")
+        # Where the explorer's questions are answered: short ones do not wait for those that take long.
+        self.short = ThreadPoolExecutor(2, thread_name_prefix=f"regard {served.id}")
+        self.long = ThreadPoolExecutor(1, thread_name_prefix=f"regard {served.id}")
         self._jobs: list[Job] = []
         self._crowded = False  # whether the last batch had several
         self._change = Condition()
@@ -100,7 +104,8 @@ class Queue:
             self._change.notify()
         if self._thread is not None:
             self._thread.join()
-        self.desk.shutdown()
+        for threads in (self.desk, self.short, self.long):
+            threads.shutdown()
 
     def translator(self) -> Translator:
         """The model; what is wrong with its files is for the log, and the client is asked to come back."""
@@ -145,6 +150,8 @@ class Queue:
                 for job in batch:  # that one of them cannot be translated is no matter of the others
                     self._answer([job])
                 return
+            if str(error) == DAMAGED:
+                error = RefusalError(503, f"the model {self.served.id} cannot be used: {DAMAGED}", reason="model")
             for job in batch:
                 job.future.set_exception(error)
             return

@@ -1,7 +1,7 @@
 """What the routes of all APIs share: the models, their queues, who is let in, and how long anybody waits."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from regard.serving.limits import Doorkeeper
 from regard.serving.metrics import Metrics
 from regard.serving.queue import Queue
 from regard.serving.registry import Registry, Served
+from regard.serving.turns import in_thread
 
 T = TypeVar("T")
 
@@ -38,20 +39,30 @@ class Service:
             job = await asyncio.get_running_loop().run_in_executor(queue.desk, prepare)
             return await asyncio.wrap_future(queue.submit(job))
 
+    async def looked(self, served: Served, work: Callable[[], T], *, long: bool = False) -> T:
+        """What some work of the explorer's on a model comes to, in its place and its turn."""
+        queue = self.queues[served.id]
+        with queue.place():
+            return await in_thread(queue.long if long else queue.short, work)
+
     async def attended(self, request: Request, work: Coroutine[None, None, T]) -> T:
         """What some work comes to, unless the client leaves or time is up before."""
-        seconds = self.config.seconds
         task, leaving = asyncio.create_task(work), asyncio.create_task(_leaving(request))
         try:
-            await asyncio.wait({task, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, leaving}, timeout=self.config.seconds, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             if leaving.done():
                 raise ClientGoneError
-            raise RefusalError(504, f"this takes longer than {seconds:g} seconds: send less at a time", reason="time")
+            raise self.late()
         finally:
             task.cancel()
             leaving.cancel()
+
+    def late(self) -> RefusalError:
+        """What is said when time is up."""
+        message = f"this takes longer than {self.config.seconds:g} seconds: send less at a time"
+        return RefusalError(504, message, reason="time")
 
     async def close(self) -> None:
         """Finish what was taken."""

@@ -24,8 +24,8 @@ import regard
 from regard import cli
 from regard.data.vocabulary import EOS
 from regard.serving import explorer, run
+from regard.serving.app import create_app
 from regard.serving.config import ServeConfig
-from regard.serving.explorer import router
 from regard.serving.live import Live
 from regard.serving.registry import Registry
 from tests.serving.toys import CROSS, ENCODER, LINES, directory
@@ -39,10 +39,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [directory(place / "one", 3), directory(place / "two", 4)]
 
 
-def application(paths: list[Path]) -> FastAPI:
-    app = FastAPI()
-    app.include_router(router(Registry(paths, engine="torch")))
-    return app
+def application(paths: list[Path], **changes: Any) -> FastAPI:
+    return create_app(Registry(paths, engine="torch"), ServeConfig(host_names=("testserver",), **changes))
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,16 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from regard.decoding.protocol import DAMAGED
 from regard.models import storage
 from regard.serving import libretranslate
 from regard.serving.config import ServeConfig, read_keys
 from regard.serving.detect import Detector, Guess
-from regard.serving.limits import REMEMBERED, Rate
+from regard.serving.limits import GUESSES, REMEMBERED, Doorkeeper, Rate
 from regard.serving.markup import Page
 from regard.serving.registry import Registry
 from tests.serving.servers import Hold, directory, running
-from tests.serving.toys import LINES
+from tests.serving.toys import LINES, model
 
 FINE = {"q": LINES[0], "source": "en", "target": "es"}
 
@@ -60,7 +61,7 @@ def received(door: socket.socket) -> tuple[int, dict[str, object]]:
 
 def head(length: str, more: str = "") -> bytes:
     kind = "Content-Type: application/json\r\n"
-    return f"POST /translate HTTP/1.1\r\nHost: x\r\n{kind}{length}\r\n{more}\r\n".encode()
+    return f"POST /translate HTTP/1.1\r\nHost: localhost\r\n{kind}{length}\r\n{more}\r\n".encode()
 
 
 def post(address: str) -> httpx.Response:
@@ -82,8 +83,8 @@ def test_a_slow_client_is_let_go(hasty: str) -> None:
 
 def test_who_does_not_begin_is_let_go_as_well(hasty: str) -> None:
     with connect(hasty) as silent, connect(hasty) as half, connect(hasty) as again:
-        half.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nX-")
-        again.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea")
+        half.sendall(b"POST /translate HTTP/1.1\r\nHost: localhost\r\nX-")
+        again.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
         assert silent.recv(1) == half.recv(1) == b""
         answer = b""
         while piece := again.recv(65536):
@@ -249,6 +250,35 @@ def test_a_model_that_vanishes_is_a_503_until_it_is_back(registry: Registry, add
     assert httpx.get(f"{address}/ready").status_code == 200
 
 
+def test_weights_that_are_no_numbers_are_told_as_what_they_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = directory(tmp_path / "first")
+    made = model()
+    made.output.weight.data[5] = float("nan")
+    storage.save(made, place)
+    said = "has values that are no numbers (NaN or infinite)"
+    with running(Registry([place]), ServeConfig()) as (address, _):
+        assert post(address).status_code == 503
+        assert said in caplog.text
+        answer = httpx.post(f"{address}/explore/api/translate", json={"text": "a"})
+        assert answer.status_code == 503
+        assert said in answer.json()["error"]
+        # Numbers that become none on the way.
+        made.output.weight.data.fill_(3e38)
+        storage.save(made, place)
+        answer = post(address)
+        assert (answer.status_code, answer.json()) == (503, {"error": f"the model first cannot be used: {DAMAGED}"})
+        looks = {"source": [9, 10, 11, 2], "target": [9, 2]}
+        for route in ("score", "measures", "faithfulness"):
+            answer = httpx.post(f"{address}/explore/api/{route}", json=looks)
+            assert (answer.status_code, answer.json()) == (503, {"error": DAMAGED}), route
+        last = httpx.post(f"{address}/explore/api/translate", json={"text": "a"}).text.splitlines()[-1]
+        assert json.loads(last) == {"kind": "error", "error": DAMAGED}
+        storage.save(model(), place)
+        assert post(address).status_code == 200
+
+
 def test_a_mistake_of_ours_is_a_500_without_its_story(
     registry: Registry, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -297,6 +327,37 @@ def test_a_key_opens_what_is_behind_the_explorer_and_the_metrics(registry: Regis
                 assert httpx.get(address + path, headers=right).status_code == 200
         for path in ("/health", "/ready", "/docs", "/spec"):
             assert httpx.get(address + path).status_code == 200
+
+
+def test_wrong_keys_slow_their_sender_down_and_nobody_else(registry: Registry) -> None:
+    with running(registry, ServeConfig(api_keys=("one-key", "two-key"))) as (address, _):
+
+        def ask(key: str, sender: str, path: str = "/v1/models") -> httpx.Response:
+            headers = {"Authorization": f"Bearer {key}", "X-Forwarded-For": sender}
+            return httpx.get(address + path, headers=headers)
+
+        assert ask("one-key", "192.0.2.1").status_code == 200
+        wrong = [ask(f"guess-{n}", "192.0.2.1") for n in range(GUESSES + 5)]
+        assert [each.status_code for each in wrong] == [401] * GUESSES + [429] * 5
+        assert 1 <= int(wrong[-1].headers["Retry-After"]) <= 60 / GUESSES + 1
+        assert wrong[-1].json()["error"]["type"] == "rate_limit_error"
+        for path in ("/explore/", "/metrics"):
+            assert ask("guess", "192.0.2.1", path).status_code == 429
+        assert ask("two-key", "192.0.2.1").status_code == 429  # it might be one more guess
+        assert ask("one-key", "192.0.2.1").status_code == 200  # and this was right before
+        assert {ask(key, "192.0.2.2").status_code for key in ("one-key", "two-key") * GUESSES} == {200}
+        # Of IPv6, a client has a whole network.
+        six = [ask("guess", f"2001:db8::{n}").status_code for n in range(1, GUESSES + 2)]
+        assert six == [401] * GUESSES + [429]
+        assert ask("guess", "2001:db8:0:1::1").status_code == 401
+
+
+def test_keys_that_were_right_are_remembered_in_bounds() -> None:
+    door = Doorkeeper(ServeConfig(api_keys=("k",)))
+    for n in range(REMEMBERED + 10):
+        assert door._fits(b"k", str(n))
+        assert not door._fits(b"x" * 1000, str(n))
+    assert len(door._right) == len(door._guesses._saved) == REMEMBERED
 
 
 def test_pages_of_other_origins_may_ask_only_where_that_is_said(registry: Registry, address: str) -> None:
