@@ -87,6 +87,12 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from error
     _check(str(path), tensors, model)
+    for name, x in tensors.items():
+        if x.is_floating_point() and x.numel() and not all(end.isfinite() for end in x.aminmax()):
+            raise ValueError(
+                f"{path} is damaged, or its training diverged: {name!r} has values that are no numbers (NaN or "
+                f"infinite): copy it again, or train again"
+            )
     if int8 and dtype is not None:
         tensors, model = dequantise(tensors), _blank(family, settings)
     state: dict[str, Tensor] = {}

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -233,6 +234,11 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda d: rewrite(d, lambda t: t.update({NORM: t[NORM].half()})),
         rf"'{NORM}' is torch.float16, not torch.float32$",
     ),
+    "no numbers": (
+        lambda d: rewrite(d, lambda t: t[NORM][3:4].fill_(math.nan)),
+        rf"model.safetensors is damaged, or its training diverged: '{NORM}' has values that are no numbers",
+    ),
+    "infinite": (lambda d: rewrite(d, lambda t: t[NORM][3:4].fill_(-math.inf)), rf"'{NORM}' has values that are no"),
     "whole numbers": (
         lambda d: rewrite(d, lambda t: t.update({NORM: t[NORM].int()})),
         rf"'{NORM}' is torch.int32, not torch.float32$",
