@@ -18,6 +18,7 @@ from regard.serving.shown import Shown
 
 Wanted = Sequence[tuple[str, Sequence[int] | None]]  # attentions, and which of their heads
 EXPLAINED = 128  # source tokens of which each is left out once
+MAPS = 2**23  # numbers of the maps of one answer
 IMPORTANT = 2**24  # weights whose gradient is held
 PAGE = 2**22  # numbers that a page holds
 
@@ -28,10 +29,18 @@ def maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[tuple[st
     The weights are those before a head is scaled; norms are of what it then says. A rollout is of the encoder: each
     layer has one map.
     """
+    size, seen = 0, set[tuple[str, int]]()
     for name, heads in wanted:
         live.check(name, *heads or ())
+        for head in range(live.attentions[name].heads) if heads is None else heads:
+            if (name, head) in seen:
+                raise ValueError(f"{name} head {head} is asked for twice: once is enough")
+            seen.add((name, head))
+            size += live.size(look, name) // live.attentions[name].heads
         if view == "rollout" and kind_of(name) != "encoder":
             raise ValueError(f"a rollout goes through the encoder, and {name} is not part of it")
+    if size > MAPS:
+        raise TooLargeError(f"these maps hold {size:,} numbers, and an answer {MAPS:,}: ask for fewer heads at a time")
     return _maps(live, look, view, wanted)
 
 

@@ -17,14 +17,16 @@ from regard.serving.app import create_app
 from regard.serving.config import KEYS, ServeConfig
 from regard.serving.registry import Registry
 
+LEAST = 2**16  # bytes of an answer that a client takes while it is waited for
 GRACE = 5.0  # seconds that a last answer may take beyond the limit for a request
 
 
 class Connection(H11Protocol):
-    """One that sends at once, and does not wait for ever for a request to begin: its head comes in time, or never."""
+    """One that sends at once, and does not wait for ever: a head comes in time, or never, and an answer is read."""
 
     patience = 60.0  # seconds, between requests as well
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait."""
@@ -45,7 +47,33 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._forget()
+        self._taken()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Begin to wait for the client to take what was sent: until then it fills our memory."""
+        super().pause_writing()
+        self._offer(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """It has."""
+        super().resume_writing()
+        self._taken()
+
+    def _offer(self, size: int) -> None:
+        def look() -> None:
+            left = self.transport.get_write_buffer_size()
+            if left > size - LEAST:
+                self.transport.abort()
+            else:
+                self._offer(left)
+
+        self._unread = self.loop.call_later(self.patience, look)
+
+    def _taken(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _expect(self) -> None:
         self._late = self.loop.call_later(self.patience, self.transport.close)

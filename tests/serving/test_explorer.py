@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import regard
 from regard import cli
 from regard.data.vocabulary import EOS
-from regard.serving import explorer, run
+from regard.serving import explorer, looks, run
 from regard.serving.app import create_app
 from regard.serving.config import ServeConfig
 from regard.serving.live import Live
@@ -131,6 +131,14 @@ def test_maps_come_as_bytes(client: TestClient) -> None:
     assert json.loads(small[4 : 4 + size])["maps"][1]["shape"] == [4, 2, 2]
 
 
+def test_maps_that_would_fill_the_memory_are_refused(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {**pair(client), "attentions": [{"name": ENCODER}, {"name": CROSS}]}
+    assert client.post("/explore/api/maps", json=asked).status_code == 200
+    monkeypatch.setattr(looks, "MAPS", 100)
+    answer = client.post("/explore/api/maps", json=asked)
+    assert (answer.status_code, "ask for fewer heads" in answer.json()["error"]) == (413, True)
+
+
 def test_the_other_questions_are_answered(client: TestClient) -> None:
     ids = pair(client)
     assert len(ask(client, "neuron", **ids, attention=CROSS, head=1, query=0)["keys"]) == len(ids["source"])
@@ -183,6 +191,12 @@ def test_an_atlas_is_there_or_it_is_said_how_to_make_one(tmp_path: Path) -> None
             "rollout",
         ),
         ("maps", {"source": [EOS], "target": [EOS], "attentions": [{"name": CROSS}], "pool": -1}, 400, "pool: "),
+        (
+            "maps",
+            {"source": [EOS], "target": [EOS], "attentions": [{"name": CROSS}, {"name": CROSS, "heads": [2]}]},
+            400,
+            "head 2 is asked for twice",
+        ),
         ("neuron", {"source": [EOS], "target": [EOS], "attention": CROSS, "head": 0, "query": 9}, 400, "query = 9"),
         ("faithfulness", {"source": [5] * 200, "target": [EOS]}, 413, "200 tokens"),
     ],

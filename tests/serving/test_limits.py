@@ -15,15 +15,16 @@ import pytest
 
 from regard.decoding.protocol import DAMAGED
 from regard.models import storage
-from regard.serving import libretranslate
+from regard.serving import explorer, libretranslate
 from regard.serving.config import ServeConfig, read_keys
 from regard.serving.detect import Detector, Guess
 from regard.serving.limits import GUESSES, REMEMBERED, Doorkeeper, Rate
 from regard.serving.markup import Page
 from regard.serving.registry import Registry
 from tests.serving.servers import Hold, directory, running
-from tests.serving.toys import LINES, model
+from tests.serving.toys import CROSS, LINES, model
 
+PATH = b"explore/api/maps"
 FINE = {"q": LINES[0], "source": "en", "target": "es"}
 
 
@@ -91,6 +92,25 @@ def test_who_does_not_begin_is_let_go_as_well(hasty: str) -> None:
             answer += piece
         assert answer.count(b"HTTP/1.1 200 OK") == 1
     assert httpx.get(f"{hasty}/health").status_code == 200
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_who_does_not_read_is_let_go_and_who_reads_slowly_is_not(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    size = 30 * 2**20  # more than the system holds for both sides
+    monkeypatch.setattr(explorer, "pack", lambda *_, **__: bytes(size))
+    asked = json.dumps({"source": [9, 2], "target": [9, 2], "attentions": [{"name": CROSS}]}).encode()
+    with running(registry, ServeConfig(seconds=1.0)) as (address, _), connect(address) as door:
+        assert httpx.get(f"{address}/explore/api/models", timeout=30).status_code in (200, 504)  # it is being loaded
+        registry.get().translator()
+        door.sendall(head(f"Content-Length: {len(asked)}", "Connection: close\r\n").replace(b"translate", PATH) + asked)
+        got = len(door.recv(2**16))
+        time.sleep(0.0 if reads else 2.5)
+        while piece := door.recv(2**18):
+            got += len(piece)
+            time.sleep(0.02)
+        assert (got > size) is reads
 
 
 def test_an_answer_does_not_wait_for_the_client_to_acknowledge_its_head(registry: Registry) -> None:
