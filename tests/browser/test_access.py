@@ -190,3 +190,9 @@ def test_a_narrow_screen(opened: Page) -> None:
     assert wide[0] <= wide[1]
     grid_cell(opened, CROSS, 1).click()
     expect(opened.locator("#focus .focus-title")).to_contain_text("head 1")
+
+
+def test_the_list_of_routes_has_its_style_under_its_policy(page: Page, explorer: Explorer) -> None:
+    page.goto(f"{explorer.address}/docs")
+    expect(page.locator("code").first).to_have_text("/translate")
+    expect(page.locator("td").first).to_have_css("padding-right", "32px")
