@@ -20,7 +20,7 @@ from regard.api import Translator, load
 from regard.data.corpora import CORPORA
 from regard.data.text import PairFiles, fingerprint
 from regard.data.tokenizers import Tokenizer
-from regard.files import sync, write_whole
+from regard.files import alone_in, sync, vacant, write_whole
 from regard.pipeline import Splits, find_splits, train
 from regard.recipe import Recipe
 from regard.training.display import Display
@@ -48,30 +48,31 @@ def distil(
     teacher_dir, directory, console = Path(teacher_dir), Path(directory).resolve(), console or Console()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("a teacher translates in one process: begin without torchrun, and go on by `regard train`")
-    begun = (directory / "recipe.yaml").exists()
-    if not begun and directory.exists() and not all(path.name.startswith("distilled-") for path in directory.iterdir()):
-        raise ValueError(f"{directory} is not empty, and not a run of regard: choose another place by --out")
-    teacher, splits = load(teacher_dir), find_splits(recipe)
-    if (teacher.tokenizer.kind == "none") != (recipe.tokens.kind == "none"):
-        raise ValueError(
-            f"the teacher's tokens are of kind {teacher.tokenizer.kind} and the student's of {recipe.tokens.kind}: "
-            "none is for text that is in sub-words already, which one of the two could not read"
-        )
-    folder = directory / f"distilled-{_identity(teacher_dir, recipe, splits, beam, mix)}"
-    student = _student(recipe, folder)
-    if begun:
-        before = recipes.load(str(directory / "recipe.yaml"))
-        if before.data != student.data:
-            raise ValueError(f"{directory} is a run on other data: choose another place by --out")
-        found = {key: getattr(before.train, key) for key in FOUND if not getattr(student.train, key)}
-        student = replace(student, train=replace(student.train, **found))
-    for split in ("valid", "test"):
-        write_whole(folder / f"{split}.jsonl", "".join(_line(*pair) for pair in splits.pairs(split)))
-    if not (folder / "train.jsonl").exists():
-        if teacher.tokenizer.kind == "none":
-            teacher.tokenizer = _InPieces.load(teacher_dir / "tokenizer.json")
-        _translate(teacher, splits, recipe.data.limit, folder / "train.jsonl", beam=beam, mix=mix, console=console)
-    return train(student, directory, name=name, resume=begun, console=console)
+    with alone_in(directory):
+        begun = (directory / "recipe.yaml").exists()
+        if not begun and directory.exists() and not vacant(directory, besides="distilled-"):
+            raise ValueError(f"{directory} is not empty, and not a run of regard: choose another place by --out")
+        teacher, splits = load(teacher_dir), find_splits(recipe)
+        if (teacher.tokenizer.kind == "none") != (recipe.tokens.kind == "none"):
+            raise ValueError(
+                f"the teacher's tokens are of kind {teacher.tokenizer.kind} and the student's of {recipe.tokens.kind}: "
+                "none is for text that is in sub-words already, which one of the two could not read"
+            )
+        folder = directory / f"distilled-{_identity(teacher_dir, recipe, splits, beam, mix)}"
+        student = _student(recipe, folder)
+        if begun:
+            before = recipes.load(str(directory / "recipe.yaml"))
+            if before.data != student.data:
+                raise ValueError(f"{directory} is a run on other data: choose another place by --out")
+            found = {key: getattr(before.train, key) for key in FOUND if not getattr(student.train, key)}
+            student = replace(student, train=replace(student.train, **found))
+        for split in ("valid", "test"):
+            write_whole(folder / f"{split}.jsonl", "".join(_line(*pair) for pair in splits.pairs(split)))
+        if not (folder / "train.jsonl").exists():
+            if teacher.tokenizer.kind == "none":
+                teacher.tokenizer = _InPieces.load(teacher_dir / "tokenizer.json")
+            _translate(teacher, splits, recipe.data.limit, folder / "train.jsonl", beam=beam, mix=mix, console=console)
+        return train(student, directory, name=name, resume=begun, console=console)
 
 
 class _InPieces(Tokenizer):

@@ -4,12 +4,12 @@ import hashlib
 import json
 import math
 import os
-import shutil
+import re
 import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -32,11 +32,12 @@ from regard.data.text import PairFiles, Skipped, fingerprint, read_pairs
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.calibration import perplexity
 from regard.evaluation.translation import bleu, chrf
-from regard.files import cache_folder, sweep, write_whole
+from regard.files import alone_in, cache_folder, discard, sweep, vacant, write_whole
 from regard.models import storage
 from regard.models.catalogue import build
 from regard.recipe import Recipe
 from regard.training.batch_size import largest_batch
+from regard.training.checkpoints import Checkpoints
 from regard.training.display import Display, fetching
 from regard.training.distributed import World, world
 from regard.training.journal import Journal
@@ -51,8 +52,9 @@ SHOWN = 5  # held-out sentences shown at the end
 FORMAT = 2  # of prepared data
 LINES = 20_000  # by which it is told what the lines of a text are like
 SAMPLE = 1_000_000  # pairs that sub-words are learnt from, at most: a learner holds every word that it meets
-FIXED = ("data", "tokens", "model")  # sections that cannot change in a run that has begun
-FIXED_IN_TRAIN = ("optimiser", "ema", "batch_tokens", "seed")  # of the last two follows which rows are still to come
+# What cannot change in a run that has begun. Of batch_tokens and seed follows which rows are still to come.
+FIXED = re.compile(r"(data|tokens|model)\..+|train\.(optimiser\..+|ema|batch_tokens|seed)")
+MOVABLE = re.compile(r"data\.(corpus|languages|(train|valid|test)\..+)")  # where the text is: what it says is compared
 DERIVED = ("shortlist.safetensors", "heads.json", "heads.html")  # from a model that was here, at a person's wish
 PRODUCTS = (
     *("trainer", "tensorboard", "metrics.jsonl", "evaluation.json", "model.safetensors", "config.json"),
@@ -199,14 +201,15 @@ def train(
     A run that is there already is refused, unless it is to `resume` or to `overwrite`.
     """
     console = console or Console()
-    with world() as here:
+    with world() as here, ExitStack() as lock:
         say = Display(console if here.main else Console(quiet=True))
-        data, mistake = None, None
+        data, mistake, before = None, None, {}
         if here.main:
             try:
+                lock.enter_context(alone_in(directory))  # for all processes of this run
                 if not resume:
                     check_place(directory, overwrite=overwrite)
-                _check(recipe, directory if resume else None)
+                before = _check(recipe, directory if resume else None)
                 data = _ready(recipe, say)
             except (ValueError, OSError) as error:
                 mistake = error
@@ -225,6 +228,8 @@ def train(
         with run.learner:
             if resume and run.trainer.resume():
                 say.line("resumed", f"after step {run.trainer.learner.steps:,}")
+                for key, was, now in _changes(before, run.trainer.settings):
+                    say.line("changed", f"{key}: {json.dumps(now)}, {json.dumps(was)} until now")
             if here.main:
                 run.begin(resume)
             with say, interrupting(run.trainer.interrupt):
@@ -242,7 +247,7 @@ def train(
 
 def check_place(directory: Path, *, overwrite: bool) -> None:
     """Refuse to begin a run where something else is, or a run that is not to be overwritten."""
-    if not directory.exists() or all(path.name.startswith("distilled-") for path in directory.iterdir()):
+    if not directory.exists() or vacant(directory, besides="distilled-"):
         return  # what a teacher has said lies there before the student's run begins
     if not (directory / "recipe.yaml").exists():
         raise ValueError(f"{directory} is not empty, and not a run of regard: choose another place")
@@ -253,18 +258,46 @@ def check_place(directory: Path, *, overwrite: bool) -> None:
         )
 
 
-def _check(recipe: Recipe, directory: Path | None) -> None:
-    """Find mistakes that would otherwise show after minutes of work; in a run to resume, changes it cannot bear."""
+def _check(recipe: Recipe, directory: Path | None) -> dict[str, Any]:
+    """Find mistakes that would otherwise show after minutes of work; in a run to resume, changes it cannot bear.
+
+    A run's settings until now are those of its checkpoint, which are returned: its recipe.yaml may have been edited.
+    """
     schedule(recipe.train.schedule, d_model=1, total=UNKNOWN)(1)
     bleu(["a"], ["a"], tokenize=recipe.evaluate.tokenize)
     if directory is None:
-        return
-    before = recipes.load(str(directory / "recipe.yaml"))
-    pairs = {section: (getattr(before, section), getattr(recipe, section)) for section in FIXED}
-    pairs |= {f"train.{key}": (getattr(before.train, key), getattr(recipe.train, key)) for key in FIXED_IN_TRAIN}
-    for section, (old, new) in pairs.items():
-        if old != new:
-            raise ValueError(f"{section} cannot change in a run that has begun: begin another one, with --out")
+        return {}
+    _, state = Checkpoints(directory / "trainer", warn=lambda text: None).latest(tensors=False) or (0, {})
+    before = state.get("settings") if isinstance(state, dict) else None
+    if not before:  # of an older regard
+        before = settings_of(recipes.load(str(directory / "recipe.yaml")))
+    for key, was, now in _changes(before, settings_of(recipe)):
+        if FIXED.fullmatch(key) and not MOVABLE.fullmatch(key):
+            raise ValueError(
+                f"{key} = {json.dumps(now)} cannot change in a run that has begun with {json.dumps(was)}: put it back "
+                f"in {directory / 'recipe.yaml'}, or begin another one, with --out"
+            )
+    return dict(before)
+
+
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """Every setting of a recipe by its place: train.seed, train.optimiser.name."""
+    found: dict[str, Any] = {}
+
+    def walk(value: Any, place: str) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                walk(item, f"{place}.{key}")
+        else:
+            found[place.removeprefix(".")] = value
+
+    walk({**asdict(recipe), "model": recipe.model.settings()}, "")
+    return found
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The settings that are others now: place, old and new value. What only one regard knows is none."""
+    return [(key, before[key], now[key]) for key in now if key in before and before[key] != now[key]]
 
 
 def _ready(recipe: Recipe, say: Display) -> Prepared:
@@ -286,9 +319,11 @@ class _Run:
     def __init__(self, recipe: Recipe, directory: Path, data: Prepared, model: nn.Module, here: World) -> None:
         read = {key: value for key, value in data.habits._asdict().items() if getattr(recipe.decode, key) is None}
         recipe = replace(recipe, decode=replace(recipe.decode, **read))
-        self.recipe, self.directory, self.data, self.model, self.here = recipe, directory, data, model, here
-        c = recipe.train
+        self.directory, self.data, self.model, self.here = directory, data, model, here
+        self.recipe, c = recipe, recipe.train
         self.learner = Learner(model, self._rate, c, here)
+        # Complete: how text is read and how many threads share a batch are part of what the run is.
+        self.recipe = replace(recipe, train=replace(c, shards=self.learner.shards))
         resample = None
         if recipe.tokens.dropout:
             resample = partial(_resample, data.tokenizer, recipe.tokens.dropout, recipe.data.max_length)
@@ -298,6 +333,7 @@ class _Run:
             directory / "trainer",
             total=self._total(),
             identity=data.identity,
+            settings=settings_of(self.recipe),
             validate=self._validate,
         )
         encode, longest = data.tokenizer.encode, recipe.data.max_length
@@ -305,13 +341,11 @@ class _Run:
         self._valid = [pair for pair in ids if max(map(len, pair)) < longest] or ids
 
     def begin(self, resume: bool) -> None:
-        """Write down what the run is, complete: how text is read, and how many threads share a batch."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        """Write down what the run is."""
         if not resume:  # forget a run that was here before
-            for path in map(self.directory.joinpath, PRODUCTS):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        settings = replace(self.recipe.train, shards=self.learner.shards)
-        write_whole(self.directory / "recipe.yaml", recipes.dump(replace(self.recipe, train=settings)))
+            for name in PRODUCTS:
+                discard(self.directory / name)
+        write_whole(self.directory / "recipe.yaml", recipes.dump(self.recipe))
         self.data.tokenizer.save(self.directory / "tokenizer.json")
 
     def _rate(self, step: int) -> float:
@@ -360,6 +394,8 @@ class _Run:
         # A model of its own: the one that was trained may be in pieces, one in each process.
         model = build(self.model.config).to(self.here.device)
         load_parameters(model, self.trainer.final())
+        for text in self.trainer.warnings:
+            say.line("note", text)
         for name in DERIVED:  # of the weights that these take the place of
             (self.directory / name).unlink(missing_ok=True)
         storage.save(model, self.directory)

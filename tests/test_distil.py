@@ -1,7 +1,7 @@
 """A student learns from a teacher's translations, in the form of its corpus, and goes on wherever it was stopped."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -189,3 +189,12 @@ def test_the_shipped_student_reads_what_its_teacher_reads() -> None:
     assert (recipe.data, recipe.tokens, recipe.evaluate) == (teacher.data, teacher.tokens, teacher.evaluate)
     shape = recipe.model.build(9712)
     assert (shape.encoder_layers, shape.decoder_layers) == (6, 1)
+
+
+def test_a_directory_where_another_process_is_at_work_is_left_alone(
+    made: Path, tmp_path: Path, occupy: Callable[[Path], object]
+) -> None:
+    occupy(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"another process is at work in .*run: wait for its end"):
+        distil(made / "teacher", student(made), tmp_path / "run", name="run", console=QUIET)
+    assert list((tmp_path / "run").iterdir()) == []

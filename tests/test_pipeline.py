@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from regard import recipe as recipes
 from regard.data.corpora import letters
 from regard.data.dates import date_pairs
 from regard.pipeline import DERIVED, prepare, train
-from regard.training.checkpoints import read_state
+from regard.training.checkpoints import read_state, write_state
 from regard.training.loop import Learner
 from regard.training.run import Trainer
 from regard.training.validation import Foretold
@@ -355,6 +356,125 @@ def test_what_a_run_cannot_bear_to_change_is_refused_and_the_run_stays_as_it_is(
     with pytest.raises(ValueError, match="the training data has changed"):
         train(recipes.load(str(run / "recipe.yaml")), run, name="again", resume=True, console=Console(quiet=True))
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+
+def resumed(run: Path) -> str:
+    """What a run that is gone on with says, by its own recipe.yaml."""
+    out = StringIO()
+    recipe = recipes.load(str(run / "recipe.yaml"))
+    assert train(recipe, run, name="again", resume=True, console=Console(file=out, width=200))
+    return out.getvalue()
+
+
+def edit(run: Path, old: str, new: str) -> None:
+    text = (run / "recipe.yaml").read_text("utf-8")
+    assert old in text
+    (run / "recipe.yaml").write_text(text.replace(old, new), "utf-8")
+
+
+def test_a_recipe_that_was_edited_in_its_run_is_compared_with_the_checkpoints(folder: Path) -> None:
+    run = learn(folder)
+    edits = (("  heads: 4", "  heads: 8"), ("  dropout: 0.1", "  dropout: 0.2"), ("seed: 1", "seed: 2"))
+    for old, new in edits:
+        edit(run, old, new)
+        before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        (key, value), was = new.strip().split(": "), old.split(": ")[1]
+        message = rf"\.{key} = {value} cannot change in a run that has begun with {was}: put it back in .*recipe.yaml"
+        with pytest.raises(ValueError, match=message):
+            resumed(run)
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+        edit(run, new, old)
+    edit(run, "steps: 12", "steps: 16")
+    edit(run, "clip: 1.0", "clip: 0.5")
+    said = resumed(run)
+    assert "changed  train.steps: 16, 12 until now" in said
+    assert "changed  train.clip: 0.5, 1.0 until now" in said
+    assert said.count("changed ") == 2
+    edit(run, "steps: 16", "steps: 20")
+    assert "changed  train.steps: 20, 16 until now" in (said := resumed(run))
+    assert said.count("changed ") == 1
+
+
+def test_a_checkpoint_of_an_older_regard_is_gone_on_with(folder: Path) -> None:
+    run = learn(folder)
+    for path in (run / "trainer").glob("step-*"):
+        state = read_state(path)
+        del state["settings"]
+        write_state(path, state)
+    edit(run, "steps: 12", "steps: 16")
+    assert "changed" not in resumed(run)
+    with pytest.raises(ValueError, match=r"train\.seed = 3 cannot change in a run that has begun with 1"):
+        learn(folder, "run", "train.seed=3", resume=True)
+
+
+def test_the_text_of_a_run_may_move(folder: Path) -> None:
+    run = learn(folder)
+    for side in ("src", "tgt"):
+        (folder / f"train.{side}").rename(folder / f"moved.{side}")
+        edit(run, f"train.{side}", f"moved.{side}")
+    edit(run, "steps: 12", "steps: 14")
+    assert "changed  data.train.source: " in resumed(run)
+
+
+def test_a_second_process_in_a_run_is_refused_in_one_line(
+    folder: Path, occupy: Callable[[Path], "subprocess.Popen[str]"]
+) -> None:
+    run = learn(folder)
+    other = occupy(run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for how in ({"resume": True}, {"overwrite": True}, {}):
+        with pytest.raises(
+            ValueError, match=r"another process is at work in .*run: wait for its end, or choose another"
+        ):
+            learn(folder, "run", "train.steps=16", **how)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    other.kill()
+    other.wait()
+    learn(folder, "run", "train.steps=16", resume=True)
+
+
+@pytest.mark.slow
+def test_two_commands_in_one_run_and_kill_9_of_the_first(folder: Path) -> None:
+    """The first shares each batch between two threads; the second leaves it alone, and others go on bit for bit."""
+    through = learn(folder, "through", "train.steps=60")
+    regard_train, run = [sys.executable, "-m", "regard", "train"], str(folder / "run")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*regard_train, str(folder / "dates.yaml"), "train.steps=60", "--out", run]
+    for attempt in range(2):
+        first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        assert first.stdout is not None
+        while "learning" not in first.stdout.readline():
+            assert first.poll() is None
+        if attempt == 0:
+            first.send_signal(signal.SIGSTOP)  # so that it is not done before the second begins
+            second = subprocess.run([*regard_train, run], capture_output=True, text=True, env=environment)
+            assert (second.returncode, second.stderr.count("\n")) == (2, 1)
+            assert "another process is at work in" in second.stderr
+            first.send_signal(signal.SIGCONT)
+            assert "learning" in first.stdout.readline()
+        first.kill()
+        first.communicate()
+        assert not (folder / "run" / "model.safetensors").exists()
+        command = [*regard_train, run]
+    assert subprocess.run(command, env=environment).returncode == 0
+    a, b = (load_file(run / "model.safetensors") for run in (through, folder / "run"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "tmp", "saving"])
+def test_what_a_killed_process_has_left_makes_no_directory_full(folder: Path, kind: str) -> None:
+    (folder / "run").mkdir()
+    if kind == "saving":
+        (folder / "run" / ".saving").mkdir()
+    elif kind == "tmp":
+        (folder / "run" / ".0123456789abcdef.tmp").touch()
+    else:
+        os.mkfifo(folder / "run" / "pipe")
+        with pytest.raises(ValueError, match="is not empty, and not a run of regard"):
+            learn(folder)
+        return
+    learn(folder)
+    assert not (folder / "run" / ".saving").exists()
 
 
 def test_a_finished_run_can_be_made_longer(folder: Path) -> None:

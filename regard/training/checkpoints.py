@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,14 +23,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from regard.files import sync
+from regard.files import discard, read_whole, sync
 
 FORMAT = 1
 FILES = TENSORS, SKELETON = "tensors.safetensors", "state.json"
 MANIFEST = "MANIFEST.json"
+LONGEST = 2**16  # bytes of a manifest
 CODES = {  # dtypes as safetensors spells them
     torch.float64: "F64",
     torch.float32: "F32",
@@ -74,24 +74,31 @@ def write_state(path: Path, state: Any) -> None:
         sync(temporary)
         old = _old(path)
         if path.exists():  # a directory cannot replace another in one step: meanwhile `read_state` finds the old one
-            _discard(old)
+            discard(old)
             os.replace(path, old)
         os.replace(temporary, path)
         sync(path.parent)
-        _discard(old)
+        discard(old)
 
 
-def read_state(path: Path) -> Any:
+def read_state(path: Path, *, tensors: bool = True) -> Any:
     """The state in the directory `path`, with its tensors on the CPU; CheckpointError if it is not what was written.
 
-    A tensor that stood in the state twice comes back as two equal ones.
+    A tensor that stood in the state twice comes back as two equal ones. Without `tensors` their file is not read, and
+    each is None.
     """
     if not path.exists() and _old(path).exists():
         path = _old(path)
-    _verify(path)
-    with safe_open(path / TENSORS, "pt") as file:
-        # Cloned, because it is a view of the file, which may be removed or lie on a failing disk.
-        return _assemble(json.loads((path / SKELETON).read_bytes()), lambda name: file.get_tensor(name).clone())
+    _verify(path, FILES if tensors else (SKELETON,))
+    try:
+        skeleton = json.loads((path / SKELETON).read_bytes())
+        if not tensors:
+            return _assemble(skeleton, lambda name: None)
+        with safe_open(path / TENSORS, "pt") as file:
+            # Cloned, because it is a view of the file, which may be removed or lie on a failing disk.
+            return _assemble(skeleton, lambda name: file.get_tensor(name).clone())
+    except (ValueError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is no checkpoint of regard's, whole as it is ({error})") from None
 
 
 class Checkpoints:
@@ -125,12 +132,12 @@ class Checkpoints:
             self._remove(old)
         return path
 
-    def latest(self) -> tuple[int, Any] | None:
+    def latest(self, *, tensors: bool = True) -> tuple[int, Any] | None:
         """The newest step and state that can be read; None before the first, CheckpointError if all are damaged."""
         steps = self.steps()
         for step in reversed(steps):
             try:
-                return step, read_state(self._path(step))
+                return step, read_state(self._path(step), tensors=tensors)
             except CheckpointError as error:
                 self.warn(f"the checkpoint of step {step} is passed over: {error}")
         if steps:
@@ -150,7 +157,7 @@ class Checkpoints:
         with _beside(path) as temporary:  # renamed first: a removal that is interrupted leaves no half checkpoint
             if path.exists():
                 os.replace(path, temporary)
-        _discard(_old(path))
+        discard(_old(path))
 
 
 class Snapshots:
@@ -196,7 +203,22 @@ class Snapshots:
 
     def paths(self) -> list[Path]:
         """The files, oldest step first."""
-        return sorted((p for p in self.directory.glob("step-*") if SNAPSHOT.fullmatch(p.name)), key=_step)
+        files = (path for path in self.directory.glob("step-*") if SNAPSHOT.fullmatch(path.name) and path.is_file())
+        return sorted(files, key=_step)
+
+    def whole(self, warn: Callable[[str], None] = warnings.warn) -> dict[int, Path]:
+        """The files that are as they were written, by step; `warn` is told of the others."""
+        found = {}
+        for path in self.paths():
+            if _damaged(path):
+                warn(f"{path} is damaged and passed over: remove it")
+            else:
+                found[_step(path)] = path
+        if not found:
+            raise CheckpointError(
+                f"{self.directory} has no whole snapshot: train a few steps more, by train.steps, for one"
+            )
+        return found
 
     def read(self, step: int) -> dict[str, Tensor]:
         """The parameters after `step` steps."""
@@ -217,10 +239,10 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
     if not paths:
         raise ValueError("there is no snapshot to average")
     for path in paths:
-        if (found := SNAPSHOT.fullmatch(path.name)) is None:
+        if SNAPSHOT.fullmatch(path.name) is None:
             raise ValueError(f"{path} is not a snapshot: they are called step-(number)-(checksum).safetensors")
-        if _digest(path)[1][:16] != found[2]:
-            raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in its name")
+        if _damaged(path):
+            raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in its name. Remove it to do without")
     with ExitStack() as stack:
         files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
         shapes = [{name: tuple(file.get_slice(name).get_shape()) for name in file.keys()} for file in files]  # noqa: SIM118
@@ -238,6 +260,10 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
 
 def _step(path: Path) -> int:
     return int(path.name.split("-")[1])
+
+
+def _damaged(path: Path) -> bool:
+    return _digest(path)[1][:16] != path.name.removesuffix(".safetensors")[-16:]
 
 
 # A state, taken apart and put together
@@ -283,7 +309,7 @@ def _take_apart(state: Any) -> tuple[Any, dict[str, Tensor]]:
     return walk(state, "state"), tensors
 
 
-def _assemble(skeleton: Any, tensor: Callable[[str], Tensor]) -> Any:
+def _assemble(skeleton: Any, tensor: Callable[[str], Any]) -> Any:
     if isinstance(skeleton, list):
         return [_assemble(item, tensor) for item in skeleton]
     if not isinstance(skeleton, dict):
@@ -292,9 +318,11 @@ def _assemble(skeleton: Any, tensor: Callable[[str], Tensor]) -> Any:
     if kind == "tensor":
         return tensor(content)
     if kind == "array":
-        return tensor(content).numpy()
+        return None if (found := tensor(content)) is None else found.numpy()
     if kind == "tuple":
         return tuple(_assemble(content, tensor))
+    if kind != "dict":
+        raise ValueError(f"{kind!r} is no kind of part")
     return {key: _assemble(item, tensor) for key, item in content}
 
 
@@ -310,21 +338,14 @@ def _beside(path: Path) -> Iterator[Path]:
     except OSError as error:  # a full disk, say, which is met in a write that knows no name
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        _discard(temporary)
+        discard(temporary)
 
 
 def _prepare(directory: Path) -> None:
     """Make a directory, and sweep out what a process that was killed has left in it."""
     directory.mkdir(parents=True, exist_ok=True)
     for left in directory.glob(".*.tmp"):
-        _discard(left)
-
-
-def _discard(path: Path) -> None:
-    """Remove a file or a directory, if it is there."""
-    shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):
-        path.unlink()
+        discard(left)
 
 
 def _old(path: Path) -> Path:
@@ -378,17 +399,17 @@ def _manifest(files: Mapping[str, tuple[int, str]]) -> bytes:
     return json.dumps({"format": FORMAT, "files": entries}, indent=2).encode()
 
 
-def _verify(path: Path) -> None:
-    """Compare the files of a checkpoint with its manifest, then the manifest with the one that these files have."""
+def _verify(path: Path, names: Collection[str]) -> None:
+    """Compare files of a checkpoint with its manifest, then the manifest with the one that all of them have."""
     manifest = path / MANIFEST
     if not manifest.is_file():
         raise CheckpointError(f"{manifest} is missing")
-    text = manifest.read_bytes()
     try:
+        text = read_whole(manifest, LONGEST)
         content = json.loads(text)
         newer, entries = content["format"] > FORMAT, content["files"]
-        written = {} if newer else {name: (entries[name]["size"], entries[name]["sha256"]) for name in FILES}
-    except (ValueError, KeyError, TypeError):
+        written = {} if newer else {name: (entries[name]["size"], entries[name]["sha256"]) for name in names}
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"{manifest} is damaged") from None
     if newer:
         raise CheckpointError(
@@ -403,5 +424,5 @@ def _verify(path: Path) -> None:
             raise CheckpointError(f"{path / name} is torn: it has {found[name][0]} of {size} bytes")
         if found[name][1] != digest:
             raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one in {MANIFEST}")
-    if text != _manifest(found):
+    if names == FILES and text != _manifest(found):
         raise CheckpointError(f"{manifest} is damaged")

@@ -184,13 +184,23 @@ class Learner:
         self.optimiser.load_state_dict(state["optimiser"])
         for parameter, slots in self.optimiser.state.items():
             for key, value in slots.items():
-                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                if not isinstance(value, Tensor):
+                    continue
+                if value.shape == parameter.shape:
                     slots[key] = like(value, parameter)
+                elif value.shape != _slot(key, parameter):
+                    raise ValueError(f"{key!r} of the optimiser is {tuple(value.shape)} for {tuple(parameter.shape)}")
         self._scaler.load_state_dict(state["scaler"])
         if self.average is not None:
             own, saved = self.average.parameters, state["average"]
             shares = {name: like(tensor, own[name]) for name, tensor in saved["parameters"].items()}
             self.average.load_state_dict({**saved, "parameters": shares})
+
+
+def _slot(key: str, parameter: Tensor) -> tuple[int, ...]:
+    """The shape of what an optimiser keeps for a parameter under a name, where it is not the parameter's own."""
+    shape = tuple(parameter.shape)
+    return {"row": shape[:-1], "column": (*shape[:-2], *shape[-1:])}.get(key, ())
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
@@ -202,6 +212,11 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
 def load_parameters(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Put tensors of `parameters_of` into a model."""
     own = dict(model.named_parameters()) | dict(model.named_buffers())
+    shapes = {name: tensors[name].shape for name in tensors.keys() & own.keys()}
+    wrong = [name for name in tensors if name not in own or shapes[name] != own[name].shape]
+    wrong += [name for name, _ in model.named_parameters() if name not in tensors]
+    if wrong:
+        raise ValueError(f"these are parameters of another model: {wrong[0]!r} does not fit")
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(like(tensor, own[name]))

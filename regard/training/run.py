@@ -3,7 +3,7 @@
 `Trainer.run` yields what happens as it happens; showing and logging it is the caller's business.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.batching import Batch, Position
-from regard.training.checkpoints import Checkpoints, Snapshots
+from regard.training.checkpoints import CheckpointError, Checkpoints, Snapshots, average
 from regard.training.loop import DivergedError, Learner, Report, parameters_of
 
 CALIBRATION = 30.0  # seconds of steps from which `train.minutes` becomes a number of steps
@@ -68,9 +68,10 @@ Event = Report | Validation | Note | Saved | Finished
 class Trainer:
     """A learner, its data, and its place on disk.
 
-    `directory` keeps the state to resume from, which must be of the same `identity` (of its data). `stream` gives the
-    work that follows a data position; `validate` measures a model in eval mode. Call `interrupt` at any time (from a
-    signal handler, say) to save and stop after the step at hand.
+    `directory` keeps the state to resume from, which must be of the same `identity` (of its data), and with it the
+    `settings` that have led to it, for whoever compares them. `stream` gives the work that follows a data position;
+    `validate` measures a model in eval mode. Call `interrupt` at any time (from a signal handler, say) to save and
+    stop after the step at hand.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Trainer:
         *,
         total: int | None,
         identity: str = "",
+        settings: Mapping[str, Any] | None = None,
         validate: Callable[[nn.Module, int], Validation] | None = None,
     ) -> None:
         self.learner, self.stream, self.validate = learner, stream, validate
@@ -88,7 +90,7 @@ class Trainer:
         self.warnings: list[str] = []
         self.checkpoints = Checkpoints(directory, keep=self.config.keep, warn=self.warnings.append)
         self.snapshots = Snapshots(directory / "snapshots")
-        self.total, self.identity = total or UNKNOWN, identity
+        self.total, self.identity, self.settings = total or UNKNOWN, identity, dict(settings or {})
         self.position = Position(0, 0)
         self.best: dict[str, Any] = {"step": 0, "score": None, "waited": 0}
         self.seconds = 0.0  # spent in steps
@@ -106,15 +108,13 @@ class Trainer:
         found = self.world.agree(self.checkpoints.latest() if self.world.main else None)
         if found is None:
             return False
-        state = found[1]
-        if state["identity"] != self.identity:
+        step, state = found
+        if not isinstance(state, dict) or state.get("identity") != self.identity:
             raise ValueError("the training data has changed since this run began: put it back, or begin another run")
-        if state["threads"] != (threads := torch.get_num_threads()):
-            text = (
-                f"this run began with {state['threads']} threads, and goes on with {threads}: its last bits will differ"
-            )
+        if (before := state.get("threads")) != (threads := torch.get_num_threads()):
+            text = f"this run began with {before} threads, and goes on with {threads}: its last bits will differ"
             self.warnings.append(text)
-        self._load(state)
+        self._load(step, state)
         return True
 
     def run(self) -> Iterator[Event]:
@@ -165,12 +165,15 @@ class Trainer:
         return self.config.validate_every or max(1, self.total // 10)
 
     def final(self) -> dict[str, Tensor]:
-        """The parameters to keep: an average if one was asked for, the best otherwise, the last without validation."""
-        if self.config.average:
-            return self.snapshots.average(self.config.average)
-        if self.config.ema or self.best["score"] is None:
-            return self.snapshots.average(1)
-        return self.snapshots.read(self.best["step"])
+        """The parameters to keep: an average if one was asked for, the best otherwise, the last without validation.
+
+        A damaged snapshot is passed over with a warning, and the last takes the place of the best.
+        """
+        whole = self.snapshots.whole(self.warnings.append)
+        best = [] if self.config.ema or self.best["score"] is None else [self.best["step"]]
+        if self.config.average or not whole.keys() & best:
+            return average([*whole.values()][-max(1, self.config.average) :])
+        return average([whole[self.best["step"]]])
 
     def _calibrate(self) -> Iterator[Event]:
         """Turn minutes into a number of steps, once: from then on the run is a function of its seed."""
@@ -214,6 +217,7 @@ class Trainer:
             return
         state = {
             "identity": self.identity,
+            "settings": self.settings,
             "threads": torch.get_num_threads(),
             "minutes": self.config.minutes,
             "learner": self.learner.state(),
@@ -229,12 +233,21 @@ class Trainer:
         self.saved, self._saved_at, self._saved_best = self.learner.steps, self.seconds, self.best["step"]
         yield Saved(self.learner.steps)
 
-    def _load(self, state: dict[str, Any]) -> None:
-        self.learner.load(state["learner"])
-        if self.config.minutes is not None:
-            self.total = state["total"] if state["minutes"] == self.config.minutes else UNKNOWN
-        self.position = Position(*state["position"])
-        self.best, self.seconds, self.retreats = state["best"], state["seconds"], state["retreats"]
+    def _load(self, step: int, state: dict[str, Any]) -> None:
+        try:
+            self.learner.load(state["learner"])
+            if self.config.minutes is not None:
+                self.total = int(state["total"]) if state["minutes"] == self.config.minutes else UNKNOWN
+            self.position = Position(*map(int, state["position"]))
+            score, steps = state["best"]["score"], [int(state["best"][key]) for key in ("step", "waited")]
+            self.best = {"step": steps[0], "score": None if score is None else float(score), "waited": steps[1]}
+            self.seconds, self.retreats = float(state["seconds"]), int(state["retreats"])
+            if self.learner.steps != step or min(self.position.epoch, self.position.batch, self.best["step"]) < 0:
+                raise ValueError(f"it is after step {self.learner.steps}, at {self.position}")
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            place = self.checkpoints.directory
+            text = f"the checkpoint of step {step} in {place} does not fit this run ({error})"
+            raise CheckpointError(f"{text}: remove it to go on from the one before, or begin another run") from error
         self.saved, self._saved_at, self._saved_best = self.learner.steps, self.seconds, self.best["step"]
 
     def _retreat(self, error: DivergedError, after: Position) -> Iterator[Event]:
@@ -246,7 +259,7 @@ class Trainer:
         if found is None:
             raise error
         yield from self._warn()
-        self._load(found[1])
+        self._load(*found)
         self.position, self.retreats, self.learner.damping = after, retreats, 0.5**retreats
         yield Note(f"{error}; back to step {found[0]}, at half the learning rate")
         yield from self._save()

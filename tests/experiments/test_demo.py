@@ -1,5 +1,6 @@
 """`make demo` as a person meets it: with a corpus it trains the quickstart, without one it says why and reads dates."""
 
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,12 @@ def test_the_way_without_a_corpus_really_ends_in_a_page(tmp_path: Path, monkeypa
     assert "step 2/2" in out.getvalue()
     assert "of 10 unseen dates read right" in out.getvalue()
     assert "<title>" in (tmp_path / "new" / "attention.html").read_text("utf-8")
+
+
+def test_a_second_demo_at_the_same_time_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, occupy: Callable[[Path], object]
+) -> None:
+    monkeypatch.setattr(demo, "obtain", lambda name, **options: None)
+    occupy(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"another process is at work in .*run: wait for its end"):
+        demo.demo(tmp_path / "run", console=Console(quiet=True))

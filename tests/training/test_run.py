@@ -4,7 +4,9 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 from regard.data.arrays import PairArrays
 from regard.data.batching import collate
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.training.checkpoints import CheckpointError
 from regard.training.config import TrainConfig
 from regard.training.distributed import World
 from regard.training.loop import Learner, Report
@@ -113,6 +116,53 @@ def test_a_broken_checkpoint_is_passed_over_and_said_so(tmp_path: Path, through:
     assert isinstance(events[0], Note)
     assert "step-00000009" in events[0].text
     assert same(second, through)
+
+
+def test_a_damaged_snapshot_is_passed_over_and_said_so(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    trainer.validate = lambda model, step: Validation(step, -float(step), {}, [])  # the first is the best
+    run(trainer)
+    best, last = trainer.snapshots.paths()
+    best.write_bytes(b"torn")
+    assert all(torch.equal(x, weights(trainer)[name]) for name, x in trainer.final().items())
+    assert trainer.warnings == [f"{best} is damaged and passed over: remove it"]
+    last.write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match="snapshots has no whole snapshot: train a few steps more"):
+        trainer.final()
+
+
+def forge(trainer: Trainer, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the newest checkpoint, such that its checksums are right."""
+    found = trainer.checkpoints.latest()
+    assert found is not None
+    change(found[1])
+    trainer.checkpoints.save(*found)
+
+
+FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no learner": lambda state: state.pop("learner"),
+    "a text for a model": lambda state: state["learner"].update(model="text"),
+    "a smaller matrix": lambda state: state["learner"]["model"].update({"output.weight": torch.ones(1)}),
+    "another matrix": lambda state: state["learner"]["model"].update(more=torch.ones(1)),
+    "a matrix less": lambda state: state["learner"]["model"].popitem(),
+    "smaller moments": lambda state: state["learner"]["optimiser"]["state"][0].update(momentum=torch.ones(2)),
+    "no groups": lambda state: state["learner"]["optimiser"].update(param_groups=[]),
+    "another step": lambda state: state["learner"].update(step=10**9),
+    "a position before all": lambda state: state.update(position=[-1, 0]),
+    "a position of words": lambda state: state.update(position=["a", "b"]),
+    "no best": lambda state: state.update(best=None),
+    "endless steps": lambda state: state.update(best={"step": float("inf"), "score": 1, "waited": 0}),
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_a_forged_checkpoint_is_refused_in_one_line(tmp_path: Path, how: str) -> None:
+    trainer = make(tmp_path, steps=3)
+    run(trainer)
+    forge(trainer, FORGED[how])
+    with pytest.raises(CheckpointError, match=r"the checkpoint of step 3 in .*trainer does not fit this run") as caught:
+        make(tmp_path).resume()
+    assert "\n" not in str(caught.value)
 
 
 def poison(trainer: Trainer, bad: set[int]) -> None:
