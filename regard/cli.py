@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from regard.models.accounting import Footprint, PaperRun
     from regard.models.costs import Part
 
-SCARCE = ("out of memory", "tried to allocate")  # what PyTorch says of memory, on an accelerator and on a CPU
+# What PyTorch says of memory, on an accelerator, on a CPU, and where none could have as much.
+SCARCE = ("out of memory", "tried to allocate", "Storage size calculation overflowed")
+LONGEST = 1000  # characters of an error: a message may quote a whole file
 
 app = typer.Typer(help=regard.__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -41,15 +43,25 @@ def main() -> None:
         scarce = isinstance(mistake, MemoryError) or any(words in str(mistake) for words in SCARCE)
         if os.environ.get("REGARD_TRACEBACK") or (isinstance(mistake, RuntimeError) and not scarce):
             raise
-        reason = " ".join(str(mistake).split("\n"))
+        reason = str(mistake)
         if isinstance(mistake, OSError) and mistake.strerror and mistake.filename is not None:
             reason = f"{mistake.filename}: {mistake.strerror}"
         if scarce:
             reason = "not enough memory: to train, lower train.batch_tokens or raise train.accumulate"
-        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), reason), soft_wrap=True)
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), _readable(reason)), soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _readable(reason: str) -> str:
+    """One line of a bearable length, beginning and end, in which nothing commands the terminal.
+
+    >>> _readable("no file \\x1b[2J\\nby that name")
+    'no file \\\\x1b[2J by that name'
+    """
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason.replace("\n", " "))
+    return line if len(line) <= LONGEST else f"{line[: LONGEST * 3 // 4]} … {line[-LONGEST // 4 :]}"
 
 
 def _show_version(wanted: bool) -> None:

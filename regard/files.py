@@ -1,6 +1,7 @@
 """Files that are whole or not there: written beside their place, on to the disk, then renamed. Files that can be read
 whole, and directories for one process at a time. And where caches are."""
 
+import errno
 import os
 import re
 import secrets
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+LARGEST = 2**28  # bytes that are read at once; a tokenizer.json of a quarter of a million tokens has 2^24
 HOUR, WEEK = 3600, 7 * 24 * 3600  # seconds
 LEFT = re.compile(r"\.[0-9a-f]{16}\.tmp|\.saving")  # what a process that is killed leaves of a file, or of a model
 _mine: dict[tuple[int, int], int] = {}  # directories that a thread of this process has for itself
@@ -39,7 +41,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def read_whole(path: str | os.PathLike[str], most: int) -> bytes:
+def read_whole(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
     """The bytes of a file that may have at most so many."""
     if (size := regular_size(path)) > most:
         raise ValueError(f"{path} has {size:,} bytes: what it should be has at most {most:,}")
@@ -50,8 +52,10 @@ def read_whole(path: str | os.PathLike[str], most: int) -> bytes:
 def regular_size(path: str | os.PathLike[str]) -> int:
     """The size of a file. What is none is refused: a pipe, where one may wait for ever, a device, which has no end."""
     about = os.stat(path)
+    if stat.S_ISDIR(about.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(about.st_mode):
-        raise ValueError(f"{path} is no file, but a directory, a pipe or a device: name a file")
+        raise ValueError(f"{path} is no file, but a pipe or a device: name a file")
     return about.st_size
 
 

@@ -14,7 +14,7 @@ from regard.adaptation.pruning import check_prunable, prune
 from regard.adaptation.quantise import USED
 from regard.data.batching import Batch
 from regard.data.vocabulary import PAD
-from regard.files import new_directory, write_whole
+from regard.files import new_directory, read_whole, write_whole
 from regard.inspection.importance import Importance, head_importance, least_important, loss, pruning_curve
 from regard.inspection.taps import attentions
 from regard.models import storage
@@ -83,7 +83,7 @@ def prune_directory(
         storage.save(smaller, made)
         for name in USED:
             if (model_dir / name).exists():
-                write_whole(made / name, (model_dir / name).read_bytes())
+                write_whole(made / name, read_whole(model_dir / name))
         before, after = (_size(each, place, given) for each, place in ((model, model_dir), (smaller, made)))
     return Summary(before, after, gone)
 

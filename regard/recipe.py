@@ -30,6 +30,7 @@ from pydantic_core import CoreSchema, core_schema
 from regard.data.text import NO_TEXT, PairFiles
 from regard.data.tokenizers import TokensConfig
 from regard.decoding.module import longest_of
+from regard.files import read_whole
 from regard.models.catalogue import FAMILIES, NAMES, PRESETS, family_of
 from regard.training.config import LENGTHS, TrainConfig
 from regard.training.optimisers import OptimiserConfig
@@ -40,6 +41,7 @@ SPLITS = ("train", "valid", "test")
 ORDERS = ("forward", "backward")
 PATHS = ("source", "target", "tsv", "jsonl")  # the settings of PairFiles that name a file
 TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "spm", "flores101", "flores200", "none")
+LARGEST = 2**16  # bytes; the longest of those shipped, written out, has a thirtieth of that
 DEEPEST = 20  # lists or mappings in each other; it keeps recursion short
 ANY = 2**16  # a vocabulary, where the true one is not known yet and does not matter
 FROM_TOKENS = ("vocabulary", "source_vocabulary", "pad")  # what a model has of its tokens
@@ -229,7 +231,7 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
             f"The recipes shipped are {', '.join(names)}; your own is a file that ends in .yaml"
         )
     name = name_or_path if own else f"{name_or_path}.yaml"
-    values, lines = _read((path if own else SHIPPED / name).read_bytes(), name)
+    values, lines = _read(read_whole(path, LARGEST) if own else (SHIPPED / name).read_bytes(), name)
     _from_folder(path.parent if own else Path(), values)
     _without_repetition(values.get("model"))
     for text in overrides:
@@ -247,8 +249,8 @@ def imported_decode(directory: Path) -> DecodeConfig:
     if not path.exists():
         return DecodeConfig()
     try:
-        return DecodeConfig(**json.loads(path.read_text("utf-8")))
-    except (TypeError, ValueError) as error:
+        return DecodeConfig(**json.loads(read_whole(path, LARGEST)))
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}: mend or remove it") from None
 
 

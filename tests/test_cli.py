@@ -101,6 +101,27 @@ def test_info_as_json() -> None:
     assert account["paper"] == {}
 
 
+def test_an_error_is_one_readable_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.yaml").write_text("x" * 50_000)
+    said = fail("train", str(tmp_path / "r.yaml"), monkeypatch=monkeypatch, capsys=capsys)
+    assert said.startswith("error: ")
+    assert len(said) < 1100
+    said = fail("train", "a\x1b[2J\x07\u202eb.yaml", monkeypatch=monkeypatch, capsys=capsys)
+    assert said.startswith("error: there is no file 'a\\x1b[2J\\x07\\u202eb.yaml'")
+    for where in ("--model", "--x" + "y" * 5000):
+        long = cli._readable(f"{where} " + "\0" * 5000 + " the end")
+        assert len(long) < 1010
+        assert long.startswith(where[:500])
+        assert long.endswith(" the end")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            cli, "app", lambda **_: (_ for _ in ()).throw(RuntimeError("Storage size calculation overflowed"))
+        )
+        assert "not enough memory" in fail(monkeypatch=patch, capsys=capsys)
+
+
 NAMES = "tiny, shallow, small, base, big, rnn, gru, lstm, linear-rnn, convs2s, bytenet"
 
 

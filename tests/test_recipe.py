@@ -1,6 +1,8 @@
 """A recipe says what it means, survives being written down, and is refused in one line that says where and what."""
 
 import dataclasses
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -373,6 +375,21 @@ def test_an_override_has_a_value() -> None:
 )
 def test_a_recipe_that_is_not_there(name: str, message: str) -> None:
     assert refused(lambda: load(name)) == message
+
+
+def test_what_is_no_recipe_by_its_size_or_kind_is_not_read(folder: Path) -> None:
+    start = time.perf_counter()
+    assert refused(lambda: load(write("#" * 60_000_000))) == (
+        "my.yaml has 60,000,000 bytes: what it should be has at most 65,536"
+    )
+    assert "encoder_layers = 4294967296: it must be at most 4,096" in refused(
+        lambda: load(write(GOOD.replace("dropout: 0.3", "encoder_layers: 4294967296")))
+    )
+    os.mkfifo("pipe.yaml")
+    assert refused(lambda: load("pipe.yaml")) == "pipe.yaml is no file, but a pipe or a device: name a file"
+    os.mkfifo("decode.json")
+    assert "is no file, but a pipe" in refused(lambda: module.imported_decode(folder))
+    assert time.perf_counter() - start < 2
 
 
 TRAPS = ["no", "1e-3", "089", "1_000", "~", "null", "True", "0x1F", "1:30", "=", "<<", "- a", "a: b", "#", " x ", "é\n"]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from regard.core.quantised import is_quantised, quantise
-from regard.files import new_directory, write_whole
+from regard.files import new_directory, read_whole, write_whole
 from regard.models import storage
 
 DTYPES = {"int8": torch.float32, "bf16": torch.bfloat16, "fp32": torch.float32}  # of all that are not int8
@@ -36,5 +36,5 @@ def quantize_directory(model_dir: str | Path, out_dir: str | Path, precision: st
         storage.save(quantise(model) if precision == "int8" else model, made)
         for name in USED:
             if (model_dir / name).exists():
-                write_whole(made / name, (model_dir / name).read_bytes())
+                write_whole(made / name, read_whole(model_dir / name))
         return Sizes(*((folder / storage.WEIGHTS).stat().st_size for folder in (model_dir, made)))

@@ -14,13 +14,14 @@ from tokenizers import Tokenizer as Rust
 
 from regard.convert.extra import need
 from regard.convert.source import TOKENIZER
-from regard.data.tokenizers import RESERVED, UNK, UNKNOWN, Tokenizer
+from regard.data.tokenizers import MOST, RESERVED, UNK, UNKNOWN, Tokenizer, check_ids, no_panic
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS
-from regard.files import write_whole
+from regard.files import read_whole, write_whole
 
 SETTINGS = "tokenizer_config.json"
 MARIAN = ("source.spm", "vocab.json")
 CONFIG, GENERATION = "config.json", "generation_config.json"
+NEITHER = {"padding": None, "truncation": None}
 OPTIONS = {  # how they generate, and how `regard translate` is asked for the same
     "no_repeat_ngram_size": "--block {}",
     "min_length": "--shortest {}",
@@ -48,8 +49,8 @@ def settings(directory: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+        content = json.loads(read_whole(path).decode())
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a JSON object")
@@ -87,7 +88,9 @@ def read(directory: Path) -> dict[str, Any]:
     """The tokenizer of a directory, as what a tokenizer.json holds."""
     if content := settings(directory, TOKENIZER):
         try:
-            return dict(json.loads(Rust.from_str(json.dumps(content)).to_str()))
+            check_ids(content, MOST)
+            with no_panic():  # what they pad and cut to is not carried over
+                return dict(json.loads(Rust.from_str(json.dumps(content | NEITHER)).to_str()))
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(f"{directory / TOKENIZER} cannot be read: {error}") from None
     if all((directory / name).is_file() for name in MARIAN):
@@ -103,7 +106,7 @@ def _marian(directory: Path) -> dict[str, Any]:
     spm = need("sentencepiece.sentencepiece_model_pb2").ModelProto()
     path = directory / MARIAN[0]
     try:
-        spm.ParseFromString(path.read_bytes())
+        spm.ParseFromString(read_whole(path))
     except Exception as error:
         raise ValueError(f"{path} is no model of SentencePiece: {error}") from None
     if spm.trainer_spec.model_type != spm.trainer_spec.UNIGRAM:
@@ -188,7 +191,7 @@ class Numbering(NamedTuple):
                 model["unk_token"] = UNKNOWN
         kept = [token for token in content["added_tokens"] if not token["special"]]
         ids = {name: i for i, name in enumerate(self.names)}
-        about = content | {"model": model, "truncation": None, "padding": None, "post_processor": None}
+        about = content | {"model": model, "post_processor": None}
         about["added_tokens"] = [token | {"id": ids[token["content"]]} for token in kept]
         rust = Rust.from_str(json.dumps(about))
         if not self.before:

@@ -109,13 +109,14 @@ def read(directory: Path) -> tuple[Transformer, Tokenizer]:
     about = foreign.about_model(directory)
     if not isinstance(name := about.get("model_type"), str) or name not in KINDS:
         raise ValueError(f"{directory / CONFIG}: model_type = {name!r} cannot be imported, only {', '.join(KINDS)}")
-    content = foreign.read(directory)
+    content, tensors = foreign.read(directory), _load(directory)
     try:
         c = _config(directory, about, KINDS[name])
+        _check_sizes(directory, c, tensors)
         numbering = foreign.Numbering.of(directory, content, about)
     except TypeError as error:
         raise ValueError(f"{directory / CONFIG} holds a value of a wrong kind ({error}): copy it again") from error
-    state = _ours(directory, _load(directory), c, numbering)
+    state = _ours(directory, tensors, c, numbering)
     c = c.but(vocabulary=len(numbering.rows), output_bias="output.bias" in state)
     model = Transformer(c)
     model.load_state_dict(state)
@@ -176,6 +177,14 @@ def _load(directory: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged ({error}): copy it again") from error
+
+
+def _check_sizes(directory: Path, c: TransformerConfig, tensors: dict[str, Tensor]) -> None:
+    """Refuse a config that is larger than its weights, before anything of that size is built."""
+    most = {"layers": len(tensors), "size": max((max(x.shape, default=0) for x in tensors.values()), default=0)}
+    for name in ("encoder_layers", "decoder_layers", "vocabulary", "d_model", "d_ff"):
+        if (value := getattr(c, name)) > most["layers" if name.endswith("_layers") else "size"]:
+            raise ValueError(f"{directory / WEIGHTS} does not fit its {CONFIG}: no tensor is for {name} = {value}")
 
 
 def _names(c: TransformerConfig) -> Iterator[tuple[str, list[str]]]:

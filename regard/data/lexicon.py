@@ -62,10 +62,12 @@ class Shortlist:
             raise ValueError(f"{directory} has no {FILE}: make one with `regard shortlist {directory}`")
         try:
             arrays = load_file(path)
-        except SafetensorError as error:
+        except (SafetensorError, KeyError, TypeError) as error:  # the last two of a dtype that numpy has not
             raise ValueError(f"{path} is damaged ({error}): make it again with `regard shortlist`") from None
         if {name: x.dtype for name, x in arrays.items()} != {name: np.dtype(kind) for name, kind in DTYPES.items()}:
             raise ValueError(f"{path} is not a shortlist: it holds {', '.join(arrays) or 'nothing'}")
+        if any(x.ndim != 1 for x in arrays.values()):
+            raise ValueError(f"{path} is not a shortlist: its parts are no lists")
         found = cls(**arrays)
         V = len(found.offsets) - 1
         ids = np.concatenate([found.tokens, found.common])

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import IO, Any, NamedTuple, cast
 
+from regard.files import regular_size
+
 LONGEST = 1_000_000  # characters of a line that are read
 ABSURD = 2**20  # bytes: a longer line of a TSV or JSONL file is skipped without holding it
 NO_TEXT = re.compile("[\0\ud800-\udfff]")  # what JSON can say in plain ASCII, and UTF-8 or we cannot
@@ -137,6 +139,7 @@ def fingerprint(files: PairFiles) -> str:
     how: list[Any] = [files.columns] if files.tsv else [files.keys] if files.jsonl else []
     for way in ("source", "target", "tsv", "jsonl"):
         if path := getattr(files, way):
+            regular_size(path)
             with open(path, "rb") as stream:
                 how += [way, hashlib.file_digest(stream, "sha256").hexdigest()]
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()
@@ -181,6 +184,8 @@ def _lines(
 
 def _all_pairs(files: PairFiles, limit: int) -> Iterator[tuple[str, str] | None]:
     """Every pair, blank ones too; None stands for one that is absurdly long."""
+    for each in filter(None, (files.source, files.target, files.tsv, files.jsonl)):
+        regular_size(each)  # no pipe: pairs are read several times
     if files.source and files.target:
         yield from _parallel(files.source, files.target, limit)
         return

@@ -14,15 +14,15 @@ if the kind is none.
 """
 
 import json
-import math
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property, lru_cache
-from itertools import chain, count, pairwise
+from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,8 +30,9 @@ from typing import Any
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Rust
 
+from regard.data.merges import Merges
 from regard.data.vocabulary import EOS, SPECIALS
-from regard.files import write_whole
+from regard.files import read_whole, write_whole
 
 KINDS = ("bpe", "unigram", "wordpiece", "byte", "char", "none")
 UNK, UNKNOWN = len(SPECIALS), "<unk>"
@@ -93,10 +94,15 @@ class Tokenizer:
     def __init__(self, content: str, name: str | Path = "this text") -> None:
         """The tokenizer that `content`, a tokenizer.json, describes; `name` is for errors."""
         try:
-            self._rust = Rust.from_str(content)
+            about = json.loads(content)
+            check_ids(about)
+            if about.get("padding") or about.get("truncation"):  # to any length, by an id of its own
+                raise ValueError("it pads or cuts texts: set padding and truncation to null")
+            with no_panic():
+                self._rust = Rust.from_str(content)
+                parts = _parts(self._rust)
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(f"{name} is no tokenizer.json that this version can read: {error}") from None
-        parts = _parts(self._rust)
         kinds = [kind for kind in KINDS for lowercase in (False, True) if _parts(_blank(kind, lowercase)) == parts]
         imported = self._rust.post_processor is not None  # regard itself learns tokenizers without
         if not (kinds or imported) or [self._rust.id_to_token(i) for i in range(len(RESERVED))] != list(RESERVED):
@@ -104,6 +110,11 @@ class Tokenizer:
                 f"{name} is a tokenizer of another program, or of a newer regard: learn one with this regard"
             )
         self.kind = kinds[0] if kinds else "other"
+        if imported:  # what it puts around a text comes from its file
+            try:
+                self.decode(self.encode("a"))
+            except Exception as error:
+                raise ValueError(f"{name} is damaged: it cannot read a text ({error})") from None
 
     @classmethod
     def learn(cls, config: TokensConfig, lines: Iterable[str]) -> "Tokenizer":
@@ -131,7 +142,7 @@ class Tokenizer:
     def load(cls, path: str | Path) -> "Tokenizer":
         """The tokenizer in a tokenizer.json that `save` wrote."""
         try:
-            return cls(Path(path).read_text("utf-8"), path)
+            return cls(read_whole(path).decode(), path)
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is no tokenizer.json: {error}") from None
 
@@ -152,7 +163,8 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, on all cores."""
         try:
-            return [row.ids for row in self._rust.encode_batch_fast(texts)]
+            with no_panic():
+                return [row.ids for row in self._rust.encode_batch_fast(texts)]
         except TypeError:
             for text in texts:
                 if any("\ud800" <= character <= "\udfff" for character in text):
@@ -173,7 +185,8 @@ class Tokenizer:
 
     def decode_batch(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """The text of each row of ids."""
-        return self._rust.decode_batch([self._ordinary(ids) for ids in rows], skip_special_tokens=False)
+        with no_panic():
+            return self._rust.decode_batch([self._ordinary(ids) for ids in rows], skip_special_tokens=False)
 
     def certain(self, ids: Sequence[int]) -> str:
         """The text with which `decode` begins for these ids and any others after them.
@@ -259,80 +272,9 @@ class Tokenizer:
         return self._merges.sample([word for word, _ in words], dropout, random)
 
     @cached_property
-    def _merges(self) -> "Merges":
+    def _merges(self) -> Merges:
         model = json.loads(self._rust.to_str())["model"]
         return Merges(model["vocab"], model["merges"])
-
-
-NEVER = 2**62  # the rank of a pair that is no merge
-
-
-class Merges:
-    """The merges of BPE in Python, where chance can be seeded; in Rust it cannot."""
-
-    def __init__(self, ids: dict[str, int], merges: Iterable[tuple[str, str]]) -> None:
-        self._ids = ids
-        self._ranks: dict[tuple[int, int], int] = {}
-        self._made: list[int] = []  # rank -> the id that the merge makes
-        for rank, (left, right) in enumerate(merges):
-            self._ranks[ids[left], ids[right]] = rank
-            self._made.append(ids[left + right])
-        self._start = lru_cache(2**16)(self._start_of)
-
-    def _start_of(self, word: str) -> tuple[list[int], list[int], list[int]]:
-        """A word's characters, the rank of the pair that each begins, and the word when no merge is left out."""
-        symbols = [self._ids[character] for character in word]
-        ranks = [self._ranks.get(pair, NEVER) for pair in pairwise(symbols)] + [NEVER]
-        merged = symbols.copy()
-        self._merge(merged, ranks.copy(), math.inf, lambda: math.inf)
-        return symbols, ranks, merged
-
-    def sample(self, words: Iterable[str], dropout: float, random: Random) -> list[int]:
-        """The ids of words, each possible merge left out with probability `dropout` at each step.
-
-        Instead of one random number for each merge, one says how many are done before the next that is left out: the
-        number is geometric. Most words lie within such a gap, and are known.
-        """
-
-        def gap() -> float:
-            if dropout in (0.0, 1.0):
-                return math.inf if dropout == 0.0 else 0
-            return int(math.log(1.0 - random.random()) / math.log1p(-dropout))
-
-        ids: list[int] = []
-        left = gap()  # merges to do before one is left out
-        for word in words:
-            symbols, ranks, merged = self._start(word)
-            steps = len(symbols) - len(merged)
-            if steps <= left:
-                left -= steps
-                ids += merged
-            else:
-                symbols = symbols.copy()
-                left = self._merge(symbols, ranks.copy(), left, gap)
-                ids += symbols
-        return ids
-
-    def _merge(self, symbols: list[int], ranks: list[int], left: float, gap: Callable[[], float]) -> float:
-        """Merge `symbols` in place, the best pair first; what remains of the gap."""
-        out: list[tuple[int, int]] = []  # left out at this step
-        while (rank := min(ranks)) < NEVER:
-            i = ranks.index(rank)
-            if left == 0:
-                ranks[i] = NEVER
-                out.append((i, rank))
-                left = gap()
-                continue
-            left -= 1
-            while out:
-                j, other = out.pop()
-                ranks[j] = other
-            symbols[i : i + 2] = [self._made[rank]]
-            del ranks[i]
-            for j in (i - 1, i):
-                if 0 <= j < len(symbols) - 1:
-                    ranks[j] = self._ranks.get((symbols[j], symbols[j + 1]), NEVER)
-        return left
 
 
 def _blank(kind: str, lowercase: bool) -> Rust:
@@ -376,6 +318,30 @@ def _blank(kind: str, lowercase: bool) -> Rust:
     rust = Rust(model)
     rust.normalizer, rust.pre_tokenizer, rust.decoder = normalizers.Sequence(before), split, join
     return rust
+
+
+def check_ids(content: dict[str, Any], most: int | None = None) -> None:
+    """Refuse ids beyond the number of tokens of a tokenizer.json, or `most`: the package goes through all below."""
+    added, vocabulary = content.get("added_tokens") or [], content["model"]["vocab"]
+    names, ids = {token["content"] for token in added}, [token["id"] for token in added]
+    if isinstance(vocabulary, dict):
+        ids += vocabulary.values()
+        most = most or len(names | vocabulary.keys())
+    else:
+        most = most or len(vocabulary) + len(added)
+    if ids and not 0 <= min(ids) <= max(ids) < most:
+        raise ValueError(f"its ids are {min(ids)} to {max(ids)}, and not 0 to {most - 1}")
+
+
+@contextmanager
+def no_panic() -> Iterator[None]:
+    """A panic of the package, which is no Exception, as one."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the tokenizer failed ({error})") from None
 
 
 def _parts(rust: Rust) -> list[Any]:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 Config = TypeVar("Config", bound=Any)  # a frozen dataclass with vocabulary, source_vocabulary, tie and pad
 TIES = ("all", "target", "none")  # which embeddings are one matrix: all, target with the output, none (§3.4)
 SIZES = ("vocabulary", "source_vocabulary", "encoder_layers", "decoder_layers", "max_length")  # of every family
+COUNTED = ("encoder_layers", "decoder_layers", "heads", "kv_heads")  # what a config, too, goes through one by one
+MOST, MOST_COUNTED = 2**30, 2**12  # far beyond any model, and nothing to what a damaged file may say
 
 
 def check(
@@ -16,8 +18,11 @@ def check(
     sizes: Iterable[str] = (),
     probabilities: Iterable[str] = ("dropout",),
 ) -> None:
-    """Refuse a setting that is none of its choices, a size below 1, a probability outside of [0, 1], a pad that is no
-    token, and one matrix for two vocabularies."""
+    """Refuse a setting that is none of its choices, a size below 1 or beyond all measure, a probability outside of
+    [0, 1], a pad that is no token, and one matrix for two vocabularies."""
+    for name, size in vars(config).items():
+        if isinstance(size, int) and size > (most := MOST_COUNTED if name in COUNTED else MOST):
+            raise ValueError(f"{name} = {size}: it must be at most {most:,}")
     for name, valid in {**choices, "tie": TIES}.items():
         if (value := getattr(config, name)) not in (valid := tuple(valid)):
             raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(valid)}")

@@ -21,11 +21,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regard.core.quantised import dequantise, is_quantised, quantise
-from regard.files import sync
+from regard.files import read_whole, sync
 from regard.models.catalogue import FAMILIES, NAMES, Family
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+LARGEST = 2**20  # bytes of a config.json
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in which a model can compute
 
 
 def save(model: nn.Module, directory: str | Path) -> None:
@@ -78,14 +80,16 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
     """
     path = Path(directory) / WEIGHTS
     family, settings, int8 = _read(Path(directory))
-    model = _blank(family, settings, int8)
     if not path.is_file():
         raise ValueError(f"{directory} is not a whole model directory: it has no {WEIGHTS}")
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict: `file` cannot be iterated
-    except SafetensorError as error:
+    except (SafetensorError, AttributeError, TypeError) as error:  # the last two of a dtype that PyTorch has not
         raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from error
+    if (layers := settings.encoder_layers + settings.decoder_layers) > len(tensors):  # before they are built
+        raise ValueError(f"{path} does not fit its config: it has {len(tensors)} tensors for {layers} layers")
+    model = _blank(family, settings, int8)
     _check(str(path), tensors, model)
     for name, x in tensors.items():
         if x.is_floating_point() and x.numel() and not all(end.isfinite() for end in x.aminmax()):
@@ -126,7 +130,7 @@ def _read(directory: Path) -> _About:
     if not path.is_file():
         raise ValueError(f"{directory} is not a model directory: it has no {CONFIG}")
     try:
-        about = json.loads(path.read_text("utf-8"))
+        about = json.loads(read_whole(path, LARGEST).decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(about, dict) or not isinstance(about.get("config"), dict):
@@ -166,9 +170,12 @@ def _configure(kind: type[Any], settings: dict[str, Any]) -> Any:
 
 def _blank(family: Family, settings: Any, int8: bool = False) -> nn.Module:
     """The model that a config builds, quantised if `int8`, with names and shapes but without memory."""
-    with torch.device("meta"):
-        model = family.model(settings)
-        return quantise(model) if int8 else model
+    try:
+        with torch.device("meta"):
+            model = family.model(settings)
+            return quantise(model) if int8 else model
+    except RuntimeError as error:  # a matrix of more bytes than there are numbers for
+        raise ValueError(f"no model can be built from its config: {str(error).splitlines()[0]}") from None
 
 
 def _named(model: nn.Module) -> list[tuple[list[str], Tensor]]:
@@ -183,7 +190,7 @@ def _named(model: nn.Module) -> list[tuple[list[str], Tensor]]:
 def _check(what: str, tensors: Mapping[str, Tensor], blank: nn.Module) -> None:
     """Refuse tensors whose names, shapes or dtypes are not the model's. All floats have one dtype, whichever it is."""
     expected = {names[0]: tensor for names, tensor in _named(blank)}
-    floats = next((x.dtype for x in tensors.values() if x.is_floating_point()), torch.float32)
+    floats = next((x.dtype for x in tensors.values() if x.dtype in FLOATS), torch.float32)
     wrong = []
     for name, y in expected.items():
         x, dtype = tensors.get(name), floats if y.is_floating_point() else y.dtype

@@ -163,6 +163,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
         "parts do not fit": arrays | {"offsets": good.offsets[::-1].copy()},
         "its parts do not fit": arrays | {"common": np.array([V], np.int32)},
         "damaged .its parts": arrays | {"offsets": good.offsets[:0]},
+        "its parts are no lists": arrays | {"tokens": good.tokens[None]},
     }
     for message, content in wrong.items():
         path.write_bytes(save(content))

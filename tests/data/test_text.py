@@ -3,8 +3,10 @@
 import gzip
 import io
 import json
+import os
 import re
 import sys
+import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -242,3 +244,15 @@ def test_the_fingerprint_is_of_content_and_of_what_is_read(tmp_path: Path) -> No
     both(tmp_path / "moved", "a\n", "b\n")
     assert fingerprint(moved) == fingerprint(one)
     assert fingerprint(PairFiles(one.source, one.target, columns=(2, 3), keys=("x", "y"))) == fingerprint(one)
+
+
+def test_pairs_come_from_files_since_they_are_read_again_and_lines_from_anything(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    files = PairFiles(tsv=str(tmp_path / "pipe"))
+    for call in (lambda: fingerprint(files), lambda: list(read_pairs(files))):
+        with pytest.raises(ValueError, match="pipe is no file, but a pipe or a device"):
+            call()
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("a\nb\n"))
+    writer.start()
+    assert list(read_lines(tmp_path / "pipe")) == ["a", "b"]
+    writer.join()

@@ -6,12 +6,14 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import tokenizers as rust
@@ -326,6 +328,76 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer.json"):
         Tokenizer.load(path)
+
+
+PADDING = {"strategy": {"Fixed": 2**33}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
+TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda about: about["model"]["vocab"].update(x=2**31), "ids are 0 to 2147483648, and not 0 to"),
+        (lambda about: about["model"]["vocab"].update(x=-1), "ids are -1 to 329"),
+        (
+            lambda about: about.update(added_tokens=[TOKEN | {"id": 2**32 - 1, "content": "x"}]),
+            "to 4294967295, and not",
+        ),
+        (lambda about: about.update(padding=PADDING | {"pad_type_id": 0, "pad_token": "x"}), "it pads or cuts texts"),
+        (lambda about: about["model"].update(vocab="abc"), "no tokenizer.json that this version can read"),
+        (lambda about: about.update(model=None), "no tokenizer.json that this version can read"),
+    ],
+)
+def test_one_number_in_a_file_costs_neither_minutes_nor_gigabytes(
+    change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    about = json.loads(learnt("bpe")._rust.to_str())
+    change(about)
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match=message):
+        Tokenizer(json.dumps(about))
+    assert time.perf_counter() - start < 1
+
+
+def test_what_is_put_around_a_text_is_known() -> None:
+    about = json.loads(learnt("bpe")._rust.to_str())
+    far = {"id": "x", "ids": [2**31], "tokens": ["x"]}
+    single = [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    about["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": single,
+        "special_tokens": {"x": far},
+    }
+    with pytest.raises(ValueError, match=r"is damaged: it cannot read a text .ids lie in 0..329, got "):
+        Tokenizer(json.dumps(about))
+
+
+def test_a_panic_is_told_as_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):  # its name in the package
+        pass
+
+    def panic(*_: object, **options: object) -> None:
+        raise PanicException("index out of bounds")
+
+    content = learnt("bpe")._rust.to_str()
+    with monkeypatch.context() as patch:
+        patch.setattr("regard.data.tokenizers.Rust", type("Rust", (), {"from_str": panic}))
+        with pytest.raises(ValueError, match=r"can read: the tokenizer failed .index out of bounds"):
+            Tokenizer(content)
+    broken = Tokenizer(content)
+    monkeypatch.setattr(broken, "_rust", type("Rust", (), {"encode_batch_fast": panic, "decode_batch": panic})())
+    monkeypatch.setattr(Tokenizer, "__len__", lambda self: 9)
+    for call in (lambda: broken.encode("a"), lambda: broken.decode([5])):
+        with pytest.raises(ValueError, match="the tokenizer failed"):
+            call()
+
+
+def test_a_pipe_or_a_device_is_no_tokenizer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    for path in (tmp_path / "tokenizer.json", Path("/dev/zero")):
+        with pytest.raises(ValueError, match="is no file, but a pipe or a device"):
+            Tokenizer.load(path)
 
 
 def test_a_save_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

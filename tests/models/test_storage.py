@@ -18,6 +18,7 @@ from torch import nn
 
 from regard.core.quantised import is_quantised, quantise
 from regard.models import storage
+from regard.models.convolutional import Convolutional, ConvolutionalConfig
 from regard.models.transformer import Transformer, TransformerConfig
 
 SOURCE, TARGET = torch.tensor([[3, 4, 5, 0], [6, 7, 8, 9]]), torch.tensor([[1, 5, 4], [1, 9, 8]])
@@ -230,6 +231,37 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "untied": (lambda d: edit(d, tie="target"), r"no tensor 'target_embedding.tokens.weight'$"),
     "deeper": (lambda d: edit(d, encoder_layers=3), r"has no tensor 'encoder.layers.2.*'; 11 more are wrong$"),
+    "endless layers": (
+        lambda d: edit(d, decoder_layers=2**32),
+        r"decoder_layers = 4294967296: it must be at most 4,096",
+    ),
+    "layers for nothing": (lambda d: edit(d, encoder_layers=4096), r"it has \d+ tensors for 4098 layers$"),
+    "endless heads": (
+        lambda d: edit(d, heads=2**24, d_k=2),
+        r"config.json: heads = 16777216: it must be at most 4,096",
+    ),
+    "endless width": (
+        lambda d: edit(d, d_model=2**62),
+        r"config.json: d_model = 4611686018427387904: it must be at most",
+    ),
+    "a number for a number": (lambda d: edit(d, scale=10**400), r"config.json: scale = 1000"),
+    "a very long config": (
+        lambda d: (d / "config.json").write_text(" " * 2**21),
+        r"config.json is not JSON: .* has 2,097,152 bytes: what it should be has at most 1,048,576",
+    ),
+    "deep": (put("config.json", "[" * 10**5), r"config.json is not JSON: maximum recursion depth"),
+    "of eight bits": (
+        lambda d: rewrite(d, lambda t: t.update({NORM: t[NORM].to(torch.float8_e4m3fn)})),
+        rf"'{NORM}' is torch.float8_e4m3fn, not torch.float32$",
+    ),
+    "a pipe for weights": (
+        lambda d: ((d / "model.safetensors").unlink(), os.mkfifo(d / "model.safetensors")),
+        r"model is not a whole model directory: it has no model.safetensors",
+    ),
+    "a pipe for a config": (
+        lambda d: ((d / "config.json").unlink(), os.mkfifo(d / "config.json")),
+        r"model is not a model directory: it has no config.json",
+    ),
     "mixed": (
         lambda d: rewrite(d, lambda t: t.update({NORM: t[NORM].half()})),
         rf"'{NORM}' is torch.float16, not torch.float32$",
@@ -255,6 +287,15 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, fault: str) -> None:
         storage.load(tmp_path / "model")
     assert "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_matrix_beyond_all_numbers_is_refused(tmp_path: Path) -> None:
+    """2^90 numbers: PyTorch raises a RuntimeError."""
+    config = ConvolutionalConfig.convs2s(20, encoder_layers=1, decoder_layers=1)
+    storage.save(Convolutional(config), tmp_path)
+    edit(tmp_path, d_model=2**30, kernel=2**30 - 1)
+    with pytest.raises(ValueError, match="no model can be built from its config: Storage size calculation overflowed"):
+        storage.load(tmp_path)
 
 
 def test_a_setting_that_is_left_out_has_its_default_and_a_whole_number_is_a_number(tmp_path: Path) -> None:
