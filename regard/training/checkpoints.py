@@ -244,7 +244,10 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
         if _damaged(path):
             raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in its name. Remove it to do without")
     with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
+        try:
+            files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
+        except SafetensorError as error:
+            raise CheckpointError(f"{path.parent} has a snapshot that is none ({error}): remove it") from None
         shapes = [{name: tuple(file.get_slice(name).get_shape()) for name in file.keys()} for file in files]  # noqa: SIM118
         for path, other in zip(paths, shapes, strict=True):
             if other != shapes[0]:
