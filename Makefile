@@ -20,6 +20,12 @@ test: $(INSTALLED)  ## the whole test suite, a file at a time on each core
 check: lint  ## before every commit: format, lint, types, fast tests
 	@$(BIN)/pytest -m "not slow"
 
+MINUTES ?= 10
+fuzz: $(INSTALLED)  ## files of any content to every loader, for MINUTES=10; by coverage as well where atheris is there
+	@REGARD_FUZZ=$(MINUTES) $(BIN)/pytest tests/fuzz
+	@! $(BIN)/python -c "import atheris" 2>/dev/null || for target in config weights tokenizer recipe checkpoint import; do \
+	  $(BIN)/python -m tests.fuzz.guided $$target -max_total_time=$$((10 * $(MINUTES))) -verbosity=0 || exit 1; done
+
 lint: $(INSTALLED)  ## format, lint, types
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
@@ -41,4 +47,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-.PHONY: help demo test check lint bench clean
+.PHONY: help demo test check fuzz lint bench clean

@@ -158,7 +158,7 @@ def _check_preset(preset: str) -> None:
 def _family(model: Any) -> str:
     """The family of what stands under `model`, be it right or wrong."""
     preset = model.get("preset") if isinstance(model, dict) else None
-    return family_of(preset if preset in PRESETS else ModelConfig.preset)
+    return family_of(preset if isinstance(preset, str) and preset in PRESETS else ModelConfig.preset)
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,8 @@ class Numbering(NamedTuple):
         ids = {name: i for i, name in enumerate(self.names)}
         about = content | {"model": model, "post_processor": None}
         about["added_tokens"] = [token | {"id": ids[token["content"]]} for token in kept]
-        rust = Rust.from_str(json.dumps(about))
+        with no_panic(path):
+            rust = Rust.from_str(json.dumps(about))
         if not self.before:
             try:
                 return Tokenizer(rust.to_str(), path)  # one of regard's own, come back
@@ -230,8 +231,9 @@ def _unknown(directory: Path, content: dict[str, Any], pieces: dict[int, str]) -
 
 def _around(directory: Path, content: dict[str, Any], eos: int) -> list[int]:
     """What their tokenizer puts before a text; after it comes the end alone, as ours has it."""
-    rust = Rust.from_str(json.dumps(content))
-    bare, whole = (rust.encode("a", add_special_tokens=add).ids for add in (False, True))
+    with no_panic(directory / TOKENIZER):
+        rust = Rust.from_str(json.dumps(content))
+        bare, whole = (rust.encode("a", add_special_tokens=add).ids for add in (False, True))
     at = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
     if whole[at + len(bare) :] != [eos]:
         raise ValueError(

@@ -110,11 +110,10 @@ class Tokenizer:
                 f"{name} is a tokenizer of another program, or of a newer regard: learn one with this regard"
             )
         self.kind = kinds[0] if kinds else "other"
-        if imported:  # what it puts around a text comes from its file
-            try:
-                self.decode(self.encode("a"))
-            except Exception as error:
-                raise ValueError(f"{name} is damaged: it cannot read a text ({error})") from None
+        try:  # its token for the unknown, and what it puts around a text, come from its file
+            self.decode(self.encode("a \U0010fffd"))
+        except ValueError as error:
+            raise ValueError(f"{name} cannot read a text: {error}") from None
 
     @classmethod
     def learn(cls, config: TokensConfig, lines: Iterable[str]) -> "Tokenizer":
@@ -334,14 +333,14 @@ def check_ids(content: dict[str, Any], most: int | None = None) -> None:
 
 
 @contextmanager
-def no_panic() -> Iterator[None]:
-    """A panic of the package, which is no Exception, as one."""
+def no_panic(name: str | Path = "the tokenizer") -> Iterator[None]:
+    """What the package raises, a bare Exception, or a panic, which is not even one, as a mistake in a file."""
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"the tokenizer failed ({error})") from None
+        raise ValueError(f"{name} is damaged ({error})") from None
 
 
 def _parts(rust: Rust) -> list[Any]:

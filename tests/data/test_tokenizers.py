@@ -369,7 +369,14 @@ def test_what_is_put_around_a_text_is_known() -> None:
         "pair": single,
         "special_tokens": {"x": far},
     }
-    with pytest.raises(ValueError, match=r"is damaged: it cannot read a text .ids lie in 0..329, got "):
+    with pytest.raises(ValueError, match=r"this text cannot read a text: ids lie in 0..329, got "):
+        Tokenizer(json.dumps(about))
+
+
+def test_an_unknown_token_that_is_none_is_noticed_before_a_text_needs_it() -> None:
+    about = json.loads(learnt("char")._rust.to_str())
+    about["model"]["unk_token"] = "nothing"
+    with pytest.raises(ValueError, match=r"this text cannot read a text: the tokenizer is damaged .*Missing"):
         Tokenizer(json.dumps(about))
 
 
@@ -383,13 +390,13 @@ def test_a_panic_is_told_as_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     content = learnt("bpe")._rust.to_str()
     with monkeypatch.context() as patch:
         patch.setattr("regard.data.tokenizers.Rust", type("Rust", (), {"from_str": panic}))
-        with pytest.raises(ValueError, match=r"can read: the tokenizer failed .index out of bounds"):
+        with pytest.raises(ValueError, match=r"can read: the tokenizer is damaged .index out of bounds"):
             Tokenizer(content)
     broken = Tokenizer(content)
     monkeypatch.setattr(broken, "_rust", type("Rust", (), {"encode_batch_fast": panic, "decode_batch": panic})())
     monkeypatch.setattr(Tokenizer, "__len__", lambda self: 9)
     for call in (lambda: broken.encode("a"), lambda: broken.decode([5])):
-        with pytest.raises(ValueError, match="the tokenizer failed"):
+        with pytest.raises(ValueError, match="the tokenizer is damaged"):
             call()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.targets import TARGETS, Files
@@ -49,7 +49,9 @@ def changed(draw: Any, name: str) -> Files:
     files = draw(st.sampled_from(target.files()))
     ways = {file: way for file in sorted(files) for end, way in target.changed.items() if file.endswith(end)}
     file = draw(st.sampled_from(sorted(ways)))
-    return target.together(files, file, ways[file](files[file], draw))
+    content = ways[file](files[file], draw)
+    note(f"{file}: {content!r:.2000}")
+    return target.together(files, file, content)
 
 
 def attempt(name: str) -> Any:
