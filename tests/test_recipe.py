@@ -287,7 +287,7 @@ NO_TAGS = "a recipe has no anchors, aliases or tags (& * !): quote it, or write 
             GOOD.replace("tiny", "huge"),
             "my.yaml:4: model.preset = 'huge': choose one of " + ", ".join(PRESETS),
         ),
-        (GOOD.replace("preset: tiny", "preset: [tiny]"), "my.yaml:3: model.preset: expected text, got ['tiny']"),
+        (GOOD.replace("preset: tiny", "preset: [tiny]"), "my.yaml:4: model.preset: expected text, got ['tiny']"),
         ("data: {}\ntrain: {steps: 1}", "my.yaml:1: data: give exactly one of corpus (a name) and train (your files)"),
         (
             "data: {corpus: x, max_length: 99}\nmodel: {max_length: 99, positions: learned}\ntrain: {steps: 1}",
