@@ -70,11 +70,11 @@ def elsewise(value: Any, draw: Draw) -> Any:
         if how == "gone" and way:
             del holder[last]
         elif how == "more" and isinstance(holder, dict):
-            holder[draw(st.sampled_from([*holder, "x", ""]))] = draw(values)
+            holder[draw(st.sampled_from([*holder, "x", ""]))] = deepcopy(draw(values))
         elif how == "more":
-            holder.append(holder[last])
+            holder.append(deepcopy(holder[last]))
         else:
-            holder[last] = draw(st.sampled_from(NUMBERS) if how == "number" else values)
+            holder[last] = deepcopy(draw(st.sampled_from(NUMBERS) if how == "number" else values))
         value = outer.get("", value)
     return value
 
