@@ -106,8 +106,9 @@ def alone_in(directory: Path, called: Path | None = None) -> Iterator[None]:
     """
     made = not directory.exists()
     while True:
-        directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory, os.O_RDONLY)
+        with suppress(FileExistsError):
+            directory.mkdir(parents=True)
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)  # which refuses a file of that name
         key = os.fstat(handle).st_dev, os.fstat(handle).st_ino
         if _mine.get(key) == threading.get_ident():  # within another such block
             os.close(handle)
