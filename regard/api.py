@@ -57,6 +57,9 @@ def load(
     for place, tokenizer in zip(places, tokenizers, strict=True):
         if tokenizer.__reduce__() != tokenizers[0].__reduce__():
             raise ValueError(f"{places[0]} and {place} have different tokens: an ensemble shares one tokenizer")
+    for place in places:
+        if (known := storage.config(place).vocabulary) < (count := len(tokenizers[0])):
+            raise ValueError(f"{place} has {count:,} tokens, and its model {known:,}: they do not belong together")
     all_told = [recipes.load(str(file)) if (file := place / "recipe.yaml").exists() else None for place in places]
     told, orders = all_told[0], [each is not None and each.data.target_order == "backward" for each in all_told]
     if len(set(orders)) > 1:

@@ -572,3 +572,10 @@ def test_a_heading_gains_no_full_stop() -> None:
 
 def said(stop: int) -> Hypothesis:
     return Hypothesis([*of_kind("char").tokenizer.encode("a dog"), stop], 0.0, 0.0, [])
+
+
+def test_a_tokenizer_of_another_model_is_refused(translator: Translator, tmp_path: Path) -> None:
+    run = save(translator, tmp_path / "run")
+    Tokenizer.learn(TokensConfig("bpe", size=295), LINES * 3).save(run / "tokenizer.json")
+    with pytest.raises(ValueError, match=r"run has 295 tokens, and its model 290: they do not belong together"):
+        regard.load(run)
