@@ -101,7 +101,10 @@ def quantise(model: nn.Module) -> nn.Module:
 
 
 def _matrix(weight: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
-    q, scale = quantise_rows(weight.detach().float())
+    if weight.is_meta:  # which has shapes only; for a maximum of it PyTorch would load its compiler
+        q, scale = weight.detach(), weight.new_empty(len(weight), 1, dtype=torch.float)
+    else:
+        q, scale = quantise_rows(weight.detach().float())
     return nn.Parameter(q.to(torch.int8), requires_grad=False), nn.Parameter(scale[:, 0], requires_grad=False)
 
 

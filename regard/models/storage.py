@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.core.quantised import dequantise, is_quantised, quantise
 from regard.files import read_whole, sync
@@ -171,11 +172,22 @@ def _configure(kind: type[Any], settings: dict[str, Any]) -> Any:
 def _blank(family: Family, settings: Any, int8: bool = False) -> nn.Module:
     """The model that a config builds, quantised if `int8`, with names and shapes but without memory."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Undrawn():
             model = family.model(settings)
             return quantise(model) if int8 else model
     except RuntimeError as error:  # a matrix of more bytes than there are numbers for
         raise ValueError(f"no model can be built from its config: {str(error).splitlines()[0]}") from None
+
+
+class _Undrawn(TorchFunctionMode):
+    """Where there is no memory, nothing is drawn into it: for that, PyTorch would load its compiler, for a second."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function.__name__ in ("normal_", "uniform_", "kaiming_uniform_"):
+            return args[0] if args else (kwargs or {})["tensor"]
+        return function(*args, **(kwargs or {}))
 
 
 def _named(model: nn.Module) -> list[tuple[list[str], Tensor]]:

@@ -1,8 +1,6 @@
-"""A server that runs: it takes its port or says who has it, and when it is told to stop it finishes what it took."""
+"""A server that runs; when it is told to stop it finishes what it took."""
 
 import asyncio
-import errno
-import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -14,7 +12,8 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from regard.serving.app import create_app
-from regard.serving.config import KEYS, ServeConfig
+from regard.serving.config import ServeConfig
+from regard.serving.door import address
 from regard.serving.registry import Registry
 
 LEAST = 2**16  # bytes of an answer that a client takes while it is waited for
@@ -99,19 +98,19 @@ class Server(uvicorn.Server):
 
 def serve(
     paths: Sequence[Path],
-    config: ServeConfig | None = None,
+    config: ServeConfig,
+    door: socket.socket,
     *,
     ready: Callable[[str], None] = lambda address: None,
     **how: Any,
 ) -> None:
-    """Serve models until told to stop; `ready` is called with the address as soon as it can be asked.
+    """Serve models at a door of `listen` until told to stop; `ready` is called with the address when it can be asked.
 
     `how` models are loaded: the keyword arguments of `regard.load`.
     """
-    config = config or ServeConfig()
-    registry = Registry(paths, **how)
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    with listen(config) as door:
+    with door:
+        registry = Registry(paths, **how)
+        logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
         server(create_app(registry, config), config, lambda: ready(address(door))).run([door])
 
 
@@ -128,32 +127,3 @@ def server(app: FastAPI, config: ServeConfig, ready: Callable[[], None]) -> Serv
         timeout_graceful_shutdown=int(config.seconds + GRACE),
     )
     return Server(settings, ready)
-
-
-def listen(config: ServeConfig) -> socket.socket:
-    """The socket of a server, if it may and can have it."""
-    try:
-        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (socket.gaierror, UnicodeError):
-        raise ValueError(f"there is no address {config.host!r} on this machine: use 127.0.0.1, or 0.0.0.0") from None
-    family, _, _, _, place = found[0]
-    if not (ipaddress.ip_address(place[0]).is_loopback or config.api_keys or config.anyone):
-        raise ValueError(
-            f"{config.host} can be reached from other machines, and there is no API key: name a file of keys with "
-            f"--keys, set {KEYS}, or say --anyone to serve without"
-        )
-    try:
-        return socket.create_server(place[:2], family=family, backlog=2048)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ValueError(
-                f"port {config.port} of {config.host} is in use: choose another with --port, 0 for any"
-            ) from None
-        raise ValueError(f"cannot listen on port {config.port} of {config.host}: {error.strerror}") from None
-
-
-def address(door: socket.socket) -> str:
-    """Where a socket is reached."""
-    host, port = door.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -10,8 +10,9 @@ from typing import Any
 from regard.models import storage
 from regard.serving.app import create_app
 from regard.serving.config import ServeConfig
+from regard.serving.door import address, listen
 from regard.serving.registry import Registry, Served
-from regard.serving.run import Server, address, listen, server
+from regard.serving.run import Server, server
 from tests.serving.toys import model, tokenizer
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from regard import cli
 from regard.serving.config import ServeConfig
-from regard.serving.run import address, listen
+from regard.serving.door import address, listen
 from tests.serving.servers import directory
 from tests.serving.toys import LINES
 
