@@ -76,7 +76,8 @@ def make_atlas(
         raise ValueError(f"{gold or parse} has a line for each one of a text: give --source and --reference as well")
     gates = [replace(GATES, price=price) for price in prices]
     place = model if out is None else out
-    _check_writable(place)
+    if not writable(place):  # which is to be known now, and not after minutes of work
+        raise ValueError(f"{place} is no directory that can be written into: name one with -o")
     study = Study.of(model, source, reference, limit)
     known = None if gold is None else study.gold(gold)
     seen = _look(study, known, None if parse is None else study.arcs(parse), progress)
@@ -106,11 +107,10 @@ def make_atlas(
     return atlas
 
 
-def _check_writable(place: Path) -> None:
-    """Refuse a directory that cannot be written into now, and not after minutes of work."""
+def writable(place: Path) -> bool:
+    """Whether a directory can be written into, or made."""
     nearest = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        raise ValueError(f"{place} is no directory that can be written into: name one with -o")
+    return nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
 @dataclass(eq=False)

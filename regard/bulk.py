@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -24,19 +25,21 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from regard.asks import Answer, Ask, listed
 from regard.data.text import NO_TEXT, Skipped, named, read_lines
 from regard.files import write_whole
+from regard.telling import EVERY
 
 KEYS = ("text", "prefix", "require", "forbid", "seed", "id")  # of a line of JSON
+REMEMBERED = 1_000  # lines that were typed
 NAMED = 5  # lines that a note names before it only counts them
 
 
 class Reader:
-    """What the lines of some files ask for, each once; "-" is standard input, where a terminal is asked for a line.
+    """What the lines of some files, or of a text, ask for, each once; "-" is standard input: of a terminal, a prompt.
 
     It knows what it has read: how many bytes, and a digest of the lines.
     """
 
-    def __init__(self, files: Sequence[Path], *, jsonl: bool, errors: str) -> None:
-        self.files, self.jsonl, self.errors = files, jsonl, errors
+    def __init__(self, files: Sequence[Path], *, jsonl: bool, errors: str, text: str | None = None) -> None:
+        self.files, self.jsonl, self.errors, self.text = files, jsonl, errors, text
         self.typed = [str(file) for file in files] == ["-"] and sys.stdin.isatty()
         self.skipped, self.bytes, self._seen = Skipped(), 0, hashlib.sha256()
         self._asks = self._read()
@@ -50,27 +53,54 @@ class Reader:
         return self._seen.hexdigest()[:16]
 
     def _read(self) -> Iterator[Ask]:
+        if self.text is not None:
+            yield from self._asked("text", self.text.splitlines() or [""])
         for file in self.files:
             if self.typed:
                 lines = _typed()
             else:
                 cut = not self.jsonl  # the beginning of an object is none
                 lines = read_lines(file, cut=cut, skipped=self.skipped, errors=self.errors, may_be_empty=True)
-            for number, line in enumerate(lines, start=1):
-                raw = f"{line}\n".encode()
-                self._seen.update(raw)
-                self.bytes += len(raw)
-                place = f"{named(file)}:{number}"
-                yield _ask(line, place) if self.jsonl else Ask(line, place)
+            yield from self._asked(named(file), lines)
+
+    def _asked(self, name: str, lines: Iterable[str]) -> Iterator[Ask]:
+        for number, line in enumerate(lines, start=1):
+            raw = f"{line}\n".encode()
+            self._seen.update(raw)
+            self.bytes += len(raw)
+            place = f"{name}:{number}"
+            yield _ask(line, place) if self.jsonl else Ask(line, place)
 
 
 def _typed() -> Iterator[str]:
     """What a person types, line by line, until end of file."""
-    while True:
-        try:
-            yield input("> " if sys.stdout.isatty() else "")
-        except EOFError:
-            return
+    with _history() if sys.stdout.isatty() else nullcontext():
+        while True:
+            try:
+                yield input("> " if sys.stdout.isatty() else "")
+            except EOFError:
+                return
+
+
+@contextmanager
+def _history() -> Iterator[None]:
+    """Lines can be edited, and those of earlier times found again; nobody else may read them."""
+    try:
+        import readline  # which `input` then uses
+    except ImportError:  # as on Windows
+        yield
+        return
+    past = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "regard" / "history"
+    with suppress(OSError):  # a line is translated also where none can be kept
+        past.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(past, os.O_CREAT | os.O_WRONLY, 0o600))
+        readline.read_history_file(past)
+    readline.set_history_length(REMEMBERED)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            readline.write_history_file(past)
 
 
 def _no_constant(name: str) -> None:
@@ -105,13 +135,14 @@ def _ask(line: str, place: str) -> Ask:
 
 
 class Bar:
-    """On a terminal: how many lines are done, how many in a second, and how much of the files that is."""
+    """How many lines are done, how many in a second, and, on a terminal, how much of the files that is."""
 
     def __init__(self, reader: Reader, *, shown: bool) -> None:
         regular = all(file.is_file() and file.suffix != ".gz" for file in reader.files)
         console = Console(stderr=True)
         columns = TextColumn("  {task.description}"), BarColumn(30), TaskProgressColumn(), TimeRemainingColumn()
         self._bar = Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
+        self._plain, self._told = shown and not console.is_terminal, time.monotonic()
         total = sum(file.stat().st_size for file in reader.files) if regular else None
         self._reader, self._task = reader, self._bar.add_task("", total=total)
         self.stop = self._bar.stop
@@ -127,6 +158,9 @@ class Bar:
         rate = (lines - self._before) / max(time.monotonic() - self._began, 1e-9)
         text = f"{lines:,} lines · {rate:,.0f} lines/s"
         self._bar.update(self._task, completed=self._reader.bytes, description=text)
+        if self._plain and time.monotonic() - self._told > EVERY:
+            self._told = time.monotonic()
+            typer.echo(f"translating: {text}", err=True)
 
 
 class Output:

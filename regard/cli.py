@@ -3,6 +3,8 @@
 torch takes a second to load, so each verb imports what it needs when it runs: help is instant.
 """
 
+import atexit
+import gc
 import json
 import math
 import os
@@ -19,17 +21,50 @@ from rich.text import Text
 
 import regard
 from regard.seeing import explore, heads, inspect, prune, serve
+from regard.telling import telling
 from regard.translating import score, translate
 
 if TYPE_CHECKING:
     from regard.models.accounting import Footprint, PaperRun
     from regard.models.costs import Part
 
+USE, SEE, TRAIN, MEASURE, SMALLER, OTHERS = (
+    "Use a model",
+    "See inside it",
+    "Train your own",
+    "Measure it",
+    "Make it smaller",
+    "Exchange it with other programs",
+)
+EXAMPLES = """Try it, with the small English-Spanish model that comes along:
+
+  regard translate "Where is the library?"
+
+  regard explore
+
+Then train your own, and use it by its directory:
+
+  regard train quickstart
+
+  regard translate runs/quickstart book.txt -o book.es
+"""
+TRANSLATE = """For example:
+
+  regard translate "Where is the library?"
+
+  regard translate runs/my < new.en > new.de
+
+  regard translate runs/my book.txt -o book.de --resume
+
+An argument that is no directory and no file is the text, unless it looks like the name of a file: without a space, but
+with a slash or a suffix.
+"""
+WIDE = 1_000  # characters
 # What PyTorch says of memory, on an accelerator, on a CPU, and where none could have as much.
 SCARCE = ("out of memory", "tried to allocate", "Storage size calculation overflowed")
 LONGEST = 1000  # characters of an error: a message may quote a whole file
 
-app = typer.Typer(help=regard.__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(help=regard.__doc__, epilog=EXAMPLES, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def main() -> None:
@@ -37,6 +72,7 @@ def main() -> None:
 
     REGARD_TRACEBACK=1 shows where the mistake was noticed.
     """
+    atexit.register(gc.freeze)  # a process that ends need not look once more through all that torch has made
     try:
         app(prog_name="regard")
     except (ValueError, OSError, MemoryError, RuntimeError) as mistake:
@@ -79,7 +115,77 @@ def _regard(
     pass
 
 
-@app.command()
+app.command(rich_help_panel=USE, epilog=TRANSLATE)(translate)
+for verb, panel in ((score, USE), (serve, USE), (explore, SEE), (inspect, SEE), (heads, SEE)):
+    app.command(rich_help_panel=panel)(verb)
+
+
+@app.command(rich_help_panel=TRAIN)
+def train(
+    recipe: Annotated[str, typer.Argument(help="A shipped name, a .yaml file, or a run's directory to go on with.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="settings to change, as train.steps=100")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The model directory. (default: runs/RECIPE)")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there already.")] = False,
+    dump: Annotated[bool, typer.Option("--dump", help="Print the whole recipe and stop.")] = False,
+) -> None:
+    """Train a translator from raw text: one recipe in, one model directory out."""
+    from regard import recipe as recipes
+
+    directory, resume = out or Path("runs") / Path(recipe).stem, False
+    if Path(recipe).is_dir() and recipe not in recipes.shipped():
+        directory, resume = Path(recipe), True
+        if not (directory / "recipe.yaml").exists():
+            raise ValueError(f"{recipe} is not a run to go on with: it has no recipe.yaml")
+        if out is not None or overwrite:
+            raise ValueError(f"{recipe} is a run to go on with, in its place: leave out --out and --overwrite")
+    loaded = recipes.load(str(directory / "recipe.yaml") if resume else recipe, overrides or ())
+    if dump:
+        typer.echo(recipes.dump(loaded), nl=False)
+        return
+    from regard.pipeline import train
+
+    name = directory.name if resume else Path(recipe).stem
+    if not train(loaded, directory, name=name, resume=resume, overwrite=overwrite):
+        sys.exit(130)
+
+
+@app.command(rich_help_panel=TRAIN)
+def recipes() -> None:
+    """List the recipes that come with regard."""
+    from regard.recipe import shipped
+
+    table = _table("recipes", "Train one: regard train NAME [section.key=value ...]", "name", "")
+    table.show_header, table.columns[1].justify, table.columns[1].no_wrap = False, "left", False
+    for name, description in shipped().items():
+        table.add_row(name, description)
+    _print(table)
+
+
+@app.command(rich_help_panel=TRAIN)
+def data(
+    corpus: Annotated[str | None, typer.Argument(help="Fetch this one. (default: list them all)")] = None,
+) -> None:
+    """List the corpora that regard knows, or fetch one."""
+    from regard.data.corpora import CORPORA, located, obtain
+    from regard.training.display import fetching
+
+    if corpus is None:
+        table = _table("corpora", "Fetch one: regard data NAME", "name", "pairs", "languages", "terms", "here")
+        for name, each in CORPORA.items():
+            place = located(name)
+            table.add_row(name, f"{each.pairs:,}", " → ".join(each.languages), each.licence, "yes" if place else "")
+        _print(table)
+        return
+    console = Console(highlight=False)
+    with fetching(console) as progress:
+        files = obtain(corpus, progress=progress)
+    for split, pairs in files.items():
+        console.print(f"  {split:6} {pairs.source}  {pairs.target}", soft_wrap=True)
+
+
+@app.command(rich_help_panel=MEASURE)
 def info(
     preset: Annotated[
         str, typer.Argument(metavar="PRESET|MODEL", help="tiny, base, lstm, convs2s, ..., or a directory")
@@ -128,86 +234,14 @@ def info(
         }
         typer.echo(json.dumps(account, indent=2))
         return
-    console = Console(highlight=False)
     title = f"{' '.join([preset, *(changes or ())])}, vocabulary {config.vocabulary:,}"
-    console.print(_parts_table(title, parts, f"{source} source and {target} target tokens"))
-    console.print(_memory_table(memory, f"{source} + {target} tokens"))
+    _print(_parts_table(title, parts, f"{source} source and {target} target tokens"))
+    _print(_memory_table(memory, f"{source} + {target} tokens"))
     if runs:
-        console.print(_paper_table(runs))
+        _print(_paper_table(runs))
 
 
-@app.command()
-def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped name, a .yaml file, or a run's directory to go on with.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="settings to change, as train.steps=100")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The model directory. (default: runs/RECIPE)")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there already.")] = False,
-    dump: Annotated[bool, typer.Option("--dump", help="Print the whole recipe and stop.")] = False,
-) -> None:
-    """Train a translator from raw text: one recipe in, one model directory out."""
-    from regard import recipe as recipes
-
-    directory, resume = out or Path("runs") / Path(recipe).stem, False
-    if Path(recipe).is_dir() and recipe not in recipes.shipped():
-        directory, resume = Path(recipe), True
-        if not (directory / "recipe.yaml").exists():
-            raise ValueError(f"{recipe} is not a run to go on with: it has no recipe.yaml")
-        if out is not None or overwrite:
-            raise ValueError(f"{recipe} is a run to go on with, in its place: leave out --out and --overwrite")
-    loaded = recipes.load(str(directory / "recipe.yaml") if resume else recipe, overrides or ())
-    if dump:
-        typer.echo(recipes.dump(loaded), nl=False)
-        return
-    from regard.pipeline import train
-
-    name = directory.name if resume else Path(recipe).stem
-    if not train(loaded, directory, name=name, resume=resume, overwrite=overwrite):
-        sys.exit(130)
-
-
-@app.command()
-def recipes() -> None:
-    """List the recipes that come with regard."""
-    from regard.recipe import shipped
-
-    table = _table("recipes", "Train one: regard train NAME [section.key=value ...]", "name", "")
-    table.show_header, table.columns[1].justify, table.columns[1].no_wrap = False, "left", False
-    for name, description in shipped().items():
-        table.add_row(name, description)
-    Console(highlight=False).print(table)
-
-
-@app.command()
-def data(
-    corpus: Annotated[str | None, typer.Argument(help="Fetch this one. (default: list them all)")] = None,
-) -> None:
-    """List the corpora that regard knows, or fetch one."""
-    from regard.data.corpora import CORPORA, located, obtain
-    from regard.training.display import fetching
-
-    console = Console(highlight=False)
-    if corpus is None:
-        table = _table("corpora", "Fetch one: regard data NAME", "name", "pairs", "languages", "terms", "here")
-        for name, each in CORPORA.items():
-            place = located(name)
-            table.add_row(name, f"{each.pairs:,}", " → ".join(each.languages), each.licence, "yes" if place else "")
-        console.print(table)
-        return
-    with fetching(console) as progress:
-        files = obtain(corpus, progress=progress)
-    for split, pairs in files.items():
-        console.print(f"  {split:6} {pairs.source}  {pairs.target}", soft_wrap=True)
-
-
-app.command()(translate)
-app.command()(score)
-for verb in (explore, inspect, heads, prune, serve):
-    app.command()(verb)
-
-
-@app.command()
+@app.command(rich_help_panel=MEASURE)
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A model directory.")],
     source: Annotated[Path, typer.Option(help="What to translate, a sentence a line.")],
@@ -226,18 +260,19 @@ def evaluate(
     """Score a model on a text: BLEU, chrF, perplexity, accuracy, calibration."""
     from regard.evaluate import evaluate
 
-    result = evaluate(
-        model,
-        source,
-        reference,
-        beam=beam,
-        alpha=alpha,
-        split=split,
-        tokenize=tokenize,
-        lowercase=lowercase,
-        picture=picture,
-        output=output,
-    )
+    with telling("evaluating"):
+        result = evaluate(
+            model,
+            source,
+            reference,
+            beam=beam,
+            alpha=alpha,
+            split=split,
+            tokenize=tokenize,
+            lowercase=lowercase,
+            picture=picture,
+            output=output,
+        )
     if as_json:
         numbers = {key: None if x == math.inf else x for key, x in result.items()}  # JSON has no Infinity
         typer.echo(json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False))
@@ -253,10 +288,13 @@ def evaluate(
     table.add_row("perplexity", f"{result['perplexity']:.3f}", "of a token, given those before it")
     table.add_row("accuracy", f"{result['accuracy']:.2%}", "of tokens foretold right")
     table.add_row("calibration", f"{result['ece']:.2%}", "expected error of the confidence (ECE)")
-    Console(highlight=False).print(table)
+    _print(table)
 
 
-@app.command()
+app.command(rich_help_panel=SMALLER)(prune)
+
+
+@app.command(rich_help_panel=SMALLER)
 def quantize(
     model: Annotated[Path, typer.Argument(help="A model directory.")],
     out: Annotated[Path, typer.Argument(help="The new one.")],
@@ -265,11 +303,12 @@ def quantize(
     """Write a model in smaller numbers: a quarter of the size in int8."""
     from regard.adaptation.quantise import quantize_directory
 
-    sizes = quantize_directory(model, out, precision)
+    with telling("quantizing"):
+        sizes = quantize_directory(model, out, precision)
     typer.echo(f"{out}: {_bytes(sizes.after)} of weights in {precision}, {_bytes(sizes.before)} in {model}")
 
 
-@app.command()
+@app.command(rich_help_panel=SMALLER)
 def shortlist(
     model: Annotated[Path, typer.Argument(help="A model directory.")],
     source: Annotated[Path | None, typer.Option(help="Text to learn from. (default: what it was trained on)")] = None,
@@ -280,12 +319,13 @@ def shortlist(
     """Learn which target tokens go with which source tokens, for a quicker output layer."""
     from regard.shortlist import make_shortlist
 
-    made = make_shortlist(model, source, target, size=size, common=common)
+    with telling("learning a shortlist"):
+        made = make_shortlist(model, source, target, size=size, common=common)
     few = f"{made.coverage.size:,.0f} of {made.vocabulary:,} tokens for a sentence"
     typer.echo(f"{made.pairs:,} pairs: {few}, {made.coverage.covered:.1%} covered")
 
 
-@app.command()
+@app.command(rich_help_panel=SMALLER)
 def distill(
     teacher: Annotated[Path, typer.Argument(help="The model directory of the teacher.")],
     recipe: Annotated[str, typer.Argument(help="The student: a shipped name, or a .yaml file.")],
@@ -306,7 +346,7 @@ def distill(
         sys.exit(130)
 
 
-@app.command()
+@app.command(rich_help_panel=OTHERS)
 def export(
     model: Annotated[Path, typer.Argument(help="A model directory.")],
     out: Annotated[Path, typer.Argument(help="Where the other program's files go.")],
@@ -316,11 +356,12 @@ def export(
     """Write a model for another program: CTranslate2, ONNX Runtime, Hugging Face's transformers."""
     from regard.convert import export
 
-    export(model, out, to, quantization=quantization)
+    with telling("exporting"):
+        export(model, out, to, quantization=quantization)
     typer.echo(f"{out}: {model} for {to}")
 
 
-@app.command("import")
+@app.command("import", rich_help_panel=OTHERS)
 def import_(
     source: Annotated[Path, typer.Argument(help="A directory of Hugging Face's: Marian, BART, Pegasus, mBART.")],
     out: Annotated[Path, typer.Argument(help="The new model directory.")],
@@ -328,12 +369,14 @@ def import_(
     """Make a model directory of one of Hugging Face's."""
     from regard.convert import import_
 
-    if left := import_(source, out):
+    with telling("importing"):
+        left = import_(source, out)
+    if left:
         typer.echo(f"note: not carried over from its way to generate: {'; '.join(left)}", err=True)
     typer.echo(f"{out}: try `regard translate {out}`")
 
 
-@app.command()
+@app.command(rich_help_panel=MEASURE)
 def experiment(
     name: Annotated[str | None, typer.Argument(help="Which one; without a name, they are listed.")] = None,
     scale: Annotated[str, typer.Option(help="smoke (a minute), small (two cores), full (the paper's).")] = "small",
@@ -351,10 +394,10 @@ def experiment(
     table.columns[1].justify, table.columns[1].no_wrap = "left", False
     for each, about in lab.NAMES.items():
         table.add_row(each, about)
-    Console(highlight=False).print(table)
+    _print(table)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def demo(
     directory: Annotated[Path | None, typer.Option(help="Where everything goes. (default: runs/quickstart)")] = None,
     dates: Annotated[bool, typer.Option("--dates", help="Learn to read dates instead: needs no corpus.")] = False,
@@ -374,6 +417,12 @@ def _table(title: str, caption: str, *columns: str) -> Table:
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", style="" if i else "cyan", no_wrap=True)
     return table
+
+
+def _print(table: Table) -> None:
+    """Where no terminal says how wide it is, a table is as wide as what it holds."""
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(highlight=False, width=None if known else WIDE).print(table)
 
 
 def _parts_table(title: str, parts: "list[Part]", tokens: str) -> Table:

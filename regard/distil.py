@@ -13,7 +13,6 @@ from itertools import islice, tee
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import track
 
 from regard import recipe as recipes
 from regard.api import Translator, load
@@ -23,6 +22,7 @@ from regard.data.tokenizers import Tokenizer
 from regard.files import alone_in, sync, vacant, write_whole
 from regard.pipeline import Splits, find_splits, train
 from regard.recipe import Recipe
+from regard.telling import telling
 from regard.training.display import Display
 
 TEACHER = ("config.json", "model.safetensors", "tokenizer.json", "recipe.yaml")  # what its translations depend on
@@ -115,13 +115,11 @@ def _translate(
     Display(console).line("teacher", f"translates {total:,} sentences by a beam of {beam}{left}")
     pairs, again = tee(islice(splits.pairs("train"), done, limit))
     said = teacher.translate_lines((source for source, _ in again), beam=beam)
-    shown = track(
-        zip(pairs, said, strict=True), "  teaching", total, done, console=console, disable=not console.is_terminal
-    )
-    with partial.open("a", encoding="utf-8") as file:
-        for (source, target), text in shown:
+    with partial.open("a", encoding="utf-8") as file, telling("teaching") as show:
+        for number, ((source, target), text) in enumerate(zip(pairs, said, strict=True), start=done + 1):
             file.write(_line(source, text) + (_line(source, target) if mix else ""))
             file.flush()  # a sentence takes longer
+            show("sentences", number, total)
     sync(partial)
     os.replace(partial, path)
     sync(path.parent)

@@ -5,9 +5,11 @@ torch takes a second to load: what needs it is imported when a verb runs.
 
 from os.path import isdir  # which answers for a name that is too long, too
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+
+from regard.telling import telling
 
 
 def inspect(
@@ -66,7 +68,7 @@ def inspect(
 
 
 def heads(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    model: Annotated[Path | None, typer.Argument(help="A model directory. (default: the one that comes along)")] = None,
     source: Annotated[
         Path | None,
         typer.Option(help="Text to look at the heads on, one sentence a line. (default: the test text of its recipe)"),
@@ -77,7 +79,7 @@ def heads(
         Path | None, typer.Option(help="Dependencies of the source in CoNLL-U, a sentence for each line.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write heads.html and heads.json here. (default: MODEL)")
+        Path | None, typer.Option("--output", "-o", help="Write heads.html and heads.json here. (default: the model's)")
     ] = None,
     limit: Annotated[int, typer.Option(help="Sentences, at most.")] = 1000,
     ablate: Annotated[bool, typer.Option("--ablate/--no-ablate", help="Silence each head by itself.")] = True,
@@ -92,22 +94,14 @@ def heads(
     """Analyse every head on a text: what it does, which others are like it, whether it is missed."""
     from collections import Counter
 
-    from rich.console import Console
-    from rich.progress import Progress
+    from regard.atlas import PRICES, make_atlas, writable
+    from regard.shipped import SHIPPED, located
 
-    from regard.atlas import PRICES, make_atlas
-    from regard.shipped import located
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage)
-            bar.update(tasks[stage], completed=done, total=total)
-
-        place = located(model)
+    place = located(model)
+    if out is None and (place.is_relative_to(SHIPPED) or not writable(place)):
+        out = Path()
+        typer.echo(f"note: {place.name} is not yours to write into: heads.html and heads.json go here", err=True)
+    with telling("heads") as show:
         atlas = make_atlas(
             place,
             source,
@@ -156,16 +150,17 @@ def prune(
             number = float(keep) if "." in keep else int(keep)
     except ValueError:
         raise ValueError(f"--keep {keep}: write a number of heads, as 12, or a share of all, as 0.7") from None
-    made = prune_directory(
-        located(model),
-        out,
-        heads=None if heads is None else read_heads(" ".join(heads)),
-        keep=number,
-        by=by,
-        source=source,
-        reference=reference,
-        limit=limit,
-    )
+    with telling("pruning"):
+        made = prune_directory(
+            located(model),
+            out,
+            heads=None if heads is None else read_heads(" ".join(heads)),
+            keep=number,
+            by=by,
+            source=source,
+            reference=reference,
+            limit=limit,
+        )
     before, after = made.before, made.after
     for name, numbers in made.gone.items():
         typer.echo(f"  {name}: without {', '.join(map(str, numbers))}")
@@ -191,8 +186,12 @@ def explore(
     from threading import Thread
 
     from regard.serving.config import ServeConfig
-    from regard.serving.run import serve as run
+    from regard.serving.door import listen
     from regard.shipped import located
+
+    config = ServeConfig(host=host, port=port, anyone=anyone, host_names=tuple(host_name or ()))
+    door = listen(config)  # first of all: a port that is taken is told at once
+    from regard.serving.run import serve as run
 
     def ready(address: str) -> None:
         page = f"{address}/explore/"
@@ -202,7 +201,7 @@ def explore(
 
     logging.getLogger("regard").setLevel(logging.WARNING)  # one's own requests are no news
     places = [located(model) for model in models] if models else [located()]
-    run(places, ServeConfig(host=host, port=port, anyone=anyone, host_names=tuple(host_name or ())), ready=ready)
+    run(places, config, door, ready=ready)
 
 
 def serve(
@@ -232,7 +231,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP: LibreTranslate's and OpenAI's routes, and the explorer."""
     from regard.serving.config import ServeConfig, read_keys
-    from regard.serving.run import serve as run
+    from regard.serving.door import listen
     from regard.shipped import located
 
     config = ServeConfig(
@@ -251,12 +250,14 @@ def serve(
         cors=tuple(cors or ()),
         explorer=explorer,
     )
+    door = listen(config)  # first of all: a port that is taken is told at once
+    from regard.serving.run import serve as run
 
     def ready(address: str) -> None:
         typer.echo(f"serving at {address} (routes: {address}/docs); Ctrl-C ends it", err=True)
 
     places = [located(model) for model in models] if models else [located()]
-    run(places, config, ready=ready, workers=workers, precision=precision)
+    run(places, config, door, ready=ready, workers=workers, precision=precision)
 
 
 def _many(count: int, thing: str) -> str:

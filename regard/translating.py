@@ -4,10 +4,11 @@ torch takes a second to load: what needs it is imported when a verb runs.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import zip_longest
-from os.path import exists, isdir  # which answer for a name that is too long, too
+from os.path import exists, isdir, isfile  # which answer for a name that is too long, too
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,16 +30,25 @@ SEARCH, CHANCE, PHRASES, TEXT, WRITTEN, ENGINE = (
     "What does the work",
 )
 ERRORS = {"refuse": "strict", "replace": "replace"}  # of decoding, by what a person chooses
+LIKE_A_FILE = re.compile(r"\S*/\S*|\S+\.[A-Za-z]\w{0,9}")  # what has a slash or a suffix, and no space
+LIKE_A_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def translate(
-    model: Annotated[Path | None, typer.Argument(help="A model directory. (default: the one that comes along)")] = None,
-    files: Annotated[list[Path] | None, typer.Argument(help="Text files, a sentence a line. (default: stdin)")] = None,
+    model: Annotated[str | None, typer.Argument(help="A model directory. (default: the one that comes along)")] = None,
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT|FILE", help="What to translate. (default: stdin)")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here. (default: stdout)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was interrupted.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that is there.")] = False,
-    beam: Annotated[int | None, typer.Option(help="Width of the search; 1 is greedy.", rich_help_panel=SEARCH)] = None,
-    best: Annotated[int | None, typer.Option(help="Outputs for each line.", rich_help_panel=SEARCH)] = None,
+    beam: Annotated[
+        int | None,
+        typer.Option("--beam", "--num-beams", help="Width of the search; 1 is greedy.", rich_help_panel=SEARCH),
+    ] = None,
+    best: Annotated[
+        int | None, typer.Option("--best", "--n-best", help="Outputs for each line.", rich_help_panel=SEARCH)
+    ] = None,
     alpha: Annotated[float | None, typer.Option(help="Length penalty; 0: off.", rich_help_panel=SEARCH)] = None,
     penalty: Annotated[str | None, typer.Option(help="Its form: paper, mean.", rich_help_panel=SEARCH)] = None,
     patience: Annotated[
@@ -49,8 +59,12 @@ def translate(
     extra: Annotated[
         int | None, typer.Option(help="Sub-words that an output may have more than its input.", rich_help_panel=SEARCH)
     ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "--max-length", help="Sub-words of one, at most.", rich_help_panel=SEARCH)
+    ] = None,
     temperature: Annotated[
-        float | None, typer.Option("--sample", help="Draw outputs at this temperature.", rich_help_panel=CHANCE)
+        float | None,
+        typer.Option("--sample", "--temperature", help="Draw outputs at this temperature.", rich_help_panel=CHANCE),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="From the likeliest k tokens.", rich_help_panel=CHANCE)] = None,
     top_p: Annotated[float | None, typer.Option(help="From the likeliest share p.", rich_help_panel=CHANCE)] = None,
@@ -74,7 +88,10 @@ def translate(
     shortest: Annotated[
         int | None, typer.Option(help="Least sub-words of one. (default: 1)", rich_help_panel=PHRASES)
     ] = None,
-    block: Annotated[int | None, typer.Option(help="No n-gram of this length twice.", rich_help_panel=PHRASES)] = None,
+    block: Annotated[
+        int | None,
+        typer.Option("--block", "--no-repeat-ngram", help="No n-gram of this length twice.", rich_help_panel=PHRASES),
+    ] = None,
     repetition: Annotated[
         float | None, typer.Option(help="Above 1, what was written is less likely again.", rich_help_panel=PHRASES)
     ] = None,
@@ -113,7 +130,9 @@ def translate(
     engine: Annotated[str, typer.Option(help="auto, native, torch", rich_help_panel=ENGINE)] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, mps", rich_help_panel=ENGINE)] = "cpu",
     workers: Annotated[int | None, typer.Option(help="Threads. (default: all cores)", rich_help_panel=ENGINE)] = None,
-    rows: Annotated[int, typer.Option(help="Beginnings side by side, at most.", rich_help_panel=ENGINE)] = 256,
+    rows: Annotated[
+        int, typer.Option("--rows", "--batch-size", help="Beginnings side by side, at most.", rich_help_panel=ENGINE)
+    ] = 256,
     precision: Annotated[
         str | None,
         typer.Option(help="fp32, bf16 (fp32 in native), int8. (default: the model's)", rich_help_panel=ENGINE),
@@ -127,10 +146,6 @@ def translate(
 ) -> None:
     """Translate text, a sentence a line. Without an option, as the model's recipe says."""
     options = dict(locals())
-    from regard.api import load
-    from regard.asks import SETTINGS, Settings
-    from regard.bulk import Notes, Output, Reader, digest
-
     errors = _errors(invalid)
     if (resume or overwrite) and output is None:
         raise ValueError("--resume and --overwrite are about an output file: name it by -o")
@@ -140,8 +155,12 @@ def translate(
         raise ValueError("--tokens adds to JSON: ask for --json")
     if stream and (as_json or jsonl or align or output is not None):
         raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
-    first, inputs = _model_and_files(model, files or [])
-    reader = Reader(inputs, jsonl=jsonl, errors=errors)
+    first, inputs, text = _model_and_text(model, files or [])
+    from regard.api import load
+    from regard.asks import SETTINGS, Settings
+    from regard.bulk import Notes, Output, Reader, digest
+
+    reader = Reader(inputs, jsonl=jsonl, errors=errors, text=text)
     models = [first, *map(located, ensemble or ())]
     given = {name: options[name] for name in SETTINGS if name != "prefix"}  # which only a line of its own can have
     translator = load(
@@ -187,20 +206,29 @@ def _errors(invalid: str) -> str:
     return ERRORS[invalid]
 
 
-def _model_and_files(first: Path | None, others: list[Path]) -> tuple[Path, list[Path]]:
-    """What the arguments name: a model and files, or files alone, for the model that comes with regard."""
-    stdin = Path("-")
-    if first is None or first == stdin or (exists(first) and not isdir(first)):
-        chosen = shipped()
-        typer.echo(f"note: by {chosen.name}, the model that comes with regard", err=True)
-        return chosen, [first or stdin, *others]
-    place = located(first)
-    if not isdir(place):
+def _model_and_text(first: str | None, others: list[str]) -> tuple[Path, list[Path], str | None]:
+    """What the arguments name: a model, or the one that comes with regard; and files, or else one text itself.
+
+    A directory is a model, and what is there otherwise is a file. What is not there is text, if it stands alone and
+    does not look like the name of a file.
+    """
+    names = [] if first is None else [first, *others]
+    place = None
+    if first and first != "-" and not isfile(first) and isdir(located(first)):
+        place, names = located(first), others
+    missing = [name for name in names if name != "-" and not exists(name)]
+    text = names[0] if missing and len(names) == 1 and not LIKE_A_FILE.fullmatch(names[0]) else None
+    if missing and text is None:
+        what = "no file that is there" if place else "neither a model directory nor a text file"
         raise ValueError(
-            f"{first} is neither a model directory nor a text file: the first argument is a model, or else a file for "
-            "the one that comes with regard; text itself is read from standard input"
+            f"{missing[0]} is {what}: text itself goes into one pair of quotation marks, or to standard input"
         )
-    return place, others or [stdin]
+    if place is None:
+        place = shipped()
+        typer.echo(f"note: by {place.name}, the model that comes with regard", err=True)
+    if text is not None and LIKE_A_NAME.fullmatch(text):
+        typer.echo(f"note: there is no file {'' if others else 'or model '}{text}: read as text", err=True)
+    return place, [] if text is not None else [Path(name) for name in names or ["-"]], text
 
 
 class Form:

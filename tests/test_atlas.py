@@ -275,6 +275,23 @@ def test_the_verb_says_what_it_wrote(place: Path, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"heads.html", "heads.json"}
 
 
+def test_heads_of_the_model_that_comes_along_are_written_where_one_is(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.shipped.SHIPPED", tmp_path / "shipped")
+    shutil.copytree(place / "model", tmp_path / "shipped" / "en-es", ignore=shutil.ignore_patterns("heads.*"))
+    before = {path.name for path in (tmp_path / "shipped" / "en-es").iterdir()}
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    text = ["--source", str(place / "text.src"), "--reference", str(place / "text.tgt")]
+    command = ["heads", *text, "--no-ablate", "--no-prune", "--limit", "5"]
+    result = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+    assert (result.exit_code, result.stdout.split(":")[0]) == (0, "./heads.html")
+    assert result.stderr == "note: en-es is not yours to write into: heads.html and heads.json go here\n"
+    assert {path.name for path in (tmp_path / "here").iterdir()} == {"heads.html", "heads.json"}
+    assert {path.name for path in (tmp_path / "shipped" / "en-es").iterdir()} == before
+
+
 def test_the_page_runs_its_own_script_and_nothing_else(atlas: dict[str, Any]) -> None:
     page = atlas_page({**atlas, "model": "</script><img src=x>{{data}}"})
     (rules,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">', page)

@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,8 @@ import torch
 from typer.testing import CliRunner
 
 import regard
-from regard import cli
+from regard import cli, telling
+from regard.experiments import lab
 from regard.models.accounting import forward_flops, parameters
 from regard.models.catalogue import configure
 from regard.models.transformer import TransformerConfig
@@ -45,9 +48,39 @@ def fail(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return error.strip()
 
 
-def test_help_and_version_do_not_load_torch() -> None:
-    program = "import sys, regard.cli; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+LOADED = """
+import atexit, sys
+from regard.cli import main
+
+atexit.register(lambda: print([name for name in ("torch", "torch._dynamo") if name in sys.modules]))
+main()
+"""
+
+
+def loaded(*arguments: str, code: int = 0) -> str:
+    """Which of the heavy modules a command has loaded when it ends."""
+    command = [sys.executable, "-c", LOADED, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TERM": "dumb"})
+    assert ended.returncode == code, ended.stderr
+    return ended.stdout.splitlines()[-1]
+
+
+def test_help_and_mistakes_in_the_use_of_a_command_do_not_load_torch(tmp_path: Path) -> None:
+    assert loaded("--help") == loaded("--version") == loaded("translate", "--help") == "[]"
+    assert (
+        loaded("translate", "--bema", "3", code=2) == loaded("translat", code=2) == loaded("evaluate", code=2) == "[]"
+    )
+    assert loaded("translate", str(tmp_path / "none.txt"), code=2) == "[]"
+
+
+@pytest.mark.parametrize("verb", ["serve", "explore"])
+def test_a_port_in_use_is_told_before_torch_is_loaded(verb: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert loaded(verb, "--port", str(taken.getsockname()[1]), code=2) == "[]"
+
+
+def test_a_sentence_does_without_the_compiler_of_torch() -> None:
+    assert loaded("translate", "Hello, how are you?") == "['torch']"
 
 
 def test_lazy_names_are_the_real_ones() -> None:
@@ -120,6 +153,52 @@ def test_an_error_is_one_readable_line(
             cli, "app", lambda **_: (_ for _ in ()).throw(RuntimeError("Storage size calculation overflowed"))
         )
         assert "not enough memory" in fail(monkeypatch=patch, capsys=capsys)
+
+
+def test_a_table_that_is_piped_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    shown = CliRunner().invoke(cli.app, ["experiment"], env={"TERM": "dumb"}).stdout.splitlines()
+    assert max(map(len, shown)) > 80
+    assert all(any(line.startswith(f"  {name} ") for line in shown) for name in lab.NAMES)
+    assert len(shown) < len(lab.NAMES) + 8
+
+
+def test_verbs_come_in_groups_with_examples() -> None:
+    shown = show("--help")
+    groups = ["Use a model", "See inside it", "Train your own", "Measure it", "Make it smaller", "Exchange it"]
+    assert sorted(groups, key=shown.index) == groups
+    assert "Commands" not in shown  # all verbs are in a group
+    assert 'regard translate "Where is the library?"' in shown
+    assert "book.txt" in show("translate", "--help")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        (["translate", "--temprature", "1"], "--temperature"),
+        (["evaluate", "--refrence", "x"], "--reference"),
+        (["serve", "--prot", "1"], "--port"),
+        (["heads", "--ablat"], "--ablate"),
+        (["train", "--overwite"], "--overwrite"),
+    ],
+)
+def test_an_unknown_option_suggests_the_nearest(arguments: list[str], near: str) -> None:
+    result = CliRunner().invoke(cli.app, arguments, env={"TERM": "dumb", "COLUMNS": "100"})
+    assert result.exit_code == 2
+    assert near in result.stderr
+
+
+def test_slow_work_says_so_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(telling, "EVERY", 0.01)
+    with telling.telling("heads"):
+        time.sleep(0.1)
+    assert "heads (0 s)" in capsys.readouterr().err.splitlines()
+    with telling.telling("heads") as show:
+        show("looking", 3, 4000)
+        time.sleep(0.1)
+    assert "heads: looking 3 of 4,000 (0 s)" in capsys.readouterr().err.splitlines()
 
 
 NAMES = "tiny, shallow, small, base, big, rnn, gru, lstm, linear-rnn, convs2s, bytenet"

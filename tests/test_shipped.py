@@ -128,7 +128,7 @@ def test_a_directory_is_the_model_and_a_file_is_text(models: Path, here: Path) -
 
 
 def test_what_is_neither_is_one_line_with_both_readings(here: Path, fail: Fail) -> None:
-    for wrong in ("missing.txt", "Where is the library?", "x" * 5_000):
+    for wrong in ("missing.txt", "runs/none", "x" * 5_000 + ".txt"):
         told = fail("translate", wrong)
         assert told.startswith(wrong[:500])  # a long one is cut in the middle
         assert f"{wrong[-9:]} is neither a model directory nor a text file" in told

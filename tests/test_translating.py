@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -386,7 +388,7 @@ Type = Callable[..., None]
 
 
 @pytest.fixture
-def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Type:
+def at_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Type:
     """Types some lines into a command."""
 
     def call(lines: list[str], *arguments: object) -> None:
@@ -399,6 +401,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Type:
             except StopIteration:
                 raise EOFError from None
 
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         monkeypatch.setattr("builtins.input", typed)
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -581,3 +584,96 @@ def test_what_the_model_cannot_know_is_said(model: Path) -> None:
     rows = [json.loads(row) for row in show("translate", model, "--json", stdin=lines).splitlines()]
     assert [row.get("unknown") for row in rows[:3]] == [None, ["Привет"], ["мир"]]
     assert run("translate", model, "--stream", stdin=lines).stderr.splitlines() == notes
+
+
+def test_text_itself_may_be_the_argument(model: Path, translator: Translator, fail: Fail, tmp_path: Path) -> None:
+    assert show("translate", model, "two men sit") == translator.translate("two men sit") + "\n"
+    assert show("translate", model, "a dog\n\ntwo men") == "".join(
+        f"{said}\n" for said in translator.translate(["a dog", "", "two men"])
+    )
+    word = run("translate", model, "dog")
+    assert (word.stdout, word.stderr) == (
+        translator.translate("dog") + "\n",
+        "note: there is no file dog: read as text\n",
+    )
+    show("translate", model, "two men sit", "-o", tmp_path / "out")
+    assert (tmp_path / "out").read_text("utf-8") == translator.translate("two men sit") + "\n"
+    assert json.loads(show("translate", model, '{"text": "a dog", "id": 3}', "--jsonl"))["id"] == 3
+    for wrong in (["new.en"], ["runs/none"], ["two", "men"]):
+        assert f"{wrong[0]} is no file that is there: text itself goes into one pair of quotation marks" in fail(
+            "translate", model, *wrong
+        )
+
+
+@pytest.mark.parametrize(
+    ("names", "values"),
+    [
+        (("--beam", "--num-beams"), ["2"]),
+        (("--best", "--n-best"), ["2"]),
+        (("--block", "--no-repeat-ngram"), ["2"]),
+        (("--rows", "--batch-size"), ["2"]),
+        (("--sample", "--temperature"), ["0.5"]),
+        (("--limit", "--max-length"), ["2"]),
+    ],
+)
+def test_options_by_the_names_that_other_programs_have_for_them(
+    model: Path, text: Path, names: tuple[str, str], values: list[str]
+) -> None:
+    first, second = (show("translate", model, text, name, *values) for name in names)
+    assert first == second
+
+
+@pytest.mark.parametrize("search", [{"beam": 1}, {"beam": 3}, {"temperature": 1.0}])
+def test_an_output_is_no_longer_than_its_limit(translator: Translator, search: dict[str, Any]) -> None:
+    free = translator.hypotheses("two men sit on a bench", **search)
+    (short,) = translator.hypotheses("two men sit on a bench", **search, limit=3)
+    assert len(short.tokens) <= 3 < len(free[0].tokens)
+    with pytest.raises(ValueError, match="limit = 0: it must be at least 1"):
+        translator.translate("a dog", limit=0)
+    with pytest.raises(ValueError, match=r"shortest = 5.*or limit = 3"):
+        translator.translate("a dog", limit=3, shortest=5)
+
+
+PROMPT = """
+import sys
+from regard.bulk import Reader
+print(list(ask.text for ask in Reader([__import__("pathlib").Path("-")], jsonl=False, errors="strict")))
+"""
+
+
+def at_a_prompt(keys: bytes, state: Path) -> bytes:
+    """What a terminal shows when these keys are pressed."""
+    pty = pytest.importorskip("pty")
+    pytest.importorskip("readline")
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "XDG_STATE_HOME": str(state), "TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROMPT], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while b"> " not in shown:
+            shown += os.read(ours, 4096)
+        os.write(ours, keys)
+        while part := os.read(ours, 4096):
+            shown += part
+    except OSError:  # Linux' way to say that nobody is at the other end
+        pass
+    os.close(ours)
+    assert process.wait() == 0
+    return shown
+
+
+def test_a_prompt_has_editing_and_history(tmp_path: Path) -> None:
+    back, up = b"\x1b[D", b"\x1b[A"
+    assert b"['a dog runs']" in at_a_prompt(b"a dg runs" + back * 6 + b"o\n\x04", tmp_path)
+    assert b"['a dog runs', 'two']" in at_a_prompt(up + b"\ntwo\n\x04", tmp_path)
+    assert (tmp_path / "regard" / "history").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_pipe_is_told_how_far_it_is_too(
+    model: Path, text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("regard.bulk.EVERY", 0.0)
+    assert "translating: 6 lines · " in run("translate", model, text, "-o", tmp_path / "out").stderr

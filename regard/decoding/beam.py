@@ -45,12 +45,12 @@ def length_penalty(length: int, alpha: float, penalty: str = "paper") -> float:
 
 def maximum(request: Request, config: SearchConfig, longest: int | None) -> int:
     """How many tokens an output may have, eos included; a `ValueError` if they are too few for `shortest`."""
-    limit = len(request.source) + config.extra
-    limit = limit if longest is None else min(limit, longest)
+    limits = [len(request.source) + config.extra, config.limit, longest]
+    limit = min(limit for limit in limits if limit is not None)
     if config.shortest > limit:
         raise ValueError(
             f"shortest = {config.shortest}: an output for these {len(request.source)} tokens has at most {limit}: "
-            f"lower it, or raise extra = {config.extra}"
+            f"lower it, or raise extra = {config.extra}{'' if config.limit is None else f' or limit = {config.limit}'}"
         )
     return limit
 

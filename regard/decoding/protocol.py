@@ -193,6 +193,7 @@ class SearchConfig:
     groups: int = 1  # of a diverse beam, which divide it evenly
     diversity: float = 0.5  # what a token costs for each earlier group that chose it at this step
     extra: int = 50  # an output has at most this many tokens more than its input
+    limit: int | None = None  # tokens that an output has at most, however long its input
     shortest: int = 0  # tokens that an output has at least
     block: int = 0  # no n-gram of this length twice; 0: off
     repetition: float = 1.0  # logits of tokens already written are made this many times worse
@@ -204,6 +205,8 @@ class SearchConfig:
         for name, low in (("beam", 1), ("best", 1), ("groups", 1), ("extra", 0), ("shortest", 0), ("block", 0)):
             if (value := getattr(self, name)) < low:
                 raise ValueError(f"{name} = {value}: it must be at least {low}")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit = {self.limit}: it must be at least 1")
         if self.sampling is None and self.best > self.beam:
             raise ValueError(f"best = {self.best}: a beam of {self.beam} yields at most {self.beam} outputs")
         if not 0.0 <= self.alpha < math.inf:
