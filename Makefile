@@ -1,9 +1,15 @@
 # The verbs of the project. Each one first sets up .venv from constraints.txt, and does nothing for it when neither
-# pyproject.toml nor constraints.txt has changed. pip reads its own configuration: indexes and mirrors belong there.
+# pyproject.toml nor constraints.txt has changed: the demo what regard itself needs, the others all that its
+# developers need. pip reads its own configuration: indexes and mirrors belong there.
 
+SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
+RUNTIME := .venv/runtime
 INSTALLED := .venv/installed
+INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable
+# Of all that pip says, what it fetches, and how much of it.
+FETCHES := awk '/^ *Downloading .* \([0-9.]+ [MG]B\)/ { print "  fetching", $$2, $$3, $$4; fflush() }'
 
 CHECK_PYTHON := "import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 11) and \
   'regard needs Python 3.11 or newer, and $(PYTHON) is ' + v + '. Name another: make PYTHON=python3.12 ...')"
@@ -11,7 +17,7 @@ CHECK_PYTHON := "import sys; v = sys.version.split()[0]; sys.exit(sys.version_in
 help:  ## this list
 	@awk -F ':.*## *' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
 
-demo: $(INSTALLED)  ## train a small Transformer in front of your eyes and draw what its heads look at
+demo: $(RUNTIME)  ## train a small Transformer in front of your eyes and draw what its heads look at
 	@$(BIN)/regard demo
 
 test: $(INSTALLED)  ## the whole test suite, a file at a time on each core
@@ -41,10 +47,18 @@ clean:  ## remove .venv, caches and builds; runs/ stays
 
 # The package is installed in place, so a change of its code asks for nothing here. The file is touched last, so an
 # interrupted installation is done again. A .venv keeps the Python it was made with: `make clean` to change it.
-$(INSTALLED): pyproject.toml constraints.txt
-	@test -x $(BIN)/pip || { $(PYTHON) -c $(CHECK_PYTHON) && $(PYTHON) -m venv .venv; }
-	@echo "setting up .venv (the first time this takes minutes)" >&2
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "setting up .venv for regard: PyTorch and a few small packages, once; a minute or some" >&2
+	@set -o pipefail; $(INSTALL) . | $(FETCHES) >&2
 	@touch $@
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "setting up .venv for developing: 2 GB with the programs that tests compare with, once; some minutes" >&2
+	@set -o pipefail; $(INSTALL) '.[dev]' | $(FETCHES) >&2
+	@touch $(RUNTIME) $@
+
+$(BIN)/pip:
+	@$(PYTHON) -c $(CHECK_PYTHON)
+	@$(PYTHON) -m venv .venv
 
 .PHONY: help demo test check fuzz lint bench clean

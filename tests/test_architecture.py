@@ -15,14 +15,15 @@ ROOMS: dict[str, set[str]] = {
     "files": set(),  # whole files; whoever writes one
     "shipped": set(),  # where the models are that come along
     "telling": set(),  # how far some work is
+    "extra": set(),  # packages that may be missing
     "core": set(),
     "data": {"files"},
-    "evaluation": {"files"},
+    "evaluation": {"extra", "files"},
     "models": {"core", "files"},
     "decoding": {"core"},
-    "inspection": {"core", "files"},
+    "inspection": {"core", "extra", "files"},
     "native": {"core", "decoding", "files"},
-    "convert": {"core", "data", "decoding", "files", "models"},
+    "convert": {"core", "data", "decoding", "extra", "files", "models"},
     "adaptation": {"core", "files", "inspection", "models"},  # of models the storage: it finds its way by type
     "training": {"core", "data", "files", "native"},  # never models: a model is an argument
 }

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.convert.extra import need
 from regard.convert.source import TOKENIZER, Source, refuse, same_heads
 from regard.core.blocks import Stack
 from regard.core.layers import GATES, Embedding, Residual
 from regard.core.positions import Learned
 from regard.data.vocabulary import BOS, EOS, SPECIALS
+from regard.extra import need
 from regard.files import write_whole
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "glu": "Sigmoid", "swiglu": "SWISH"}
@@ -31,7 +31,7 @@ def write(source: Source, directory: Path, quantization: str | None = None) -> N
         raise ValueError(f"unknown quantization {quantization!r}: choose one of {', '.join(QUANTIZATIONS)}")
     positions: tuple[object, ...] = ("sinusoidal", "learned", "none")
     refuse(c, "CTranslate2", positions=positions, feed_forward=tuple(ACTIVATIONS), **same_heads(c))
-    specs = need("ctranslate2.specs")
+    specs = need("ctranslate2.specs", "convert")
     spec = specs.TransformerSpec.from_config(
         (c.encoder_layers, c.decoder_layers),
         c.heads,

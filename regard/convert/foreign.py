@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Rust
 
-from regard.convert.extra import need
 from regard.convert.source import TOKENIZER
 from regard.data.tokenizers import MOST, RESERVED, UNK, UNKNOWN, Tokenizer, check_ids, no_panic
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS
+from regard.extra import need
 from regard.files import read_whole, write_whole
 
 SETTINGS = "tokenizer_config.json"
@@ -103,7 +103,7 @@ def read(directory: Path) -> dict[str, Any]:
 
 def _marian(directory: Path) -> dict[str, Any]:
     """Marian cuts a text by source.spm, a unigram model, and numbers the pieces by vocab.json."""
-    spm = need("sentencepiece.sentencepiece_model_pb2").ModelProto()
+    spm = need("sentencepiece.sentencepiece_model_pb2", "convert").ModelProto()
     path = directory / MARIAN[0]
     try:
         spm.ParseFromString(read_whole(path))

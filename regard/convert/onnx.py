@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.convert.extra import need
 from regard.convert.source import TOKENIZER, Source, refuse
 from regard.core.attention import MultiHeadAttention, attend
 from regard.core.cache import Cache, KeyValues, LayerCache
 from regard.core.layers import ACTIVATIONS, GATES
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
+from regard.extra import need
 from regard.files import write_whole
 from regard.models.transformer import Memory, Transformer
 
@@ -41,7 +41,7 @@ def write(source: Source, directory: Path) -> None:
     c, model = source.config, _own(source.model)
     refuse(c, "our ONNX graph", feed_forward=(*ACTIVATIONS, *GATES))  # a convolution has a past of its own
     for package in ("onnx", "onnxscript"):
-        need(package)
+        need(package, "convert")
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):  # in plain operations, which every runtime has
             module.config = replace(module.config, backend="math")
@@ -210,7 +210,7 @@ class _Graphs:
     """An `EncoderDecoder` of two graphs."""
 
     def __init__(self, directory: Path, threads: int) -> None:
-        runtime = need("onnxruntime")
+        runtime = need("onnxruntime", "convert")
         for name in (CONFIG, ENCODER, DECODER):
             if not (directory / name).is_file():
                 raise ValueError(f"{directory} is not a directory that regard exported to ONNX: it has no {name}")

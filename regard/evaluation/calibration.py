@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from regard.extra import need
 from regard.files import write_whole
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def check_picture(path: Path) -> str:
     """The kind of picture that a path asks for: svg or png."""
     if (kind := path.suffix.lower().lstrip(".")) not in ("svg", "png"):
         raise ValueError(f"{path}: a picture ends in .svg or .png")
+    need("matplotlib", "plot")
     return kind
 
 
@@ -100,7 +102,7 @@ def picture(result: Reliability, path: str | os.PathLike[str]) -> None:
     """
     path = Path(path)
     kind = check_picture(path)
-    import matplotlib
+    matplotlib = need("matplotlib", "plot")
     from matplotlib.figure import Figure  # without pyplot: no window and no current figure
 
     # The same result gives the same file: no date, fixed names inside; text stays text.

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from regard.extra import need
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -107,7 +109,7 @@ class Bars:
 
 
 def _svg(draw: Callable[["Axes"], None]) -> str:
-    import matplotlib
+    matplotlib = need("matplotlib", "plot")
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

@@ -1,7 +1,10 @@
 """`make demo`: English to Spanish in about five minutes, from raw text; dates where no corpus can be had."""
 
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
+from shutil import which
 
 from rich.console import Console
 from rich.text import Text
@@ -46,13 +49,27 @@ def demo(
     resume = own and not (directory / "model.safetensors").exists()
     if not resume:
         check_place(directory, overwrite=own)
+        if steps is None:
+            _say_how_long(recipe, console)
     if not train(recipe, directory, name="quickstart", resume=resume, overwrite=own, console=console):
         raise KeyboardInterrupt
     translator = load(directory)
     write_page(directory / "attention.html", translator.attention_page(SENTENCE))
     console.print(Text(f"  look     {directory / 'attention.html'}"), soft_wrap=True)
-    console.print(Text(f"  try it   regard translate {directory}"), soft_wrap=True)
-    console.print(Text(f"  explore  regard explore {directory}"), soft_wrap=True)
+    here = Path(sys.argv[0])
+    program = os.path.relpath(here) if here.name == "regard" and not which("regard") else "regard"  # as `make demo` has
+    console.print(Text(f"  try it   {program} translate {directory}"), soft_wrap=True)
+    console.print(Text(f"  explore  {program} explore {directory}"), soft_wrap=True)
+
+
+def _say_how_long(recipe: Recipe, console: Console) -> None:
+    """Only steps count as minutes of a recipe; and how many there are hangs on how busy the machine is."""
+    text = f"{recipe.train.minutes:g} minutes of learning; preparing before and testing after take one more, or two"
+    console.print(Text.assemble(("  time     ", "dim"), text), soft_wrap=True)
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+    if load > 0.75 * cores:
+        text = f"this machine is busy (load {load:.1f} on {cores} cores): fewer steps fit, and the model will be weaker"
+        console.print(Text.assemble(("  note     ", "dim"), text), soft_wrap=True)
 
 
 def _own(directory: Path, recipe: Recipe) -> bool:

@@ -28,6 +28,7 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 from regard.experiments.charts import Bars, Chart
+from regard.extra import need
 from regard.files import write_whole
 
 SCALES = {"smoke": "a minute, to see that it runs", "small": "our scale: two cores", "full": "the paper's scale"}
@@ -110,6 +111,7 @@ def experiment(
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}: choose one of {', '.join(SCALES)}")
     this, console = find(name), console or Console()
+    need("matplotlib", "plot")  # for the report: which is to be known now, and not after hours of work
     folder = out or Path("runs/experiments") / f"{name}-{scale}"
     trials = list(this.trials(scale))
     assert len({trial.name for trial in trials}) == len(trials), "trials of one experiment have different names"
@@ -235,11 +237,9 @@ def _perform(trial: Trial, folder: Path, console: Console) -> Result:
 
 def _on_ray(address: str, trials: Sequence[Trial], folder: Path) -> Iterator[tuple[Trial, Result]]:
     """Each trial as a task of a Ray cluster, whose machines have regard; each result as soon as it is there."""
-    try:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-    except ModuleNotFoundError:
-        raise ValueError("--ray needs Ray: pip install 'regard[cluster]'") from None
+    ray = need("ray", "cluster")
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
     try:
         if host := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray itself would try for ten minutes
             socket.create_connection((host[1], int(host[2])), timeout=5).close()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.extra import need
 from regard.inspection.page import AttentionMap, attention_page
 
 if TYPE_CHECKING:
@@ -126,10 +127,8 @@ def _saved(maps: Sequence[AttentionMap], title: str, note: str, log: bool, **opt
 @contextmanager
 def _style() -> Iterator[None]:
     """Text stays text, files come out the same each time, and a character that no font has is no reason to complain."""
-    import matplotlib
-    from matplotlib import font_manager
-
-    there = {font.name for font in font_manager.fontManager.ttflist}
+    matplotlib, fonts = need("matplotlib", "plot"), need("matplotlib.font_manager", "plot")
+    there = {font.name for font in fonts.fontManager.ttflist}
     style: dict[Any, Any] = {
         "font.family": [font for font in FONTS if font in there] or ["sans-serif"],
         "text.parse_math": False,  # a dollar in a text is a dollar

@@ -80,7 +80,7 @@ class Display:
 
 @contextmanager
 def fetching(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A progress bar for downloads: inside the block, call it with a name, the bytes so far, and those in all."""
+    """Downloads in a bar, or in a line each: in the block, call it with a name, the bytes so far, and those in all."""
     columns = TextColumn("  fetching  {task.description}"), BarColumn(30), DownloadColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         tasks: dict[str, TaskID] = {}
@@ -88,6 +88,8 @@ def fetching(console: Console) -> Iterator[Callable[[str, int, int | None], None
         def show(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
                 tasks[what] = progress.add_task(what)
+                if not console.is_terminal:
+                    console.print(Text(f"  fetching  {what}"), soft_wrap=True)
             progress.update(tasks[what], completed=done, total=total)
 
         yield show

@@ -1,9 +1,10 @@
-"""What a run leaves to be read: `metrics.jsonl`, a JSON object a line, and TensorBoard's curves."""
+"""What a run leaves to be read: `metrics.jsonl`, a JSON object a line, and curves where TensorBoard is installed."""
 
 import json
 import math
 import os
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ class Journal:
     """The metrics of a run. Opened again after an interruption, it forgets what lies behind `step`."""
 
     def __init__(self, directory: Path, step: int = 0) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter
-
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / "metrics.jsonl"
         kept = [line for line in self._lines() if json.loads(line).get("step", 0) <= step] if step else []
@@ -26,7 +25,7 @@ class Journal:
         partial.write_text("".join(kept), "utf-8")
         os.replace(partial, self.path)
         self._file = self.path.open("a", encoding="utf-8", buffering=1)
-        self._curves = SummaryWriter(str(directory / "tensorboard"), purge_step=step + 1)
+        self._curves = None if find_spec("tensorboard") is None else _curves(directory / "tensorboard", step)
         self._since: list[Report] = []
         self._step = step
 
@@ -35,7 +34,8 @@ class Journal:
 
     def __exit__(self, *error: object) -> None:
         self._file.close()
-        self._curves.close()
+        if self._curves is not None:
+            self._curves.close()
 
     def write(self, event: Event) -> None:
         """Take note of an event."""
@@ -46,8 +46,7 @@ class Journal:
         elif isinstance(event, Validation):
             self._report()
             self.line(kind="validation", step=event.step, **event.measures, best=event.best, samples=event.samples)
-            for name, value in event.measures.items():
-                self._curves.add_scalar(f"valid/{name}", value, event.step)
+            self._draw("valid", event.measures, event.step)
         elif isinstance(event, Note):
             self._report()
             self.line(kind="note", step=self._step, text=event.text)
@@ -71,10 +70,14 @@ class Journal:
             "tokens_per_second": tokens / sum(r.seconds for r in self._since),
         }
         self.line(kind="train", step=last.step, **entry)
-        for name, value in entry.items():
-            self._curves.add_scalar(f"train/{name}", value, last.step)
+        self._draw("train", entry, last.step)
         self._since.clear()
         self._step = last.step
+
+    def _draw(self, group: str, figures: dict[str, float], step: int) -> None:
+        if self._curves is not None:
+            for name, value in figures.items():
+                self._curves.add_scalar(f"{group}/{name}", value, step)
 
     def _lines(self) -> list[str]:
         if not self.path.exists():
@@ -82,3 +85,9 @@ class Journal:
         # A torn line may end within a character. Only "\n" ends one: `splitlines` also cuts at U+2028 in a sample.
         with self.path.open(encoding="utf-8", errors="replace") as file:
             return [line for line in file if line.startswith("{") and line.endswith("}\n")]
+
+
+def _curves(folder: Path, step: int) -> Any:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=step + 1)

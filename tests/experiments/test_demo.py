@@ -1,5 +1,6 @@
 """`make demo` as a person meets it: with a corpus it trains the quickstart, without one it says why and reads dates."""
 
+import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_without_a_number_of_steps_it_takes_the_minutes_of_the_recipe(calls: Cal
 
 def test_any_directory_is_named_as_it_is_and_on_one_line(calls: Calls, tmp_path: Path) -> None:
     directory = tmp_path / "[red]" / ":boom:" / ("long" * 30)
-    demo.demo(directory, console=calls.console)
+    demo.demo(directory, steps=7, console=calls.console)
     assert calls.trained[0]["directory"] == directory
     assert calls.out.getvalue().splitlines() == [
         f"  look     {directory / 'attention.html'}",
@@ -121,7 +122,7 @@ def test_another_run_is_left_as_it_is(calls: Calls, tmp_path: Path, change: str,
 def test_interrupted_it_shows_nothing_more(calls: Calls, tmp_path: Path) -> None:
     calls.finished = False
     with pytest.raises(KeyboardInterrupt):
-        demo.demo(tmp_path / "run", console=calls.console)
+        demo.demo(tmp_path / "run", steps=7, console=calls.console)
     assert calls.made == ["obtain tatoeba-en-es", "train"]
     assert calls.out.getvalue() == ""
     assert not (tmp_path / "run").exists()
@@ -173,3 +174,22 @@ def test_a_second_demo_at_the_same_time_is_refused(
     occupy(tmp_path / "run")
     with pytest.raises(ValueError, match=r"another process is at work in .*run: wait for its end"):
         demo.demo(tmp_path / "run", console=Console(quiet=True))
+
+
+def test_it_says_how_long_it_takes_and_that_the_machine_is_busy(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    for load, busy in ((0.1, False), (64.0, True)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
+        monkeypatch.setattr("os.cpu_count", lambda: 2)
+        calls.out.truncate(0)
+        demo.demo(Path(f"load{load}"), console=calls.console)
+        assert "4.5 minutes of learning" in calls.out.getvalue()
+        assert ("this machine is busy (load 64.0 on 2 cores)" in calls.out.getvalue()) == busy
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_it_names_commands_that_work_here(calls: Calls, monkeypatch: pytest.MonkeyPatch, active: bool) -> None:
+    monkeypatch.setattr(demo, "which", lambda name: f"/bin/{name}" if active else None)
+    monkeypatch.setattr(sys, "argv", [str(Path.cwd() / ".venv" / "bin" / "regard"), "demo"])
+    demo.demo(console=calls.console)
+    program = "regard" if active else ".venv/bin/regard"
+    assert f"try it   {program} translate runs/quickstart\n" in calls.out.getvalue()

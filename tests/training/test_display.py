@@ -136,7 +136,7 @@ def test_checkpoints_and_the_end_are_not_spoken_of(plain: Console) -> None:
     assert show(plain, Saved(3), Finished(3, "done")) == ""
 
 
-def test_a_download_is_a_bar_in_a_terminal_and_silence_elsewhere(console: Console) -> None:
+def test_a_download_is_a_bar_in_a_terminal_and_a_line_elsewhere(console: Console) -> None:
     with fetching(console) as progress:
         progress("first.zip", 0, None)
         progress("first.zip", 1_500_000, 3_000_000)
@@ -147,4 +147,4 @@ def test_a_download_is_a_bar_in_a_terminal_and_silence_elsewhere(console: Consol
         assert re.search(r"fetching +second\.zip .*20/40 bytes", shown(console))
         assert raw(console).rstrip().endswith("\x1b[2K")
     else:
-        assert raw(console) == ""
+        assert raw(console) == "  fetching  first.zip\n  fetching  second.zip\n"

@@ -182,3 +182,10 @@ def test_tensorboard_shows_every_figure(tmp_path: Path) -> None:
         assert values == pytest.approx([line[name] for line in lines if line["kind"] == "train"])
     assert shown["valid/bleu"] == [(12, pytest.approx(31.4))]
     assert shown["valid/loss"] == [(12, pytest.approx(1.5))]
+
+
+def test_without_tensorboard_there_are_metrics_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.training.journal.find_spec", lambda name: None)
+    write(tmp_path, [report(step) for step in range(1, EVERY + 1)])
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert len(read(tmp_path)) == 1
