@@ -8,7 +8,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -80,3 +79,32 @@ def test_the_server_is_imported_without_extras() -> None:
     names = "matplotlib,tensorboard,ray,onnx,ctranslate2,transformers,httpx"
     done = subprocess.run([sys.executable, "-c", code, names], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+DOCKERFILE = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text("utf-8"))
+STEPS = [tuple(line.split(" ", 1)) for line in DOCKERFILE.splitlines() if line and not line.startswith("#")]
+
+
+def test_the_image_serves_as_a_user_without_rights() -> None:
+    last = dict(STEPS)  # of each instruction
+    assert last["USER"].isdigit()
+    assert last["USER"] != "0"
+    assert json.loads(last["ENTRYPOINT"]) + json.loads(last["CMD"])[:1] == ["regard", "serve"]
+    assert "/health" in last["HEALTHCHECK"]
+    copied = [word for kind, rest in STEPS if kind == "COPY" and "--from" not in rest for word in rest.split()[:-1]]
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_the_image_is_given_what_a_wheel_is_made_of() -> None:
+    ignored = {line for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if not line.startswith("#")}
+    made = {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"], "pyproject.toml", "regard"}
+    assert not ignored & {*made, "constraints.txt"}
+    assert {".*", "models", "runs"} <= ignored  # among them .git, .venv and .env
+
+
+def test_compose_publishes_to_this_machine_alone_and_asks_for_keys() -> None:
+    (service,) = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"].values()
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert service["environment"]["REGARD_API_KEYS"].startswith("${REGARD_API_KEYS:?")
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert all(volume.endswith(":ro") for volume in service["volumes"])
