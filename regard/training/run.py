@@ -16,6 +16,7 @@ from regard.training.checkpoints import CheckpointError, Checkpoints, Snapshots,
 from regard.training.loop import DivergedError, Learner, Report, parameters_of
 
 CALIBRATION = 30.0  # seconds of steps from which `train.minutes` becomes a number of steps
+LATE = 30.0  # seconds behind that plan which are worth a word
 UNKNOWN = 10**9  # the number of steps until then
 RETREATS = 3  # times that a run may diverge
 
@@ -95,7 +96,7 @@ class Trainer:
         self.best: dict[str, Any] = {"step": 0, "score": None, "waited": 0}
         self.seconds = 0.0  # spent in steps
         self.retreats = 0
-        self._interrupted = False
+        self._interrupted = self._told = False
         self.saved = -1  # the step of the last checkpoint
         self._saved_at, self._saved_best = 0.0, 0
 
@@ -132,9 +133,12 @@ class Trainer:
                 yield from self._retreat(error, item.after)
                 work = self.stream(self.position)
                 continue
-            self.position, self.seconds = item.after, self.seconds + report.seconds
+            self.position = item.after
+            if report.step > 1:  # the first one may compile kernels: it says nothing of the others
+                self.seconds += report.seconds
             yield report
             yield from self._calibrate()
+            yield from self._slower()
             last = report.step == self.total
             if last or report.step % self.every == 0 or report.step % (self.config.snapshot_every or UNKNOWN) == 0:
                 self._snapshot()
@@ -180,9 +184,23 @@ class Trainer:
         minutes = self.config.minutes
         if self.total != UNKNOWN or minutes is None or self.seconds < min(CALIBRATION, 6 * minutes):
             return
-        self.total = self.world.agree(max(self.learner.steps, round(self.learner.steps * minutes * 60 / self.seconds)))
+        steps = self.learner.steps - 1  # that were timed
+        self.total = self.world.agree(max(self.learner.steps, round(steps * minutes * 60 / self.seconds)))
         yield Note(f"{self.total:,} steps will take about {minutes:g} minutes")
         yield from self._save()  # a run that is killed and resumed must not count anew
+
+    def _slower(self) -> Iterator[Event]:
+        """Say, once, that minutes will not do: other programs have begun to use the machine."""
+        minutes, steps = self.config.minutes, self.learner.steps
+        if self._told or minutes is None or self.total == UNKNOWN or steps == self.total:
+            return
+        planned = minutes * 60 * steps / self.total
+        if self.seconds > max(1.5 * planned, planned + LATE):
+            self._told, left = True, self.seconds / steps * (self.total - steps) / 60
+            yield Note(
+                f"this machine is busier than at the start: about {left:.0f} more minutes for {self.total - steps:,} "
+                "steps; or Ctrl-C, and the same command goes on another time"
+            )
 
     def _snapshot(self) -> None:
         """Keep the weights: of the last few, to be averaged, and of the best, now and at the last checkpoint."""

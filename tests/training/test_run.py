@@ -1,10 +1,12 @@
 """A run survives everything: kill -9, Ctrl-C, a loss that is no number, a broken checkpoint."""
 
 import random
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +279,31 @@ def test_minutes_become_steps_once_and_survive_a_resume(tmp_path: Path) -> None:
     again = make(tmp_path, steps=None, minutes=minutes)
     assert again.resume()
     assert again.total == trainer.total
+
+
+def timed(trainer: Trainer, seconds: Callable[[int], float]) -> Trainer:
+    """The same, as if each step took so long."""
+    step = trainer.learner.step
+
+    def stepped(*arguments: Any) -> Report:
+        report = step(*arguments)
+        return replace(report, seconds=seconds(report.step))
+
+    trainer.learner.step = stepped  # type: ignore[method-assign]
+    return trainer
+
+
+def test_the_first_step_says_nothing_of_the_others(tmp_path: Path) -> None:
+    trainer = timed(make(tmp_path, steps=None, minutes=1), lambda step: 100.0 if step == 1 else 1.5)
+    notes = [event.text for event in run(trainer) if isinstance(event, Note)]
+    assert (trainer.total, notes) == (40, ["40 steps will take about 1 minutes"])
+
+
+def test_a_machine_that_becomes_busy_is_spoken_of_once(tmp_path: Path) -> None:
+    trainer = timed(make(tmp_path, steps=None, minutes=1), lambda step: 1.5 if step < 10 else 10.0)
+    _, late = [event.text for event in run(trainer) if isinstance(event, Note)]
+    assert trainer.total == 40  # all the same
+    assert re.match(r"this machine is busier than at the start: about \d+ more minutes for \d+ steps; or Ctrl-C", late)
 
 
 @pytest.mark.slow
