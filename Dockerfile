@@ -10,9 +10,11 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM python:3.12-slim-bookworm
 COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/
-# The second index has PyTorch without the gigabytes that a GPU needs; pip takes it from there, as 2.13.0+cpu is above 2.13.0.
+# An index with PyTorch's builds for the CPU spares the image the gigabytes that a GPU needs:
+# docker build --build-arg PIP_EXTRA_INDEX_URL=... (PyTorch's page "Get started" names it).
+ARG PIP_EXTRA_INDEX_URL
 RUN pip install --no-cache-dir --constraint /wheels/constraints.txt \
-        --extra-index-url https://download.pytorch.org/whl/cpu "regard[detect] @ file://$(echo /wheels/regard-*.whl)" \
+        "regard[detect] @ file://$(echo /wheels/regard-*.whl)" \
     && useradd --uid 10001 --create-home regard \
     && mkdir /models
 USER 10001

@@ -172,18 +172,18 @@ def test_a_recipe_is_dumped_whole_with_its_overrides() -> None:
 
 
 def test_mistakes_in_the_directory_of_a_model(fail, model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    assert "not a model directory: it has no config.json" in fail("translate", str(tmp_path), "x")
-    assert str(tmp_path / "none") in fail("translate", str(tmp_path / "none"), "x")
+    assert "not a model directory: it has no config.json" in fail("translate", str(tmp_path), "a dog")
+    assert str(tmp_path / "none") in fail("translate", str(tmp_path / "none"), "a dog")
     newer = json.loads((model / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**newer, "format": 2}))
     assert "upgrade regard" in fail("info", str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(newer))
-    assert "model.safetensors" in fail("translate", str(tmp_path), "x")
+    assert "model.safetensors" in fail("translate", str(tmp_path), "a dog")
     (tmp_path / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes())
-    assert "tokenizer.json" in fail("translate", str(tmp_path), "x")
+    assert "tokenizer.json" in fail("translate", str(tmp_path), "a dog")
     assert "cannot be changed in it" in fail("info", str(model), "heads=2")
     assert "no recipe.yaml" in fail("train", str(tmp_path))
-    assert "there is no device 'warp' here" in fail("translate", str(model), "x", "--device", "warp")
+    assert "there is no device 'warp' here" in fail("translate", str(model), "a dog", "--device", "warp")
     files = ["--source", "a", "--reference", "b"]
     assert "trust.pdf: a picture ends in .svg or .png" in fail("evaluate", str(model), *files, "--picture", "trust.pdf")
     assert "foo" in fail("evaluate", str(model), *files, "--tokenize", "foo")
