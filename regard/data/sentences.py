@@ -41,6 +41,7 @@ LINES = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
 STOPPED = re.compile(
     rf"(?P<word>[^\s{STOPS}](?:\S*[^\s{STOPS}])?)?(?P<stop>[{STOPS}]+)(?P<close>(?:\s[»›]|[{re.escape(CLOSING)}])*)\Z"
 )
+LAST = frozenset(STOPS + CLOSING)  # what STOPPED ends in
 SPACED = re.compile(r"[»›](\s|\Z)")  # a closing mark of French, not an opening one
 LETTERS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]\Z")  # J, U.S, z.B
 RARE = 0.05  # of pairs that are no habit
@@ -140,6 +141,8 @@ def _pieces(text: str, cuts: Iterable[tuple[int, int]]) -> Iterator[Piece]:
 
 def _ends(text: str, begin: int, end: int) -> bool:
     """Whether a sentence ends before the white space text[begin:end]."""
+    if text[begin - 1] not in LAST:  # as mostly
+        return False
     found = STOPPED.search(text[max(0, begin - REACH) : begin])
     after = text[end : end + REACH].lstrip(OPENING)
     if found is None or after[:1].islower() or SPACED.match(text, end):

@@ -232,10 +232,10 @@ class Tokenizer:
         piece = str(self._rust.id_to_token(i))
         if i <= UNK:
             return b""
-        if self._decoders >= {"ByteLevel"}:
+        if self._bytes == "ByteLevel":
             if all(character in _VALUES for character in piece):
                 return bytes(_VALUES[character] for character in piece)
-        elif self._decoders >= {"ByteFallback"} and (byte := _FALLBACK.fullmatch(piece)):
+        elif self._bytes == "ByteFallback" and (byte := _FALLBACK.fullmatch(piece)):
             return bytes.fromhex(byte[1])
         if self.kind == "other":
             return self.decode([i]).encode()
@@ -246,14 +246,15 @@ class Tokenizer:
         return piece.replace("▁", " ").encode()
 
     @cached_property
-    def _decoders(self) -> set[str]:
-        """Of which types the parts of its decoder are."""
+    def _bytes(self) -> str | None:
+        """How its decoder makes characters of bytes, if it does."""
         part = json.loads(self._rust.to_str())["decoder"] or {}
-        return {each["type"] for each in (part, *part.get("decoders", ()))} if part else set()
+        kinds = [each.get("type") for each in (part, *part.get("decoders", ()))]
+        return next((kind for kind in ("ByteLevel", "ByteFallback") if kind in kinds), None)
 
     def _shown(self, i: int) -> str:
         piece = str(self._rust.id_to_token(i))
-        if i > UNK and self._decoders & {"ByteLevel", "ByteFallback"} and self.kind != "other":
+        if i > UNK and self._bytes is not None and self.kind != "other":
             piece = self.spelled(i).decode("utf-8", "backslashreplace")
         return piece.replace(" ", "▁")
 
