@@ -1,32 +1,26 @@
-"""The C engine as a library: compiled for this processor at first use, and kept.
+"""The C engine as a library: the one that came with a wheel, or compiled for this processor at first use, and kept.
 
-The library's name holds what it was made from: the source, the compiler and the processor. A change of one of them
-makes another library; a folder that several machines share serves them all.
+A compiled library's name holds what it was made from (source, compiler, processor) and what is in it: a change of the
+first makes another library, so a folder that several machines share serves them all; damage to the second shows.
 """
 
 import ctypes
-import hashlib
 import os
-import platform
-import shlex
-import shutil
-import subprocess
+import stat
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
-from regard.files import cache_folder
+from regard.files import cache_folder, sweep, sync
+from regard.native import compiler
+from regard.native.compiler import UnavailableError
 
 PANEL, VECTOR = 32, 16  # of vectors.h: columns of a product that lie together, numbers in a vector
-SOURCES = ("engine.c", "training.c", "vectors.h")
-FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
-NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls the processor that it runs on
-
-
-class UnavailableError(Exception):
-    """Why there is no native engine here."""
 
 
 class UnsupportedError(UnavailableError):
@@ -88,85 +82,105 @@ class Rows(Structure):
 
 
 @cache
-def library() -> ctypes.CDLL:
-    """The engine, compiled if it is not there yet. Its calls let other threads run.
+def library() -> SimpleNamespace:
+    """The engine's functions, compiled if they are not there yet. Calls of them let other threads run.
 
     `CC` names the compiler, as ever; REGARD_NATIVE=0 goes without the engine.
     """
     if os.environ.get("REGARD_NATIVE") == "0":
         raise UnavailableError("REGARD_NATIVE=0 says so")
-    place = _compiled()
-    try:
-        lib = ctypes.CDLL(str(place))
-    except OSError as error:  # it was cut short, or lies where nothing may be executed
-        raise UnavailableError(f"{error}: remove it, or let REGARD_CACHE name another folder") from error
+    if os.name != "posix":
+        raise UnavailableError(f"it is for Linux and macOS, not for {os.name}")
+    with suppress(OSError):  # a wheel for another C library
+        if (lib := load(compiler.FOLDER, "engine-", others=True)) is not None:
+            return functions(lib, variants(lib)[-1])
+    return functions(_compiled(), "")
+
+
+def variants(lib: ctypes.CDLL) -> list[str]:
+    """Those of a wheel's library that this processor runs, the best last."""
+    return [name for name in compiler.VARIANTS if lib[f"{name}runs"]()]
+
+
+def functions(lib: ctypes.CDLL, variant: str) -> SimpleNamespace:
+    """By their names in C, whose arguments are declared."""
+    found = SimpleNamespace(**{name: lib[f"{variant}{name}"] for name in compiler.FUNCTIONS})
     pointer, model, product = c_void_p, POINTER(Model), POINTER(Product)
-    lib.room.argtypes, lib.room.restype = [model, c_int32, c_int32], c_int64
-    lib.encode.argtypes, lib.encode.restype = [model, c_int32, *[pointer] * 5], c_int32
-    lib.decode.argtypes = [model, POINTER(Rows), c_int32, pointer, pointer, c_int32, *[pointer] * 3]
-    lib.decode.restype = c_int32
-    lib.logits.argtypes, lib.logits.restype = [product, c_int32, *[pointer] * 4], None
-    lib.best.argtypes = [product, c_int32, pointer, c_int32, c_int32, *[pointer] * 3, c_int32, pointer, pointer]
-    lib.best.restype = c_int32
-    lib.gather.argtypes, lib.gather.restype = [c_int32], pointer
-    lib.dismiss.argtypes, lib.dismiss.restype = [pointer], None
-    lib.columns.argtypes, lib.columns.restype = [product, c_int32, *[pointer] * 6], None
+    found.room.argtypes, found.room.restype = [model, c_int32, c_int32], c_int64
+    found.encode.argtypes, found.encode.restype = [model, c_int32, *[pointer] * 5], c_int32
+    found.decode.argtypes = [model, POINTER(Rows), c_int32, pointer, pointer, c_int32, *[pointer] * 3]
+    found.decode.restype = c_int32
+    found.logits.argtypes, found.logits.restype = [product, c_int32, *[pointer] * 4], None
+    found.best.argtypes = [product, c_int32, pointer, c_int32, c_int32, *[pointer] * 3, c_int32, pointer, pointer]
+    found.best.restype = c_int32
+    found.gather.argtypes, found.gather.restype = [c_int32], pointer
+    found.dismiss.argtypes, found.dismiss.restype = [pointer], None
+    found.columns.argtypes, found.columns.restype = [product, c_int32, *[pointer] * 6], None
+    return found
+
+
+def _compiled() -> ctypes.CDLL:
+    cc = compiler.command()
+    name, folder = f"engine-{compiler.made_from(cc)}-", cache_folder() / "native"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, exist_ok=True)
+        if (lib := load(folder, name)) is None:
+            print("compiling the engine for this processor, once (10 to 20 seconds)", file=sys.stderr, flush=True)
+            sweep(folder, ".compiling-*")
+            with tempfile.TemporaryDirectory(prefix=".compiling-", dir=folder) as place:
+                made = Path(place) / "engine.so"
+                compiler.for_this_processor(cc, made)
+                made.chmod(0o600)  # whatever the umask says
+                sync(made)
+                os.replace(made, folder / f"{name}{compiler.digest(made.read_bytes())}.so")
+            sync(folder)
+            lib = load(folder, name)
+    except OSError as error:
+        raise UnavailableError(f"{folder} cannot be used: {error.strerror or error}") from error
+    if lib is None:
+        raise UnavailableError(f"{folder} does not keep what is written to it: let REGARD_CACHE name another folder")
     return lib
 
 
-def _compiled() -> Path:
-    try:
-        compiler = shlex.split(os.environ.get("CC", "cc"))
-    except ValueError as error:
-        raise UnavailableError(f"CC = {os.environ['CC']}: {error}") from error
-    if not compiler or shutil.which(compiler[0]) is None:
-        raise UnavailableError(f"there is no C compiler {' '.join(compiler)!r}: install one, or name it by CC")
-    sources = {name: (files("regard.native") / name).read_bytes() for name in SOURCES}
-    made_from = [
-        *sources.values(),
-        " ".join((*compiler, *FLAGS)).encode(),
-        _run([*compiler, "--version"]).encode(),
-        _processor(),
-    ]
-    digest = hashlib.sha256(b"\0".join(made_from)).hexdigest()[:24]
-    place = cache_folder() / "native" / f"engine-{digest}.so"
-    try:
-        if place.exists():
-            return place
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent) as folder:
-            for name, source in sources.items():
-                (Path(folder) / name).write_bytes(source)
-            for i, processor in enumerate(NATIVE):
-                try:
-                    _run([*compiler, *FLAGS, *processor, "-o", "engine.so", "engine.c", "training.c", "-lm"], folder)
-                    break
-                except UnavailableError:
-                    if i == len(NATIVE) - 1:
-                        raise
-            os.replace(Path(folder) / "engine.so", place)
-    except OSError as error:
-        raise UnavailableError(f"{place.parent} cannot be used: {error.strerror}") from error
-    return place
+def load(folder: Path, name: str, *, others: bool = False) -> ctypes.CDLL | None:
+    """The library whose name begins so; None if there is none, or none whose content is what its name says.
+
+    A library runs as whoever loads it. So what others own or may write to is refused, a folder or a file, unless
+    `others` are trusted with it; and what is loaded is the very file that was looked at.
+    """
+    straight = 0 if others else os.O_NOFOLLOW
+    with _opened(str(folder), os.O_DIRECTORY | straight) as place:
+        if not others:
+            _refuse_others(place, folder)
+        for each in sorted(each for each in os.listdir(place) if each.startswith(name) and each.endswith(".so")):
+            with _opened(each, os.O_NONBLOCK | straight, place) as handle:
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    raise UnavailableError(f"{folder / each} is no file: remove it")
+                if not others:
+                    _refuse_others(handle, folder / each)
+                with open(handle, "rb", closefd=False) as file:
+                    whole = compiler.digest(file.read()) == each[:-3].rpartition("-")[2]
+                if whole:  # the system knows libraries by their names: this one's must be no other's, so it stays open
+                    here = f"/proc/self/fd/{os.dup(handle)}"
+                    return ctypes.CDLL(here if os.path.exists(here) else str(folder / each))
+    return None
 
 
-def _run(command: list[str], folder: str | None = None) -> str:
+@contextmanager
+def _opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
+    handle = os.open(path, os.O_RDONLY | flags, dir_fd=folder)
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnavailableError(f"{command[0]} cannot be run: {error}") from error
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise UnavailableError(f"{command[0]} failed: {said[0] if said else f'exit code {done.returncode}'}")
-    return done.stdout
+        yield handle
+    finally:
+        os.close(handle)
 
 
-def _processor() -> bytes:
-    """What distinguishes one kind of processor from another."""
-    about = [platform.system(), platform.machine(), platform.processor()]
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        about += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    except OSError:
-        pass
-    return "\n".join(about).encode()
+def _refuse_others(handle: int, path: Path) -> None:
+    about = os.fstat(handle)
+    if about.st_uid not in (os.geteuid(), 0):
+        raise UnavailableError(
+            f"{path} belongs to another user, number {about.st_uid}: let REGARD_CACHE name a folder of your own"
+        )
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UnavailableError(f"others may write to {path}, so it is not to be trusted: remove it")

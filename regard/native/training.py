@@ -1,9 +1,9 @@
 """The C kernels of a training step (training.c), as the core borrows them: `lending(kernels())`."""
 
-import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, byref, c_double, c_float, c_int16, c_int32, c_int64, c_void_p
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from torch.autograd.function import once_differentiable
 from regard.core import dropout as drawn
 from regard.core.lent import LossAndGradients
 from regard.core.masks import AnyMask, Mask
-from regard.native.build import VECTOR, UnavailableError, library
+from regard.native.build import VECTOR, library
+from regard.native.compiler import UnavailableError
 
 KEPT = 2**21  # numbers inside a feed-forward network for the way back: more than that are made again there
 LARGE = 2**16  # scores of a head: beyond, they leave the cache, and PyTorch's kernel is the better one
@@ -48,14 +49,18 @@ class TwoMaps(Structure):
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
+def _library() -> SimpleNamespace | None:
     try:
         lib = library()
     except UnavailableError:
         return None
+    return declared(lib) if lib.worth_it() else None
+
+
+def declared(lib: SimpleNamespace) -> SimpleNamespace:
+    """With the arguments of these kernels."""
     at, size, many, dropped = c_void_p, c_int32, c_int64, (c_void_p, c_int16, c_float)  # draws, threshold, scale
     for name, result, arguments in (
-        ("worth_it", c_int32, ()),
         ("cross_entropy", c_int32, (*[size] * 3, *[at] * 4, c_float, *[at] * 4)),
         ("attend", c_int32, [at] * 3),
         ("attend_back", c_int32, [at] * 7),
@@ -71,7 +76,7 @@ def _library() -> ctypes.CDLL | None:
     ):
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
-    return lib if lib.worth_it() else None
+    return lib
 
 
 def kernels(*, sparse: bool = False) -> "NativeKernels | None":
@@ -86,7 +91,7 @@ def kernels(*, sparse: bool = False) -> "NativeKernels | None":
 class NativeKernels:
     """`regard.core.lent.Kernels` for numbers of fp32 on the CPU."""
 
-    def __init__(self, lib: ctypes.CDLL, sparse: bool = False) -> None:
+    def __init__(self, lib: SimpleNamespace, sparse: bool = False) -> None:
         self.lib, self.sparse = lib, sparse
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, scale: float) -> Tensor | None:

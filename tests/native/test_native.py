@@ -5,7 +5,6 @@ import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from regard.core.quantised import quantise
 from regard.decoding.pool import search
 from regard.decoding.protocol import Request, SamplingConfig, SearchConfig, Special, best_of
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.native import Native, UnavailableError, build
+from regard.native import Native, UnavailableError
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 pytestmark = needs_compiler
@@ -333,46 +332,3 @@ def test_weights_are_copied() -> None:
         for p in model.parameters():
             p.zero_()
     play(engine, before)
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
-    build.library.cache_clear()
-    yield tmp_path
-    build.library.cache_clear()
-
-
-def test_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build.library()
-    (made,) = (fresh / "native").iterdir()
-    when = made.stat().st_mtime_ns
-    build.library.cache_clear()
-    build.library()
-    assert made.stat().st_mtime_ns == when
-
-
-def test_says_why_there_is_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(UnavailableError, match="no C compiler 'no-such-compiler'"):
-        build.library()
-    monkeypatch.setenv("CC", "cc '-O1")
-    with pytest.raises(UnavailableError, match="No closing quotation"):
-        build.library()
-    monkeypatch.setenv("CC", "false")
-    with pytest.raises(UnavailableError, match="false failed"):
-        build.library()
-    assert not (fresh / "native").exists() or not list((fresh / "native").iterdir())
-    monkeypatch.delenv("CC")
-    monkeypatch.setenv("REGARD_NATIVE", "0")
-    with pytest.raises(UnavailableError, match="REGARD_NATIVE=0"):
-        build.library()
-
-
-def test_says_why_the_cache_does_not_serve(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build._compiled().write_bytes(b"")  # as a full disk may leave it
-    with pytest.raises(UnavailableError, match="file too short: remove it"):
-        build.library()
-    monkeypatch.setenv("REGARD_CACHE", str(fresh / ("x" * 300)))
-    with pytest.raises(UnavailableError, match="cannot be used"):
-        build.library()

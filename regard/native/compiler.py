@@ -1,0 +1,112 @@
+"""The C sources and a compiler for them: for the processor at hand, or for every x86-64.
+
+It imports nothing of regard, for a wheel is built with it where nothing is installed yet (hatch_build.py).
+"""
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+SOURCES, HEADERS = ("engine.c", "training.c"), ("vectors.h",)
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread")
+NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls the processor that it runs on
+FUNCTIONS = (
+    *("room", "encode", "decode", "logits", "best", "gather", "dismiss", "columns"),
+    *("worth_it", "cross_entropy", "attend", "attend_back", "linear", "linear_back", "feed_forward"),
+    *("feed_forward_back", "residual", "residual_back", "tells", "dropout", "dropout_back"),
+)
+AVX2 = ("avx2", "fma")
+AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+# A wheel's library has every function in each of these variants; what a processor must have for it, the best last.
+VARIANTS = {"plain_": (), "avx2_": AVX2, "avx512_": AVX512, "vnni_": (*AVX512, "avx512vnni")}
+
+
+class UnavailableError(Exception):
+    """Why there is no native engine here."""
+
+
+def command() -> list[str]:
+    """The compiler: what `CC` names, as ever, or cc."""
+    try:
+        words = shlex.split(os.environ.get("CC", "cc"))
+    except ValueError as error:
+        raise UnavailableError(f"CC = {os.environ['CC']}: {error}") from error
+    if not words or shutil.which(words[0]) is None:
+        raise UnavailableError(f"there is no C compiler {' '.join(words)!r}: install one, or name it by CC")
+    return words
+
+
+def made_from(cc: list[str]) -> str:
+    """A digest of all that decides what `for_this_processor` makes."""
+    parts = [(FOLDER / name).read_bytes() for name in (*SOURCES, *HEADERS)]
+    parts += [" ".join((*cc, *FLAGS)).encode(), _run([*cc, "--version"]).encode(), _processor()]
+    return digest(b"\0".join(parts))
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:24]
+
+
+def for_this_processor(cc: list[str], to: Path) -> None:
+    for i, processor in enumerate(NATIVE):
+        try:
+            _run([*cc, *FLAGS, "-shared", *processor, "-o", str(to), *SOURCES, "-lm"])
+            return
+        except UnavailableError:
+            if i == len(NATIVE) - 1:
+                raise
+
+
+def for_every_processor(cc: list[str], to: Path) -> None:
+    """Each function in each variant, under the variant's name, and for each of these whether a processor runs it."""
+    objects = []
+
+    def compile_one(source: str | Path, name: str, flags: Iterable[str]) -> None:
+        _run([*cc, *FLAGS, *flags, "-c", "-o", name, str(source)])
+
+    with ThreadPoolExecutor() as pool:
+        tasks = []
+        for prefix, features in VARIANTS.items():
+            flags = [*(f"-m{feature}" for feature in features), *(f"-D{name}={prefix}{name}" for name in FUNCTIONS)]
+            for source in SOURCES:
+                objects.append(str(to.with_name(f"{prefix}{source}.o")))
+                tasks.append(pool.submit(compile_one, source, objects[-1], flags))
+        for task in tasks:
+            task.result()
+    chooser = to.with_name("chooser.c")
+    chooser.write_text("".join(f"{_runs(prefix, features)}\n" for prefix, features in VARIANTS.items()), "utf-8")
+    _run([*cc, *FLAGS, "-shared", "-s", "-o", str(to), *objects, str(chooser), "-lm"])
+
+
+def _runs(prefix: str, features: Iterable[str]) -> str:
+    has = "".join(f' && __builtin_cpu_supports("{feature}")' for feature in features)
+    return f"int {prefix}runs(void) {{ __builtin_cpu_init(); return 1{has}; }}"
+
+
+def _run(words: list[str]) -> str:
+    try:
+        done = subprocess.run(words, cwd=FOLDER, capture_output=True, text=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"{words[0]} cannot be run: {error}") from error
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise UnavailableError(f"{words[0]} failed: {said[0] if said else f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def _processor() -> bytes:
+    """What distinguishes one kind of processor from another."""
+    about = [platform.system(), platform.machine(), platform.processor()]
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        about += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    except OSError:
+        pass
+    return "\n".join(about).encode()
