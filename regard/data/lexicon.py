@@ -69,10 +69,12 @@ class Shortlist:
         if any(x.ndim != 1 for x in arrays.values()):
             raise ValueError(f"{path} is not a shortlist: its parts are no lists")
         found = cls(**arrays)
-        V = len(found.offsets) - 1
-        ids = np.concatenate([found.tokens, found.common])
-        whole = V > 0 and found.offsets[0] == 0 and found.offsets[-1] == len(found.tokens)
-        if not whole or (np.diff(found.offsets) < 0).any() or (len(ids) and not 0 <= ids.min() <= ids.max() < V):
+        V, flat = found.offsets.size - 1, all(x.ndim == 1 for x in arrays.values())
+        whole = flat and V > 0 and found.offsets[0] == 0 and found.offsets[-1] == len(found.tokens)
+        if whole:
+            ids = np.concatenate([found.tokens, found.common])
+            whole = (np.diff(found.offsets) >= 0).all() and 0 <= ids.min(initial=0) <= ids.max(initial=0) < V
+        if not whole or not len(found.common):  # a sentence of tokens without a row would have nothing to say
             raise ValueError(f"{path} is damaged (its parts do not fit): make it again with `regard shortlist`")
         return found
 

@@ -745,8 +745,9 @@ int32_t best(const Product *p, int32_t m, const float *features, int32_t n, int3
       float *row = x + (size_t)r * N, *score = scores + (size_t)(first + r) * n;
       if (bias)
         for (int i = 0; i < N; i++) row[i] += bias[first + r][i];
-      good &= choose(row, N, n, score, tokens + (size_t)(first + r) * n);
-      if (!normalised) continue;
+      const int fine = choose(row, N, n, score, tokens + (size_t)(first + r) * n);
+      good &= fine;
+      if (!normalised || !fine) continue; /* what is no number has no place among whole numbers */
       double all_of_them = log_sum(row, N, score[0], bias != 0);
       for (int i = 0; i < n; i++) score[i] = (float)(score[i] - all_of_them);
     }

@@ -55,7 +55,7 @@ class Native:
         self.positions = [_absolute(e) for e in (model.source_embedding, model.target_embedding)]
         tables = [len(p.table) for p in self.positions if isinstance(p, Learned)]
         self.longest = min(tables) if tables else None
-        self.d, self.layers = int(self.c.d), int(self.c.decoder_layers)
+        self.layers = int(self.c.decoder_layers)
         self.key_width, self.value_width = self.c.kv_heads * self.c.d_k, self.c.kv_heads * self.c.d_v
         self._reach, self._growing = c_int32(0), Lock()  # of the position tables: shared by `with_threads`, as they are
         self.reach(256)
@@ -77,18 +77,21 @@ class Native:
             length = max(length, 2 * self._reach.value)
             for embedding, positions in zip((self.c.source, self.c.target), self.positions, strict=True):
                 if isinstance(positions, Sinusoidal):  # the old table stays: another thread may be reading it
-                    embedding.positions = self._address(sinusoid(torch.arange(length), self.d).float())
+                    embedding.positions = self._address(sinusoid(torch.arange(length), self.d).float(), length, self.d)
                 elif isinstance(positions, Learned):
-                    embedding.positions = self._address(positions.table.float())
+                    embedding.positions = self._address(positions.table.float(), len(positions.table), self.d)
             self._reach.value = length
 
     def memory_size(self, S: int) -> int:
         """Numbers in the block of a sentence of S tokens."""
         return self.layers * (self.key_width * (-(-S // build.VECTOR) * build.VECTOR) + self.value_width * S)
 
-    def _address(self, x: Tensor | None) -> int | None:
+    def _address(self, x: Tensor | None, *shape: int) -> int | None:
+        """Where a copy of x lies, which has this shape: the engine takes it for granted."""
         if x is None:
             return None
+        if x.shape != shape:
+            raise UnsupportedError(f"it has numbers of the shape {tuple(x.shape)} where {shape} belong")
         array = x.detach().cpu().clone(memory_format=torch.contiguous_format).numpy()
         self._kept.append(array)
         return array.ctypes.data
@@ -121,13 +124,14 @@ class Native:
             raise UnsupportedError("its feed-forward layers differ in shape or activation")
         if len({m.place for m in model.modules() if isinstance(m, Residual)}) != 1:
             raise UnsupportedError("its normalisations differ in place")
+        self.d, d_ff = attention.config.d_model, ffn.outer.in_features
         return build.Model(
-            d=attention.config.d_model,
+            d=self.d,
             heads=max(m.heads for m in attentions),
             kv_heads=max(m.kv_heads for m in attentions),
             d_k=_whole(attention.d_k),
             d_v=_whole(attention.d_v),
-            d_ff=ffn.outer.in_features if isinstance(ffn, FeedForward | GatedFeedForward) else 0,
+            d_ff=d_ff,
             encoder_layers=len(encoder.layers),
             decoder_layers=len(decoder.layers),
             pre=first.self_attention.place == "pre",
@@ -140,7 +144,7 @@ class Native:
             decoder=self._layers(decoder),
             encoder_norm=self._norm(encoder.norm),
             decoder_norm=self._norm(decoder.norm),
-            logits=self._product(model.output),
+            logits=self._product(model.output, getattr(model.output, "out_features", 0), self.d),
         )
 
     def _layers(self, stack: Stack) -> Any:
@@ -160,16 +164,17 @@ class Native:
             result.read, result.query, result.key_value, result.cross_output = self._attention(
                 cross.sublayer, "query", "key_value"
             )
-        _activation(ffn.sublayer)
+        gated, d_ff = _activation(ffn.sublayer) in GATES.values(), ffn.sublayer.outer.in_features
         result.feed_forward_norm = self._norm(ffn.norm)
-        result.inner, result.outer = self._product(ffn.sublayer.inner), self._product(ffn.sublayer.outer)
+        result.inner = self._product(ffn.sublayer.inner, d_ff * (1 + gated), self.d)
+        result.outer = self._product(ffn.sublayer.outer, self.d, d_ff)
         return result
 
     def _attention(self, attention: nn.Module, *products: str) -> list[Any]:
         """How many heads it has, these of its products, and W_O."""
         if isinstance(attention, Headless):  # a product of nothing, and its bias
             bias = None if attention.bias is None else attention.bias.float()
-            last = build.Product(N=attention.d_model, bias=self._address(bias))
+            last = build.Product(N=self.d, bias=self._address(bias, self.d))
             return [build.Heads(), *(build.Product() for _ in products), last]
         if not isinstance(attention, MultiHeadAttention):
             raise UnsupportedError(f"it has a {type(attention).__name__} in place of attention")
@@ -180,8 +185,8 @@ class Native:
         rows = {"query": queries, "key_value": _beside(keys, values), "query_key_value": _beside(queries, keys, values)}
         return [
             build.Heads(attention.heads, attention.kv_heads),
-            *(self._product(getattr(attention, name), rows[name]) for name in products),
-            self._product(attention.output, None, mixed),
+            *(self._product(getattr(attention, name), _held(rows[name]), self.d, rows[name]) for name in products),
+            self._product(attention.output, self.d, _held(mixed), None, mixed),
         ]
 
     def _norm(self, norm: nn.Module | None) -> build.Norm:
@@ -189,43 +194,51 @@ class Native:
             return build.Norm()
         if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
             raise UnsupportedError(f"a {type(norm).__name__}")
+        if norm.weight is None:
+            raise UnsupportedError(f"a {type(norm).__name__} without a gain")
         gain = norm.weight.float()
         if isinstance(norm, nn.RMSNorm):
-            return build.Norm(self._address(gain), None)
+            return build.Norm(self._address(gain, self.d), None)
         bias = torch.zeros_like(gain) if norm.bias is None else norm.bias.float()
-        return build.Norm(self._address(gain), self._address(bias))
+        return build.Norm(self._address(gain, self.d), self._address(bias, self.d))
 
     def _embedding(self, embedding: nn.Module) -> build.Embedding:
         if not isinstance(embedding, Embedding):
             raise UnsupportedError(f"a {type(embedding).__name__} in place of an embedding")
         _absolute(embedding)
         tokens: Any = embedding.tokens
-        result = build.Embedding(factor=embedding.scale, tokens=len(tokens.weight))
+        V = len(tokens.weight)
+        result = build.Embedding(factor=embedding.scale, tokens=V)
         result.norm = self._norm(getattr(embedding, "norm", None))
         if isinstance(tokens, Int8Embedding):
-            result.q, result.scale = self._address(tokens.weight), self._address(tokens.scale)
+            result.q, result.scale = self._address(tokens.weight, V, self.d), self._address(tokens.scale, V)
         else:
-            result.table = self._address(tokens.weight.float())
+            result.table = self._address(tokens.weight.float(), V, self.d)
         return result
 
-    def _product(self, linear: nn.Module, rows: Tensor | None = None, columns: Tensor | None = None) -> build.Product:
+    def _product(
+        self, linear: nn.Module, N: int, K: int, rows: Tensor | None = None, columns: Tensor | None = None
+    ) -> build.Product:
         """A linear layer in panels: (N, K) -> (N / 32, K, 32); in int8 (N / 32, K / 4, 32, 4).
 
         `rows` and `columns` say which of its outputs and inputs stand where, -1: a zero.
         """
         if not isinstance(linear, nn.Linear | Int8Linear):
             raise UnsupportedError(f"a {type(linear).__name__} in place of a product")
+        if linear.weight.shape != (N, K):
+            raise UnsupportedError(f"it has a product of the shape {tuple(linear.weight.shape)} where {N, K} belongs")
         weight = _arrange(_arrange(linear.weight, rows).T, columns).T  # (N, K)
         bias = None if linear.bias is None else _arrange(linear.bias.float(), rows)
         (N, K), four = weight.shape, 4 if isinstance(linear, Int8Linear) else 1
-        result = build.Product(K=K, N=N, bias=self._address(bias))
+        result = build.Product(K=K, N=N, bias=self._address(bias, N))
         panels, groups = -(-N // build.PANEL), -(-K // four)
         laid = torch.zeros(panels * build.PANEL, groups * four, dtype=torch.float32 if four == 1 else torch.int8)
         laid[:N, :K] = weight
-        address = self._address(laid.view(panels, build.PANEL, groups, four).transpose(1, 2))
+        laid = laid.view(panels, build.PANEL, groups, four).transpose(1, 2)
+        address = self._address(laid, *laid.shape)
         if isinstance(linear, Int8Linear):
-            result.q, result.scale = address, self._address(_arrange(linear.scale, rows))
-            result.sum = self._address(128 * weight.sum(1, dtype=torch.int32))
+            result.q, result.scale = address, self._address(_arrange(linear.scale, rows), N)
+            result.sum = self._address(128 * weight.sum(1, dtype=torch.int32), N)
         else:
             result.w = address
         return result
@@ -241,6 +254,11 @@ def _heads(heads: int, d: int) -> Tensor:
     places = torch.full((heads, _whole(d)), -1)
     places[:, :d] = torch.arange(heads * d).view(heads, d)
     return places.flatten()
+
+
+def _held(places: Tensor) -> int:
+    """How many of them are of something."""
+    return int((places >= 0).sum())
 
 
 def _beside(*parts: Tensor) -> Tensor:

@@ -56,23 +56,25 @@ class NativeRows:
             weakref.finalize(self, _dismiss, model, self.team, os.getpid())
 
     def start(self, sources: Sequence[Sequence[int]]) -> None:
-        lengths = np.array([len(source) for source in sources], np.int32)
+        texts = [_ids(source, self.model.c.source.tokens, "source") for source in sources]
+        listed, V = self.model.shortlists, self.model.vocabulary
+        lists = [None if listed is None else _ids(listed.of(source), V, "shortlist") for source in sources]
+        lengths = np.array([len(text) for text in texts], np.int32)
         self._check(lengths)
         self.longest = max(self.longest, int(lengths.max(initial=0)))
         self.model.reach(self.longest)
         numbers = self._numbers(len(sources))
-        for i, source in zip(numbers, sources, strict=True):
-            block = np.empty(self.model.memory_size(len(source)), np.float32)
-            self.memory[i], self.address[i], self.sources[i] = block, block.ctypes.data, len(source)
-            if self.model.shortlists is not None:
-                self.list[i] = np.asarray(self.model.shortlists.of(source), np.int64)
+        for i, text, own in zip(numbers, texts, lists, strict=True):
+            block = np.empty(self.model.memory_size(len(text)), np.float32)
+            self.memory[i], self.address[i], self.sources[i] = block, block.ctypes.data, len(text)
+            self.list[i] = own
         first = 0
         while first < len(sources):
             last, tokens = first + 1, int(lengths[first])
             while last < len(sources) and tokens + lengths[last] <= ENCODE:
                 tokens += int(lengths[last])
                 last += 1
-            self._encode(sources[first:last], lengths[first:last], self.address[numbers[first:last]])
+            self._encode(texts[first:last], lengths[first:last], self.address[numbers[first:last]])
             first = last
         R, new = len(self.lengths), len(sources)
         self.lengths = np.concatenate([self.lengths, np.zeros(new, np.int32)])
@@ -98,6 +100,8 @@ class NativeRows:
         return out
 
     def best(self, tokens: Ints, n: int, *, normalise: bool = True) -> Best:
+        if n < 1:
+            raise ValueError(f"n = {n}: ask for one continuation at least")
         features = self._advance(tokens)
         R, product, bias, columns = len(tokens), self.model.c.logits, None, None
         if self.model.shortlists is not None:
@@ -127,6 +131,8 @@ class NativeRows:
         return Best(scores, chosen.astype(np.int64) if columns is None else columns.ids[chosen])
 
     def reorder(self, rows: Ints) -> None:
+        if (rows := np.asarray(rows)).ndim != 1:
+            raise ValueError(f"rows are one list of numbers, got the shape {rows.shape}")
         before = self.sentence
         self.lengths, self.sentence, self.history = self.lengths[rows], self.sentence[rows], self.history[rows]
         there = np.zeros(len(self.memory), bool)
@@ -142,26 +148,25 @@ class NativeRows:
             self.longest = max(self.lengths.max(initial=0), self.sources[self.sentence].max(initial=0))
         self._tell()
 
-    def _encode(self, sources: Sequence[Sequence[int]], lengths: Int32, address: Ints) -> None:
-        ids = np.concatenate([np.asarray(source, np.int32) for source in sources])
+    def _encode(self, texts: Sequence[Ints], lengths: Int32, address: Ints) -> None:
+        ids = np.concatenate(texts).astype(np.int32)
         space = self._space(self.model.library.room(self.model.c, len(ids), int(lengths.max())))
         read = self.model.library.encode(
             self.model.c,
-            len(sources),
+            len(texts),
             ids.ctypes.data,
             lengths.ctypes.data,
             address.ctypes.data,
             self.team,
             space,
         )
-        if not read:
-            raise ValueError(_outside(ids, self.model.c.source.tokens))
+        assert read
 
     def _advance(self, tokens: Ints) -> Floats:
         """Append a token to each row -> (R, d), what the last product reads."""
-        R = len(tokens)
-        if len(self.lengths) != R:
-            raise ValueError(f"{R} tokens for {len(self.lengths)} rows: give one to each")
+        R, tokens = len(self.lengths), np.ascontiguousarray(tokens, np.int64)
+        if tokens.shape != (R,):
+            raise ValueError(f"tokens of the shape {tokens.shape} for {R} rows: give one to each")
         self._check(self.lengths + 1)
         if len(self.free) < R:
             self._grow(R)
@@ -172,7 +177,7 @@ class NativeRows:
             self._tell()
         if len(self.features) < R:
             self.features = np.empty((2 * R, self.model.d), np.float32)
-        cells, tokens = self.free[len(self.free) - R :], np.ascontiguousarray(tokens, np.int64)
+        cells = self.free[len(self.free) - R :]
         space = self._space(self.model.library.room(self.model.c, R, self.longest))
         written = self.model.library.decode(
             self.model.c,
@@ -252,6 +257,16 @@ class NativeRows:
 def _dismiss(model: "Native", team: int | None, process: int) -> None:
     if os.getpid() == process:  # a forked process has the team but none of its threads, and would wait for them
         model.library.dismiss(team)
+
+
+def _ids(given: Any, tokens: int, what: str) -> Ints:
+    """A list of token ids, of which there are some, and each of which there is."""
+    ids = np.asarray(given)
+    if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
+        raise ValueError(f"a {what} is a list of one token id or more, got {str(given)[:60]}")
+    if not 0 <= ids.min() <= ids.max() < tokens:
+        raise ValueError(_outside(ids, tokens))
+    return ids.astype(np.int64)
 
 
 def _outside(ids: NDArray[np.integer[Any]], tokens: int) -> str:

@@ -95,21 +95,23 @@ class NativeKernels:
         self.lib, self.sparse = lib, sparse
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, scale: float) -> Tensor | None:
-        T, S = q.shape[2], k.shape[2]
-        widths = q.shape[3], v.shape[3]
-        if not all(map(_known, (q, k, v))) or any(w % VECTOR for w in widths) or not 0 < T * S <= LARGE:
+        if not all(_known(x) and x.dim() == 4 for x in (q, k, v)) or not _whole(q.shape[3], v.shape[3]):
+            return None
+        (B, H, T, d_k), S = q.shape, k.shape[2]
+        if k.shape != (B, H, S, d_k) or v.shape[:3] != k.shape[:3] or not 0 < T * S <= LARGE:
             return None
         causal = isinstance(mask, Mask) and mask.triangle
         if causal:
             mask = None
         elif isinstance(mask, Mask):
             mask = mask.dense(T, S)
+        if mask is not None and not _masks(mask, (B, H, T, S)):
+            return None
         out: Tensor = _Attend.apply(self.lib, _in_rows(q), _in_rows(k), _in_rows(v), mask, causal, scale)
         return out
 
     def linear(self, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor | None:
-        cast = torch.is_autocast_enabled("cpu")
-        if cast or not all(_known(t) for t in (x, W, b) if t is not None) or any(n % VECTOR for n in W.shape):
+        if torch.is_autocast_enabled("cpu") or not _known(x) or not _fits(x.shape[-1:], W, b):
             return None
         y: Tensor = _Linear.apply(self.lib, x, W, b)
         return y
@@ -125,8 +127,8 @@ class NativeKernels:
 
     def feed_forward(self, x: Tensor, inner: nn.Linear, outer: nn.Linear, p: float) -> Tensor | None:
         weights = inner.weight, inner.bias, outer.weight, outer.bias
-        known = all(_known(t) for t in (x, *weights) if t is not None) and not torch.is_autocast_enabled("cpu")
-        if not known or any(n % VECTOR for W in weights[::2] for n in W.shape) or _drops_all(p):
+        known = _known(x) and _fits(x.shape[-1:], *weights[:2]) and _fits(inner.weight.shape[:1], *weights[2:])
+        if not known or torch.is_autocast_enabled("cpu") or _drops_all(p):
             return None
         y: Tensor = _FeedForward.apply(self.lib, x, *weights, p)
         return y
@@ -137,8 +139,8 @@ class NativeKernels:
         if norm is not None and not (type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None):
             return None
         w, b, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
-        known = all(_known(t) for t in (x, s, w, b) if t is not None) and x.shape == s.shape
-        if not known or (w is not None and w.shape != x.shape[-1:]) or x.shape[-1] % VECTOR or _drops_all(p):
+        known = _known(x) and _known(s) and x.shape == s.shape and all(_row(t, x.shape[-1:]) for t in (w, b))
+        if not known or not _whole(*x.shape[-1:]) or _drops_all(p):
             return None
         y: Tensor = _Residual.apply(self.lib, x, s, p, w, b, eps)
         return y
@@ -152,8 +154,11 @@ class NativeKernels:
     def cross_entropy(
         self, h: Tensor, W: Tensor, b: Tensor | None, y: Tensor, hit: float, needs: tuple[bool, bool, bool]
     ) -> LossAndGradients | None:
-        if not all(_known(x) for x in (h, W, b) if x is not None) or h.shape[1] % VECTOR:
+        known = all(_known(x) and x.dim() == 2 for x in (h, W)) and _row(b, W.shape[:1]) and y.dtype == torch.int64
+        if not known or not len(W) or h.shape[1:] != W.shape[1:] or not _whole(h.shape[1]) or y.shape != h.shape[:1]:
             return None
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(W):
+            raise ValueError(f"labels lie in 0..{len(W) - 1}, got {int(y.min())}..{int(y.max())}")
         h, W, y, b = h.contiguous(), W.contiguous(), y.contiguous(), None if b is None else b.contiguous()
         dh = torch.empty_like(h) if needs[0] else None
         dW = torch.empty_like(W) if needs[1] else None
@@ -310,6 +315,26 @@ class _Dropout(torch.autograd.Function):
 
 def _known(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.device.type == "cpu"
+
+
+def _whole(*widths: int) -> bool:
+    """Whether there are widths, and each is one of whole vectors."""
+    return bool(widths) and all(width > 0 and width % VECTOR == 0 for width in widths)
+
+
+def _row(x: Tensor | None, shape: Sequence[int]) -> bool:
+    """Whether x has this shape, number beside number, or is not there."""
+    return x is None or (_known(x) and x.shape == shape and x.is_contiguous())
+
+
+def _fits(width: Sequence[int], W: Tensor, b: Tensor | None) -> bool:
+    """Whether W and b are a map that the kernels know, of rows as wide."""
+    return _known(W) and W.dim() == 2 and W.shape[1:] == width and _whole(*W.shape) and _row(b, W.shape[:1])
+
+
+def _masks(mask: Tensor, shape: Sequence[int]) -> bool:
+    full = mask.dim() == 4 and all(n in (1, size) for n, size in zip(mask.shape, shape, strict=True))
+    return full and mask.dtype == torch.bool and mask.device.type == "cpu"
 
 
 def _drops_all(p: float) -> bool:

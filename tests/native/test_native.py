@@ -297,13 +297,86 @@ def test_a_prefix_outside_the_shortlist_has_a_score() -> None:
         assert output.token_scores[0] == -100.0
 
 
-def test_a_token_for_each_row_and_of_the_vocabulary() -> None:
+@pytest.mark.parametrize("source", [[], [[5, 6]], [5.0], [-1], [V], [2**32 + 5], [2**70], np.array([2**32 + 5])])
+def test_a_source_is_a_list_of_tokens_that_there_are(source: list[int]) -> None:
+    rows = Native(build_model()).rows()
+    rows.start([[5, 6]])
+    with pytest.raises(ValueError, match=r"a source is a list of one token id or more|token ids lie in 0..132"):
+        rows.start([[7], source])
+    assert len(rows.step(np.array([1]))) == 1  # as if it had not been asked
+
+
+@pytest.mark.parametrize("tokens", [[1], [[1, 2]], [[1], [2]], [1, -1], [1, V], [1, 2**40]])
+def test_a_step_has_a_token_that_there_is_for_each_row(tokens: list[int]) -> None:
     rows = Native(build_model()).rows()
     rows.start(sentences(2))
-    with pytest.raises(ValueError, match="3 tokens for 2 rows"):
-        rows.step(np.array([1, 1, 1]))
-    with pytest.raises(ValueError, match=f"0..{V - 1}"):
-        rows.step(np.array([1, V]))
+    with pytest.raises(ValueError, match=r"shape .* for 2 rows|token ids lie in 0..132"):
+        rows.best(np.array(tokens), 3)
+    with pytest.raises(ValueError, match="one list of numbers"):
+        rows.reorder(np.array([[0, 1]]))
+    with pytest.raises(IndexError):
+        rows.reorder(np.array([0, 2]))
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_one_continuation_at_least_is_asked_for(n: int) -> None:
+    rows = Native(build_model()).rows()
+    rows.start(sentences(2))
+    with pytest.raises(ValueError, match=f"n = {n}: ask for one"):
+        rows.best(np.array([1, 1]), n)
+
+
+class Fixed:
+    """The same list for every sentence."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+
+    def of(self, source: list[int]) -> NDArray[np.int64]:
+        return np.array(self.ids, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"), [([], "a shortlist is a list of one token id"), ([5, V], "lie in 0..132"), ([-1, 5], "got -1")]
+)
+def test_a_shortlist_has_tokens_that_there_are(ids: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Native(build_model(), shortlists=Fixed(ids)).rows().start(sentences(2))
+
+
+def test_a_shortlist_may_have_fewer_tokens_than_are_asked_for() -> None:
+    rows = Native(build_model(), shortlists=Fixed([7])).rows()
+    rows.start(sentences(3))
+    assert rows.best(np.array([1, 1, 1]), 4).tokens.tolist() == [[7]] * 3
+
+
+def test_damaged_weights_are_told_with_a_shortlist() -> None:
+    model = build_model(output_bias=True)
+    with torch.no_grad():
+        model.output.bias[5] = torch.nan
+    rows = Native(model, shortlists=Lists()).rows()
+    rows.start([[5, 5]])
+    with pytest.raises(ValueError, match="damaged or diverged"):
+        rows.best(np.array([1]), 3)
+
+
+@pytest.mark.parametrize("part", ["inner", "output", "norm", "positions", "gain"])
+def test_a_part_of_another_width_is_not_taken(part: str) -> None:
+    model = build_model(positions="learned")
+    layer, d = model.decoder.layers[0], model.config.d_model
+    match part:
+        case "inner":
+            layer.feed_forward.sublayer.inner = torch.nn.Linear(d, 32)
+        case "output":
+            model.output = torch.nn.Linear(d - 16, V)
+        case "norm":
+            layer.feed_forward.norm = torch.nn.LayerNorm(d - 16)
+        case "positions":
+            model.source_embedding.positions.table = torch.nn.Parameter(torch.zeros(9, d - 16))
+        case "gain":
+            layer.feed_forward.norm = torch.nn.LayerNorm(d, elementwise_affine=False)
+    with pytest.raises(UnavailableError, match=r"shape|without a gain"):
+        Native(model)
 
 
 @pytest.mark.parametrize("positions", ["rope", "alibi", "t5", "shaw"])

@@ -301,6 +301,43 @@ def test_other_numbers_are_left_to_the_core(dtype: torch.dtype) -> None:
     assert native().cross_entropy(q[0, 0], W, None, y, 1.0, (False,) * 3) is None
 
 
+def test_what_does_not_fit_is_left_to_the_core_which_refuses_it() -> None:
+    lent, x, W = native(), torch.randn(3, 32), torch.randn(48, 32)
+    maps = [torch.nn.Linear(32, 64), torch.nn.Linear(64, 32), torch.nn.Linear(48, 32), torch.nn.Linear(16, 64)]
+    assert lent.linear(x[:, :16], W, None) is None  # narrower than the map
+    assert lent.linear(x, W, torch.randn(32)) is None
+    assert lent.linear(x, W, torch.randn(96)[::2]) is None
+    assert lent.linear(x, W[:0], None) is None
+    assert lent.linear(x[:, :0], W[:, :0], None) is None
+    assert lent.linear(x, W[0], None) is None
+    assert lent.feed_forward(x, maps[3], maps[1], 0.1) is None
+    assert lent.feed_forward(x, maps[0], maps[2], 0.1) is None
+    assert lent.residual(x[:, :0], x[:, :0], 0.1, None) is None
+    assert lent.residual(torch.zeros(()), torch.zeros(()), 0.1, None) is None
+    norm = torch.nn.LayerNorm(32)
+    norm.bias = torch.nn.Parameter(torch.zeros(16))
+    assert lent.residual(x, x, 0.1, norm) is None
+    q, k, v = torch.randn(2, 2, 5, 16), torch.randn(2, 2, 7, 16), torch.randn(2, 2, 7, 32)
+    for other in ((q[:1], k, v), (q, k[:, :1], v), (q, k, v[:, :, :5]), (q, torch.randn(2, 2, 7, 32), v), (q[0], k, v)):
+        assert lent.attend(*other, None, 1.0) is None
+    for mask in (torch.ones(5, 7), torch.ones(1, 1, 5, 6), torch.ones(2, 1, 7)):
+        assert lent.attend(q, k, v, mask.bool(), 1.0) is None
+    assert lent.attend(q, k, v, torch.ones(1, 1, 5, 7), 1.0) is None
+    with lending(lent), pytest.raises(RuntimeError):
+        torch.nn.Sequential(linear(32, 48))(x[:, :16])
+
+
+def test_labels_are_of_the_vocabulary() -> None:
+    h, W, y = torch.randn(4, 32), torch.randn(20, 32), torch.tensor([0, 19, 3, 4])
+    for wrong in (20, -1, -100, 2**40):
+        y[2] = wrong
+        with pytest.raises(ValueError, match=r"labels lie in 0..19"):
+            native().cross_entropy(h, W, None, y, 1.0, (True,) * 3)
+    for other in ((h, W, None, y[:3]), (h, W, None, y.int()), (h[:, :16], W, None, y), (h, W[:0], None, y)):
+        assert native().cross_entropy(*other, 1.0, (True,) * 3) is None
+    assert native().cross_entropy(h, W, torch.randn(19), y, 1.0, (True,) * 3) is None
+
+
 def test_the_shards_of_a_step_borrow_them() -> None:
     parameter, seen = torch.nn.Parameter(torch.ones(())), []
 
