@@ -9,8 +9,9 @@ import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -55,34 +56,29 @@ def digest(content: bytes) -> str:
 
 
 def for_this_processor(cc: list[str], to: Path) -> None:
-    for i, processor in enumerate(NATIVE):
-        try:
-            _run([*cc, *FLAGS, "-shared", *processor, "-o", str(to), *SOURCES, "-lm"])
+    *named, unnamed = NATIVE
+    for processor in named:
+        with suppress(UnavailableError):  # it has another name for it
+            _library(cc, {"": processor}, to)
             return
-        except UnavailableError:
-            if i == len(NATIVE) - 1:
-                raise
+    _library(cc, {"": unnamed}, to)
 
 
 def for_every_processor(cc: list[str], to: Path) -> None:
     """Each function in each variant, under the variant's name, and for each of these whether a processor runs it."""
-    objects = []
-
-    def compile_one(source: str | Path, name: str, flags: Iterable[str]) -> None:
-        _run([*cc, *FLAGS, *flags, "-c", "-o", name, str(source)])
-
-    with ThreadPoolExecutor() as pool:
-        tasks = []
-        for prefix, features in VARIANTS.items():
-            flags = [*(f"-m{feature}" for feature in features), *(f"-D{name}={prefix}{name}" for name in FUNCTIONS)]
-            for source in SOURCES:
-                objects.append(str(to.with_name(f"{prefix}{source}.o")))
-                tasks.append(pool.submit(compile_one, source, objects[-1], flags))
-        for task in tasks:
-            task.result()
-    chooser = to.with_name("chooser.c")
+    flags, chooser = {}, to.with_name("chooser.c")
+    for prefix, features in VARIANTS.items():
+        flags[prefix] = [*(f"-m{feature}" for feature in features), *(f"-D{name}={prefix}{name}" for name in FUNCTIONS)]
     chooser.write_text("".join(f"{_runs(prefix, features)}\n" for prefix, features in VARIANTS.items()), "utf-8")
-    _run([*cc, *FLAGS, "-shared", "-s", "-o", str(to), *objects, str(chooser), "-lm"])
+    _library(cc, flags, to, str(chooser), "-s")
+
+
+def _library(cc: list[str], flags: Mapping[str, Sequence[str]], to: Path, *more: str) -> None:
+    """The sources, compiled in each of these ways, as one library."""
+    jobs = {str(to.with_name(f"{way}{source}.o")): (*flags[way], source) for way in flags for source in SOURCES}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda made: _run([*cc, *FLAGS, "-c", "-o", made, *jobs[made]]), jobs))
+    _run([*cc, *FLAGS, "-shared", "-o", str(to), *jobs, *more, "-lm"])
 
 
 def _runs(prefix: str, features: Iterable[str]) -> str:
