@@ -88,7 +88,7 @@ def _runs(prefix: str, features: Iterable[str]) -> str:
 
 def _run(words: list[str]) -> str:
     try:
-        done = subprocess.run(words, cwd=FOLDER, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(words, cwd=FOLDER, capture_output=True, text=True, timeout=900, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError(f"{words[0]} cannot be run: {error}") from error
     if done.returncode:

@@ -152,48 +152,50 @@ void dismiss(Team *t) {
 
 enum { SET, RELU, ADD }; /* what happens to C: it becomes y, or max(0, y), or grows by y */
 
-INLINE void put(vec y, float *c, int mode, int room) {
-  float *to = c, edge[L];
-  if (room < L) {
+INLINE void put(part y, float *c, int mode, int room) {
+  float *to = c, edge[WIDTH];
+  if (room < WIDTH) {
     memcpy(edge, c, sizeof(float) * room);
     to = edge;
   }
-  if (mode == RELU) y = larger(all(0.0f), y); /* in this order what is no number stays */
-  if (mode == ADD) y = load(to) + y;
-  store(to, y);
-  if (room < L) memcpy(c, edge, sizeof(float) * room);
+  if (mode == RELU) y = (part)(~((part){} > y) & (part_ints)y); /* what is no number stays */
+  if (mode == ADD) y = *(part *)to + y;
+  *(part *)to = y;
+  if (room < WIDTH) memcpy(c, edge, sizeof(float) * room);
 }
 
 /* m rows (a constant) times `panels` panels (a constant): each sum runs over k in order. */
 INLINE void tile(int m, int panels, const float *a, int lda, const Product *p, int panel, float *c, int ldc, int mode) {
-  vec sum[TILE * 2];
+  part sum[SUMS];
   const int K = p->K, N = p->N;
   const float *w = p->w + (size_t)panel * K * PANEL;
-#pragma GCC unroll 24
-  for (int i = 0; i < m * panels * 2; i++) sum[i] = all(0.0f);
+#pragma GCC unroll 32
+  for (int i = 0; i < m * panels * PARTS; i++) sum[i] = (part){};
   for (int k = 0; k < K; k++) {
 #pragma GCC unroll 8
     for (int j = 0; j < panels; j++) {
       const float *wk = w + ((size_t)j * K + k) * PANEL;
-      vec w0 = load(wk), w1 = load(wk + L);
+      part of[PARTS];
+#pragma GCC unroll 8
+      for (int h = 0; h < PARTS; h++) of[h] = *(const part *)(wk + h * WIDTH);
 #pragma GCC unroll 12
       for (int i = 0; i < m; i++) {
         float x = a[(size_t)i * lda + k];
-        sum[(j * m + i) * 2] += x * w0;
-        sum[(j * m + i) * 2 + 1] += x * w1;
+#pragma GCC unroll 8
+        for (int h = 0; h < PARTS; h++) sum[(j * m + i) * PARTS + h] += x * of[h];
       }
     }
   }
 #pragma GCC unroll 8
   for (int j = 0; j < panels; j++)
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; h++) {
-      int n = (panel + j) * PANEL + h * L, room = N - n;
+#pragma GCC unroll 8
+    for (int h = 0; h < PARTS; h++) {
+      int n = (panel + j) * PANEL + h * WIDTH, room = N - n;
       if (room <= 0) continue;
-      vec b = all(0.0f);
-      if (p->bias) memcpy(&b, p->bias + n, sizeof(float) * (room < L ? room : L));
+      part b = {};
+      if (p->bias) memcpy(&b, p->bias + n, sizeof(float) * (room < WIDTH ? room : WIDTH));
 #pragma GCC unroll 12
-      for (int i = 0; i < m; i++) put(sum[(j * m + i) * 2 + h] + b, c + (size_t)i * ldc + n, mode, room);
+      for (int i = 0; i < m; i++) put(sum[(j * m + i) * PARTS + h] + b, c + (size_t)i * ldc + n, mode, room);
     }
 }
 
@@ -218,28 +220,28 @@ INLINE void tile_int8(int m, const uint8_t *a, int lda, const float *unit, const
     }
   }
 #else
-  ints sum[TILE * 2];
+  part_ints sum[TILE * PARTS];
   for (int i = 0; i < m; i++) {
     int32_t s[PANEL] = {0};
     for (int k = 0; k < K4; k++)
       for (int j = 0; j < PANEL; j++)
         for (int f = 0; f < 4; f++)
           s[j] += (int32_t)a[(size_t)i * lda + 4 * k + f] * w[((size_t)k * PANEL + j) * 4 + f];
-    memcpy(&sum[i * 2], s, sizeof s);
+    memcpy(&sum[i * PARTS], s, sizeof s);
   }
 #endif
-#pragma GCC unroll 2
-  for (int h = 0; h < 2; h++) {
-    int n = panel * PANEL + h * L, room = N - n, part = room < L ? room : L;
+#pragma GCC unroll 8
+  for (int h = 0; h < PARTS; h++) {
+    int n = panel * PANEL + h * WIDTH, room = N - n, some = room < WIDTH ? room : WIDTH;
     if (room <= 0) continue;
-    vec b = all(0.0f), scale = all(0.0f);
-    ints offset = {};
-    if (p->bias) memcpy(&b, p->bias + n, sizeof(float) * part);
-    memcpy(&scale, p->scale + n, sizeof(float) * part);
-    memcpy(&offset, p->sum + n, sizeof(int32_t) * part);
+    part b = {}, scale = {};
+    part_ints offset = {};
+    if (p->bias) memcpy(&b, p->bias + n, sizeof(float) * some);
+    memcpy(&scale, p->scale + n, sizeof(float) * some);
+    memcpy(&offset, p->sum + n, sizeof(int32_t) * some);
 #pragma GCC unroll 12
     for (int i = 0; i < m; i++) {
-      vec y = __builtin_convertvector((ints)sum[i * 2 + h] - offset, vec) * (unit[i] * scale) + b;
+      part y = __builtin_convertvector((part_ints)sum[i * PARTS + h] - offset, part) * (unit[i] * scale) + b;
       put(y, c + (size_t)i * ldc + n, mode, room);
     }
   }

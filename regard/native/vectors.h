@@ -13,15 +13,26 @@
 
 #define L 16      /* numbers in a vector */
 #define PANEL 32  /* columns of a product that lie together: two vectors */
-#ifdef __AVX512F__
-#define TILE 12   /* rows that share one reading of a panel: 12 x 2 sums stay in registers */
+/* Numbers in a register, and rows that share one reading of a panel, so that their sums stay in registers: 12 x 2, 3 x 4
+   or 1 x 8 of them. GCC takes vectors larger than a register through memory, which made products 12 times as slow. */
+#if defined(__AVX512F__)
+#define WIDTH 16
+#define TILE 12
+#elif defined(__AVX__)
+#define WIDTH 8
+#define TILE 3
 #else
-#define TILE 4
+#define WIDTH 4
+#define TILE 1
 #endif
+#define PARTS (PANEL / WIDTH) /* registers for a row of a panel */
+#define SUMS ((TILE > 4 ? TILE : 4) * PARTS)
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float part __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int32_t part_ints __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 
 INLINE vec load(const float *p) { return *(const vec *)p; }
 INLINE void store(float *p, vec x) { *(vec *)p = x; }
