@@ -69,8 +69,8 @@ class Shortlist:
         if any(x.ndim != 1 for x in arrays.values()):
             raise ValueError(f"{path} is not a shortlist: its parts are no lists")
         found = cls(**arrays)
-        V, flat = found.offsets.size - 1, all(x.ndim == 1 for x in arrays.values())
-        whole = flat and V > 0 and found.offsets[0] == 0 and found.offsets[-1] == len(found.tokens)
+        V = len(found.offsets) - 1
+        whole = V > 0 and found.offsets[0] == 0 and found.offsets[-1] == len(found.tokens)
         if whole:
             ids = np.concatenate([found.tokens, found.common])
             whole = (np.diff(found.offsets) >= 0).all() and 0 <= ids.min(initial=0) <= ids.max(initial=0) < V

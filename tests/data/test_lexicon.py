@@ -165,7 +165,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
         "damaged .its parts": arrays | {"offsets": good.offsets[:0]},
         "its parts are no lists": arrays | {"tokens": good.tokens[None]},
         "damaged .its parts do": arrays | {"common": good.common[:0]},
-        "its parts are no lists.: make": arrays | {"offsets": good.offsets[None]},
+        "a shortlist: its parts are no lists": arrays | {"offsets": good.offsets[None]},
     }
     for message, content in wrong.items():
         path.write_bytes(save(content))
