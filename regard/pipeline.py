@@ -245,6 +245,16 @@ def train(
     return True
 
 
+def begun(directory: Path, recipe: Recipe) -> bool:
+    """Whether a directory holds a run of this very recipe: what that leaves open, the run has filled in."""
+    if not (directory / "recipe.yaml").exists():
+        return False
+    before = recipes.load(str(directory / "recipe.yaml"))
+    train = replace(before.train, shards=recipe.train.shards)
+    decode = replace(before.decode, split=recipe.decode.split, stops=recipe.decode.stops)
+    return replace(before, train=train, decode=decode) == recipe
+
+
 def check_place(directory: Path, *, overwrite: bool) -> None:
     """Refuse to begin a run where something else is, or a run that is not to be overwritten."""
     if not directory.exists() or vacant(directory, besides="distilled-"):

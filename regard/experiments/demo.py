@@ -2,7 +2,6 @@
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from shutil import which
 
@@ -14,7 +13,7 @@ from regard.api import load
 from regard.data.corpora import obtain
 from regard.experiments import dates as generated
 from regard.inspection.page import write_page
-from regard.pipeline import check_place, train
+from regard.pipeline import begun, check_place, train
 from regard.recipe import Recipe
 from regard.training.display import fetching
 
@@ -45,7 +44,7 @@ def demo(
         generated.demo(directory or Path("runs/dates"), steps=steps or 800, seed=seed, console=console)
         return
     directory = directory or Path("runs/quickstart")
-    own = _own(directory, recipe)
+    own = begun(directory, recipe)
     resume = own and not (directory / "model.safetensors").exists()
     if not resume:
         check_place(directory, overwrite=own)
@@ -70,11 +69,3 @@ def _say_how_long(recipe: Recipe, console: Console) -> None:
     if load > 0.75 * cores:
         text = f"this machine is busy (load {load:.1f} on {cores} cores): fewer steps fit, and the model will be weaker"
         console.print(Text.assemble(("  note     ", "dim"), text), soft_wrap=True)
-
-
-def _own(directory: Path, recipe: Recipe) -> bool:
-    """Whether the directory holds a run of this recipe."""
-    if not (directory / "recipe.yaml").exists():
-        return False
-    before = recipes.load(str(directory / "recipe.yaml"))
-    return replace(before, train=replace(before.train, shards=recipe.train.shards)) == recipe

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
@@ -23,7 +22,7 @@ from regard.decoding.protocol import Request, SearchConfig, Special
 from regard.evaluation.calibration import perplexity
 from regard.models import storage
 from regard.models.accounting import training_flops
-from regard.pipeline import Prepared, prepare, train
+from regard.pipeline import Prepared, begun, prepare, train
 from regard.recipe import Recipe
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
@@ -39,9 +38,9 @@ def trained(recipe: Recipe, folder: Path, console: Console, *, name: str) -> dic
     parameters counts weights; steps, epochs, flops (model FLOPs, forward and backward) and seconds (the steps alone)
     are of the training, on so many threads; validations are what was measured on its way: [step, loss, greedy BLEU].
     """
-    begun = _begun(recipe, folder)
-    if not (begun and (folder / "evaluation.json").exists()):
-        resume = begun and (folder / "trainer").exists()
+    known = begun(folder, recipe)
+    if not (known and (folder / "evaluation.json").exists()):
+        resume = known and (folder / "trainer").exists()
         if not train(recipe, folder, name=name, resume=resume, overwrite=True, console=console):
             raise KeyboardInterrupt
     data, model = prepare(recipe), storage.load(folder)
@@ -53,7 +52,7 @@ def trained(recipe: Recipe, folder: Path, console: Console, *, name: str) -> dic
         "loss": seen.loss,
         "perplexity": perplexity(seen.loss, 1),
         "accuracy": seen.accuracy,
-        **{key.lower(): value["score"] for key, value in scores.items()},
+        **{key.lower(): value["score"] for key, value in scores.items() if key != "read"},
         "parameters": sum(p.numel() for p in model.parameters()),
         "vocabulary": len(data.tokenizer),
         **_cost(model, data, recipe, steps=events[-1]["step"]),
@@ -66,14 +65,6 @@ def trained(recipe: Recipe, folder: Path, console: Console, *, name: str) -> dic
 def recipe_trained(folder: Path, console: Console, *, recipe: str, changes: Sequence[str]) -> dict[str, Any]:
     """A trial: a shipped recipe with changes such as model.heads=16, trained and measured."""
     return trained(recipes.load(recipe, changes), folder, console, name=folder.name)
-
-
-def _begun(recipe: Recipe, folder: Path) -> bool:
-    """Whether the folder holds a run of this very recipe."""
-    if not (folder / "recipe.yaml").exists():
-        return False
-    before = recipes.load(str(folder / "recipe.yaml"))
-    return replace(before, train=replace(before.train, shards=recipe.train.shards)) == recipe  # chosen by the machine
 
 
 def _seconds(events: Sequence[dict[str, Any]]) -> float | None:

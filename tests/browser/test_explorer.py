@@ -177,6 +177,8 @@ def test_the_address_holds_everything(opened: Page, explorer: Explorer) -> None:
     expect(opened.locator("#table tbody tr")).to_have_count(7)
     expect(opened.locator("#edited-translation")).not_to_be_empty()
     expect(opened.locator("#other-translation")).not_to_be_empty()
+    for figures in ("#figures", "#edited-figures", "#other-figures"):  # they come with the last token
+        expect(opened.locator(figures)).not_to_be_empty()
     shown = ["#translation", "#edited-translation", "#other-translation", "#strip", "#step-says", "#table", "#edits"]
     shown += ["#alternatives", "#focus .focus-title"]
 
@@ -190,7 +192,7 @@ def test_the_address_holds_everything(opened: Page, explorer: Explorer) -> None:
     for other in (opened, opened.context.new_page()):
         if other is not opened:
             other.goto(url)
-        expect(other.locator("#other-translation")).not_to_be_empty()
+        expect(other.locator("#other-translation")).to_have_text(before[2])
         expect(other.locator("#table tbody tr")).to_have_count(7)
         expect(other.locator("#edits li")).to_have_count(1)
         expect(other.locator("#edited-translation")).to_have_text(before[1])

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import socket
 import webbrowser
 from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -383,7 +384,8 @@ def test_the_verb_opens_the_page_when_it_can_be_asked(
     opened: Queue[str] = Queue()
     asked: dict[str, Any] = {}
 
-    def serve(paths: list[Path], config: ServeConfig, *, ready: Callable[[str], None]) -> None:
+    def serve(paths: list[Path], config: ServeConfig, door: socket.socket, *, ready: Callable[[str], None]) -> None:
+        door.close()
         asked.update(paths=paths, config=config)
         assert opened.empty()
         ready("http://127.0.0.1:4321")
