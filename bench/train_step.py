@@ -6,8 +6,8 @@
 One step is forward, label-smoothed loss, backward, clipping and Adam (fused), on the same batches of right-padded
 sentences, bucketed by length. bf16 is `torch.autocast`; where the processor has instructions for it, each contestant
 runs in both precisions, and is compared with the better one of each peer. Each has a process of its own, so that none
-inherits the other's heap, and they take turns; printed are medians over the rounds. The worse precision of a peer has
-one round only, after which its memory is given back. Peak memory is what model and steps add to the resident set.
+inherits the other's heap, and they take turns; printed are medians over the rounds. Where they would not all fit in
+memory, the worse precision of a peer has one round only. Peak memory is what model and steps add to the resident set.
 """
 
 import argparse
@@ -37,6 +37,7 @@ from regard.training.parallel import Shards
 VOCABULARY = {"tiny": 10_000, "base": 37_000}
 TOKENS = 4096  # target tokens of a batch
 SMOOTHING = 0.1
+SCARCE = 12 * 2**20  # KiB of memory that the next peer of base may come to need
 PAD = 0
 Backward = Callable[[Tensor, Tensor, Tensor], None]
 Entrant = tuple[str, str]  # a contestant and its precision
@@ -210,6 +211,11 @@ def work(entrant: Entrant, config: TransformerConfig, recomputed: str) -> None:
     print(peak.mib, flush=True)
 
 
+def available() -> int:
+    """KiB of memory that processes can still have."""
+    return next(int(line.split()[1]) for line in Path("/proc/meminfo").open() if line.startswith("MemAvailable"))
+
+
 class Worker:
     """A contestant at work in its own process."""
 
@@ -239,7 +245,7 @@ def compete(arguments: list[str], among: list[str], rounds: int) -> tuple[dict[E
         for entrant in own:
             workers[entrant] = Worker(entrant, arguments)
             speed[entrant] = [workers[entrant].round()]
-        if name != "regard":
+        if name != "regard" and available() < SCARCE:
             for entrant in sorted(own, key=lambda each: speed[each][0])[:-1]:
                 memory[entrant] = workers.pop(entrant).end()
     for _ in range(rounds - 1):
