@@ -12,7 +12,7 @@ import pytest
 import torch
 from playwright.sync_api import Page, expect
 
-from tests.browser.driver import CROSS, SENTENCE, TRANSLATION, Explorer, Heat, grid_cell, rest, same_map, save, table
+from tests.browser.driver import CROSS, SENTENCE, TRANSLATION, Explorer, Heat, grid_cell, same_map, save, table
 
 pytestmark = pytest.mark.slow
 READ = ["the", "beau", "tiful", "dog", "forgets", "a", "happy", "book", ".", "</s>"]
@@ -33,7 +33,6 @@ def test_every_head_of_every_kind_is_in_the_grid_and_can_be_focused(opened: Page
         opened.locator("#grid").get_by_text(kind).click()
         expect(opened.locator(".grid-cell")).to_have_count(8)
         expect(grid_cell(opened, name.format(0), 0)).to_be_visible()
-        rest(opened)  # as a person does, who looks before the next click
         for layer, head in ((0, 0), (1, 3)):
             grid_cell(opened, name.format(layer), head).click()
             same_map(opened, explorer.map(name.format(layer), head))
