@@ -21,12 +21,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from regard import recipe as recipes
 from regard.adaptation.quantise import quantize_directory
 from regard.api import Translator, load
 from regard.evaluation.translation import bleu
-from regard.pipeline import find_splits
-from regard.shortlist import make_shortlist
+from regard.recipes import recipe as recipes
+from regard.recipes.shortlist import make_shortlist
+from regard.recipes.train import find_splits
 
 BEAMS = (1, 5)
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import torch
 
-from regard import recipe as recipes
 from regard.core.quantised import is_quantised, quantise
 from regard.data.lexicon import Shortlist
 from regard.data.tokenizers import Tokenizer
 from regard.models import storage
-from regard.recipe import DataConfig
-from regard.requesting import SPECIAL as SPECIAL  # the marks that searches know
+from regard.recipes import recipe as recipes
+from regard.recipes.recipe import DataConfig
 from regard.shipped import located
 from regard.shipped import shipped as shipped  # regard.api.shipped() is part of this door
-from regard.translator import Translator as Translator
+from regard.tasks.requesting import SPECIAL as SPECIAL  # the marks that searches know
+from regard.tasks.translate import Translator as Translator
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": None}
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import regard
 from regard.api import Translator
-from regard.asks import Ask, Settings
 from regard.data.lexicon import Shortlist
 from regard.data.sentences import unstopped
 from regard.data.tokenizers import KINDS, Tokenizer, TokensConfig
@@ -27,6 +26,7 @@ from regard.evaluation.translation import sentence_chrf
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import Native, UnavailableError
+from regard.tasks.asks import Ask, Settings
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 LINES = [
@@ -49,7 +49,7 @@ def make(seed: int = 3, kind: str = "bpe", **changes: object) -> Translator:
     settings = {"encoder_layers": 1, "decoder_layers": 2, "d_model": 32, "d_ff": 32, "heads": 2, **changes}
     model = Transformer(TransformerConfig.tiny(len(tokens), **settings))
     model.output.weight.data *= 4.0  # surer of itself
-    return Translator(model, tokens, regard.recipe.DecodeConfig(extra=6), engine="torch")
+    return Translator(model, tokens, regard.recipes.recipe.DecodeConfig(extra=6), engine="torch")
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +288,7 @@ def test_why_there_is_no_native_engine(translator: Translator, monkeypatch: pyte
     def missing(*_: object, **__: object) -> None:
         raise UnavailableError("there is no compiler")
 
-    monkeypatch.setattr("regard.searching.Native", missing)
+    monkeypatch.setattr("regard.tasks.searching.Native", missing)
     for engine, reason in (("auto", "there is no compiler"), ("torch", None)):
         assert Translator(translator.model, translator.tokenizer, engine=engine).without_native == reason
 

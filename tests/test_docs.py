@@ -13,15 +13,15 @@ import typer
 import yaml
 
 from regard import cli
-from regard import recipe as recipes
-from regard.asks import SETTINGS, Settings
 from regard.data.corpora import CORPORA
 from regard.data.dates import date_pairs
 from regard.data.text import PairFiles
 from regard.experiments.lab import NAMES, SCALES
 from regard.models.transformer import PRESETS
-from regard.pipeline import train
-from regard.recipe import DataConfig, Recipe
+from regard.recipes import recipe as recipes
+from regard.recipes.recipe import DataConfig, Recipe
+from regard.recipes.train import train
+from regard.tasks.asks import SETTINGS, Settings
 from regard.training.config import TrainConfig
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 import regard
 from regard import cli
-from regard import recipe as recipes
 from regard.adaptation.pruning import prune
 from regard.data.dates import date_pairs
 from regard.data.vocabulary import EOS
@@ -23,7 +22,8 @@ from regard.decoding.module import longest_of
 from regard.models import storage
 from regard.models.catalogue import FAMILIES, PRESETS, build, configure, family_of
 from regard.models.transformer import TransformerConfig
-from regard.pipeline import train
+from regard.recipes import recipe as recipes
+from regard.recipes.train import train
 from regard.serving import looks
 from regard.serving.live import Live
 from regard.training.config import TrainConfig

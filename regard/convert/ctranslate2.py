@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.checks import need
 from regard.convert.source import TOKENIZER, Source, refuse, same_heads
 from regard.core.blocks import Stack
 from regard.core.layers import GATES, Embedding, Residual
 from regard.core.positions import Learned
 from regard.data.vocabulary import BOS, EOS, SPECIALS
-from regard.extra import need
 from regard.files import write_whole
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "glu": "Sigmoid", "swiglu": "SWISH"}

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Rust
 
+from regard.checks import need
 from regard.convert.source import TOKENIZER
 from regard.data.tokenizers import MOST, RESERVED, UNK, UNKNOWN, Tokenizer, check_ids, no_panic
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS
-from regard.extra import need
 from regard.files import read_whole, write_whole
 
 SETTINGS = "tokenizer_config.json"

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.checks import need
 from regard.convert.source import TOKENIZER, Source, refuse
 from regard.core.attention import MultiHeadAttention, attend
 from regard.core.cache import Cache, KeyValues, LayerCache
 from regard.core.layers import ACTIVATIONS, GATES
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
-from regard.extra import need
 from regard.files import write_whole
 from regard.models.transformer import Memory, Transformer
 

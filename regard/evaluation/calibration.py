@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from regard.extra import need
+from regard.checks import need
 from regard.files import write_whole
 
 if TYPE_CHECKING:

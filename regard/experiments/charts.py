@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from regard.extra import need
+from regard.checks import need
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

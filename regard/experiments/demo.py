@@ -8,13 +8,13 @@ from shutil import which
 from rich.console import Console
 from rich.text import Text
 
-from regard import recipe as recipes
 from regard.api import load
 from regard.data.corpora import obtain
 from regard.experiments import dates as generated
 from regard.inspection.page import write_page
-from regard.pipeline import begun, check_place, train
-from regard.recipe import Recipe
+from regard.recipes import recipe as recipes
+from regard.recipes.recipe import Recipe
+from regard.recipes.train import begun, check_place, train
 from regard.training.display import fetching
 
 SENTENCE = "She forgot her keys because she was tired."

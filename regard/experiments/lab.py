@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.text import Text
 
+from regard.checks import need
 from regard.experiments.charts import Bars, Chart
-from regard.extra import need
 from regard.files import write_whole
 
 SCALES = {"smoke": "a minute, to see that it runs", "small": "our scale: two cores", "full": "the paper's scale"}
@@ -147,7 +147,7 @@ def experiment(
 
 def _texts(trials: Iterable[Trial]) -> tuple[list[str], dict[str, str]]:
     """The corpora that trials learn from by name, and the files, each with the recipe that names it."""
-    from regard import recipe as recipes
+    from regard.recipes import recipe as recipes
 
     corpora: list[str] = []
     files: dict[str, str] = {}

@@ -15,7 +15,6 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from regard import recipe as recipes
 from regard.data.corpora import obtain
 from regard.data.generated import sequence_pairs
 from regard.data.text import read_pairs
@@ -27,7 +26,8 @@ from regard.experiments.lab import Result
 from regard.experiments.runs import Pair, batched, foretold, taught, written
 from regard.models.catalogue import PRESETS, build
 from regard.models.transformer import TransformerConfig
-from regard.pipeline import prepare
+from regard.recipes import recipe as recipes
+from regard.recipes.train import prepare
 from regard.training.validation import foretell
 
 KINDS = ("sinusoidal", "learned", "shaw", "t5", "rope", "alibi", "none")

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
-from regard import recipe as recipes
 from regard.data.batching import Batch, collate, token_batches
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
@@ -22,8 +21,9 @@ from regard.decoding.protocol import Request, SearchConfig, Special
 from regard.evaluation.calibration import perplexity
 from regard.models import storage
 from regard.models.accounting import training_flops
-from regard.pipeline import Prepared, begun, prepare, train
-from regard.recipe import Recipe
+from regard.recipes import recipe as recipes
+from regard.recipes.recipe import Recipe
+from regard.recipes.train import Prepared, begun, prepare, train
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
 from regard.training.validation import foretell

@@ -13,14 +13,14 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from regard import recipe as recipes
 from regard.data.batching import token_batches
 from regard.evaluation.scaling import LEVEL, Fit, Law, fit
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Experiment, Report, Result, Results, Trial, table
 from regard.models.accounting import breakdown
 from regard.models.catalogue import build
-from regard.pipeline import interrupting, prepare
+from regard.recipes import recipe as recipes
+from regard.recipes.train import interrupting, prepare
 from regard.training.distributed import world
 from regard.training.loop import Learner
 from regard.training.run import Finished, Trainer, Validation

@@ -12,7 +12,7 @@ from regard.inspection.roles import ABOUT
 
 
 def atlas_page(atlas: Mapping[str, Any]) -> str:
-    """An HTML document of what `regard.atlas.make_atlas` has found; style, script and data are inside.
+    """An HTML document of what `regard.studies.atlas.make_atlas` has found; style, script and data are inside.
 
     >>> found = {"format": 1, "model": "<b>", "sentences": 1, "tokens": 3, "bleu": 0.0, "loss": 1.0, "heads": [],
     ...          "redundant": [], "pruning": None, "aer": None}

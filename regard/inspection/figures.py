@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.extra import need
+from regard.checks import need
 from regard.inspection.page import AttentionMap, attention_page
 
 if TYPE_CHECKING:

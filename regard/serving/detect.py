@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from regard.asks import short
 from regard.serving.errors import RefusalError
+from regard.tasks.asks import short
 
 ENOUGH = 2_000  # characters of a text to tell its language by
 LEAST = 1.0  # of 100: a guess below is none

@@ -9,13 +9,13 @@ from babel import Locale, UnknownLocaleError
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from regard.asks import Answer, listed
 from regard.serving import forms
 from regard.serving.detect import Guess
 from regard.serving.errors import RefusalError
 from regard.serving.markup import Page
 from regard.serving.registry import Served
 from regard.serving.service import Service
+from regard.tasks.asks import Answer, listed
 
 ALTERNATIVES, TEXTS = 16, 1_000  # of a request, at most
 

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.api import SPECIAL, Translator
-from regard.asks import short
 from regard.core.attention import Tap
 from regard.core.quantised import dequantise, is_quantised
 from regard.data.batching import Batch
@@ -39,6 +38,7 @@ from regard.inspection.taps import attentions, edit, record
 from regard.inspection.views import dots
 from regard.serving.shown import Shown
 from regard.serving.turns import safe_point
+from regard.tasks.asks import short
 
 CHARACTERS, TOKENS = 2_000, 512  # of a text; of a source and of a target
 BEAM, ALTERNATIVES = 16, 64  # at most

@@ -19,8 +19,8 @@ from html import escape, unescape
 from html.parser import HTMLParser
 from itertools import accumulate, pairwise
 
-from regard.asks import Translation
 from regard.data.sentences import UNSPACED
+from regard.tasks.asks import Translation
 
 VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
 KEPT = re.compile("code|kbd|math|noscript|pre|samp|script|style|svg|template|textarea|var")

@@ -15,12 +15,12 @@ from threading import Condition, Thread
 from time import monotonic
 
 from regard.api import Translator
-from regard.asks import Answer, Ask, Settings
 from regard.decoding.protocol import DAMAGED
 from regard.serving.config import ServeConfig
 from regard.serving.errors import RefusalError
 from regard.serving.metrics import Metrics
 from regard.serving.registry import Served
+from regard.tasks.asks import Answer, Ask, Settings
 
 LOG = logging.getLogger("regard.serving")
 

@@ -7,12 +7,12 @@ from threading import Lock
 from typing import Any
 
 from regard import api
-from regard import recipe as recipes
 from regard.api import Translator
 from regard.data.corpora import CORPORA
 from regard.data.text import PairFiles
 from regard.models import storage
 from regard.models.catalogue import FAMILIES
+from regard.recipes import recipe as recipes
 
 KINDS: dict[type[Any], str] = {family.config: "translation" for family in FAMILIES.values()}  # what a model is for
 FILES = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "recipe.yaml")  # of which a translator is made

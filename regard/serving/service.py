@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from regard.asks import Answer
 from regard.serving.config import ServeConfig
 from regard.serving.detect import Detector
 from regard.serving.errors import ClientGoneError, RefusalError
@@ -16,6 +15,7 @@ from regard.serving.metrics import Metrics
 from regard.serving.queue import Queue
 from regard.serving.registry import Registry, Served
 from regard.serving.turns import in_thread
+from regard.tasks.asks import Answer
 
 T = TypeVar("T")
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from regard.atlas import make_atlas
 from regard.data.batching import collate
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.catalogue import build
 from regard.models.transformer import TransformerConfig
+from regard.studies.atlas import make_atlas
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from regard import recipe as recipes
 from regard.experiments import dates, demo
-from regard.recipe import Recipe
+from regard.recipes import recipe as recipes
+from regard.recipes.recipe import Recipe
 
 REASON = "could not download [bold]tatoeba[/x] (:boom: [Errno 111] refused); check the connection"
 

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from regard import recipe as recipes
 from regard.experiments import lab, scaling
 from regard.experiments.lab import SCALES, Experiment, Result
+from regard.recipes import recipe as recipes
 
 QUIET = Console(quiet=True)
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from regard import recipe as recipes
 from regard.experiments import lab, table2
 from regard.experiments.charts import Chart
 from regard.experiments.lab import Result
 from regard.experiments.table2 import MODELS, PAPER, agreement, cost_of, level
 from regard.models.accounting import parameters
+from regard.recipes import recipe as recipes
 
 
 def result(bleu: float, flops: float = 8e12, seconds: float | None = 100.0) -> Result:

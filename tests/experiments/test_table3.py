@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from regard import pipeline
-from regard import recipe as recipes
 from regard.experiments import lab, runs, table3
 from regard.experiments.charts import Chart
 from regard.experiments.lab import Result
 from regard.experiments.table3 import ROWS, differences, spearman
 from regard.models.accounting import parameters
+from regard.recipes import recipe as recipes
+from regard.recipes import train as pipeline
 
 
 def result(perplexity: float, bleu: float) -> Result:

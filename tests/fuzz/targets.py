@@ -13,7 +13,6 @@ import torch
 import yaml
 from hypothesis import strategies as st
 
-from regard import recipe as recipes
 from regard.convert.huggingface import read as read_huggingface
 from regard.convert.huggingface import write as write_huggingface
 from regard.convert.source import Source
@@ -22,6 +21,7 @@ from regard.data.lexicon import Shortlist
 from regard.data.tokenizers import KINDS, Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.catalogue import build, configure
+from regard.recipes import recipe as recipes
 from regard.training.checkpoints import FILES, MANIFEST, Snapshots
 from regard.training.config import TrainConfig
 from regard.training.loop import Learner

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.asks import Links, Translation
 from regard.serving.markup import Page
+from regard.tasks.asks import Links, Translation
 
 TAG = re.compile("<[^>]*>")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from regard.asks import Ask, Settings
 from regard.serving.config import ServeConfig
 from regard.serving.errors import RefusalError
 from regard.serving.metrics import Metrics
 from regard.serving.queue import Job, Queue, together
 from regard.serving.registry import Registry, Served
+from regard.tasks.asks import Ask, Settings
 from tests.serving.servers import Hold, directory
 from tests.serving.toys import LINES
 

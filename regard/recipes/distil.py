@@ -7,25 +7,26 @@ the other. Validation and test stay what people said.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import islice, tee
 from pathlib import Path
 
 from rich.console import Console
 
-from regard import recipe as recipes
 from regard.api import Translator, load
 from regard.data.corpora import CORPORA
 from regard.data.text import PairFiles, fingerprint
 from regard.data.tokenizers import Tokenizer
 from regard.files import alone_in, sync, vacant, write_whole
-from regard.pipeline import Splits, find_splits, train
-from regard.recipe import Recipe
-from regard.telling import telling
+from regard.recipes import recipe as recipes
+from regard.recipes.recipe import Recipe
+from regard.recipes.train import Splits, find_splits, train
 from regard.training.display import Display
 
 TEACHER = ("config.json", "model.safetensors", "tokenizer.json", "recipe.yaml")  # what its translations depend on
+Telling = Callable[[str], AbstractContextManager[Callable[[str, int, int], None]]]
 FOUND = ("shards", "batch_tokens")  # settings of train that a run may find for itself, and then keeps
 
 
@@ -38,12 +39,13 @@ def distil(
     beam: int = 5,
     mix: bool = False,
     console: Console | None = None,
+    telling: Telling = lambda what: nullcontext(lambda stage, done, total: None),
 ) -> bool:
     """Train the model of a recipe on a teacher's translations of its training text, into a model directory.
 
     With `mix`, people's translations are learnt from as well. The text lies in the model directory, in a folder by
     content: call again after an interruption, and it goes on where it was, in translating or in training. False if
-    training was interrupted.
+    training was interrupted. Translating is told of through `telling`.
     """
     teacher_dir, directory, console = Path(teacher_dir), Path(directory).resolve(), console or Console()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -71,7 +73,20 @@ def distil(
         if not (folder / "train.jsonl").exists():
             if teacher.tokenizer.kind == "none":
                 teacher.tokenizer = _InPieces.load(teacher_dir / "tokenizer.json")
-            _translate(teacher, splits, recipe.data.limit, folder / "train.jsonl", beam=beam, mix=mix, console=console)
+            total = sum(1 for _ in islice(splits.pairs("train"), recipe.data.limit))
+            done = _whole(folder / "train.partial", 1 + mix)
+            left = f", from {done + 1:,} on" if done else ""
+            Display(console).line("teacher", f"translates {total:,} sentences by a beam of {beam}{left}")
+            pairs = islice(splits.pairs("train"), done, recipe.data.limit)
+            numbered = enumerate(_translated(teacher, pairs, beam=beam, mix=mix), start=done + 1)
+            with (folder / "train.partial").open("a", encoding="utf-8") as file, telling("teaching") as show:
+                for number, lines in numbered:
+                    file.write(lines)
+                    file.flush()  # a sentence takes longer
+                    show("sentences", number, total)
+            sync(folder / "train.partial")
+            os.replace(folder / "train.partial", folder / "train.jsonl")
+            sync(folder)
         return train(student, directory, name=name, resume=begun, console=console)
 
 
@@ -104,25 +119,12 @@ def _student(recipe: Recipe, folder: Path) -> Recipe:
     return replace(recipe, data=data)
 
 
-def _translate(
-    teacher: Translator, splits: Splits, limit: int | None, path: Path, *, beam: int, mix: bool, console: Console
-) -> None:
-    """Write the teacher's pairs, and after each, with `mix`, people's; from where an earlier call has stopped."""
-    partial = path.with_suffix(".partial")
-    total = sum(1 for _ in islice(splits.pairs("train"), limit))
-    done = _whole(partial, 1 + mix)
-    left = f", from {done + 1:,} on" if done else ""
-    Display(console).line("teacher", f"translates {total:,} sentences by a beam of {beam}{left}")
-    pairs, again = tee(islice(splits.pairs("train"), done, limit))
+def _translated(teacher: Translator, pairs: Iterable[tuple[str, str]], *, beam: int, mix: bool) -> Iterator[str]:
+    """The teacher's pair for each, and after it, with `mix`, people's."""
+    pairs, again = tee(pairs)
     said = teacher.translate_lines((source for source, _ in again), beam=beam)
-    with partial.open("a", encoding="utf-8") as file, telling("teaching") as show:
-        for number, ((source, target), text) in enumerate(zip(pairs, said, strict=True), start=done + 1):
-            file.write(_line(source, text) + (_line(source, target) if mix else ""))
-            file.flush()  # a sentence takes longer
-            show("sentences", number, total)
-    sync(partial)
-    os.replace(partial, path)
-    sync(path.parent)
+    for (source, target), text in zip(pairs, said, strict=True):
+        yield _line(source, text) + (_line(source, target) if mix else "")
 
 
 def _line(source: str, target: str) -> str:

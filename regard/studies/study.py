@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from regard import recipe as recipes
 from regard.api import Translator, load
 from regard.data.batching import Batch, collate
 from regard.data.text import read_lines
@@ -22,8 +21,9 @@ from regard.inspection.maps import words_of_pieces
 from regard.inspection.measures import Tokens, punctuation
 from regard.inspection.syntax import Arc, arcs, read_conllu
 from regard.inspection.taps import attentions, edit
-from regard.pipeline import find_splits
-from regard.recipe import EvaluateConfig, Recipe
+from regard.recipes import recipe as recipes
+from regard.recipes.recipe import EvaluateConfig, Recipe
+from regard.recipes.train import find_splits
 
 TOKENS = 4096  # of a batch
 

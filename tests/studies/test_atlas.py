@@ -14,10 +14,8 @@ import torch
 from typer.testing import CliRunner
 
 from regard import cli
-from regard import recipe as recipes
 from regard.adaptation.gates import GateConfig
 from regard.adaptation.pruning import prune
-from regard.atlas import make_atlas
 from regard.data.dates import date_pairs
 from regard.data.text import PairFiles
 from regard.data.tokenizers import Tokenizer, TokensConfig
@@ -29,8 +27,10 @@ from regard.inspection.measures import measure
 from regard.inspection.taps import attentions, edit, record
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.recipe import DataConfig, Recipe
-from regard.study import Study
+from regard.recipes import recipe as recipes
+from regard.recipes.recipe import DataConfig, Recipe
+from regard.studies.atlas import make_atlas
+from regard.studies.study import Study
 from regard.training.config import TrainConfig
 
 FIRST = "encoder.layers.0.self_attention"
@@ -64,7 +64,7 @@ def studied(place: Path, limit: int = 1000) -> Study:
 def atlas(place: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("regard.atlas.GATES", GateConfig(steps=3))
+        patch.setattr("regard.studies.atlas.GATES", GateConfig(steps=3))
         return made(place, seeds=2, share=0.3, prices=(0.01,))
 
 

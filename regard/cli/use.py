@@ -18,8 +18,8 @@ from regard.shipped import located, shipped
 
 if TYPE_CHECKING:
     from regard.api import Translator
-    from regard.asks import Answer, Ask, Score, Settings, Translation
-    from regard.bulk import Notes, Output, Reader
+    from regard.cli.bulk import Notes, Output, Reader
+    from regard.tasks.asks import Answer, Ask, Score, Settings, Translation
 
 SEARCH, CHANCE, PHRASES, TEXT, WRITTEN, ENGINE = (
     "How outputs are searched for",
@@ -157,8 +157,8 @@ def translate(
         raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
     first, inputs, text = _model_and_text(model, files or [])
     from regard.api import load
-    from regard.asks import SETTINGS, Settings
-    from regard.bulk import Notes, Output, Reader, digest
+    from regard.cli.bulk import Notes, Output, Reader, digest
+    from regard.tasks.asks import SETTINGS, Settings
 
     reader = Reader(inputs, jsonl=jsonl, errors=errors, text=text)
     models = [first, *map(located, ensemble or ())]
@@ -273,7 +273,7 @@ def _translate(
     written: "Output",
     notes: "Notes",
 ) -> None:
-    from regard.asks import windows
+    from regard.tasks.asks import windows
 
     for window in ([ask] for ask in reader) if reader.typed else windows(reader):
         both = list(zip(window, translator.answers(window, settings), strict=True))
@@ -306,8 +306,8 @@ def score(
 ) -> None:
     """Say how likely a model holds given translations: log P and perplexity, pair by pair."""
     from regard.api import load
-    from regard.asks import windows
     from regard.evaluation.calibration import perplexity
+    from regard.tasks.asks import windows
 
     errors = _errors(invalid)
     translator = load([located(model), *(ensemble or ())], device=device)
@@ -323,8 +323,8 @@ def score(
 
 def _pairs(source: Path, target: Path, errors: str) -> "Iterator[tuple[Ask, Ask]]":
     """Two files line by line, each line whole: the score of a part is not that of a pair."""
-    from regard.asks import Ask
     from regard.data.text import named, read_lines
+    from regard.tasks.asks import Ask
 
     sides = [read_lines(file, cut=False, errors=errors) for file in (source, target)]
     for number, (a, b) in enumerate(zip_longest(*sides), start=1):

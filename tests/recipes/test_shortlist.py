@@ -14,7 +14,7 @@ from regard.models import storage
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import build
-from regard.shortlist import make_shortlist
+from regard.recipes.shortlist import make_shortlist
 
 RECIPE = """
 data: {train: {source: ../train.src, target: ../train.tgt}, hold_out: 20}

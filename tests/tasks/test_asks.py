@@ -2,10 +2,10 @@
 
 import pytest
 
-from regard import asks
-from regard.asks import Ask, Part, Settings, Translation, joined, one_sentence, windows
 from regard.decoding.protocol import SamplingConfig, SearchConfig
-from regard.recipe import DecodeConfig
+from regard.recipes.recipe import DecodeConfig
+from regard.tasks import asks
+from regard.tasks.asks import Ask, Part, Settings, Translation, joined, one_sentence, windows
 
 
 def test_settings_go_where_they_belong_and_none_is_left_out() -> None:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from regard.asks import Ask, Part, Settings, one_sentence, short
 from regard.data.kept import Without
 from regard.data.phrases import Forbidden, forbidden
 from regard.data.sentences import Piece, shorten, split
@@ -15,6 +14,7 @@ from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.beam import maximum
 from regard.decoding.constrained import check
 from regard.decoding.protocol import Refusal, Request, Special
+from regard.tasks.asks import Ask, Part, Settings, one_sentence, short
 
 SPECIAL = Special(BOS, EOS, PAD)
 

@@ -36,7 +36,7 @@ from regard.training.config import LENGTHS, TrainConfig
 from regard.training.optimisers import OptimiserConfig
 from regard.training.schedules import ScheduleConfig
 
-SHIPPED = files("regard") / "recipes"
+SHIPPED = files("regard") / "recipes" / "shipped"
 SPLITS = ("train", "valid", "test")
 ORDERS = ("forward", "backward")
 PATHS = ("source", "target", "tsv", "jsonl")  # the settings of PairFiles that name a file

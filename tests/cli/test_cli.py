@@ -15,7 +15,8 @@ import torch
 from typer.testing import CliRunner
 
 import regard
-from regard import cli, telling
+from regard import cli
+from regard.cli import command, telling
 from regard.experiments import lab
 from regard.models.accounting import forward_flops, parameters
 from regard.models.catalogue import configure
@@ -144,7 +145,7 @@ def test_an_error_is_one_readable_line(
     said = fail("train", "a\x1b[2J\x07\u202eb.yaml", monkeypatch=monkeypatch, capsys=capsys)
     assert said.startswith("error: there is no file 'a\\x1b[2J\\x07\\u202eb.yaml'")
     for where in ("--model", "--x" + "y" * 5000):
-        long = cli._readable(f"{where} " + "\0" * 5000 + " the end")
+        long = command._readable(f"{where} " + "\0" * 5000 + " the end")
         assert len(long) < 1010
         assert long.startswith(where[:500])
         assert long.endswith(" the end")
@@ -258,7 +259,7 @@ def test_a_mistake_from_the_shell() -> None:
 def test_a_missing_file_is_named_without_its_error_number(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "app", lambda **_: Path("no/such/file").read_text())
+    monkeypatch.setattr(command, "app", lambda **_: Path("no/such/file").read_text())
     assert fail(monkeypatch=monkeypatch, capsys=capsys) == "error: no/such/file: No such file or directory"
 
 
@@ -276,9 +277,9 @@ def test_a_lack_of_memory_is_told_with_its_remedy(
 ) -> None:
     remedy = "error: not enough memory: to train, lower train.batch_tokens or raise train.accumulate"
     for ask in (lambda: torch.empty(2**55), lambda: np.empty(2**55, np.int8), _no_room_on_the_accelerator):
-        monkeypatch.setattr(cli, "app", lambda ask=ask, **_: ask())
+        monkeypatch.setattr(command, "app", lambda ask=ask, **_: ask())
         assert fail(monkeypatch=monkeypatch, capsys=capsys) == remedy
-    monkeypatch.setattr(cli, "app", lambda **_: torch.ones(2) @ torch.ones(3))
+    monkeypatch.setattr(command, "app", lambda **_: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError):  # a mistake of ours is shown as it is
         cli.main()
 

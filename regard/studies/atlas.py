@@ -29,7 +29,7 @@ from regard.inspection.roles import BETTER, Aligned, roles
 from regard.inspection.similarity import Likeness, scaling
 from regard.inspection.syntax import FEWEST, Arc, Grammar
 from regard.inspection.taps import attentions, record
-from regard.study import Study
+from regard.studies.study import Study
 
 FORMAT = 1
 FILE, PAGE = "heads.json", "heads.html"

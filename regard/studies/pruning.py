@@ -18,7 +18,7 @@ from regard.files import new_directory, read_whole, write_whole
 from regard.inspection.importance import Importance, head_importance, least_important, loss, pruning_curve
 from regard.inspection.taps import attentions
 from regard.models import storage
-from regard.study import Study
+from regard.studies.study import Study
 
 ATLAS = "heads.json"  # of `regard heads`, in a model directory
 WAYS = ("importance", "gates", "atlas")

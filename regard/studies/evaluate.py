@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regard import recipe as recipes
 from regard.api import load
 from regard.data.text import read_lines
 from regard.decoding.module import longest_of
@@ -12,7 +11,8 @@ from regard.evaluation.calibration import check_picture, perplexity, reliability
 from regard.evaluation.calibration import picture as draw
 from regard.evaluation.translation import bleu, chrf
 from regard.files import write_whole
-from regard.recipe import EvaluateConfig
+from regard.recipes import recipe as recipes
+from regard.recipes.recipe import EvaluateConfig
 from regard.training.validation import foretell
 
 

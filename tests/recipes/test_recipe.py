@@ -13,13 +13,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard import recipe as module
 from regard.data.text import PairFiles
 from regard.data.tokenizers import TokensConfig
 from regard.models.catalogue import FAMILIES, PRESETS
 from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import TransformerConfig
-from regard.recipe import (
+from regard.recipes import recipe as module
+from regard.recipes.recipe import (
     TOKENIZERS,
     DataConfig,
     DecodeConfig,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from regard.telling import telling
+from regard.cli.telling import telling
 
 
 def inspect(
@@ -48,7 +48,7 @@ def inspect(
         numbers = None if heads is None else list(dict.fromkeys(int(head) for head in heads.split(",")))
     except ValueError:
         raise ValueError(f"--heads {heads}: write numbers with commas between them, as 0,2") from None
-    from regard.inspecting import inspect
+    from regard.studies.maps import inspect
 
     seen = inspect(
         None if model is None else Path(model),
@@ -94,8 +94,8 @@ def heads(
     """Analyse every head on a text: what it does, which others are like it, whether it is missed."""
     from collections import Counter
 
-    from regard.atlas import PRICES, make_atlas, writable
     from regard.shipped import SHIPPED, located
+    from regard.studies.atlas import PRICES, make_atlas, writable
 
     place = located(model)
     if out is None and (place.is_relative_to(SHIPPED) or not writable(place)):
@@ -141,8 +141,8 @@ def prune(
 ) -> None:
     """Write a smaller model, without some heads: those named, or those that are missed least."""
     from regard.core.heads import read_heads
-    from regard.pruning import prune_directory
     from regard.shipped import located
+    from regard.studies.pruning import prune_directory
 
     number: int | float | None = None
     try:

@@ -6,14 +6,14 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from regard import recipe as recipes
 from regard.data.arrays import PairArrays
 from regard.data.lexicon import Coverage, coverage, learn_shortlist
 from regard.data.text import PairFiles, read_pairs
 from regard.data.tokenizers import Tokenizer
 from regard.models import storage
 from regard.native import Native, UnavailableError, UnsupportedError
-from regard.pipeline import Pair, find_splits
+from regard.recipes import recipe as recipes
+from regard.recipes.train import Pair, find_splits
 
 ENCODED = 10_000  # pairs at a time
 MEASURED = 2_000  # pairs on which the coverage is measured

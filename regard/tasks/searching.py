@@ -7,7 +7,6 @@ from typing import cast
 import torch
 from torch import nn
 
-from regard.asks import Settings
 from regard.core.attention import Tap
 from regard.data.spelling import whole
 from regard.data.tokenizers import Tokenizer
@@ -18,7 +17,8 @@ from regard.decoding.module import EncoderDecoder, Module
 from regard.decoding.protocol import Hypothesis, Request, Searchable
 from regard.decoding.rescoring import turned
 from regard.native import Native, Shortlists, UnavailableError, UnsupportedError
-from regard.requesting import SPECIAL
+from regard.tasks.asks import Settings
+from regard.tasks.requesting import SPECIAL
 
 ENGINES = ("auto", "native", "torch")
 

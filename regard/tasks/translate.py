@@ -11,20 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.asks import (
-    Alternative,
-    Answer,
-    Ask,
-    Part,
-    Score,
-    Settings,
-    Translation,
-    joined,
-    listed,
-    short,
-    unread,
-    windows,
-)
 from regard.data.batching import collate
 from regard.data.kept import Links
 from regard.data.sentences import FULL, stopped, unstopped
@@ -47,9 +33,23 @@ from regard.inspection.alignment import (
 from regard.inspection.maps import Words, in_words, translation_maps, without_special, words_of_pieces
 from regard.inspection.page import AttentionMap, attention_page
 from regard.native import Shortlists
-from regard.recipe import DecodeConfig
-from regard.requesting import SPECIAL, in_parts, requested
-from regard.searching import Searcher
+from regard.recipes.recipe import DecodeConfig
+from regard.tasks.asks import (
+    Alternative,
+    Answer,
+    Ask,
+    Part,
+    Score,
+    Settings,
+    Translation,
+    joined,
+    listed,
+    short,
+    unread,
+    windows,
+)
+from regard.tasks.requesting import SPECIAL, in_parts, requested
+from regard.tasks.searching import Searcher
 
 ALIGNED = 2_048  # tokens whose attention is held at a time
 

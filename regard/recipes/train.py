@@ -22,7 +22,6 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from regard import recipe as recipes
 from regard.api import Translator
 from regard.data.arrays import PairArrays
 from regard.data.batching import token_batches
@@ -35,7 +34,8 @@ from regard.evaluation.translation import bleu, chrf
 from regard.files import alone_in, cache_folder, discard, sweep, vacant, write_whole
 from regard.models import storage
 from regard.models.catalogue import build
-from regard.recipe import Recipe
+from regard.recipes import recipe as recipes
+from regard.recipes.recipe import Recipe
 from regard.training.batch_size import largest_batch
 from regard.training.checkpoints import Checkpoints
 from regard.training.display import Display, fetching

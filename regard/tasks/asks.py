@@ -15,7 +15,7 @@ from regard.data.kept import Without
 from regard.data.sentences import Piece
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.evaluation.calibration import perplexity
-from regard.recipe import DecodeConfig
+from regard.recipes.recipe import DecodeConfig
 
 AHEAD, CHARACTERS = 2_000, 2**20  # lines, and characters of them, that are translated together
 SAMPLING = [each.name for each in fields(SamplingConfig)]

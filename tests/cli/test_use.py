@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 import regard
 from regard import cli
 from regard.api import Translator
-from regard.asks import SETTINGS, Answer, Ask, Score, Settings, Translation
-from regard.bulk import Bar
+from regard.cli.bulk import Bar
+from regard.cli.use import Form, translate
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.shortlist import make_shortlist
-from regard.translating import Form, translate
+from regard.recipes.shortlist import make_shortlist
+from regard.tasks.asks import SETTINGS, Answer, Ask, Score, Settings, Translation
 
 TEXT = ["a dog runs. Two men sit.", "", "   ", "two men sit on a bench", "  a woman reads", "the man looks at a dog"]
 Fail = Callable[..., str]
@@ -202,7 +202,7 @@ def test_the_same_sentence_has_a_draw_for_each_seed(model: Path, translator: Tra
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.asks.AHEAD", 2)
+    monkeypatch.setattr("regard.tasks.asks.AHEAD", 2)
 
 
 @pytest.mark.usefixtures("small_windows")
@@ -543,7 +543,7 @@ def test_scores_of_long_lines_and_of_bytes_that_are_no_text(
         return score(self, sources, targets)
 
     monkeypatch.setattr(Translator, "score", counted)
-    monkeypatch.setattr("regard.asks.CHARACTERS", 20)
+    monkeypatch.setattr("regard.tasks.asks.CHARACTERS", 20)
     show("score", model, "--source", good, "--target", good)
     assert sizes == [2, 2, 1]  # of 5 + 5 characters each
 
@@ -636,7 +636,7 @@ def test_an_output_is_no_longer_than_its_limit(translator: Translator, search: d
 
 PROMPT = """
 import sys
-from regard.bulk import Reader
+from regard.cli.bulk import Reader
 print(list(ask.text for ask in Reader([__import__("pathlib").Path("-")], jsonl=False, errors="strict")))
 """
 
@@ -675,5 +675,5 @@ def test_a_prompt_has_editing_and_history(tmp_path: Path) -> None:
 def test_a_pipe_is_told_how_far_it_is_too(
     model: Path, text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("regard.bulk.EVERY", 0.0)
+    monkeypatch.setattr("regard.cli.bulk.EVERY", 0.0)
     assert "translating: 6 lines · " in run("translate", model, text, "-o", tmp_path / "out").stderr

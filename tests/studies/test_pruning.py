@@ -18,7 +18,7 @@ from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.inspection.taps import attentions, edit
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.pruning import prune_directory
+from regard.studies.pruning import prune_directory
 
 ENCODER, CROSS = "encoder.layers.0.self_attention", "decoder.layers.0.cross_attention"
 DECODER = "decoder.layers.0.self_attention"

@@ -22,10 +22,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from regard.asks import Answer, Ask, listed
+from regard.cli.telling import EVERY
 from regard.data.text import NO_TEXT, Skipped, named, read_lines
 from regard.files import write_whole
-from regard.telling import EVERY
+from regard.tasks.asks import Answer, Ask, listed
 
 KEYS = ("text", "prefix", "require", "forbid", "seed", "id")  # of a line of JSON
 REMEMBERED = 1_000  # lines that were typed

@@ -12,11 +12,11 @@ import torch
 from typer.testing import CliRunner
 
 from regard import cli
-from regard import recipe as recipes
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.pipeline import prepare
+from regard.recipes import recipe as recipes
+from regard.recipes.train import prepare
 from regard.training.validation import Foretold
 
 ENGLISH = ["a dog runs", "two men sit on a bench", "a woman reads", "", "the man in the hat looks at a dog"]
@@ -116,7 +116,7 @@ def test_evaluate_gives_json_of_a_hopeless_model_too(
     model: Path, texts: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hopeless = Foretold(torch.tensor([-1000.0]), torch.tensor([1.0]), torch.tensor([False]))
-    monkeypatch.setattr("regard.evaluate.foretell", lambda model, pairs: hopeless)
+    monkeypatch.setattr("regard.studies.evaluate.foretell", lambda model, pairs: hopeless)
     command = ["evaluate", str(model), "--source", texts[0], "--reference", texts[1]]
     result = json.loads(show(*command, "--json"), parse_constant=pytest.fail)
     assert (result["loss"], result["perplexity"]) == (1000.0, None)

@@ -20,9 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 import regard
-from regard.seeing import explore, heads, inspect, prune, serve
-from regard.telling import telling
-from regard.translating import score, translate
+from regard.cli.see import explore, heads, inspect, prune, serve
+from regard.cli.telling import telling
+from regard.cli.use import score, translate
 
 if TYPE_CHECKING:
     from regard.models.accounting import Footprint, PaperRun
@@ -131,7 +131,7 @@ def train(
     dump: Annotated[bool, typer.Option("--dump", help="Print the whole recipe and stop.")] = False,
 ) -> None:
     """Train a translator from raw text: one recipe in, one model directory out."""
-    from regard import recipe as recipes
+    from regard.recipes import recipe as recipes
 
     directory, resume = out or Path("runs") / Path(recipe).stem, False
     if Path(recipe).is_dir() and recipe not in recipes.shipped():
@@ -144,7 +144,7 @@ def train(
     if dump:
         typer.echo(recipes.dump(loaded), nl=False)
         return
-    from regard.pipeline import train
+    from regard.recipes.train import train
 
     name = directory.name if resume else Path(recipe).stem
     if not train(loaded, directory, name=name, resume=resume, overwrite=overwrite):
@@ -154,7 +154,7 @@ def train(
 @app.command(rich_help_panel=TRAIN)
 def recipes() -> None:
     """List the recipes that come with regard."""
-    from regard.recipe import shipped
+    from regard.recipes.recipe import shipped
 
     table = _table("recipes", "Train one: regard train NAME [section.key=value ...]", "name", "")
     table.show_header, table.columns[1].justify, table.columns[1].no_wrap = False, "left", False
@@ -258,7 +258,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Score a model on a text: BLEU, chrF, perplexity, accuracy, calibration."""
-    from regard.evaluate import evaluate
+    from regard.studies.evaluate import evaluate
 
     with telling("evaluating"):
         result = evaluate(
@@ -317,7 +317,7 @@ def shortlist(
     common: Annotated[int, typer.Option(min=0, help="Frequent tokens that every sentence has.")] = 200,
 ) -> None:
     """Learn which target tokens go with which source tokens, for a quicker output layer."""
-    from regard.shortlist import make_shortlist
+    from regard.recipes.shortlist import make_shortlist
 
     with telling("learning a shortlist"):
         made = make_shortlist(model, source, target, size=size, common=common)
@@ -337,12 +337,12 @@ def distill(
     mix: Annotated[bool, typer.Option("--mix", help="Learn from people's translations, too.")] = False,
 ) -> None:
     """Train a student on a teacher's translations; the same command again goes on where it was stopped."""
-    from regard import recipe as recipes
-    from regard.distil import distil
+    from regard.recipes import recipe as recipes
+    from regard.recipes.distil import distil
 
     name = Path(recipe).stem
     loaded = recipes.load(recipe, overrides or ())
-    if not distil(teacher, loaded, out or Path("runs") / name, name=name, beam=beam, mix=mix):
+    if not distil(teacher, loaded, out or Path("runs") / name, name=name, beam=beam, mix=mix, telling=telling):
         sys.exit(130)
 
 

@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 
 import regard
-from regard import recipe as recipes
 from regard.api import Translator
 from regard.data.dates import date_pairs
 from regard.data.text import PairFiles
 from regard.data.tokenizers import UNK
-from regard.distil import distil
-from regard.pipeline import find_splits, train
-from regard.shortlist import make_shortlist
+from regard.recipes import recipe as recipes
+from regard.recipes.distil import distil
+from regard.recipes.shortlist import make_shortlist
+from regard.recipes.train import find_splits, train
 
 QUIET = Console(quiet=True)
 YAML = """
