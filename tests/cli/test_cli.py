@@ -151,7 +151,7 @@ def test_an_error_is_one_readable_line(
         assert long.endswith(" the end")
     with monkeypatch.context() as patch:
         patch.setattr(
-            cli, "app", lambda **_: (_ for _ in ()).throw(RuntimeError("Storage size calculation overflowed"))
+            command, "app", lambda **_: (_ for _ in ()).throw(RuntimeError("Storage size calculation overflowed"))
         )
         assert "not enough memory" in fail(monkeypatch=patch, capsys=capsys)
 
