@@ -1,7 +1,78 @@
-"""Packages that only some of regard needs: the extras of an installation."""
+"""What a person asks for, checked: one line that names the value, and what to do. Over the standard library alone."""
 
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+
+def hint(name: str, among: Iterable[str]) -> str:
+    """What may have been meant by a name that is none of these.
+
+    >>> hint("beem", ["beam", "best"]), hint("x", ["beam", "best"])
+    ("did you mean 'beam'?", 'there are beam, best')
+    """
+    names = list(among)
+    near = get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+
+
+def choose(what: str, name: str, among: Mapping[str, Item]) -> Item:
+    """among[name], or an error that says what there is.
+
+    >>> choose("gate", "swiglo", {"glu": 1, "swiglu": 2})
+    Traceback (most recent call last):
+    ValueError: unknown gate 'swiglo': did you mean 'swiglu'?
+    """
+    if name not in among:
+        raise ValueError(f"unknown {what} {name!r}: {hint(name, among)}")
+    return among[name]
+
+
+def one_of(among: Iterable[str], **values: str | None) -> None:
+    """Each value is one of these, or None.
+
+    >>> one_of(["paper", "mean"], penalty="man")
+    Traceback (most recent call last):
+    ValueError: penalty = 'man': choose paper or mean
+    """
+    names = list(among)
+    for name, value in values.items():
+        if value is not None and value not in names:
+            raise ValueError(f"{name} = {value!r}: choose {', '.join(names[:-1])} or {names[-1]}")
+
+
+def at_least(low: float, **values: float | None) -> None:
+    """Each value is a number from `low` on, and no infinite one, or None.
+
+    >>> at_least(1, beam=0)
+    Traceback (most recent call last):
+    ValueError: beam = 0: it must be at least 1
+    """
+    for name, value in values.items():
+        if value is not None and not low <= value < float("inf"):
+            raise ValueError(f"{name} = {value}: it must be at least {low}")
+
+
+def above(low: float, **values: float | None) -> None:
+    """Each value is a number above `low`, and no infinite one, or None."""
+    for name, value in values.items():
+        if value is not None and not low < value < float("inf"):
+            raise ValueError(f"{name} = {value}: it must be above {low}")
+
+
+def probability(**values: float | None) -> None:
+    """Each value is at least 0 and below 1, or None.
+
+    >>> probability(dropout=1.0)
+    Traceback (most recent call last):
+    ValueError: dropout = 1.0: a probability is at least 0 and below 1
+    """
+    for name, value in values.items():
+        if value is not None and not 0.0 <= value < 1.0:
+            raise ValueError(f"{name} = {value}: a probability is at least 0 and below 1")
 
 
 def need(package: str, extra: str) -> Any:
