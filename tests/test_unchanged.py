@@ -10,9 +10,9 @@ held to the texts and losses of another, and its bits are skipped. Recording add
 is left out, and what was recorded of it stays.
 
 Elsewhere is held that conversion changes nothing:
-- Marian, BART, Pegasus, mBART, M2M100 there and back: convert/test_huggingface.py (test_transformers_writes_the_same,
-  test_a_model_of_transformers_writes_the_same_here, test_there_and_back_is_the_same_directory); their sub-words:
-  convert/test_foreign.py (test_a_text_is_cut_as_before)
+- Marian, BART, Pegasus, mBART there and back: convert/test_huggingface.py (test_transformers_writes_the_same,
+  test_a_model_of_transformers_writes_the_same_here, test_there_and_back_is_the_same_directory); sub-words of the first
+  three: convert/test_foreign.py (test_a_text_is_cut_as_before)
 - CTranslate2: convert/test_ctranslate2.py (test_a_random_model_writes_the_same, test_a_trained_model_writes_the_same)
 - ONNX: convert/test_onnx.py (test_a_trained_model_writes_the_same, test_every_kind_of_model_writes_the_same)
 - routes: serving/test_libretranslate.py and test_openai.py by the clients of others, serving/test_schema.py (every
