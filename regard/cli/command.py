@@ -201,7 +201,7 @@ def info(
     """Show what a model costs: parameters, FLOPs and memory."""
     from regard.models import storage
     from regard.models.accounting import PAPER_RUNS, breakdown, footprint
-    from regard.models.catalogue import configure
+    from regard.models.family import configure
     from regard.shipped import located
 
     if located(preset).is_dir():

@@ -21,9 +21,9 @@ from regard.core.heads import kept_keys
 from regard.core.layers import GATES, KERNEL
 from regard.core.positions import BUCKETS, CLIP
 from regard.models import costs
-from regard.models.catalogue import build
 from regard.models.convolutional import ConvolutionalConfig
 from regard.models.costs import Part
+from regard.models.family import build
 from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import TransformerConfig
 

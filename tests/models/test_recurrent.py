@@ -20,7 +20,7 @@ from regard.decoding.protocol import Request, SearchConfig, Special
 from regard.inspection.maps import translation_maps
 from regard.inspection.taps import attentions, edit, record
 from regard.models.accounting import footprint, forward_flops, parameters
-from regard.models.recurrent import PRESETS, Cell, CellDecoder, Recurrent, RecurrentConfig
+from regard.models.recurrent import FAMILY, Cell, CellDecoder, Recurrent, RecurrentConfig
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
 
@@ -350,8 +350,8 @@ def test_a_linear_model_keeps_states_of_one_size() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cell": "ltsm"}, "unknown cell 'ltsm': choose one of rnn, gru, lstm, linear"),
-        ({"attention": "bahdanaux"}, "unknown attention 'bahdanaux': choose one of luong, bahdanau"),
+        ({"cell": "ltsm"}, "cell = 'ltsm': choose rnn, gru, lstm or linear"),
+        ({"attention": "bahdanaux"}, "attention = 'bahdanaux': choose luong or bahdanau"),
         ({"score": "cosine"}, "unknown score 'cosine'"),
         ({"normaliser": "max"}, "unknown normaliser 'max'"),
         ({"d_model": 7}, "d_model = 7 does not halve into two directions"),
@@ -389,9 +389,9 @@ def test_a_location_score_reaches_as_far_as_told(cell: str) -> None:
     assert parameters(model.config) == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", FAMILY.presets)
 def test_presets_have_the_size_of_a_tiny_transformer(name: str) -> None:
-    model = Recurrent(PRESETS[name](V))
+    model = Recurrent(FAMILY.presets[name](V))
     words = model.output.weight.numel()
     assert 1.1e6 < sum(p.numel() for p in model.parameters()) - words < 1.5e6  # tiny: 1.3 million
 
