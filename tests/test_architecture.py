@@ -45,7 +45,6 @@ MODELS_OF_MODELS: dict[str, set[str]] = {}
 SHARED = {"family"}  # what they all have in common
 ABOUT_MODELS = {
     "__init__",
-    "accounting",
     "costs",
     "storage",
 }  # no members of the family: they may import any of them

@@ -13,7 +13,9 @@ from importlib import import_module
 from types import NoneType
 from typing import Any, Self, get_args, get_type_hints
 
+import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from regard.checks import at_least, choose, hint, one_of
 
@@ -121,6 +123,23 @@ def build(config: Any) -> nn.Module:
         if type(config) is family(name).config:
             return family(name).model(config)
     raise ValueError(f"a {type(config).__name__} is no config of a model: the families are {', '.join(FAMILIES)}")
+
+
+def blank(config: Any) -> nn.Module:
+    """The same with names and shapes, but without memory. No random number is drawn."""
+    with torch.device("meta"), _Undrawn():
+        return build(config)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Where there is no memory, nothing is drawn into it: for that, PyTorch would load its compiler, for a second."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function.__name__ in ("normal_", "uniform_", "kaiming_uniform_"):
+            return args[0] if args else (kwargs or {})["tensor"]
+        return function(*args, **(kwargs or {}))
 
 
 def configure(preset: str, changes: Iterable[str] = (), *, vocabulary: int) -> Any:

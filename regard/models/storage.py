@@ -18,11 +18,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from regard.core.quantised import dequantise, is_quantised, quantise
 from regard.files import read_whole, sync
-from regard.models.family import FAMILIES, Family, configured, family
+from regard.models.family import FAMILIES, blank, configured, family
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -50,7 +49,7 @@ def save(model: nn.Module, directory: str | Path) -> None:
     settings: Any = model.config
     tensors = {names[0]: tensor.detach().contiguous() for names, tensor in _named(model)}
     int8 = is_quantised(model)
-    _check("the model", tensors, _blank(family(name), settings, int8))
+    _check("the model", tensors, _blank(settings, int8))
     about = {"format": FORMAT, "family": name, "regard": version("regard"), "config": asdict(settings)}
     about |= {"precision": "int8"} if int8 else {}
     staging = directory / ".saving"
@@ -79,7 +78,7 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
     A quantised model given a `dtype` is a plain one of that dtype. No random number is drawn.
     """
     path = Path(directory) / WEIGHTS
-    kind, settings, int8 = _read(Path(directory))
+    settings, int8 = _read(Path(directory))
     if not path.is_file():
         raise ValueError(f"{directory} is not a whole model directory: it has no {WEIGHTS}")
     try:
@@ -90,7 +89,7 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
     layers = sum(value for name, value in vars(settings).items() if name.endswith("layers"))
     if layers > len(tensors):  # before they are built
         raise ValueError(f"{path} does not fit its config: it has {len(tensors)} tensors for {layers} layers")
-    model = _blank(kind, settings, int8)
+    model = _blank(settings, int8)
     _check(str(path), tensors, model)
     for name, x in tensors.items():
         if x.is_floating_point() and x.numel() and not all(end.isfinite() for end in x.aminmax()):
@@ -99,14 +98,14 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
                 f"infinite): copy it again, or train again"
             )
     if int8 and dtype is not None:
-        tensors, model = dequantise(tensors), _blank(kind, settings)
+        tensors, model = dequantise(tensors), _blank(settings)
     state: dict[str, Tensor] = {}
-    for names, blank in _named(model):
+    for names, empty in _named(model):
         tensor = tensors.pop(names[0])
         # A copy, where PyTorch would have put it: the last bits of a product depend on how its factors are aligned.
         tensor = tensor.to(device, dtype if tensor.is_floating_point() else None, copy=True)
-        if isinstance(blank, nn.Parameter):
-            tensor = nn.Parameter(tensor, blank.requires_grad)  # one object for all its names: that is the tie
+        if isinstance(empty, nn.Parameter):
+            tensor = nn.Parameter(tensor, empty.requires_grad)  # one object for all its names: that is the tie
         state |= dict.fromkeys(names, tensor)
     assert {name for name, _ in model.named_buffers()} <= state.keys(), "a buffer that is not stored has no value here"
     model.load_state_dict(state, assign=True)
@@ -119,7 +118,6 @@ def config(directory: str | Path) -> Any:
 
 
 class _About(NamedTuple):
-    family: Family
     config: Any
     int8: bool  # quantised
 
@@ -144,31 +142,20 @@ def _read(directory: Path) -> _About:
     if about.get("precision") not in (None, "int8"):
         raise ValueError(f"{path}: unknown precision {about['precision']!r}: it is int8, or left out")
     try:
-        kind = family(str(about.get("family")))
-        return _About(kind, configured(kind.config, about["config"]), about.get("precision") == "int8")
+        kind = family(str(about.get("family"))).config
+        return _About(configured(kind, about["config"]), about.get("precision") == "int8")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _blank(kind: Family, settings: Any, int8: bool = False) -> nn.Module:
+def _blank(settings: Any, int8: bool = False) -> nn.Module:
     """The model that a config builds, quantised if `int8`, with names and shapes but without memory."""
     try:
-        with torch.device("meta"), _Undrawn():
-            model = kind.model(settings)
+        model = blank(settings)
+        with torch.device("meta"):
             return quantise(model) if int8 else model
     except RuntimeError as error:  # a matrix of more bytes than there are numbers for
         raise ValueError(f"no model can be built from its config: {str(error).splitlines()[0]}") from None
-
-
-class _Undrawn(TorchFunctionMode):
-    """Where there is no memory, nothing is drawn into it: for that, PyTorch would load its compiler, for a second."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if function.__name__ in ("normal_", "uniform_", "kaiming_uniform_"):
-            return args[0] if args else (kwargs or {})["tensor"]
-        return function(*args, **(kwargs or {}))
 
 
 def _named(model: nn.Module) -> list[tuple[list[str], Tensor]]:

@@ -18,7 +18,7 @@ import regard
 from regard import cli
 from regard.cli import command, telling
 from regard.experiments import lab
-from regard.models.accounting import forward_flops, parameters
+from regard.models.costs import forward_flops, parameters
 from regard.models.family import configure
 from regard.models.transformer import TransformerConfig
 
