@@ -18,7 +18,6 @@ from regard import cli
 from regard.adaptation.pruning import prune
 from regard.data.dates import date_pairs
 from regard.data.vocabulary import EOS
-from regard.decoding.module import longest_of
 from regard.models import storage
 from regard.models.family import FAMILIES, build, configure, family, family_of, presets
 from regard.models.transformer import TransformerConfig
@@ -262,10 +261,10 @@ def test_muon_trains_the_matrices_of_each_gate() -> None:
 def test_a_table_of_positions_bounds_what_is_read() -> None:
     long = {"max_length": 30}
     bounded = [{"positions": "learned"}, {"score": "location"}, {"cross_score": "location"}]
-    assert [longest_of(TransformerConfig.tiny(50, **long, **each)) for each in bounded] == [30, 30, 30]
+    assert [TransformerConfig.tiny(50, **long, **each).longest for each in bounded] == [30, 30, 30]
     linformer = {"self_attention": "linformer:4", "decoder_self_attention": "full"}
-    assert longest_of(TransformerConfig.tiny(50, **long, **linformer)) == 30
-    assert [longest_of(presets()[name](50)) for name in ("tiny", "lstm", "bytenet", "convs2s")] == [
+    assert TransformerConfig.tiny(50, **long, **linformer).longest == 30
+    assert [presets()[name](50).longest for name in ("tiny", "lstm", "bytenet", "convs2s")] == [
         None,
         None,
         None,

@@ -19,7 +19,6 @@ from regard.data.corpora import obtain
 from regard.data.generated import sequence_pairs
 from regard.data.text import read_pairs
 from regard.data.vocabulary import Vocabulary
-from regard.decoding.module import longest_of
 from regard.evaluation.calibration import perplexity
 from regard.evaluation.translation import bleu
 from regard.experiments.lab import Result
@@ -59,8 +58,8 @@ def longest(pairs: Iterable[Pair]) -> int:
 
 def readable(model: nn.Module, pairs: Sequence[Pair]) -> bool:
     """Whether the model has a position for each token and the mark at an end."""
-    most = longest_of(model.config)
-    return most is None or longest(pairs) < most
+    config: Any = model.config
+    return config.longest is None or longest(pairs) < config.longest
 
 
 def judged(model: nn.Module, pairs: Sequence[Pair]) -> tuple[float | None, float | None]:
