@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from regard.core.positions import sinusoid
 from regard.core.recompute import recompute
 from regard.models.transformer import PRESETS, Transformer, TransformerConfig
+from regard.native.lend import lend
 from regard.training.loop import RECOMPUTED
 from regard.training.objectives import SequenceLoss
 from regard.training.parallel import Shards
@@ -71,6 +72,7 @@ def batches(vocabulary: int, count: int = 4, seed: int = 0) -> list[tuple[Tensor
 def ours(config: TransformerConfig, precision: str, recomputed: str = "nothing") -> tuple[nn.Module, Backward]:
     """regard as its training loop runs it: a thread for each core, and the loss in blocks."""
     model, shards = Transformer(config), Shards()
+    lend(model)
     recompute(RECOMPUTED[recomputed](model))
     objective, parameters = SequenceLoss(model, SMOOTHING), list(model.parameters())
 
