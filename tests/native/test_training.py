@@ -16,7 +16,7 @@ from regard.core.layers import Embedding, FeedForward, Residual, linear
 from regard.core.losses import cross_entropy_in_blocks, linear_cross_entropy
 from regard.core.masks import causal, padding
 from regard.core.positions import Positions
-from regard.models.transformer import FAMILY, Transformer
+from regard.models.transformer import FAMILY, Transformer, TransformerConfig
 from regard.native import training
 from regard.native.lend import lend, lending, lent
 from regard.native.training import NativeKernels
