@@ -52,11 +52,10 @@ def head_importance(
     L is the cross-entropy of a whole sentence. The absolute value is taken for each sentence: a head that helps with
     one and harms another is important. With `normalise` each attention's heads have the l2-norm 1, as the paper's.
 
-    >>> from types import SimpleNamespace
     >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> model = Transformer(TransformerConfig.tiny(vocabulary=100)).eval()
     >>> source, target, labels = torch.randint(3, 100, (3, 2, 5))
-    >>> found = head_importance(model, [SimpleNamespace(source=source, target=target, labels=labels)], pad=0)
+    >>> found = head_importance(model, [{"source": source, "target": target, "labels": labels}], pad=0)
     >>> found["decoder.layers.2.cross_attention"].shape
     torch.Size([4])
     """

@@ -30,7 +30,6 @@ induction    the weight of tokens that come after one which is the same as the q
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unicodedata import category
 
@@ -278,7 +277,7 @@ def sentence_measures(
     """
     read = [tokens.bos, *target[:-1]]
     source_, target_, labels = (torch.tensor([list(ids)]) for ids in (source, read, target))
-    batch: Any = SimpleNamespace(source=source_, target=target_, labels=labels)
+    batch = {"source": source_, "target": target_, "labels": labels}
     return [
         {"name": name, "head": head, **measures.named()}
         for name, weights in maps.items()

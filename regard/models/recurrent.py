@@ -35,7 +35,7 @@ from regard.core.masks import padding
 from regard.core.positions import Positions
 from regard.core.recurrence import LinearRecurrence, Past, reverse
 from regard.core.scores import SCALED
-from regard.models.settings import changed, check
+from regard.models.family import Config, Family
 
 State = tuple[Tensor, ...]  # of a cell: h, and of an LSTM also c, (R, d) each
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -43,7 +43,7 @@ STEPS: dict[str, Callable[..., Any]] = {"rnn": torch.rnn_tanh_cell, "gru": torch
 
 
 @dataclass(frozen=True)
-class RecurrentConfig:
+class RecurrentConfig(Config):
     """Everything that makes a recurrent encoder-decoder; the defaults are in the manner of Luong et al. (2015)."""
 
     vocabulary: int
@@ -66,7 +66,7 @@ class RecurrentConfig:
     pad: int = 0
 
     def __post_init__(self) -> None:
-        check(self, {"cell": (*CELLS, "linear"), "attention": ("luong", "bahdanau")}, ("d_ff",))
+        self.check(cell=(*CELLS, "linear"), attention=("luong", "bahdanau"))
         self.cross_attention  # noqa: B018  checks heads, widths, score and normaliser
         if self.bidirectional and self.d_model % 2:
             raise ValueError(f"d_model = {self.d_model} does not halve into two directions: make it even")
@@ -142,23 +142,6 @@ class RecurrentConfig:
             input_feeding=False,
             dropout=0.1,
         ).but(**changes)
-
-    def but(self, **changes: Any) -> "RecurrentConfig":
-        """The same with changes.
-
-        >>> RecurrentConfig.lstm(8_000).but(layers=3)
-        Traceback (most recent call last):
-        ValueError: a recurrent model has no setting 'layers': did you mean 'encoder_layers'?
-        """
-        return changed(self, "a recurrent model", changes)
-
-
-PRESETS: dict[str, Callable[..., RecurrentConfig]] = {
-    "rnn": RecurrentConfig.rnn,
-    "gru": RecurrentConfig.gru,
-    "lstm": RecurrentConfig.lstm,
-    "linear-rnn": RecurrentConfig.linear_rnn,
-}
 
 
 class Memory(NamedTuple):
@@ -389,3 +372,15 @@ class Block(nn.Module):
         if self.cross_attention is not None and memory is not None:
             x = self.cross_attention(x, memory.states, mask=memory.mask, cache=cache and cache.cross_attention)
         return self.feed_forward(x)
+
+
+FAMILY = Family(
+    RecurrentConfig,
+    Recurrent,
+    {
+        "rnn": RecurrentConfig.rnn,
+        "gru": RecurrentConfig.gru,
+        "lstm": RecurrentConfig.lstm,
+        "linear-rnn": RecurrentConfig.linear_rnn,
+    },
+)

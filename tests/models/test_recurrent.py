@@ -18,8 +18,8 @@ from regard.decoding.module import Module
 from regard.decoding.protocol import SearchConfig
 from regard.inspection.maps import translation_maps
 from regard.inspection.taps import attentions, edit, record
-from regard.models.accounting import footprint, forward_flops, parameters
-from regard.models.recurrent import PRESETS, Cell, CellDecoder, Recurrent, RecurrentConfig
+from regard.models.costs import footprint, forward_flops, parameters
+from regard.models.recurrent import FAMILY, Cell, CellDecoder, Recurrent, RecurrentConfig
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
 from tests.decoding.toys import asking, search
@@ -350,8 +350,8 @@ def test_a_linear_model_keeps_states_of_one_size() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cell": "ltsm"}, "unknown cell 'ltsm': choose one of rnn, gru, lstm, linear"),
-        ({"attention": "bahdanaux"}, "unknown attention 'bahdanaux': choose one of luong, bahdanau"),
+        ({"cell": "ltsm"}, "cell = 'ltsm': choose rnn, gru, lstm or linear"),
+        ({"attention": "bahdanaux"}, "attention = 'bahdanaux': choose luong or bahdanau"),
         ({"score": "cosine"}, "unknown score 'cosine'"),
         ({"normaliser": "max"}, "unknown normaliser 'max'"),
         ({"d_model": 7}, "d_model = 7 does not halve into two directions"),
@@ -389,9 +389,9 @@ def test_a_location_score_reaches_as_far_as_told(cell: str) -> None:
     assert parameters(model.config) == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", FAMILY.presets)
 def test_presets_have_the_size_of_a_tiny_transformer(name: str) -> None:
-    model = Recurrent(PRESETS[name](V))
+    model = Recurrent(FAMILY.presets[name](V))
     words = model.output.weight.numel()
     assert 1.1e6 < sum(p.numel() for p in model.parameters()) - words < 1.5e6  # tiny: 1.3 million
 
@@ -406,6 +406,7 @@ def test_parameters_of_the_account_are_those_of_the_model(kind: str) -> None:
 @every_kind
 def test_flops_of_the_account_are_those_that_torch_counts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(kind, torch.float32, d_model=12)
+    account = forward_flops(model.config, 3, 7, 5)
     # PyTorch counts matrix products alone: v · tanh(q + k) as one.
     added = lambda q, k, v: ((q[:, :, :, None] + k[:, :, None]).tanh() @ v[:, None]).squeeze(-1)  # noqa: E731
     monkeypatch.setattr("regard.core.scores._added", added)
@@ -413,7 +414,7 @@ def test_flops_of_the_account_are_those_that_torch_counts(kind: str, monkeypatch
     slow = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
     with slow[0], slow[1], FlopCounterMode(display=False) as counter:
         model(tokens(3, 7), tokens(3, 5, 2))
-    assert forward_flops(model.config, 3, 7, 5) == counter.get_total_flops()
+    assert account == counter.get_total_flops()
 
 
 @every_kind
