@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS
 from regard.inspection.faithfulness import faithfulness as attention_faithfulness
 from regard.inspection.importance import head_importance
 from regard.inspection.measures import Tokens, kind_of, sentence_measures
@@ -94,9 +93,10 @@ def measures(live: Live, look: Look) -> dict[str, Any]:
     size = sum(live.size(look, name) for name in live.attentions)
     if size > IMPORTANT:
         raise TooLargeError(f"the maps of this sentence hold {size:,} numbers: heads are measured up to {IMPORTANT:,}")
-    marks = Tokens(PAD, BOS, EOS, live.punctuation)
+    pad, bos, eos = live.tokenizer.marks.need("pad", "bos", "eos")
+    marks = Tokens(pad, bos, eos, live.punctuation)
     with live.apart(look.changes) as model:
-        importance = head_importance(model, [live.batch(look)], pad=PAD)
+        importance = head_importance(model, [live.batch(look)], pad=pad)
     heads = [
         {**head, "importance": float(importance[name][head["head"]])}
         for name, recorded in live.recorded(look, live.attentions)
@@ -112,15 +112,16 @@ def faithfulness(live: Live, look: Look) -> dict[str, Any]:
             f"the source has {len(look.source)} tokens: each is left out once to measure faithfulness, so at most "
             f"{EXPLAINED} are taken"
         )
+    marks = live.tokenizer.marks.need("pad", "bos", "eos")
     with live.turn(look.changes):
         live.run(look)  # scores that are no numbers are told here: nothing could be ranked by them
     batch = live.batch(look)
     with live.apart(look.changes) as model:
-        found = attention_faithfulness(model, batch["source"], batch["target"], look.target, range(len(SPECIALS)))
+        found = attention_faithfulness(model, batch["source"], batch["target"], look.target, marks)
     return {
         "gradient": {"tau": found.gradient_tau, "steps": found.gradient_steps},
         "leave_one_out": {"tau": found.leave_one_out_tau, "steps": found.leave_one_out_steps},
-        "tokens": sum(id >= len(SPECIALS) for id in look.source),
+        "tokens": sum(id not in marks for id in look.source),
     }
 
 
