@@ -35,7 +35,8 @@ def run(script: str) -> Any:
         "pairs": "besides, carried, changes, comparable, counterpart, linked",
         "seen": "fileName, plain, seen as files",
         "sight": "besideOf, sentence, viewShown",
-        "state": "decode, encode, initial, looking, partner, towards",
+        "state": "createStore, decode, encode, initial, looking, partner, towards",
+        "table": "mount as table",
     }
     imports = "\n".join(f'import {{ {what} }} from "{(WEB / name).as_uri()}.js";' for name, what in names.items())
     script = f"{imports}\n{TOKENS}\nlet out;\n{script}\nconsole.log(JSON.stringify(out));"

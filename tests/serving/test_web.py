@@ -273,3 +273,32 @@ def test_every_text_is_there_in_both_languages_with_the_same_blanks() -> None:
     assert "focus.js" in parts
     assert len(used) > 50
     assert out == {"differ": [], "missing": []}
+
+
+def test_the_table_follows_the_map_though_the_browser_never_finds_an_idle_moment() -> None:
+    out = run("""
+      class Node {
+        constructor() { this.children = []; this.dataset = {}; }
+        append(...more) { this.children.push(...more); }
+        replaceChildren(...these) { this.children = these; }
+        get text() { return this.children.map((each) => each.text ?? each).join(" "); }
+        setAttribute() {} removeAttribute() {} addEventListener() {}
+        querySelectorAll() { return []; }
+      }
+      globalThis.document = { hidden: true, createElement: () => new Node() };
+      globalThis.window = { requestIdleCallback: (callback, how) => how?.timeout && setTimeout(callback, how.timeout) };
+      const [root, store] = [new Node(), createStore(initial())];
+      const label = (text, i) => ({ text, members: [i] });
+      const shows = (value) => store.set({ figure: {
+        rows: [label("row", 0)], columns: [label("column", 0)], weights: Float32Array.of(value), role: "reads",
+      } });
+      const seen = () => root.children[1].text.match(/0[.][0-9]+/)?.[0];
+      table(root, store, { t: (key) => key });
+      out = [];
+      for (const value of [0.25, 0.75]) {
+        shows(value);
+        await new Promise((wake) => setTimeout(wake, 1500));
+        out.push(seen());
+      }
+    """)
+    assert out == ["0.2500", "0.7500"]
