@@ -38,6 +38,9 @@ class Batch:
     target: Tensor  # (B, T) int64, what the decoder reads: BOS, then the sequence
     labels: Tensor  # (B, T) int64, what it must say next: the sequence, then EOS
 
+    def __getitem__(self, name: str) -> Tensor:
+        return getattr(self, name)
+
     @property
     def tokens(self) -> int:
         """How many labels are not padding."""

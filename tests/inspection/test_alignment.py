@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.inspection.alignment import align_words, source_attention, words_of_prefixes, words_of_spans
+from regard.inspection.alignment import align_words, source_attention
 from regard.inspection.taps import edit, record
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -48,10 +48,3 @@ def test_an_end_never_counts_and_nothing_aligns_with_nothing() -> None:
     assert align_words(weights, [0, 1], [0]) == [(1, 0)]
     assert align_words(weights, [], [0]) == []
     assert align_words(weights, [0], []) == []
-
-
-def test_words_of_tokens() -> None:
-    assert words_of_prefixes(["", "▁", "a", "a b", "a b", "a b "]) == [0, 0, 0, 1, 1, 1]
-    text = "  one two\u2003three"
-    assert words_of_spans(text, [(0, 2), (2, 5), (5, 7), (7, 9), (9, 10), (10, 15)]) == [0, 0, 1, 1, 1, 2]
-    assert words_of_spans("", [(0, 0)]) == [0]
