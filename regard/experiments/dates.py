@@ -20,7 +20,6 @@ from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
 from regard.decoding.pool import search
 from regard.decoding.protocol import Request, SearchConfig, Special
-from regard.inspection.axes import inputs
 from regard.inspection.maps import attention_maps
 from regard.inspection.page import attention_page, write_page
 from regard.models.transformer import Transformer, TransformerConfig
@@ -99,7 +98,7 @@ def page(model: Transformer, answer: Answer) -> str:
     """All heads while the model writes its answer, as one self-contained HTML page."""
     batch = collate([(vocabulary().encode(answer.asked.text), vocabulary().encode(answer.said))])
     texts = {"source": [*answer.asked.text, "</s>"], "target": [*answer.said, "</s>"]}
-    maps = attention_maps(model, inputs(model, batch), texts)
+    maps = attention_maps(model, batch.inputs, texts)
     note = f"Locale {answer.asked.locale}; the model writes {answer.said}, the date is {answer.asked.iso}."
     return attention_page(maps, title=f"{answer.asked.text} → {answer.said}", note=note)
 

@@ -3,7 +3,7 @@
 Letters: B batch, T target length, S source length. Words are counted from 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,11 @@ def _cross(model: nn.Module) -> list[str]:
 
 
 @torch.inference_mode()
-def source_attention(model: nn.Module, source: Tensor, target: Tensor, *, layer: int | None = None) -> Tensor:
+def source_attention(model: nn.Module, inputs: Mapping[str, Tensor], *, layer: int | None = None) -> Tensor:
     """How each position of a target attends to the source, mean over heads and over the decoder's layers: (B, T, S).
 
-    source (B, S) and target (B, T) are as the model reads them, right-padded: the target begins with the start symbol,
-    so that row t belongs to what the model predicts at t. `layer` asks for one layer alone, from 0, or from the last
+    The inputs (B, S) and (B, T) are as the model reads them, right-padded: the target begins with the start symbol, so
+    that row t belongs to what the model predicts at t. `layer` asks for one layer alone, from 0, or from the last
     one by -1. The last but one aligns best in big models (Garg et al., 2019), but not in every small one: of links that
     IBM model 1 is sure of in both directions, it finds 77 % and 91 % in two trained models, all layers 84 % and 91 %.
     """
@@ -37,7 +37,7 @@ def source_attention(model: nn.Module, source: Tensor, target: Tensor, *, layer:
     if layer is not None and not -len(names) <= layer < len(names):
         raise ValueError(f"layer = {layer}: the decoder has layers 0 to {len(names) - 1}")
     with record(model, names if layer is None else names[layer]) as seen:
-        model(source, target)
+        model(**inputs)
     return torch.stack([weights.float().mean(1) for weights in seen.weights.values()]).mean(0)
 
 

@@ -55,18 +55,10 @@ class Axes(NamedTuple):
 class Taught(Protocol):
     """Tensors by name, right-padded: the inputs of a model (B, S), and `labels` (B, T), what it must say."""
 
+    @property
+    def inputs(self) -> Mapping[str, Tensor]: ...
+
     def __getitem__(self, name: str, /) -> Tensor: ...
-
-
-def input_names(model: nn.Module) -> list[str]:
-    """What a model is called with: the names that its `forward` cannot do without."""
-    given = signature(model.forward).parameters.values()
-    return [p.name for p in given if p.default is Parameter.empty and p.kind is Parameter.POSITIONAL_OR_KEYWORD]
-
-
-def inputs(model: nn.Module, batch: Taught) -> dict[str, Tensor]:
-    """What a model reads of a batch."""
-    return {name: batch[name] for name in input_names(model)}
 
 
 def axes(model: nn.Module) -> dict[str, Axes]:
@@ -79,7 +71,8 @@ def axes(model: nn.Module) -> dict[str, Axes]:
     >>> [each.kind for each in found.values()]
     ['encoder', 'decoder', 'cross']
     """
-    names = input_names(model)
+    given = signature(model.forward).parameters.values()
+    names = [p.name for p in given if p.default is Parameter.empty]  # what a model cannot do without
     looks_back = {id(part) for layer in model.modules() if isinstance(layer, DecoderLayer) for part in layer.modules()}
     found = {}
     for name, attention in attentions(model).items():

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.quantised import is_quantised
-from regard.inspection.axes import Taught, inputs
+from regard.inspection.axes import Taught
 from regard.inspection.taps import attentions, edit
 
 Importance = Mapping[str, Tensor]  # (H,) for each attention by name
@@ -32,7 +32,7 @@ def loss(model: nn.Module, batches: Iterable[Taught], *, pad: int) -> float:
 
 def sentence_losses(model: nn.Module, batch: Taught, pad: int) -> Tensor:
     """The cross-entropy of each sentence, (B,): the sum over its labels."""
-    logits, labels = model(**inputs(model, batch)), batch["labels"]
+    logits, labels = model(**batch.inputs), batch["labels"]
     flat = logits.float().flatten(0, 1)  # (B · T, V): three times as fast as with the classes in the middle
     losses = F.cross_entropy(flat, labels.flatten(), ignore_index=pad, reduction="none")
     return losses.unflatten(0, labels.shape).sum(1)
@@ -46,10 +46,12 @@ def head_importance(
     L is the cross-entropy of a whole sentence. The absolute value is taken for each sentence: a head that helps with
     one and harms another is important. With `normalise` each attention's heads have the l2-norm 1, as the paper's.
 
+    >>> from regard.data.batching import Batch
     >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> model = Transformer(TransformerConfig.tiny(vocabulary=100)).eval()
     >>> source, target, labels = torch.randint(3, 100, (3, 2, 5))
-    >>> found = head_importance(model, [{"source": source, "target": target, "labels": labels}], pad=0)
+    >>> batch = Batch({"source": source, "target": target, "labels": labels}, count=10)
+    >>> found = head_importance(model, [batch], pad=0)
     >>> found["decoder.layers.2.cross_attention"].shape
     torch.Size([4])
     """

@@ -36,7 +36,7 @@ from unicodedata import category
 import torch
 from torch import Tensor, nn
 
-from regard.inspection.axes import Axes, Taught, axes, inputs
+from regard.inspection.axes import Axes, Taught, axes
 from regard.inspection.taps import record
 
 OFFSETS = sorted(range(-5, 6), key=abs)  # where a positional head may look; of equals the nearest is named
@@ -230,7 +230,7 @@ def measure(model: nn.Module, batches: Iterable[Taught], tokens: Tokens) -> dict
     laid, tallies = axes(model), dict[str, list[Tally]]()
     for batch in batches:
         with record(model) as seen:
-            model(**inputs(model, batch))
+            model(**batch.inputs)
         for name, weights in seen.weights.items():
             tallies.setdefault(name, []).append(tally(laid[name], weights, batch, tokens))
     return {

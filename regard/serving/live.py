@@ -33,7 +33,7 @@ from regard.decoding.beam import Beam, length_penalty, maximum
 from regard.decoding.edits import log_soft_max
 from regard.decoding.module import EncoderDecoder, Module
 from regard.decoding.protocol import DAMAGED, Awake, Floats, Hypothesis, Request, SearchConfig, best_of
-from regard.inspection.axes import axes, inputs, layer_of
+from regard.inspection.axes import axes, layer_of
 from regard.inspection.measures import punctuation
 from regard.inspection.taps import attentions, edit, record
 from regard.inspection.views import dots
@@ -278,15 +278,16 @@ class Live:
     @torch.inference_mode()
     def run(self, look: Look) -> Tensor:
         """One pass -> logits (1, T, V), all of them numbers."""
-        logits = self.model(**inputs(self.model, self.batch(look)))
+        logits = self.model(**self.batch(look).inputs)
         if not all(end.isfinite() for end in logits.aminmax()):
             raise ValueError(DAMAGED)
         return logits
 
     def batch(self, look: Look) -> Batch:
         """One row, where the model is."""
-        rows = (look.source, look.read, look.target)
-        return Batch(*(torch.tensor([ids], device=self._module.device) for ids in rows))
+        rows = {"source": look.source, "target": look.read, "labels": look.target}
+        tensors = {name: torch.tensor([ids], device=self._module.device) for name, ids in rows.items()}
+        return Batch(tensors, len(look.target))
 
     @contextmanager
     def turn(self, changes: Changes) -> Iterator[None]:

@@ -22,7 +22,7 @@ from regard.data.batching import collate
 from regard.data.vocabulary import PAD
 from regard.files import write_whole
 from regard.inspection.atlas_page import atlas_page
-from regard.inspection.axes import END, KINDS, START, inputs, layer_of
+from regard.inspection.axes import END, KINDS, START, layer_of
 from regard.inspection.importance import ablate_each, head_importance, pruning_curve, random_curve
 from regard.inspection.links import Gold, Link, error_rate, head_links, lexical_links
 from regard.inspection.measures import OFFSETS, Tally, joined, rows_of, tally
@@ -135,7 +135,7 @@ def _look(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, 
     for done, rows in enumerate(work, 1):
         batch = collate([study.pairs[i] for i in rows])
         with record(study.model, what=("weights", "outputs")) as flow, torch.inference_mode():
-            study.model(**inputs(study.model, batch))
+            study.model(**batch.inputs)
         for kind in KINDS:
             maps = {name: weights for name, weights in flow.weights.items() if laid[name].kind == kind}
             if not maps:  # a pruned model may have lost all heads of a kind
@@ -226,7 +226,7 @@ def _example(study: Study, seen: Seen, name: str, head: int, role: str) -> dict[
     source, target = study.pairs[sentence]
     batch = collate([(source, target)])
     with record(study.model, name, heads=[head]) as flow, torch.inference_mode():
-        study.model(**inputs(study.model, batch))
+        study.model(**batch.inputs)
     pieces, sides = study.translator.tokenizer.pieces, study.axes[name]
     texts = {"source": [*pieces(source), END], "target": [*pieces(target), END]}
     return {

@@ -24,7 +24,7 @@ from regard.decoding.rescoring import rescore
 from regard.decoding.risk import choose
 from regard.evaluation.translation import sentence_chrf
 from regard.inspection.alignment import align_words, attends_to_source, source_attention
-from regard.inspection.axes import END, inputs
+from regard.inspection.axes import END
 from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap, attention_page
 from regard.inspection.words import Words, added, words_of_prefixes, words_of_spans
@@ -248,7 +248,7 @@ class Translator(Searcher):
         ids = {"source": read.ids, "target": written}
         maps = attention_maps(
             self.model,
-            inputs(self.model, batch),
+            batch.inputs,
             {name: [*self.tokenizer.pieces(each), END] for name, each in ids.items()},
             words={name: self._in_words(each) for name, each in ids.items()} if words else None,
             names=names,
@@ -414,7 +414,7 @@ class Translator(Searcher):
         links: list[Links] = [[] for _ in pairs]
         for rows in scoring.batches([(source, target) for _, source, target, _ in pairs], ALIGNED):
             batch = collate([(pairs[i][1], pairs[i][2]) for i in rows]).to(self.device)
-            weights = [source_attention(model, batch.source, batch.target, layer=layer) for model in self.models]
+            weights = [source_attention(model, batch.inputs, layer=layer) for model in self.models]
             for i, row in zip(rows, torch.stack(weights).mean(0), strict=True):
                 text, _, _, words = pairs[i]
                 links[i] = align_words(row, words_of_spans(text, self.tokenizer.spans(text)), words)

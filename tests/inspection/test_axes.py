@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.inspection.axes import Axes, Axis, axes, input_names, inputs, layer_of
+from regard.inspection.axes import Axes, Axis, axes, layer_of
 from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.taps import attentions
 from regard.models.catalogue import build
@@ -69,17 +69,6 @@ def test_names_tell_nothing() -> None:
     assert found["decoder.layers.1.self_attention"] == Axes(Axis("read"), Axis("read"))
     assert found["encoder.layers.1.self_attention"].kind == "decoder"
     assert found["encoder.layers.1.self_attention"].queries.input == "written"
-
-
-def test_a_model_is_given_what_its_forward_names() -> None:
-    assert input_names(language_model()) == ["tokens"]
-    model = Transformer(TransformerConfig.tiny(12))
-    source, target, labels = torch.randint(3, 12, (3, 2, 4))
-    given = inputs(model, {"source": source, "target": target, "labels": labels})
-    assert given.keys() == {"source", "target"}
-    torch.testing.assert_close(model.eval()(**given), model(source, target))
-    with pytest.raises(KeyError, match="tokens"):
-        inputs(language_model(), {"source": source})
 
 
 def test_layers_are_counted_where_they_have_numbers() -> None:

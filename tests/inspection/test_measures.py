@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.data.batching import collate
+from regard.data.batching import Batch, collate
 from regard.inspection.axes import Axes, Axis
 from regard.inspection.measures import (
     HeadMeasures,
@@ -32,7 +32,7 @@ SIDES = {
 
 
 def of(kind: str, weights: Tensor, tokens: Tokens = TOKENS, **ids: list[list[int]]) -> list[HeadMeasures]:
-    batch = {name: torch.tensor(rows) for name, rows in ids.items()}
+    batch = Batch({name: torch.tensor(rows) for name, rows in ids.items()}, count=0)
     return tally(SIDES[kind], weights, batch, tokens).measures()
 
 
@@ -186,7 +186,7 @@ def test_what_a_model_is_made_to_look_at_is_what_is_measured() -> None:
 
 def test_sentences_are_kept_apart_and_can_be_joined() -> None:
     ids = {"source": [[5, 6, EOS]], "target": [[BOS]], "labels": [[EOS]]}
-    batch = {name: torch.tensor(rows) for name, rows in ids.items()}
+    batch = Batch({name: torch.tensor(rows) for name, rows in ids.items()}, count=0)
     forward, backward = torch.eye(3).roll(1, 1)[None, None], torch.eye(3).roll(-1, 1)[None, None]
     both = joined([tally(SIDES["encoder"], weights, batch, TOKENS) for weights in (forward, backward)])
     assert both.of_sentence("next").tolist() == both.of_sentence("positional +1").tolist() == [[1.0], [0.0]]
@@ -209,9 +209,9 @@ def test_measures_by_name_are_those_that_there_are() -> None:
 def test_a_model_of_one_stack_is_measured_by_what_it_has() -> None:
     """Of a language model and of an encoder: what is forced upon the first head is what is found."""
     for model, labelled in ((language_model(), True), (encoder_only(), False)):
-        batch = {"tokens": torch.tensor([[BOS, 5, 6, 5, 6], [BOS, 7, 8, PAD, PAD]])}
-        if labelled:
-            batch["labels"] = torch.tensor([[5, 6, 5, 6, EOS], [7, 8, EOS, PAD, PAD]])
+        tokens = torch.tensor([[BOS, 5, 6, 5, 6], [BOS, 7, 8, PAD, PAD]])
+        labels = torch.tensor([[5, 6, 5, 6, EOS], [7, 8, EOS, PAD, PAD]])
+        batch = Batch({"tokens": tokens} | ({"labels": labels} if labelled else {}), count=8)
         name = "stack.layers.0.self_attention"
 
         def previous(weights: Tensor) -> Tensor:
