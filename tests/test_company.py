@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.api import SPECIAL, Translator, load
+from regard.api import Translator, load
 from regard.convert import export
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.pool import search
@@ -46,11 +46,11 @@ def fp32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def requests() -> list[Request]:
     rows = load().tokenizer.encode_batch(TEXT.read_text("utf-8").splitlines())
     assert len(rows) == 1000
-    return [Request([*row, EOS]) for row in rows]
+    return [GREEDY.request([*row, EOS], BOS) for row in rows]
 
 
 def found(engine: Searchable, requests: list[Request], config: SearchConfig, **company: int) -> list[list[Hypothesis]]:
-    return search(engine, requests, config, SPECIAL, **company)
+    return search(engine, requests, config, EOS, **company)
 
 
 @pytest.mark.parametrize(("config", "precision"), [(GREEDY, "fp32"), (BEAM, "int8")], ids=["greedy", "beam"])

@@ -25,8 +25,7 @@ from regard.cli.telling import telling
 from regard.cli.use import score, translate
 
 if TYPE_CHECKING:
-    from regard.models.accounting import Footprint, PaperRun
-    from regard.models.costs import Part
+    from regard.models.costs import Footprint, PaperRun, Part
 
 USE, SEE, TRAIN, MEASURE, SMALLER, OTHERS = (
     "Use a model",
@@ -200,8 +199,8 @@ def info(
 ) -> None:
     """Show what a model costs: parameters, FLOPs and memory."""
     from regard.models import storage
-    from regard.models.accounting import PAPER_RUNS, breakdown, footprint
-    from regard.models.catalogue import configure
+    from regard.models.costs import PAPER_RUNS, breakdown, footprint
+    from regard.models.family import configure
     from regard.shipped import located
 
     if located(preset).is_dir():

@@ -22,17 +22,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.api import SPECIAL, Translator
+from regard.api import Translator
 from regard.core.attention import Tap
 from regard.core.quantised import dequantise, is_quantised
 from regard.data.batching import Batch
 from regard.data.sentences import split
 from regard.data.spelling import characters, unknown, whole
-from regard.data.vocabulary import BOS, EOS, PAD
-from regard.decoding.beam import Beam, length_penalty, maximum
+from regard.data.vocabulary import BOS, EOS
+from regard.decoding.beam import Beam, length_penalty
 from regard.decoding.edits import log_soft_max
-from regard.decoding.module import EncoderDecoder, Module
-from regard.decoding.protocol import DAMAGED, Awake, Floats, Hypothesis, Request, SearchConfig, best_of
+from regard.decoding.module import Generative, Module
+from regard.decoding.protocol import DAMAGED, Awake, Floats, Hypothesis, Request, SearchConfig, best_of, bounded
 from regard.inspection.axes import axes, layer_of
 from regard.inspection.measures import punctuation
 from regard.inspection.taps import attentions, edit, record
@@ -111,7 +111,7 @@ class Live:
         self.attentions, self.axes = attentions(self.model), axes(self.model)
         reach = math.inf if translator.reach is None else translator.reach + 1
         self.longest = int(min(TOKENS, reach))  # tokens of a source or a target, the end included
-        self._module = Module(cast(EncoderDecoder, self.model), pad=PAD)
+        self._module = Module(cast(Generative, self.model))
         for attention in self.attentions.values():
             attention.register_forward_pre_hook(lambda *_: safe_point())
         self._lock = Lock()  # taps have one owner at a time
@@ -127,7 +127,8 @@ class Live:
     def _ids(self, name: str, ids: Sequence[int]) -> tuple[int, ...]:
         if len(ids) > self.longest:
             raise TooLargeError(f"the {name} has {len(ids)} tokens: at most {self.longest} are looked at")
-        size = self._module.source_vocabulary if name == "source" else self._module.vocabulary
+        config: Any = self.model.config
+        size = (name == "source" and config.source_vocabulary) or config.vocabulary
         for i, id in enumerate(ids):
             if not 0 <= id < size:
                 raise ValueError(f"{name}[{i}] = {id} is no token: they are 0 to {size - 1}")
@@ -182,10 +183,14 @@ class Live:
         sentence = min(sentence, len(sentences) - 1)
         source = self._ids("source", [*self.tokenizer.encode(sentences[sentence]), EOS])
         text_only = characters(self.tokenizer)
-        request = Request(source, self._ids("prefix", prefix), refusal=None if text_only is None else Awake(text_only))
+        awake = None if text_only is None else Awake(text_only)
         config = SearchConfig(beam=beam, alpha=decode.alpha, extra=decode.extra)
-        if len(prefix) > (limit := maximum(request, config, self.longest)):
-            raise TooLargeError(f"the prefix has {len(prefix)} tokens, the output at most {limit}: shorten the prefix")
+        request = config.request(source, BOS, prefix=self._ids("prefix", prefix), refusal=awake)
+        request = bounded(request, config, self.longest)
+        if len(prefix) > request.room:
+            raise TooLargeError(
+                f"the prefix has {len(prefix)} tokens, the output at most {request.room}: shorten the prefix"
+            )
         about = {
             "sentences": sentences,
             "sentence": sentence,
@@ -199,7 +204,7 @@ class Live:
         began = time.perf_counter()
         yield {"kind": "source", "tokens": Shown(self.tokenizer).all(request.source), **about}
         if config.beam == 1 or request.prefix[-1:] == (EOS,):
-            steps = self._greedy(request, changes, maximum(request, config, self.longest))
+            steps = self._greedy(request, changes)
         else:
             target = yield from self._beam(request, changes, config)
             steps = iter(zip(self._log_p(Look(tuple(request.source), target, changes)), target, strict=True))
@@ -218,12 +223,12 @@ class Live:
             "milliseconds": round(1000 * (time.perf_counter() - began), 2),
         }
 
-    def _greedy(self, request: Request, changes: Changes, limit: int) -> Iterator[tuple[Floats, int]]:
+    def _greedy(self, request: Request, changes: Changes) -> Iterator[tuple[Floats, int]]:
         """The log-probabilities (V,) of each step and the token that is chosen."""
-        rows, id, written = self._module.rows(), BOS, list[int]()
+        rows, id, written = self._module.rows(), request.first, list[int]()
         with self.turn(changes):
             rows.start([request.source])
-        for step in range(limit):
+        for step in range(request.room):
             with self.turn(changes):
                 (log_p,) = log_soft_max(rows.step(np.array([id])))
             possible = log_p.copy()
@@ -236,7 +241,7 @@ class Live:
 
     def _beam(self, request: Request, changes: Changes, config: SearchConfig) -> Generator[None, None, tuple[int, ...]]:
         """Steps of a beam search, and at last its best output, with its end unless it was cut."""
-        fleet, rows = Beam(config, SPECIAL, self.longest), self._module.rows()
+        fleet, rows = Beam(config, EOS), self._module.rows()
         with self.turn(changes):
             rows.start([request.source])
         fleet.add([(0, request)])

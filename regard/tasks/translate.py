@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from regard.core.generation import EncoderDecoder
 from regard.data.batching import collate
 from regard.data.kept import Links
 from regard.data.sentences import FULL, UNSPACED, stopped, unstopped
@@ -18,7 +19,6 @@ from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import BOS, EOS
 from regard.decoding import scoring
 from regard.decoding.beam import length_penalty
-from regard.decoding.module import EncoderDecoder, longest_of
 from regard.decoding.protocol import Hypothesis, Request
 from regard.decoding.rescoring import rescore
 from regard.decoding.risk import choose
@@ -45,7 +45,7 @@ from regard.tasks.asks import (
     unread,
     windows,
 )
-from regard.tasks.requesting import SPECIAL, in_parts, requested
+from regard.tasks.requesting import in_parts, requested
 from regard.tasks.searching import Searcher
 
 ALIGNED = 2_048  # tokens whose attention is held at a time
@@ -92,9 +92,8 @@ class Translator(Searcher):
         )
         self.decode = decode or DecodeConfig()
         self.second: tuple[Translator, float] | None = None  # another to rank outputs with, and the weight of its word
-        tables = [
-            n - 1 for each in self.models if (n := longest_of(each.config)) is not None
-        ]  # the end has a place, too
+        configs: list[Any] = [each.config for each in self.models]
+        tables = [each.longest - 1 for each in configs if each.longest is not None]  # the end has a place, too
         self.reach = min(tables, default=None)
         self.longest = min((n for n in (longest, self.reach) if n is not None), default=None)
 
@@ -171,7 +170,7 @@ class Translator(Searcher):
         order = -1 if self.backward else 1
         read = [([*source, EOS], target[::order]) for source, target in pairs]
         each = [
-            scoring.log_probabilities(cast(EncoderDecoder, model), read, special=SPECIAL, device=self.device)
+            scoring.log_probabilities(cast(EncoderDecoder, model), read, first=BOS, eos=EOS, device=self.device)
             for model in self.models
         ]
         found = []

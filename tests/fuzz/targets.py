@@ -20,7 +20,7 @@ from regard.core.quantised import quantise
 from regard.data.lexicon import Shortlist
 from regard.data.tokenizers import KINDS, Tokenizer, TokensConfig
 from regard.models import storage
-from regard.models.catalogue import build, configure
+from regard.models.family import build, configure
 from regard.recipes import recipe as recipes
 from regard.training.checkpoints import FILES, MANIFEST, Snapshots
 from regard.training.config import TrainConfig
