@@ -7,6 +7,8 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
+TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "spm", "flores101", "flores200", "none")
+
 
 @dataclass(frozen=True)
 class Score:

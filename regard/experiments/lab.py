@@ -147,7 +147,7 @@ def experiment(
 
 def _texts(trials: Iterable[Trial]) -> tuple[list[str], dict[str, str]]:
     """The corpora that trials learn from by name, and the files, each with the recipe that names it."""
-    from regard.recipes import recipe as recipes
+    from regard.recipes import reading as recipes
 
     corpora: list[str] = []
     files: dict[str, str] = {}

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from regard.api import Translator, load
+from regard.api import Translator, load, told
 from regard.data.batching import Batch, collate
 from regard.data.text import read_lines
 from regard.decoding.scoring import batches
@@ -22,9 +23,9 @@ from regard.inspection.measures import Tokens, punctuation
 from regard.inspection.syntax import Arc, arcs, read_conllu
 from regard.inspection.taps import attentions, edit
 from regard.inspection.words import Words, added, words, words_of_spans
-from regard.recipes import recipe as recipes
-from regard.recipes.recipe import EvaluateConfig, Recipe
-from regard.recipes.train import find_splits
+from regard.recipes import reading as recipes
+from regard.recipes.prepare import find_splits
+from regard.recipes.recipe import Recipe
 
 TOKENS = 4096  # of a batch
 
@@ -34,7 +35,7 @@ class Study:
     """A model and a text, and the figures that are taken of the one on the other."""
 
     translator: Translator
-    evaluate: EvaluateConfig
+    task: Any  # how translations are scored
     lines: list[int]  # of each sentence in its file, from 0
     filled: list[int]  # the same, where blank lines of the source do not count
     texts: list[tuple[str, str]]
@@ -49,7 +50,7 @@ class Study:
         translator = load(model, precision="fp32")  # gradients, and rows of W_O, are of plain numbers
         path = model / "recipe.yaml"
         recipe = recipes.load(str(path)) if path.exists() else None
-        found, filled = cls(translator, recipe.evaluate if recipe else EvaluateConfig(), [], [], [], []), 0
+        found, filled = cls(translator, told(model).task, [], [], [], []), 0
         for line, texts in enumerate(_texts(model, recipe, source, reference)):
             if len(found.lines) == limit:
                 break
@@ -107,7 +108,7 @@ class Study:
         """BLEU of greedy translations of the sources."""
         said = list(self.translator.translate_lines((self.texts[i][0] for i in which), beam=1))
         references = [self.translator.tokenizer.joined(self.texts[i][1]) for i in which]
-        return bleu(said, references, tokenize=self.evaluate.tokenize, lowercase=self.evaluate.lowercase)
+        return bleu(said, references, tokenize=self.task.tokenize, lowercase=self.task.lowercase)
 
     @contextmanager
     def without(self, heads: Mapping[str, Iterable[int]]) -> Iterator[None]:
@@ -181,4 +182,4 @@ def _texts(model: Path, recipe: Recipe | None, source: Path | None, reference: P
         raise ValueError("a text and its translation go together: give --source and --reference, or neither")
     if recipe is None:
         raise ValueError(f"{model} has no recipe that names a text: give --source and --reference")
-    return list(find_splits(recipe).pairs("test"))
+    return list(find_splits(recipe).rows("test"))

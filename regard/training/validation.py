@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.batching import Batch, collate
-from regard.data.vocabulary import PAD
+from regard.data.vocabulary import MARKS, Marks
 
 BLOCK = 2**22  # logits held at a time
 TOKENS = 8192  # of a batch, at most, unless one pair has more
@@ -37,21 +37,29 @@ class Foretold:
 
 
 @torch.inference_mode()
-def foretell(model: nn.Module, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], rows: int = 64) -> Foretold:
-    """Each label of the targets of (source ids, target ids), one pair or more; eval mode is the caller's to set."""
-    ordered = sorted(pairs, key=lambda pair: -max(map(len, pair)))  # the longest first: it decides about its batch
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    start = 0
-    while start < len(ordered):
-        n = min(rows, max(1, TOKENS // (max(map(len, ordered[start])) + 1)))
-        parts += _labels(model, collate(ordered[start : start + n]))
-        start += n
+def foretold(model: nn.Module, batches: Iterable[Batch], ignore: int) -> Foretold:
+    """Each label of some batches, one or more, that is not `ignore`; eval mode is the caller's to set."""
+    parts = [part for batch in batches for part in _labels(model, batch, ignore)]
     return Foretold(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _labels(model: Any, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def foretell(
+    model: nn.Module, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], rows: int = 64, marks: Marks = MARKS
+) -> Foretold:
+    """Each label of the targets of (source ids, target ids), one pair or more; eval mode is the caller's to set."""
+    (pad,) = marks.need("pad")
+    ordered = sorted(pairs, key=lambda pair: -max(map(len, pair)))  # the longest first: it decides about its batch
+    batches, start = [], 0
+    while start < len(ordered):
+        n = min(rows, max(1, TOKENS // (max(map(len, ordered[start])) + 1)))
+        batches.append(collate(ordered[start : start + n], marks=marks))
+        start += n
+    return foretold(model, batches, pad)
+
+
+def _labels(model: Any, batch: Batch, ignore: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     batch = batch.to(model.output.weight.device)
-    count = batch["labels"] != PAD
+    count = batch["labels"] != ignore
     hidden, labels = model.features(**batch.inputs)[count], batch["labels"][count]
     rows = max(1, BLOCK // len(model.output.weight))
     for h, y in zip(hidden.split(rows), labels.split(rows), strict=True):
