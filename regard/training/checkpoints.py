@@ -26,6 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from regard.checks import at_least
 from regard.files import discard, read_whole, sync
 
 FORMAT = 1
@@ -116,8 +117,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, *, keep: int = 2, warn: Callable[[str], None] = warnings.warn) -> None:
-        if keep < 1:
-            raise ValueError(f"keep = {keep}: at least 1 checkpoint must stay")
+        at_least(1, keep=keep)
         self.directory, self.keep, self.warn = Path(directory), keep, warn
 
     def save(self, step: int, state: Any) -> Path:

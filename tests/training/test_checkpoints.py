@@ -244,7 +244,7 @@ def test_without_a_checkpoint_there_is_none_and_without_a_good_one_an_error(tmp_
     with pytest.raises(CheckpointError, match=r"no checkpoint in .*trainer can be read: remove it to begin anew"):
         checkpoints.latest()
     assert len(warnings) == 2
-    with pytest.raises(ValueError, match="keep = 0: at least 1"):
+    with pytest.raises(ValueError, match="keep = 0: it must be at least 1"):
         Checkpoints(tmp_path, keep=0)
 
 
