@@ -18,7 +18,6 @@ from regard import cli
 from regard.adaptation.pruning import prune
 from regard.data.dates import date_pairs
 from regard.data.vocabulary import EOS
-from regard.decoding.module import longest_of
 from regard.models import storage
 from regard.models.family import FAMILIES, build, configure, family, family_of, presets
 from regard.models.transformer import TransformerConfig
@@ -29,6 +28,7 @@ from regard.serving.live import Live
 from regard.training.config import TrainConfig
 from regard.training.distributed import World
 from regard.training.loop import Learner
+from regard.training.objectives import NextToken
 from regard.training.optimisers import OptimiserConfig, hidden_matrices
 
 YAML = """
@@ -243,10 +243,10 @@ def test_the_explorer_shows_what_there_is(folder: Path) -> None:
 def test_a_part_that_a_model_does_not_have_cannot_be_computed_twice() -> None:
     model = build(configure("lstm", ["d_model=16"], vocabulary=50))
     with pytest.raises(ValueError, match=r"train\.recompute=feed_forward: a Recurrent model has no such part"):
-        Learner(model, lambda step: 0.0, TrainConfig(steps=1, recompute="feed_forward"))
+        Learner(NextToken(model, 0.1), lambda step: 0.0, TrainConfig(steps=1, recompute="feed_forward"))
     two = World(rank=0, size=2)
     with pytest.raises(ValueError, match=r"fsdp cannot share out PyTorch's recurrent cells: use ddp"):
-        Learner(model, lambda step: 0.0, TrainConfig(steps=1, distributed="fsdp", optimiser=ADAMW), two)
+        Learner(NextToken(model, 0.1), lambda step: 0.0, TrainConfig(steps=1, distributed="fsdp", optimiser=ADAMW), two)
 
 
 def test_muon_trains_the_matrices_of_each_gate() -> None:
@@ -261,10 +261,10 @@ def test_muon_trains_the_matrices_of_each_gate() -> None:
 def test_a_table_of_positions_bounds_what_is_read() -> None:
     long = {"max_length": 30}
     bounded = [{"positions": "learned"}, {"score": "location"}, {"cross_score": "location"}]
-    assert [longest_of(TransformerConfig.tiny(50, **long, **each)) for each in bounded] == [30, 30, 30]
+    assert [TransformerConfig.tiny(50, **long, **each).longest for each in bounded] == [30, 30, 30]
     linformer = {"self_attention": "linformer:4", "decoder_self_attention": "full"}
-    assert longest_of(TransformerConfig.tiny(50, **long, **linformer)) == 30
-    assert [longest_of(presets()[name](50)) for name in ("tiny", "lstm", "bytenet", "convs2s")] == [
+    assert TransformerConfig.tiny(50, **long, **linformer).longest == 30
+    assert [presets()[name](50).longest for name in ("tiny", "lstm", "bytenet", "convs2s")] == [
         None,
         None,
         None,

@@ -19,7 +19,6 @@ from regard.data.corpora import obtain
 from regard.data.generated import sequence_pairs
 from regard.data.text import read_pairs
 from regard.data.vocabulary import Vocabulary
-from regard.decoding.module import longest_of
 from regard.evaluation.calibration import perplexity
 from regard.evaluation.translation import bleu
 from regard.experiments.lab import Result
@@ -59,8 +58,8 @@ def longest(pairs: Iterable[Pair]) -> int:
 
 def readable(model: nn.Module, pairs: Sequence[Pair]) -> bool:
     """Whether the model has a position for each token and the mark at an end."""
-    most = longest_of(model.config)
-    return most is None or longest(pairs) < most
+    config: Any = model.config
+    return config.longest is None or longest(pairs) < config.longest
 
 
 def judged(model: nn.Module, pairs: Sequence[Pair]) -> tuple[float | None, float | None]:
@@ -160,7 +159,7 @@ def translation(
         raise ValueError(f"no training sentence of {recipe} has {limit} sub-words or less: raise limit")
 
     def fetch(rows: Sequence[int]) -> list[Pair]:
-        return [(source.tolist(), target.tolist()) for source, target in data.train.pairs(rows)]
+        return [(source.tolist(), target.tolist()) for source, target in data.train.rows(rows)]
 
     model = contestant(name, len(data.tokenizer), limit, size, seed)
     losses = taught(model, shuffled(fetch, short, seed), console, seed=seed, name=f"translation, {name}", **teaching)

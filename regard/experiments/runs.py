@@ -17,7 +17,7 @@ from regard.data.batching import Batch, collate, token_batches
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
 from regard.decoding.pool import search
-from regard.decoding.protocol import Request, SearchConfig, Special
+from regard.decoding.protocol import SearchConfig
 from regard.evaluation.calibration import perplexity
 from regard.models import storage
 from regard.models.costs import training_flops
@@ -126,8 +126,8 @@ def foretold(model: nn.Module, batches: Iterable[Batch]) -> tuple[float, float]:
     """
     pairs = whole = labels = right = 0
     for batch in batches:
-        count = batch.labels != PAD
-        good = (model(batch.source, batch.target).argmax(-1) == batch.labels) & count
+        count = batch["labels"] != PAD
+        good = (model(batch["source"], batch["target"]).argmax(-1) == batch["labels"]) & count
         pairs, whole = pairs + len(count), whole + int((good == count).all(1).sum())
         labels, right = labels + int(count.sum()), right + int(good.sum())
     return whole / pairs, right / labels
@@ -135,7 +135,7 @@ def foretold(model: nn.Module, batches: Iterable[Batch]) -> tuple[float, float]:
 
 def written(model: nn.Module, pairs: Sequence[Pair], extra: int = 50) -> list[list[int]]:
     """What a greedy search writes for each source."""
-    requests = [Request([*source, EOS]) for source, _ in pairs]
     greedy = SearchConfig(beam=1, scores=False, extra=extra)
-    found = search(Module(model.eval(), pad=PAD), requests, greedy, Special(BOS, EOS, PAD))  # type: ignore[arg-type]
+    requests = [greedy.request([*source, EOS], BOS) for source, _ in pairs]
+    found = search(Module(model.eval()), requests, greedy, EOS)  # type: ignore[arg-type]
     return [best.tokens for (best,) in found]

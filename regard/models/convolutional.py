@@ -20,6 +20,7 @@ from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.blocks import Stack
 from regard.core.cache import KeyValues, Window
 from regard.core.dropout import Dropout
+from regard.core.generation import EncoderDecoder
 from regard.core.layers import Embedding, Residual, linear
 from regard.core.masks import padding
 from regard.core.positions import ABSOLUTE, Learned, absolute_positions
@@ -79,6 +80,11 @@ class ConvolutionalConfig(Config):
                 f"unfold = {self.unfold}: it is the columns for each source token, from 1 to {MOST_UNFOLD:.0f}"
             )
         self.cross_attention  # noqa: B018  checks heads, score and normaliser
+
+    @property
+    def longest(self) -> int | None:
+        """The most positions that it can read if it has a parameter for each of them; None: it reads any number."""
+        return self.max_length if self.positions == "learned" or self.score == "location" else None
 
     @property
     def cross_attention(self) -> AttentionConfig:
@@ -317,7 +323,7 @@ class DilatedDecoder(nn.Module):
         return self.norm(x)
 
 
-class Convolutional(nn.Module):
+class Convolutional(EncoderDecoder, nn.Module):
     """An encoder-decoder of convolutions.
 
     >>> model = Convolutional(ConvolutionalConfig.convs2s(vocabulary=100))

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.blocks import Stack
 from regard.core.dropout import Dropout
+from regard.core.generation import EncoderDecoder
 from regard.core.layers import Embedding, FeedForward, Residual, linear
 from regard.core.masks import padding
 from regard.core.positions import Positions
@@ -80,6 +81,11 @@ class RecurrentConfig(Config):
             raise ValueError(
                 "attention = 'bahdanau' feeds its context to the cell: set input_feeding = true, or attention = luong"
             )
+
+    @property
+    def longest(self) -> int | None:
+        """The most positions that it can read if it has a parameter for each of them; None: it reads any number."""
+        return self.max_length if self.score == "location" else None
 
     @property
     def cross_attention(self) -> AttentionConfig:
@@ -159,7 +165,7 @@ class RecurrentCache(list[Past]):
             past.reorder(rows, memory)
 
 
-class Recurrent(nn.Module):
+class Recurrent(EncoderDecoder, nn.Module):
     """An encoder-decoder of recurrent layers that attends to its source.
 
     >>> model = Recurrent(RecurrentConfig.lstm(vocabulary=100))

@@ -14,6 +14,7 @@ from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.cache import Cache
 from regard.core.efficient import Kind
+from regard.core.generation import EncoderDecoder
 from regard.core.heads import Headless, read_heads, write_heads
 from regard.core.layers import (
     ACTIVATIONS,
@@ -125,6 +126,12 @@ class TransformerConfig(Config):
             )
 
     @property
+    def longest(self) -> int | None:
+        """The most positions that it can read if it has a parameter for each of them; None: it reads any number."""
+        tables = {"learned", "location"} & {self.positions, self.score, self.cross_score}
+        return self.max_length if tables or self.self_attention.startswith("linformer") else None
+
+    @property
     def names(self) -> list[str]:
         """Every attention, in the order of the model."""
         encoder = [f"encoder.layers.{i}.self_attention" for i in range(self.encoder_layers)]
@@ -208,7 +215,7 @@ class Memory(NamedTuple):
         return Memory(self.states.index_select(0, index), mask)
 
 
-class Transformer(nn.Module):
+class Transformer(EncoderDecoder, nn.Module):
     """Figure 1.
 
     >>> import torch

@@ -29,7 +29,6 @@ from pydantic_core import CoreSchema, core_schema
 
 from regard.data.text import NO_TEXT, PairFiles
 from regard.data.tokenizers import TokensConfig
-from regard.decoding.module import longest_of
 from regard.files import read_whole
 from regard.models.family import FAMILIES, NAMES, family, family_of, presets
 from regard.training.config import LENGTHS, TrainConfig
@@ -207,7 +206,7 @@ class Recipe:
         if self.data.target_order == "backward" and self.tokens.dropout:
             raise ValueError("tokens.dropout is for text that is read forward: set it to 0 for target_order backward")
         model = self.model.build(ANY)
-        longest = longest_of(model)
+        longest = model.longest
         if longest is not None and longest <= self.data.max_length:  # an end is added to each side
             raise ValueError(
                 f"model.max_length = {longest}: what is learned of each position must reach further than "

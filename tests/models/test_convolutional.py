@@ -14,14 +14,14 @@ from regard.core.losses import linear_cross_entropy
 from regard.core.quantised import quantise
 from regard.data.batching import collate
 from regard.data.generated import sequence_pairs
-from regard.data.vocabulary import BOS, EOS, PAD, Vocabulary
+from regard.data.vocabulary import EOS, Vocabulary
 from regard.decoding.module import Module
-from regard.decoding.pool import search
-from regard.decoding.protocol import Request, SearchConfig, Special
+from regard.decoding.protocol import SearchConfig
 from regard.inspection.taps import attentions, record
 from regard.models.convolutional import FAMILY, Convolution, Convolutional, ConvolutionalConfig
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
+from tests.decoding.toys import asking, search
 
 SHAPE: dict[str, Any] = {"vocabulary": 23, "encoder_layers": 3, "decoder_layers": 3, "d_model": 16, "max_length": 40}
 BYTENET: dict[str, Any] = {"style": "bytenet", "attention": False, "positions": "none", "dilations": 2}
@@ -233,9 +233,9 @@ def test_every_parameter_learns_from_the_chunked_loss(variant: str) -> None:
 @every_variant
 def test_beam_search_finds_what_it_scores(variant: str) -> None:
     model = build(torch.float32, **VARIANTS[variant])
-    requests = [Request([*row[row != 0].tolist()]) for row in SOURCE]
-    special, settings = Special(bos=1, eos=2, pad=0), SearchConfig(beam=3, best=3, extra=4)
-    for request, found in zip(requests, search(Module(model, pad=0), requests, settings, special), strict=True):
+    requests = [asking([*row[row != 0].tolist()]) for row in SOURCE]
+    settings = SearchConfig(beam=3, best=3, extra=4)
+    for request, found in zip(requests, search(Module(model), requests, settings), strict=True):
         assert len(found) == 3
         for hypothesis in found:
             written = [*hypothesis.tokens, 2][: len(hypothesis.token_scores)]  # without its end, if it was cut
@@ -405,7 +405,7 @@ def test_a_small_model_learns(style: str, task: str) -> None:
         p for p in sequence_pairs(task, symbols="0123456789", lengths=range(3, 11), seed=1) if p.source not in known
     )
     test = list(islice(unseen, 300))
-    requests = [Request([*vocabulary.encode(pair.source), EOS]) for pair in test]
-    found = search(Module(model.eval(), pad=PAD), requests, SearchConfig(beam=1, scores=False), Special(BOS, EOS, PAD))
+    requests = [asking([*vocabulary.encode(pair.source), EOS]) for pair in test]
+    found = search(Module(model.eval()), requests, SearchConfig(beam=1, scores=False))
     right = sum(vocabulary.decode(h.tokens) == list(pair.target) for (h,), pair in zip(found, test, strict=True))
     assert right / len(test) >= 0.97

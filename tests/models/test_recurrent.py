@@ -15,14 +15,14 @@ from regard.data.batching import Batch, collate
 from regard.data.generated import Pair, sequence_pairs
 from regard.data.vocabulary import BOS, EOS, PAD, Vocabulary
 from regard.decoding.module import Module
-from regard.decoding.pool import search
-from regard.decoding.protocol import Request, SearchConfig, Special
-from regard.inspection.maps import translation_maps
+from regard.decoding.protocol import SearchConfig
+from regard.inspection.maps import attention_maps
 from regard.inspection.taps import attentions, edit, record
 from regard.models.costs import footprint, forward_flops, parameters
 from regard.models.recurrent import FAMILY, Cell, CellDecoder, Recurrent, RecurrentConfig
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
+from tests.decoding.toys import asking, search
 
 V = 13
 
@@ -141,7 +141,7 @@ def test_several_rows_may_read_one_memory_and_be_reordered(kind: str) -> None:
 def test_a_beam_wide_enough_finds_what_trying_everything_finds(kind: str) -> None:
     model, sources = build(kind, torch.float32, vocabulary=5), [[3, 4, 4, EOS], [4, EOS]]
     config = SearchConfig(beam=64, best=20, alpha=0.0, extra=0)
-    found = search(Module(model, pad=PAD), [Request(source) for source in sources], config, Special(BOS, EOS, PAD))
+    found = search(Module(model), [asking(source) for source in sources], config)
     for source, hypotheses in zip(sources, found, strict=True):
         ended = {tuple(h.tokens): h.log_probability for h in hypotheses if len(h.token_scores) > len(h.tokens)}
         tried: dict[tuple[int, ...], float] = {}
@@ -302,7 +302,7 @@ def test_an_edit_of_attention_changes_what_comes_after() -> None:
 @every_kind
 def test_maps_of_a_translation(kind: str) -> None:
     model, source, target = build(kind), tokens(1, 6), tokens(1, 5, 2)
-    maps = translation_maps(model, source, target, [*"abcdef"], [*"vwxyz"])
+    maps = attention_maps(model, {"source": source, "target": target}, {"source": [*"abcdef"], "target": [*"vwxyz"]})
     assert len(maps) == len(attentions(model)) > 0
     for shown in maps:
         assert shown.weights.shape == (model.config.heads, 5, 6)
@@ -382,7 +382,7 @@ def test_rows_that_do_not_fit_are_refused(kind: str) -> None:
 @pytest.mark.parametrize("cell", ["lstm-one-way", "linear"])
 def test_a_location_score_reaches_as_far_as_told(cell: str) -> None:
     model = build(cell, score="location", max_length=9)
-    assert Module(model, pad=PAD).longest == 9  # so that a search refuses what is longer before it begins
+    assert Module(model).room([1]) == 9  # so that a search refuses what is longer before it begins
     assert model(tokens(2, 9), tokens(2, 3)).shape == (2, 3, V)
     with pytest.raises(ValueError, match="10 keys are more than the 9 positions"):
         model(tokens(2, 10), tokens(2, 3))
@@ -458,7 +458,7 @@ def test_a_small_model_learns(kind: str, task: str) -> None:
     known = {pair.source for pairs in batches for pair in pairs}
     unseen = (p for p in sequence_pairs(task, symbols=DIGITS, lengths=lengths, seed=1) if p.source not in known)
     test = list(islice(unseen, 300))
-    requests = [Request([*VOCABULARY.encode(pair.source), EOS]) for pair in test]
-    found = search(Module(model.eval(), pad=PAD), requests, SearchConfig(beam=2), Special(BOS, EOS, PAD))
+    requests = [asking([*VOCABULARY.encode(pair.source), EOS]) for pair in test]
+    found = search(Module(model.eval()), requests, SearchConfig(beam=2))
     right = sum(VOCABULARY.decode(h.tokens) == list(pair.target) for (h,), pair in zip(found, test, strict=True))
     assert right / len(test) >= 0.95

@@ -95,8 +95,10 @@ def test_its_figures_are_those_of_its_parts(place: Path, atlas: dict[str, Any]) 
         example = each["example"]
         assert len(example["weights"]) == len(example["rows"])
         assert {len(row) for row in example["weights"]} == {len(example["columns"])}
-        assert example["row"] == ("predicts" if each["kind"] == "cross" else "reads")
-        assert ("</s>" in example["rows"]) == (each["kind"] != "decoder")  # a decoder reads no end
+        assert example["row"] == ("reads" if each["kind"] == "encoder" else "predicts")
+        assert example["rows"][-1] == "</s>"
+        assert ("</s>" in example["columns"]) == (each["kind"] != "decoder")  # a decoder has read no end
+        assert (example["columns"][0] == "<s>") == (each["kind"] == "decoder")
         assert all(sum(row) == pytest.approx(1, abs=0.02) for row in example["weights"])
 
 
@@ -133,7 +135,7 @@ def test_gold_alignments(place: Path, tmp_path: Path) -> None:
     for sentence in range(12):
         batch = study.batches([sentence])[0]
         with record(study.model, CROSS) as seen, torch.inference_mode():
-            study.model(batch.source, batch.target)
+            study.model(batch["source"], batch["target"])
         links = head_links(seen[CROSS][0], *study.words(sentence), row="reads")[1]
         lines.append(" ".join(f"{i}-{j}" for i, j in links))
     (tmp_path / "gold").write_text("\n".join(lines) + "\n")
