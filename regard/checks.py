@@ -12,12 +12,12 @@ INF = float("inf")
 def hint(name: str, among: Iterable[str]) -> str:
     """What may have been meant by a name that is none of these.
 
-    >>> hint("beem", ["beam", "best"]), hint("x", ["beam", "best"])
+    >>> hint("Beem", ["beam", "best"]), hint("x", ["beam", "best"])
     ("did you mean 'beam'?", 'there are beam, best')
     """
-    names = list(among)
-    near = get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+    names = {each.lower(): each for each in among}
+    near = get_close_matches(name.lower(), names, n=1)
+    return f"did you mean {names[near[0]]!r}?" if near else f"there are {', '.join(names.values())}"
 
 
 def choose(what: str, name: str, among: Mapping[str, Item]) -> Item:
