@@ -8,6 +8,7 @@ from typing import Any
 
 from regard import api
 from regard.api import Translator
+from regard.checks import hint, one_of
 from regard.models import storage
 
 FILES = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "recipe.yaml")  # of which a translator is made
@@ -59,8 +60,7 @@ class Registry:
         """`how` models are loaded: the keyword arguments of `regard.load`, such as precision and workers."""
         if not paths:
             raise ValueError("there is no model to serve: name at least one model directory")
-        if how.get("precision") not in (None, *api.PRECISIONS):  # now, not when the first request comes
-            raise ValueError(f"precision = {how['precision']!r}: choose one of {', '.join(api.PRECISIONS)}")
+        one_of(api.PRECISIONS, precision=how.get("precision"))  # now, not when the first request comes
         self._models: dict[str, Served] = {}
         for path in paths:
             name = path.resolve().name or "model"
@@ -80,5 +80,5 @@ class Registry:
         if id is None:
             return next(iter(self))
         if id not in self._models:
-            raise UnknownModelError(f"there is no model {id!r}: choose one of {', '.join(self._models)}")
+            raise UnknownModelError(f"there is no model {id!r}: {hint(id, self._models)}")
         return self._models[id]

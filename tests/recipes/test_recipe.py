@@ -515,8 +515,8 @@ def test_the_schema_knows_every_key_and_says_what_it_is_for() -> None:
         ({}, "train: give exactly one of steps, epochs, minutes; got none"),
         ({"steps": 1, "minutes": 1.0}, "train: give exactly one of steps, epochs, minutes; got steps and minutes"),
         ({"steps": 0}, "train.steps = 0: it must be at least 1"),
-        ({"epochs": 0.0}, "train.epochs = 0.0: it must be above 0 and finite"),
-        ({"minutes": float("inf")}, "train.minutes = inf: it must be above 0 and finite"),
+        ({"epochs": 0.0}, "train.epochs = 0.0: it must be above 0"),
+        ({"minutes": float("inf")}, "train.minutes = inf: it must be finite"),
         *(
             ({"steps": 1, name: 0}, f"train.{name} = 0: it must be at least 1")
             for name in (
@@ -530,7 +530,7 @@ def test_the_schema_knows_every_key_and_says_what_it_is_for() -> None:
             )
         ),
         ({"steps": 1, "checkpoint_every": 0}, "train.checkpoint_every = 0: it must be at least 1"),
-        ({"steps": 1, "checkpoint_minutes": 0.0}, "train.checkpoint_minutes = 0.0: it must be above 0 and finite"),
+        ({"steps": 1, "checkpoint_minutes": 0.0}, "train.checkpoint_minutes = 0.0: it must be above 0"),
         ({"steps": 1, "seed": -1}, "train.seed = -1: it lies in 0..2⁶³-1"),
         ({"steps": 1, "seed": 2**63}, f"train.seed = {2**63}: it lies in 0..2⁶³-1"),
         ({"steps": 1, "smoothing": 1.0}, "train.smoothing = 1.0: it lies in [0, 1)"),
@@ -538,9 +538,9 @@ def test_the_schema_knows_every_key_and_says_what_it_is_for() -> None:
         ({"steps": 1, "clip": float("nan")}, "train.clip = nan: it must be at least 0"),
         ({"steps": 1, "average": -1}, "train.average = -1: it must be at least 0"),
         ({"steps": 1, "batch_tokens": -1}, "train.batch_tokens = -1: it must be at least 0"),
-        ({"steps": 1, "precision": "fp8"}, "train.precision = 'fp8': choose one of fp32, bf16, fp16"),
-        ({"steps": 1, "recompute": "all"}, "train.recompute = 'all': choose one of nothing, feed_forward, layers"),
-        ({"steps": 1, "distributed": "dp"}, "train.distributed = 'dp': choose one of ddp, fsdp"),
+        ({"steps": 1, "precision": "fp8"}, "train.precision = 'fp8': choose fp32, bf16 or fp16"),
+        ({"steps": 1, "recompute": "all"}, "train.recompute = 'all': choose nothing, feed_forward or layers"),
+        ({"steps": 1, "distributed": "dp"}, "train.distributed = 'dp': choose ddp or fsdp"),
     ],
 )
 def test_training_refuses_what_makes_no_sense(changes: dict[str, Any], message: str) -> None:

@@ -22,7 +22,7 @@ def test_models_go_by_the_names_of_their_directories_made_unique(tmp_path: Path)
     assert found.get().id == "a"
     assert found.get("c").path == paths[2]
     assert [served.task.kind for served in found] == ["translation"] * 5
-    with pytest.raises(UnknownModelError, match="no model 'd': choose one of a, a~2, c"):
+    with pytest.raises(UnknownModelError, match="no model 'd': there are a, a~2, c"):
         found.get("d")
 
 
@@ -31,7 +31,7 @@ def test_what_is_no_model_is_refused_at_once(tmp_path: Path) -> None:
         Registry([])
     with pytest.raises(ValueError, match="is not a directory"):
         Registry([tmp_path / "nowhere"])
-    with pytest.raises(ValueError, match="precision = 'fp64': choose one of fp32"):
+    with pytest.raises(ValueError, match="precision = 'fp64': choose fp32"):
         Registry([directory(tmp_path / "a")], precision="fp64")
     with pytest.raises(ValueError, match=r"has no config\.json"):
         Registry([tmp_path])
