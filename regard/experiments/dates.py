@@ -20,7 +20,7 @@ from regard.data.vocabulary import BOS, EOS
 from regard.decoding.module import Module
 from regard.decoding.pool import search
 from regard.decoding.protocol import SearchConfig
-from regard.inspection.maps import translation_maps
+from regard.inspection.maps import attention_maps
 from regard.inspection.page import attention_page, write_page
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.loop import fit
@@ -97,8 +97,8 @@ def ask(model: Transformer, dates: list[WrittenDate]) -> list[Answer]:
 def page(model: Transformer, answer: Answer) -> str:
     """All heads while the model writes its answer, as one self-contained HTML page."""
     batch = collate([(vocabulary().encode(answer.asked.text), vocabulary().encode(answer.said))])
-    read, written = [*answer.asked.text, "</s>"], [*answer.said, "</s>"]
-    maps = translation_maps(model, batch["source"], batch["target"], read, written)
+    texts = {"source": [*answer.asked.text, "</s>"], "target": [*answer.said, "</s>"]}
+    maps = attention_maps(model, batch.inputs, texts)
     note = f"Locale {answer.asked.locale}; the model writes {answer.said}, the date is {answer.asked.iso}."
     return attention_page(maps, title=f"{answer.asked.text} → {answer.said}", note=note)
 

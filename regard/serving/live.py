@@ -32,7 +32,8 @@ from regard.decoding.beam import Beam, length_penalty
 from regard.decoding.edits import log_soft_max
 from regard.decoding.module import Generative, Module
 from regard.decoding.protocol import DAMAGED, Awake, Floats, Hypothesis, Request, SearchConfig, best_of, bounded
-from regard.inspection.measures import kind_of, layer_of, punctuation
+from regard.inspection.axes import axes, layer_of
+from regard.inspection.measures import punctuation
 from regard.inspection.taps import attentions, edit, record
 from regard.inspection.views import dots
 from regard.serving.shown import Shown
@@ -102,7 +103,7 @@ class Live:
         self.translator, self.tokenizer = translator, translator.tokenizer
         self.bos, self.eos = translator.bos, translator.eos
         self.model = replica(translator.model)
-        self.attentions = attentions(self.model)
+        self.attentions, self.axes = attentions(self.model), axes(self.model)
         reach = math.inf if translator.reach is None else translator.reach + 1
         self.longest = int(min(TOKENS, reach))  # tokens of a source or a target, the end included
         self._module = Module(cast(Generative, self.model))
@@ -277,8 +278,7 @@ class Live:
     @torch.inference_mode()
     def run(self, look: Look) -> Tensor:
         """One pass -> logits (1, T, V), all of them numbers."""
-        batch = self.batch(look)
-        logits = self.model(batch["source"], batch["target"])
+        logits = self.model(**self.batch(look).inputs)
         if not all(end.isfinite() for end in logits.aminmax()):
             raise ValueError(DAMAGED)
         return logits
@@ -330,9 +330,9 @@ class Live:
 
     def size(self, look: Look, name: str) -> int:
         """How many numbers are recorded of an attention."""
-        a, S, T = self.attentions[name], len(look.source), len(look.target)
-        queries, keys = (S, S) if kind_of(name) == "encoder" else (T, S if a.cross else T)
-        return a.heads * keys * (queries + a.d_v)
+        a, lengths = self.attentions[name], {"source": len(look.source), "target": len(look.target)}
+        queries, keys, _ = self.axes[name]
+        return a.heads * lengths[keys.input] * (lengths[queries.input] + a.d_v)
 
     @cached_property
     def punctuation(self) -> frozenset[int]:
@@ -347,7 +347,17 @@ class Live:
             "d_model": config.d_model,
             "layers": {side: getattr(config, f"{side}_layers", None) for side in ("encoder", "decoder")},
             "attentions": [
-                {"name": name, "kind": kind_of(name), "layer": layer_of(name), "heads": a.heads, "dots": dots(a)}
+                {
+                    "name": name,
+                    "kind": self.axes[name].kind,
+                    "queries": self.axes[name].queries._asdict(),
+                    "keys": self.axes[name].keys._asdict(),
+                    "causal": self.axes[name].causal,
+                    "role": self.axes[name].role,
+                    "layer": layer_of(name),
+                    "heads": a.heads,
+                    "dots": dots(a),
+                }
                 for name, a in self.attentions.items()
             ],
             "beam": self.translator.decode.beam,

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, cast, overload
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import nn
 from regard.core.generation import EncoderDecoder
 from regard.data.batching import collate
 from regard.data.kept import Links
-from regard.data.sentences import FULL, stopped, unstopped
+from regard.data.sentences import FULL, UNSPACED, stopped, unstopped
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import scoring
 from regard.decoding.beam import length_penalty
@@ -22,15 +22,12 @@ from regard.decoding.protocol import Hypothesis, Request
 from regard.decoding.rescoring import rescore
 from regard.decoding.risk import choose
 from regard.evaluation.translation import sentence_chrf
-from regard.inspection.alignment import (
-    align_words,
-    attends_to_source,
-    source_attention,
-    words_of_prefixes,
-    words_of_spans,
-)
-from regard.inspection.maps import Words, in_words, translation_maps, without_special, words_of_pieces
+from regard.inspection.alignment import align_words, attends_to_source, source_attention
+from regard.inspection.axes import END
+from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap, attention_page
+from regard.inspection.words import Words, added, words_of_prefixes, words_of_spans
+from regard.inspection.words import words as words_of
 from regard.native import Shortlists
 from regard.recipes.recipe import DecodeConfig
 from regard.tasks.asks import (
@@ -248,11 +245,16 @@ class Translator(Searcher):
         if not (special or written):
             raise ValueError(f"{short(text)}: nothing is written, and special tokens are left out: there is no map")
         batch = collate([(read.ids, written)], marks=self.tokenizer.marks).to(self.device)
-        pieces = [[*self.tokenizer.pieces(ids), "</s>"] for ids in (read.ids, written)]
-        ids = batch["source"], batch["target"]
-        maps = translation_maps(self.model, *ids, *pieces, names=names, heads=heads, view=view)
-        if words:
-            maps = [in_words(each, self._in_words(read.ids), self._in_words(written)) for each in maps]
+        ids = {"source": read.ids, "target": written}
+        maps = attention_maps(
+            self.model,
+            batch.inputs,
+            {name: [*self.tokenizer.pieces(each), END] for name, each in ids.items()},
+            words={name: self._in_words(each) for name, each in ids.items()} if words else None,
+            names=names,
+            heads=heads,
+            view=view,
+        )
         return maps if special else list(map(without_special, maps))
 
     def attention_page(self, text: str, target: str | None = None) -> str:
@@ -395,15 +397,14 @@ class Translator(Searcher):
         return words_of_prefixes(self.tokenizer.decode_batch([ids[: i + 1] for i in range(len(ids))]))
 
     def _in_words(self, ids: list[int]) -> Words:
-        """The words that some ids make."""
-        of = words_of_pieces(self.tokenizer.pieces(ids), self.tokenizer.kind)
-        groups: list[list[int]] = [[] for _ in set(of)]
+        """The words that some ids make, and the end symbol."""
+        pieces, groups = self.tokenizer.pieces(ids), dict[int, list[int]]()
+        of = words_of(map(added, pieces, [None, *pieces], repeat(self.tokenizer.kind)), UNSPACED)
         for word, id in zip(of, ids, strict=True):
-            groups[word].append(id)
-        texts = self.tokenizer.decode_batch(groups)
-        return Words(
-            of, [text.strip() or "".join(self.tokenizer.pieces(g)) for text, g in zip(texts, groups, strict=True)]
-        )
+            groups.setdefault(word, []).append(id)
+        texts = zip(self.tokenizer.decode_batch(groups.values()), groups.values(), strict=True)
+        read = [text.strip() or "".join(self.tokenizer.pieces(group)) for text, group in texts]
+        return Words([*of, len(read)], [*read, END])
 
     def _aligned(
         self, given: Iterable[tuple[str, list[int], list[int], list[int]]], layer: int | None = None
@@ -413,7 +414,7 @@ class Translator(Searcher):
         links: list[Links] = [[] for _ in pairs]
         for rows in scoring.batches([(source, target) for _, source, target, _ in pairs], ALIGNED):
             batch = collate([(pairs[i][1], pairs[i][2]) for i in rows], marks=self.tokenizer.marks).to(self.device)
-            weights = [source_attention(model, batch["source"], batch["target"], layer=layer) for model in self.models]
+            weights = [source_attention(model, batch.inputs, layer=layer) for model in self.models]
             for i, row in zip(rows, torch.stack(weights).mean(0), strict=True):
                 text, _, _, words = pairs[i]
                 links[i] = align_words(row, words_of_spans(text, self.tokenizer.spans(text)), words)

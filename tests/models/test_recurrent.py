@@ -16,7 +16,7 @@ from regard.data.generated import Pair, sequence_pairs
 from regard.data.vocabulary import BOS, EOS, PAD, Vocabulary
 from regard.decoding.module import Module
 from regard.decoding.protocol import SearchConfig
-from regard.inspection.maps import translation_maps
+from regard.inspection.maps import attention_maps
 from regard.inspection.taps import attentions, edit, record
 from regard.models.costs import footprint, forward_flops, parameters
 from regard.models.recurrent import FAMILY, Cell, CellDecoder, Recurrent, RecurrentConfig
@@ -302,7 +302,7 @@ def test_an_edit_of_attention_changes_what_comes_after() -> None:
 @every_kind
 def test_maps_of_a_translation(kind: str) -> None:
     model, source, target = build(kind), tokens(1, 6), tokens(1, 5, 2)
-    maps = translation_maps(model, source, target, [*"abcdef"], [*"vwxyz"])
+    maps = attention_maps(model, {"source": source, "target": target}, {"source": [*"abcdef"], "target": [*"vwxyz"]})
     assert len(maps) == len(attentions(model)) > 0
     for shown in maps:
         assert shown.weights.shape == (model.config.heads, 5, 6)
