@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from regard.inspection.axes import Axes, Axis, axes, layer_of
 from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.taps import attentions
-from regard.models.family import build
 from regard.models.convolutional import ConvolutionalConfig
+from regard.models.family import build
 from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from tests.inspection.toys import encoder_only, language_model
