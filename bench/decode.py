@@ -90,7 +90,7 @@ def with_threads(threads: int, translate: Translate) -> Translate:
 def ctranslate2(directory: Path, _: str) -> tuple[Translate, Callable[[int], Translate]]:
     import ctranslate2
 
-    names = Tokenizer.load(directory / "tokenizer.json")._rust
+    names = Tokenizer.load(directory / "tokenizer.json").rust
     pieces = [names.id_to_token(i) for i in range(names.get_vocab_size())]
 
     def translator(inter: int, intra: int) -> Translate:

@@ -30,8 +30,9 @@ from torch import Tensor, nn
 from regard.core.positions import sinusoid
 from regard.core.recompute import recompute
 from regard.models.transformer import FAMILY, Transformer, TransformerConfig
+from regard.native.lend import lend
 from regard.training.loop import RECOMPUTED
-from regard.training.objectives import SequenceLoss
+from regard.training.objectives import NextToken
 from regard.training.parallel import Shards
 
 VOCABULARY = {"tiny": 10_000, "base": 37_000}
@@ -71,17 +72,18 @@ def batches(vocabulary: int, count: int = 4, seed: int = 0) -> list[tuple[Tensor
 def ours(config: TransformerConfig, precision: str, recomputed: str = "nothing") -> tuple[nn.Module, Backward]:
     """regard as its training loop runs it: a thread for each core, and the loss in blocks."""
     model, shards = Transformer(config), Shards()
+    lend(model)
     recompute(RECOMPUTED[recomputed](model))
-    objective, parameters = SequenceLoss(model, SMOOTHING), list(model.parameters())
+    objective, parameters = NextToken(model, SMOOTHING), list(model.parameters())
 
     def backward(source: Tensor, target: Tensor, labels: Tensor) -> None:
         tokens = (labels != PAD).sum()
 
-        def loss(*rows: Tensor) -> Tensor:
+        def loss(**rows: Tensor) -> Tensor:
             with cast(precision):
-                return objective(*rows) / tokens
+                return objective(**rows) / tokens
 
-        shards.backward(loss, parameters, (source, target, labels))
+        shards.backward(loss, parameters, {"source": source, "target": target, "labels": labels})
 
     return model, backward
 

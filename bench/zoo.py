@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from regard.core.attention import BACKENDS, attend
+from regard.core.attention import attend
+from regard.core.backends import BACKENDS
 from regard.core.efficient import FORMS, Kind, check_kind
 from regard.core.masks import causal
 from regard.models.transformer import Transformer, TransformerConfig

@@ -77,7 +77,7 @@ def test_ctranslate2_writes_the_same(fp32: Path, requests: list[Request], config
     ctranslate2 = pytest.importorskip("ctranslate2")
     export(fp32, tmp_path / "out", "ctranslate2")
     translator = load(fp32)
-    names = translator.tokenizer._rust
+    names = translator.tokenizer.rust
     rows = [[names.id_to_token(i) for i in request.source[:-1]] for request in requests]
     results = ctranslate2.Translator(str(tmp_path / "out"), inter_threads=1, intra_threads=1).translate_batch(
         rows, beam_size=config.beam, length_penalty=1.0, max_decoding_length=120, max_batch_size=64

@@ -76,7 +76,7 @@ def test_every_row_says_where_it_is_or_that_it_is_not() -> None:
         ("`regard/core/attention.py::attend`", True),
         ("`regard/core/layers.py::Residual.forward`", True),
         ("`regard/models/transformer.py::TransformerConfig.tie`", True),
-        ("`regard/core/attention.py::BACKENDS`", True),
+        ("`regard/core/backends.py::BACKENDS`", True),
         ("`regard/core/attention.py::atend`", False),
         ("`regard/core/layers.py::Residual.backward`", False),
         ("`regard/core/attention.py::attend.q`", False),

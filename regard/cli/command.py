@@ -167,21 +167,23 @@ def data(
     corpus: Annotated[str | None, typer.Argument(help="Fetch this one. (default: list them all)")] = None,
 ) -> None:
     """List the corpora that regard knows, or fetch one."""
-    from regard.data.corpora import CORPORA, located, obtain
+    from regard.data.corpora import CORPORA, fetched, located
     from regard.training.display import fetching
 
     if corpus is None:
-        table = _table("corpora", "Fetch one: regard data NAME", "name", "pairs", "languages", "terms", "here")
+        table = _table("corpora", "Fetch one: regard data NAME", "name", "lines", "languages", "terms", "here")
         for name, each in CORPORA.items():
             place = located(name)
-            table.add_row(name, f"{each.pairs:,}", " → ".join(each.languages), each.licence, "yes" if place else "")
+            table.add_row(
+                name, f"{each.pairs:,}", " → ".join(filter(None, each.languages)), each.licence, "yes" if place else ""
+            )
         _print(table)
         return
     console = Console(highlight=False)
     with fetching(console) as progress:
-        files = obtain(corpus, progress=progress)
-    for split, pairs in files.items():
-        console.print(f"  {split:6} {pairs.source}  {pairs.target}", soft_wrap=True)
+        files = fetched(corpus, progress=progress)
+    for split, paths in files.items():
+        console.print(f"  {split:6} {'  '.join(map(str, paths))}", soft_wrap=True)
 
 
 @app.command(rich_help_panel=MEASURE)

@@ -27,7 +27,6 @@ from regard.core.attention import MultiHeadAttention, attend
 from regard.core.cache import Cache, KeyValues, LayerCache
 from regard.core.generation import EncoderDecoder
 from regard.core.layers import ACTIVATIONS, GATES
-from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
 from regard.files import write_whole
 from regard.models.transformer import Memory, Transformer, TransformerConfig
@@ -72,9 +71,10 @@ def write(source: Source, directory: Path) -> None:
         ["logits", *_numbered("keys", n), *_numbered("values", n)],
         directory / DECODER,
     )
-    about = {"format": 1, "pad": PAD, "bos": BOS, "eos": EOS, "key_value": [G, d_k, d_v], "config": asdict(c)}
+    marks = dict(zip(("pad", "bos", "eos"), source.tokenizer.marks.need("pad", "bos", "eos"), strict=True))
+    about = {"format": 1, **marks, "key_value": [G, d_k, d_v], "config": asdict(c)}
     write_whole(directory / CONFIG, json.dumps(about, indent=2) + "\n")
-    write_whole(directory / TOKENIZER, source.tokenizer.to_str(pretty=True) + "\n")
+    source.tokenizer.save(directory / TOKENIZER)
 
 
 def _own(model: Transformer) -> Transformer:

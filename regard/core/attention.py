@@ -11,22 +11,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.checks import choose
+from regard.core.backends import BACKENDS, Backend, auto, check_added, dense, fitted, one_dtype, weights
 from regard.core.cache import KeyValues, Recent, Sums
-from regard.core.chunked import chunked
 from regard.core.dropout import check_probability
 from regard.core.dropout import dropout as drop
 from regard.core.efficient import Kind, causal_and_keep, check_causal, check_kind
-from regard.core.heads import each_head, kept_keys
-from regard.core.layers import linear, split
-from regard.core.lent import lent
+from regard.core.heads import kept_keys
+from regard.core.layers import linear
 from regard.core.linformer import Linformer
-from regard.core.masks import AnyMask, Mask, Shape
+from regard.core.masks import AnyMask
 from regard.core.monotonic import Monotonic
-from regard.core.normalisers import ALONG_A_MEMORY, Normaliser, make_normaliser, read_normaliser, softmax
+from regard.core.normalisers import ALONG_A_MEMORY, Normaliser, make_normaliser, read_normaliser
 from regard.core.positions import Positions
 from regard.core.scores import SCALED, SCORES, make_score
 
@@ -53,17 +51,11 @@ def attend(
     >>> attend(q, k, v).shape
     torch.Size([2, 4, 5, 3])
     """
-    k, v = _check(q, k, v, mask, bias)
+    k, v = fitted(q, k, v, mask, bias)
     check_probability(dropout)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if backend == "auto":
-        kernels = lent() if bias is None and not dropout else None
-        if kernels is not None and (out := kernels.attend(q, k, v, mask, scale)) is not None:
-            return out
-        backend = _choose(q, k, mask, bias, dropout)
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown attention backend {backend!r}: choose one of auto, {', '.join(BACKENDS)}")
-    return BACKENDS[backend](q, k, v, mask, bias, scale, dropout)
+    way: Backend = auto if backend == "auto" else choose("attention backend", backend, BACKENDS)
+    return way(q, k, v, mask, bias, scale, dropout)
 
 
 def attention_weights(
@@ -79,125 +71,8 @@ def attention_weights(
     >>> attention_weights(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 2, 4)).tolist()
     [[[[0.5, 0.5]]]]
     """
-    k, _ = _check(q, k, k, mask, bias)
-    return _normalise(_scores(q, k, bias, q.shape[-1] ** -0.5 if scale is None else scale), mask)
-
-
-def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    scores = (q * scale) @ k.transpose(-2, -1)  # (B, H, T, S)
-    return scores if bias is None else scores + bias
-
-
-def _normalise(scores: Tensor, mask: AnyMask | None) -> Tensor:
-    return softmax(scores, None if mask is None else _dense(mask, scores.shape[2], scores.shape[3], scores.device))
-
-
-def _math(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: AnyMask | None,
-    bias: Tensor | None,
-    scale: float,
-    dropout: float,
-) -> Tensor:
-    return drop(_normalise(_scores(q, k, bias, scale), mask), dropout) @ v
-
-
-def _fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: AnyMask | None,
-    bias: Tensor | None,
-    scale: float,
-    dropout: float,
-) -> Tensor:
-    if isinstance(mask, Mask) and mask.triangle and bias is None and q.shape[2] == k.shape[2]:
-        return F.scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True, scale=scale)
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, bias, dropout, scale=scale)
-    allowed = _dense(mask, q.shape[2], k.shape[2], q.device)
-    blind = ~allowed.any(-1, keepdim=True)
-    # Kernels differ in what they make of a row that may see nothing: let it see everything and take the result away.
-    guard = blind.device.type != "cpu" or bool(blind.any())
-    if guard:
-        allowed = allowed | blind
-    if bias is not None:
-        bias = torch.where(allowed, bias, -torch.inf)
-    out = F.scaled_dot_product_attention(q, k, v, allowed if bias is None else bias, dropout, scale=scale)
-    return out.masked_fill(blind, 0.0) if guard else out
-
-
-Backend = Callable[[Tensor, Tensor, Tensor, AnyMask | None, Tensor | None, float, float], Tensor]
-BACKENDS: dict[str, Backend] = {"math": _math, "fused": _fused, "chunked": chunked}
-
-
-LARGE = 2**26  # numbers: a quarter of a gigabyte in fp32
-AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what it casts; fp64 it leaves alone
-
-
-def _choose(q: Tensor, k: Tensor, mask: AnyMask | None, bias: Tensor | None, dropout: float) -> str:
-    """PyTorch's kernels, unless they would write out the weights or the mask themselves."""
-    (B, H, T, _), S = q.shape, k.shape[2]
-    if dropout and q.device.type == "cpu":  # they would, and their dropout is slow
-        return "math" if B * H * T * S <= LARGE else "chunked"
-    if bias is not None and bias.requires_grad and B * H * T * S > LARGE:
-        return "chunked"
-    if isinstance(mask, Mask) and not mask.triangle and T * S > LARGE:
-        return "chunked"
-    return "fused"
-
-
-def _dense(mask: AnyMask, T: int, S: int, device: torch.device) -> Tensor:
-    return mask if isinstance(mask, Tensor) else mask.dense(T, S, device)
-
-
-def _check(
-    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, bias: Tensor | None, width: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Refuse what does not fit, naming the values; return k and v with one head for each query head.
-
-    `width` is that of the keys, where a score can do with another than d_k.
-    """
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if not q.dim() == k.dim() == v.dim() == 4:
-        raise ValueError(f"attention takes q, k and v of four dimensions (batch, heads, length, width); got {shapes}")
-    (B, H, T, d_k), (_, G, S, _) = q.shape, k.shape
-    if k.shape != (B, G, S, width or d_k) or v.shape[:3] != (B, G, S):
-        raise ValueError(
-            f"q, k and v do not fit together: {shapes}. The batch must be the same for all, d_k for q and k, "
-            "heads and length for k and v"
-        )
-    if G == 0 or H % G:
-        raise ValueError(f"{H} query heads cannot share {G} key/value heads evenly ({shapes}): use a divisor of {H}")
-    if not _one_dtype(q, k, v):
-        raise ValueError(f"q, k and v have dtypes {q.dtype}, {k.dtype}, {v.dtype}: convert them to one with .to()")
-    _check_added(mask, bias, (B, H, T, S), q.dtype)
-    return each_head(k, H), each_head(v, H)
-
-
-def _check_added(mask: AnyMask | None, bias: Tensor | None, shape: Shape, dtype: torch.dtype) -> None:
-    """The same for what is laid over scores of this shape, of queries of this dtype."""
-    if isinstance(mask, Tensor) and mask.dtype != torch.bool:
-        raise ValueError(
-            f"a mask is bool, True = may attend; got {mask.dtype}. Pass `mask.bool()`, or, for numbers to add to the "
-            "scores, `bias=`"
-        )
-    if bias is not None and bias.dtype != dtype:
-        raise ValueError(f"bias is {bias.dtype} and q is {dtype}: convert the bias with .to({dtype})")
-    for name, x in (("mask", mask), ("bias", bias)):
-        if x is not None and (len(x.shape) != 4 or any(n not in (1, m) for n, m in zip(x.shape, shape, strict=True))):
-            raise ValueError(
-                f"{name} of shape {tuple(x.shape)} does not fit (batch, heads, queries, keys) = {shape}: give it four "
-                "dimensions, each of that size or 1"
-            )
-
-
-def _one_dtype(*tensors: Tensor) -> bool:
-    """Whether all have one dtype, or autocast will give it to them."""
-    dtypes = {x.dtype for x in tensors}
-    return len(dtypes) == 1 or (torch.is_autocast_enabled(tensors[0].device.type) and dtypes <= AUTOCAST)
+    k, _ = fitted(q, k, k, mask, bias)
+    return weights(q, k, mask, bias, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 class Tap(nn.Module):
@@ -244,8 +119,7 @@ class AttentionConfig:
             )
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}: choose a divisor")
-        if self.backend not in ("auto", *BACKENDS):
-            raise ValueError(f"unknown attention backend {self.backend!r}: choose one of auto, {', '.join(BACKENDS)}")
+        choose("attention backend", self.backend, {"auto": auto, **BACKENDS})
         if self.score not in SCORES:
             raise ValueError(f"unknown score {self.score!r}: choose one of {', '.join(SCORES)}")
         read_normaliser(self.normaliser)
@@ -366,7 +240,7 @@ class MultiHeadAttention(nn.Module):
             offset = cache.length if cache is not None else 0
             q, k, v = self._from_itself(x, whole, offset)
             if (relative := self.positions.bias(q, k.shape[2], offset, scale)) is not None:
-                _check_added(None, bias, (*q.shape[:3], k.shape[2]), q.dtype)  # a sum would hide its shape
+                check_added(None, bias, (*q.shape[:3], k.shape[2]), q.dtype)  # a sum would hide its shape
                 bias = relative if bias is None else bias + relative
         if self.efficient is not None:
             heads = self._efficiently(q, k, v, mask, bias, scale, dropout, cache)
@@ -397,8 +271,8 @@ class MultiHeadAttention(nn.Module):
         cache: KeyValues | None,
     ) -> Tensor:
         """The math path through the taps: a row for each row of x, a key and value head for each query head."""
-        k, v = _check(q, k, v, mask, bias, self.score.width or self.widths[1] // self.kv_heads)
-        allowed = None if mask is None else _dense(mask, q.shape[2], k.shape[2], q.device)
+        k, v = fitted(q, k, v, mask, bias, self.score.width or self.widths[1] // self.kv_heads)
+        allowed = dense(mask, q, k)
         if K > 1:
             allowed, bias = (None if x is None else _apart(x.expand(len(k), -1, -1, -1), K) for x in (allowed, bias))
             q, k, v = _apart(q, K), k.repeat_interleave(K, 0), v.repeat_interleave(K, 0)
@@ -434,12 +308,12 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError("this cache keeps no keys to look at: begin with a new one, made while watching")
             check_causal(mask, self.config.kind)
             return self.efficient.step(q, k, v, cache, scale=scale)
-        k, v = _check(q, k, v, mask, bias)
+        k, v = fitted(q, k, v, mask, bias)
         if not (self.watched or self.config.backend == "math" or cache is not None):
             return self.efficient(q, k, v, is_causal=is_causal, keep=keep, scale=scale, dropout=dropout)
         q, k, v = self.queries(q), self.keys(k), self.values(v)
         T, S = q.shape[2], k.shape[2]
-        allowed = None if mask is None else _dense(mask, T, S, q.device)
+        allowed = dense(mask, q, k)
         weights = self.efficient.weights(
             q, k, allowed, is_causal=is_causal, offset=S - T, scale=scale, see=self.scores
         )  # (B, H, T, S)
@@ -458,14 +332,18 @@ class MultiHeadAttention(nn.Module):
             weight: Tensor | None = (self.query if self.cross else self.query_key_value).weight
         else:
             weight = next(self.score.parameters(), None)
-        if weight is not None and weight.is_floating_point() and not _one_dtype(x, weight):  # int8 reads any
+        if weight is not None and weight.is_floating_point() and not one_dtype(x, weight):  # int8 reads any
             raise ValueError(f"{name} is {x.dtype}, and the weights {weight.dtype}: convert one of them with .to()")
 
     def _from_itself(self, x: Tensor, cache: KeyValues | None, offset: int) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = split(self.query_key_value(x), self.widths) if self.config.project else (x, x, x)
+        q, k, v = self.split(self.query_key_value(x), self.widths) if self.config.project else (x, x, x)
         q, k, v = _split(q, self.heads), _split(k, self.kv_heads), _split(v, self.kv_heads)
         q, k = self.positions.rotate(q, offset), self.score.keys(self.positions.rotate(k, offset))
         return (q, k, v) if cache is None else (q, *cache.extend(k, v))
+
+    def split(self, x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
+        """What matrices side by side made of one input: x (..., Σ widths) -> (..., width) of each."""
+        return x.split(widths, -1)
 
     def _from_memory(self, x: Tensor, memory: Tensor | None, cache: KeyValues | None) -> tuple[Tensor, Tensor, Tensor]:
         if cache is not None and cache.keys is not None and cache.values is not None:
@@ -474,7 +352,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("this attention reads a memory: pass it, or a cache that has seen it")
         else:
             self._check_input("memory", memory, self.d_memory)
-            k, v = split(self.key_value(memory), self.widths[1:]) if self.config.project else (memory, memory)
+            k, v = self.split(self.key_value(memory), self.widths[1:]) if self.config.project else (memory, memory)
             k, v = self.score.keys(_split(k, self.kv_heads)), _split(v, self.kv_heads)
             if cache is not None:
                 cache.keys, cache.values, cache.length = k, v, k.shape[2]

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.lent import lent
+from regard.core.ways import Ways
 
 LEVELS = 2**16
 _source: ContextVar[torch.Generator | None] = ContextVar("_source", default=None)
@@ -101,8 +101,12 @@ def dropout(x: Tensor, p: float) -> Tensor:
         return x
     if x.device.type != "cpu":
         return F.dropout(x, p)
-    if (kernels := lent()) is not None and (y := kernels.dropout(x, p)) is not None:
-        return y
+    return dropped(x, p)
+
+
+@Ways
+def dropped(x: Tensor, p: float) -> Tensor:
+    """`dropout` on the CPU, of a p above 0."""
     return _Dropout.apply(x, p)
 
 

@@ -55,11 +55,6 @@ def kept_keys(heads: int, kv_heads: int, kept: Sequence[int]) -> list[int]:
     return [key for key, count in readers.items() for _ in range(count // each)]
 
 
-def each_head(x: Tensor, heads: int) -> Tensor:
-    """Keys or values x (B, G, S, d) with a head for each query head that reads them, (B, heads, S, d)."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
-
-
 class Headless(nn.Module):
     """An attention that has lost all of its heads: the bias of W_O alone is left."""
 

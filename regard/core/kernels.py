@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.backends import each_head
 from regard.core.cache import Sums
-from regard.core.heads import each_head
 from regard.core.normalisers import exact, softmax
 
 CHUNK = 128  # positions that look at each other directly; what is before them they see as sums

@@ -4,63 +4,33 @@ Letters: B batch, T positions, d_model width of the model, d_ff inner width.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.checks import choose, one_of
 from regard.core.cache import Window
 from regard.core.dropout import Dropout, dropout
-from regard.core.lent import Kernels, lent
 from regard.core.positions import Positions
 
-Choice = TypeVar("Choice")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"glu": torch.sigmoid, "swiglu": F.silu}
 KERNEL = 3  # positions that a convolution feed-forward sees
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
-def choose(what: str, name: str, among: dict[str, Choice]) -> Choice:
-    """among[name], or an error that lists the valid names."""
-    if name not in among:
-        raise ValueError(f"unknown {what} {name!r}: choose one of {', '.join(among)}")
-    return among[name]
-
-
-class Linear(nn.Linear):
-    """PyTorch's, which asks for lent kernels first."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., d_in) -> (..., d_out)."""
-        kernels = lent()
-        y = None if kernels is None else kernels.linear(x, self.weight, self.bias)
-        return super().forward(x) if y is None else y
-
-
-def lent_for(*modules: nn.Module) -> Kernels | None:
-    """Kernels that do the work of these modules, unless one has hooks: then somebody wants it to be called."""
-    hooks = (m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
-    return None if any(hooks) else lent()
-
-
-def linear(d_in: int, *d_out: int, bias: bool = True) -> Linear:
+def linear(d_in: int, *d_out: int, bias: bool = True) -> nn.Linear:
     """Matrices d_in -> d_out side by side in one product, each with Xavier's initialisation of its own."""
-    product = Linear(d_in, sum(d_out), bias)
+    product = nn.Linear(d_in, sum(d_out), bias)
     product.parts = d_out  # type: ignore[assignment]  # plain numbers, for who takes each matrix by itself
     for matrix in product.weight.split(d_out):
         nn.init.xavier_uniform_(matrix)
     if bias:
         nn.init.zeros_(product.bias)
     return product
-
-
-def split(x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
-    """What matrices side by side made of one input: x (..., Σ widths) -> (..., width) of each."""
-    kernels = lent()
-    return x.split(list(widths), -1) if kernels is None else kernels.split(x, widths)
 
 
 class FeedForward(nn.Module):
@@ -77,11 +47,6 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, *, keep: Tensor | None = None, cache: Window | None = None) -> Tensor:
         """x (B, T, d_model) -> (B, T, d_model). `keep` and `cache` matter to a convolution only."""
-        kernels = lent_for(self.inner, self.dropout, self.outer)
-        if kernels is not None and self.activation is F.relu and type(self.inner) is type(self.outer) is Linear:
-            y = kernels.feed_forward(x, self.inner, self.outer, self.dropout.p if self.training else 0.0)
-            if y is not None:
-                return y
         return self.outer(self.dropout(self.activation(self.inner(x))))
 
 
@@ -160,23 +125,21 @@ class Residual(nn.Module):
         skip: float = 0.0,
     ) -> None:
         super().__init__()
-        if place not in ("post", "pre"):
-            raise ValueError(f"unknown place of the normalisation {place!r}: choose post or pre")
+        one_of(("post", "pre"), place=place)
         self.sublayer, self.norm, self.place, self.skip = sublayer, norm, place, skip
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """x (B, T, d_model) -> (B, T, d_model); everything else goes to the sub-layer."""
-        post = self.place == "post"
-        s = self.sublayer(x if post else self.norm(x), *args, **kwargs)
+        s = self.sublayer(x if self.place == "post" else self.norm(x), *args, **kwargs)
         if self.skip and self.training:
             s = s * dropout(s.new_ones(s.shape[0], 1, 1), self.skip)
-        if (kernels := lent_for(self.dropout, self.norm)) is not None:
-            y = kernels.residual(x, s, self.dropout.p if self.training else 0.0, self.norm if post else None)
-            if y is not None:
-                return y
+        return self.add(x, s)
+
+    def add(self, x: Tensor, s: Tensor) -> Tensor:
+        """x and what the sub-layer made of it, (B, T, d_model) each, together."""
         x = x + self.dropout(s)
-        return self.norm(x) if post else x
+        return self.norm(x) if self.place == "post" else x
 
 
 class Embedding(nn.Module):
@@ -201,16 +164,16 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor, offset: int = 0) -> Tensor:
         """tokens (B, T), the first of them at position `offset` -> (B, T, d_model)."""
+        x = self.positions.add(self._vectors(tokens) * self.scale, offset)
+        return self.dropout(x if self.norm is None else self.norm(x))
+
+    def _vectors(self, tokens: Tensor) -> Tensor:
         if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"tokens are integers (batch, length), got {tokens.dtype} of shape {tuple(tokens.shape)}")
-        kernels = lent_for(self.tokens)
         try:
-            x = None if kernels is None else kernels.embedding(tokens, self.tokens)
-            x = (self.tokens(tokens) if x is None else x) * self.scale
+            return self.tokens(tokens)
         except IndexError as error:
             raise ValueError(
                 f"token ids lie in 0..{self.tokens.num_embeddings - 1}, got {int(tokens.min())}..{int(tokens.max())}: "
                 "does the tokenizer belong to this model?"
             ) from error
-        x = self.positions.add(x, offset)
-        return self.dropout(x if self.norm is None else self.norm(x))

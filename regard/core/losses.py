@@ -10,12 +10,12 @@ the result. mean(z) is h · mean(W) + mean(b), and the other two terms of the gr
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.core.lent import LossAndGradients, lent
+from regard.core.ways import Ways
 
 BLOCK = 2**22  # logits held at a time
 
@@ -87,6 +87,16 @@ def token_log_probabilities(model: Any, inputs: Mapping[str, Tensor], labels: Te
     return every.masked_scatter(labels != ignore, torch.cat(found)) if found else every
 
 
+class LossAndGradients(NamedTuple):
+    """A loss and its gradients by h, W and b, as far as they were asked for."""
+
+    loss: Tensor
+    h: Tensor | None
+    W: Tensor | None
+    b: Tensor | None
+
+
+@Ways
 def cross_entropy_in_blocks(
     h: Tensor, W: Tensor, b: Tensor | None, y: Tensor, hit: float, needs: tuple[bool, bool, bool]
 ) -> LossAndGradients:
@@ -127,9 +137,7 @@ def cross_entropy_in_blocks(
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor, W: Tensor, b: Tensor | None, y: Tensor, eps: float) -> Tensor:
-        needs, kernels = ctx.needs_input_grad[:3], lent()
-        done = kernels.cross_entropy(h, W, b, y, 1 - eps, needs) if kernels is not None else None
-        loss, dh, dW, db = done or cross_entropy_in_blocks(h, W, b, y, 1 - eps, needs)
+        loss, dh, dW, db = cross_entropy_in_blocks(h, W, b, y, 1 - eps, ctx.needs_input_grad[:3])
         # The rest, - ε mean(z), and its gradients.
         N, V, exact = len(h), len(W), loss.dtype
         mean_W, mean_b = W.mean(0, dtype=exact), 0.0 if b is None else b.mean(dtype=exact)

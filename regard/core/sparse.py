@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from regard.core.backends import each_head
 from regard.core.cache import Recent
 from regard.core.dropout import fresh_seed, keep_mask, keep_scale
-from regard.core.heads import each_head
 from regard.core.masks import Mask, causal, diagonal_blocks, first, random_blocks, random_picks, window
 from regard.core.normalisers import exact, softmax
 

@@ -23,14 +23,14 @@ from regard.core.quantised import dequantise, is_quantised, quantise
 from regard.files import read_whole, sync
 from regard.models.family import FAMILIES, blank, configured, family
 
-FORMAT = 1
+FORMAT = 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LARGEST = 2**20  # bytes of a config.json
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in which a model can compute
 
 
-def save(model: nn.Module, directory: str | Path) -> None:
-    """Write a model into a directory, made if need be; the other files in it stay.
+def save(model: nn.Module, directory: str | Path, purpose: "Purpose | None" = None) -> None:
+    """Write a model into a directory, made if need be; the other files in it stay. Its purpose, if known, goes along.
 
     Both files are on the disk before either takes its place. The same model gives the same bytes.
 
@@ -52,6 +52,7 @@ def save(model: nn.Module, directory: str | Path) -> None:
     _check("the model", tensors, _blank(settings, int8))
     about = {"format": FORMAT, "family": name, "regard": version("regard"), "config": asdict(settings)}
     about |= {"precision": "int8"} if int8 else {}
+    about |= {} if purpose is None else purpose._asdict()
     staging = directory / ".saving"
     try:
         shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
@@ -78,7 +79,7 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
     A quantised model given a `dtype` is a plain one of that dtype. No random number is drawn.
     """
     path = Path(directory) / WEIGHTS
-    settings, int8 = _read(Path(directory))
+    settings, int8, _ = _read(Path(directory))
     if not path.is_file():
         raise ValueError(f"{directory} is not a whole model directory: it has no {WEIGHTS}")
     try:
@@ -117,9 +118,22 @@ def config(directory: str | Path) -> Any:
     return _read(Path(directory)).config
 
 
+class Purpose(NamedTuple):
+    """What a model is for, and how it is used: all that a program must know of it beside its weights and tokens."""
+
+    task: dict[str, Any]  # `name`, and what it is of that
+    use: dict[str, Any]  # the settings that are in force unless somebody says otherwise
+
+
+def purpose(directory: str | Path) -> Purpose | None:
+    """What the model of a directory is for; None if nothing says so, as in a directory of an older regard."""
+    return _read(Path(directory)).purpose
+
+
 class _About(NamedTuple):
     config: Any
     int8: bool  # quantised
+    purpose: Purpose | None
 
 
 def _read(directory: Path) -> _About:
@@ -143,7 +157,12 @@ def _read(directory: Path) -> _About:
         raise ValueError(f"{path}: unknown precision {about['precision']!r}: it is int8, or left out")
     try:
         kind = family(str(about.get("family"))).config
-        return _About(configured(kind, about["config"]), about.get("precision") == "int8")
+        told = None
+        if "task" in about:
+            told = Purpose(about["task"], about.get("use", {}))
+            if not all(isinstance(part, dict) for part in told) or not isinstance(told.task.get("name"), str):
+                raise ValueError("'task' and 'use' are objects, and a task has a name")
+        return _About(configured(kind, about["config"]), about.get("precision") == "int8", told)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -1,4 +1,4 @@
-"""The C kernels of a training step (training.c), as the core borrows them: `lending(kernels())`."""
+"""The C kernels of a training step (training.c). `regard.native.lend` puts them in their places."""
 
 from collections.abc import Sequence
 from ctypes import Structure, byref, c_double, c_float, c_int16, c_int32, c_int64, c_void_p
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.core import dropout as drawn
-from regard.core.lent import LossAndGradients
+from regard.core.losses import LossAndGradients
 from regard.core.masks import AnyMask, Mask
 from regard.native.build import VECTOR, library
 from regard.native.compiler import UnavailableError
@@ -89,12 +89,13 @@ def kernels(*, sparse: bool = False) -> "NativeKernels | None":
 
 
 class NativeKernels:
-    """`regard.core.lent.Kernels` for numbers of fp32 on the CPU."""
+    """For numbers of fp32 on the CPU. Each answers None to what it does not know: the core does that itself."""
 
     def __init__(self, lib: SimpleNamespace, sparse: bool = False) -> None:
         self.lib, self.sparse = lib, sparse
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, scale: float) -> Tensor | None:
+        """`regard.core.attention.attend` without bias and dropout."""
         if not all(_known(x) and x.dim() == 4 for x in (q, k, v)) or not _whole(q.shape[3], v.shape[3]):
             return None
         (B, H, T, d_k), S = q.shape, k.shape[2]
@@ -111,21 +112,25 @@ class NativeKernels:
         return out
 
     def linear(self, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor | None:
+        """x Wᵀ + b."""
         if torch.is_autocast_enabled("cpu") or not _known(x) or not _fits(x.shape[-1:], W, b):
             return None
         y: Tensor = _Linear.apply(self.lib, x, W, b)
         return y
 
     def split(self, x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
+        """x in parts of these widths, whose gradients join without a copy if they lie side by side already."""
         parts: tuple[Tensor, ...] = _Split.apply(x, *widths)
         return parts
 
     def embedding(self, tokens: Tensor, table: nn.Embedding) -> Tensor | None:
+        """The table's rows for these tokens, with a sparse gradient for a borrower that can do with it."""
         if not self.sparse or type(table) is not nn.Embedding or table.max_norm is not None:
             return None
         return F.embedding(tokens, table.weight, table.padding_idx, sparse=True)
 
     def feed_forward(self, x: Tensor, inner: nn.Linear, outer: nn.Linear, p: float) -> Tensor | None:
+        """outer(dropout(relu(inner(x)), p)), of the same draws."""
         weights = inner.weight, inner.bias, outer.weight, outer.bias
         known = _known(x) and _fits(x.shape[-1:], *weights[:2]) and _fits(inner.weight.shape[:1], *weights[2:])
         if not known or torch.is_autocast_enabled("cpu") or _drops_all(p):
@@ -134,6 +139,7 @@ class NativeKernels:
         return y
 
     def residual(self, x: Tensor, s: Tensor, p: float, norm: nn.Module | None) -> Tensor | None:
+        """norm(x + dropout(s, p)), of the same draws; without a norm the sum alone."""
         if norm is None and not p:
             return None  # a sum is PyTorch's business
         if norm is not None and not (type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None):
@@ -146,6 +152,7 @@ class NativeKernels:
         return y
 
     def dropout(self, x: Tensor, p: float) -> Tensor | None:
+        """`regard.core.dropout.dropout`, of the same draws."""
         if not _known(x) or _drops_all(p):
             return None
         y: Tensor = _Dropout.apply(self.lib, x, p)
@@ -154,6 +161,7 @@ class NativeKernels:
     def cross_entropy(
         self, h: Tensor, W: Tensor, b: Tensor | None, y: Tensor, hit: float, needs: tuple[bool, bool, bool]
     ) -> LossAndGradients | None:
+        """`regard.core.losses.cross_entropy_in_blocks`."""
         known = all(_known(x) and x.dim() == 2 for x in (h, W)) and _row(b, W.shape[:1]) and y.dtype == torch.int64
         if not known or not len(W) or h.shape[1:] != W.shape[1:] or not _whole(h.shape[1]) or y.shape != h.shape[:1]:
             return None

@@ -28,7 +28,6 @@ from regard.core.quantised import dequantise, is_quantised
 from regard.data.batching import Batch
 from regard.data.sentences import split
 from regard.data.spelling import characters, unknown, whole
-from regard.data.vocabulary import BOS, EOS
 from regard.decoding.beam import Beam, length_penalty
 from regard.decoding.edits import log_soft_max
 from regard.decoding.module import Generative, Module
@@ -62,11 +61,6 @@ class Look:
     source: tuple[int, ...]
     target: tuple[int, ...]
     changes: Changes = ()
-
-    @property
-    def read(self) -> tuple[int, ...]:
-        """What the decoder reads at each position."""
-        return (BOS, *self.target[:-1])
 
 
 class Recorded(NamedTuple):
@@ -107,6 +101,7 @@ class Live:
     def __init__(self, translator: Translator, *, budget: int = BUDGET) -> None:
         """`budget`: bytes of recorded attention that are kept for the next question."""
         self.translator, self.tokenizer = translator, translator.tokenizer
+        self.bos, self.eos = translator.bos, translator.eos
         self.model = replica(translator.model)
         self.attentions, self.axes = attentions(self.model), axes(self.model)
         reach = math.inf if translator.reach is None else translator.reach + 1
@@ -121,7 +116,7 @@ class Live:
         """Something to look at, if there is such a thing."""
         for name, ids in (("source", source), ("target", target)):
             if not ids:
-                raise ValueError(f"the {name} is empty: it has at least its end token, {EOS}")
+                raise ValueError(f"the {name} is empty: it has at least its end token, {self.eos}")
         return Look(self._ids("source", source), self._ids("target", target), self._changes(edits))
 
     def _ids(self, name: str, ids: Sequence[int]) -> tuple[int, ...]:
@@ -132,7 +127,7 @@ class Live:
         for i, id in enumerate(ids):
             if not 0 <= id < size:
                 raise ValueError(f"{name}[{i}] = {id} is no token: they are 0 to {size - 1}")
-            if id == EOS and i < len(ids) - 1:
+            if id == self.eos and i < len(ids) - 1:
                 raise ValueError(f"{name}[{i}] is the end token, and {len(ids) - 1 - i} follow: leave them out")
         return tuple(ids)
 
@@ -181,11 +176,11 @@ class Live:
         decode = self.translator.decode
         sentences = [text.strip()] if decode.split is False else [piece.text for piece in split(text) if piece.text]
         sentence = min(sentence, len(sentences) - 1)
-        source = self._ids("source", [*self.tokenizer.encode(sentences[sentence]), EOS])
+        source = self._ids("source", [*self.tokenizer.encode(sentences[sentence]), self.eos])
         text_only = characters(self.tokenizer)
         awake = None if text_only is None else Awake(text_only)
         config = SearchConfig(beam=beam, alpha=decode.alpha, extra=decode.extra)
-        request = config.request(source, BOS, prefix=self._ids("prefix", prefix), refusal=awake)
+        request = config.request(source, self.bos, prefix=self._ids("prefix", prefix), refusal=awake)
         request = bounded(request, config, self.longest)
         if len(prefix) > request.room:
             raise TooLargeError(
@@ -203,7 +198,7 @@ class Live:
     ) -> Iterator[Line | None]:
         began = time.perf_counter()
         yield {"kind": "source", "tokens": Shown(self.tokenizer).all(request.source), **about}
-        if config.beam == 1 or request.prefix[-1:] == (EOS,):
+        if config.beam == 1 or request.prefix[-1:] == (self.eos,):
             steps = self._greedy(request, changes)
         else:
             target = yield from self._beam(request, changes, config)
@@ -219,7 +214,7 @@ class Live:
             "text": self.tokenizer.decode(ids[: whole(self.tokenizer, ids)]),
             "log_probability": total,
             "score": total / length_penalty(len(ids), config.alpha, config.penalty),
-            "cut": ids[-1] != EOS,
+            "cut": ids[-1] != self.eos,
             "milliseconds": round(1000 * (time.perf_counter() - began), 2),
         }
 
@@ -236,12 +231,12 @@ class Live:
             id = request.prefix[step] if step < len(request.prefix) else int(possible.argmax())
             written.append(id)
             yield log_p, id
-            if id == EOS:
+            if id == self.eos:
                 return
 
     def _beam(self, request: Request, changes: Changes, config: SearchConfig) -> Generator[None, None, tuple[int, ...]]:
         """Steps of a beam search, and at last its best output, with its end unless it was cut."""
-        fleet, rows = Beam(config, EOS), self._module.rows()
+        fleet, rows = Beam(config, self.eos), self._module.rows()
         with self.turn(changes):
             rows.start([request.source])
         fleet.add([(0, request)])
@@ -251,7 +246,7 @@ class Live:
                 done = fleet.step(rows)
             yield
         best = done[0][1][0]
-        return (*best.tokens, *[EOS] * (len(best.token_scores) - len(best.tokens)))
+        return (*best.tokens, *[self.eos] * (len(best.token_scores) - len(best.tokens)))
 
     def score(self, look: Look, alternatives: int = 8) -> dict[str, Any]:
         """How likely the model holds each token of a given target."""
@@ -290,7 +285,7 @@ class Live:
 
     def batch(self, look: Look) -> Batch:
         """One row, where the model is."""
-        rows = {"source": look.source, "target": look.read, "labels": look.target}
+        rows = {"source": look.source, "target": (self.bos, *look.target[:-1]), "labels": look.target}
         tensors = {name: torch.tensor([ids], device=self._module.device) for name, ids in rows.items()}
         return Batch(tensors, len(look.target))
 

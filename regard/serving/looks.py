@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS
 from regard.inspection.axes import KINDS, START
 from regard.inspection.faithfulness import faithfulness as attention_faithfulness
 from regard.inspection.importance import head_importance
@@ -95,9 +94,10 @@ def measures(live: Live, look: Look) -> dict[str, Any]:
     size = sum(live.size(look, name) for name in live.attentions)
     if size > IMPORTANT:
         raise TooLargeError(f"the maps of this sentence hold {size:,} numbers: heads are measured up to {IMPORTANT:,}")
-    marks, batch = Tokens(PAD, BOS, EOS, live.punctuation), live.batch(look)
+    pad, bos, eos = live.tokenizer.marks.need("pad", "bos", "eos")
+    marks, batch = Tokens(pad, bos, eos, live.punctuation), live.batch(look)
     with live.apart(look.changes) as model:
-        importance = head_importance(model, [batch], pad=PAD)
+        importance = head_importance(model, [batch], pad=pad)
     batch = batch.to("cpu")
     heads = [
         {"name": name, "head": head, **found.named(), "importance": float(importance[name][head])}
@@ -114,15 +114,16 @@ def faithfulness(live: Live, look: Look) -> dict[str, Any]:
             f"the source has {len(look.source)} tokens: each is left out once to measure faithfulness, so at most "
             f"{EXPLAINED} are taken"
         )
+    marks = live.tokenizer.marks.need("pad", "bos", "eos")
     with live.turn(look.changes):
         live.run(look)  # scores that are no numbers are told here: nothing could be ranked by them
     batch = live.batch(look)
     with live.apart(look.changes) as model:
-        found = attention_faithfulness(model, batch["source"], batch["target"], look.target, range(len(SPECIALS)))
+        found = attention_faithfulness(model, batch["source"], batch["target"], look.target, marks)
     return {
         "gradient": {"tau": found.gradient_tau, "steps": found.gradient_steps},
         "leave_one_out": {"tau": found.leave_one_out_tau, "steps": found.leave_one_out_steps},
-        "tokens": sum(id >= len(SPECIALS) for id in look.source),
+        "tokens": sum(id not in marks for id in look.source),
     }
 
 

@@ -5,7 +5,7 @@ from itertools import repeat
 from typing import Any
 
 from regard.data.sentences import UNSPACED
-from regard.data.tokenizers import UNK, Tokenizer
+from regard.data.tokenizers import Tokenizer
 from regard.inspection.words import Counting, added
 
 _BLANKS = {"\n": "⏎", "\t": "⇥"}
@@ -24,6 +24,7 @@ class Shown:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._marks = tokenizer.silent - {tokenizer.marks.unk}
         self._before: int | None = None  # the last token that has a text
         self._words = Counting(UNSPACED)
 
@@ -32,14 +33,15 @@ class Shown:
         befores, before = [], self._before
         for id in ids:
             befores.append(before)
-            before = before if id < UNK else id
+            before = before if id in self._marks else id
         return [self._next(id, text) for id, text in zip(ids, self._texts(befores, ids), strict=True)]
 
     def possible(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Tokens of which one might come next: of each its id, text and space."""
         texts = self._texts([self._before] * len(ids), ids)
         spaces = [
-            id >= UNK and self._before is not None and text[0].isspace() for id, text in zip(ids, texts, strict=True)
+            id not in self._marks and self._before is not None and text[0].isspace()
+            for id, text in zip(ids, texts, strict=True)
         ]
         return [
             {"id": id, "text": _visible(text), "space": space}
@@ -48,7 +50,7 @@ class Shown:
 
     def _next(self, id: int, whole: str) -> dict[str, Any]:
         text = _visible(whole)
-        if id < UNK:
+        if id in self._marks:
             return {"id": id, "text": text, "space": False, "word": None, "special": True}
         space, self._before = self._before is not None and whole[0].isspace(), id
         return {"id": id, "text": text, "space": space, "word": self._words.next(whole), "special": False}
@@ -65,7 +67,7 @@ class Shown:
         decoded = tokens.decode_batch([row for old, id in pairs for row in (old, [*old, id])])
         texts = []
         for old, new, text, before, id in zip(decoded[::2], decoded[1::2], plain, befores, ids, strict=True):
-            if UNK in (before, id):  # of which no text remains
+            if tokens.marks.unk in (before, id):  # of which no text remains
                 texts.append(text if tokens.kind == "wordpiece" else f" {text}")
             elif new.startswith(old) and len(new) > len(old) and "\ufffd" not in new:
                 texts.append(new[len(old) :])

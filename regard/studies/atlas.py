@@ -19,7 +19,6 @@ from torch import Tensor
 
 from regard.adaptation.gates import GateConfig, learn_gates
 from regard.data.batching import collate
-from regard.data.vocabulary import PAD
 from regard.files import write_whole
 from regard.inspection.atlas_page import atlas_page
 from regard.inspection.axes import END, KINDS, START, layer_of
@@ -83,7 +82,7 @@ def make_atlas(
     known = None if gold is None else study.gold(gold)
     seen = _look(study, known, None if parse is None else study.arcs(parse), progress)
     everything = range(len(study.pairs))
-    importance = head_importance(study.model, study.batches(everything), pad=PAD)
+    importance = head_importance(study.model, study.batches(everything), pad=study.pad)
     heads = _heads(study, seen, importance)
     score, whole = study.bleu(everything), study.loss(everything)
     if ablate:
@@ -133,7 +132,7 @@ def _look(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, 
     hits: dict[str, Tensor] = {}  # (H, 2): lexical links that the rows that predict, and read, look at
     work = study.rows(range(len(study.pairs)))
     for done, rows in enumerate(work, 1):
-        batch = collate([study.pairs[i] for i in rows])
+        batch = collate([study.pairs[i] for i in rows], marks=study.translator.tokenizer.marks)
         with record(study.model, what=("weights", "outputs")) as flow, torch.inference_mode():
             study.model(**batch.inputs)
         for kind in KINDS:
@@ -224,7 +223,7 @@ def _example(study: Study, seen: Seen, name: str, head: int, role: str) -> dict[
     fit = (lengths >= EXAMPLE.start) & (lengths < EXAMPLE.stop)
     sentence = seen.order[int((scores.where(fit, -2.0) if fit.any() else -lengths).argmax())]
     source, target = study.pairs[sentence]
-    batch = collate([(source, target)])
+    batch = collate([(source, target)], marks=study.translator.tokenizer.marks)
     with record(study.model, name, heads=[head]) as flow, torch.inference_mode():
         study.model(**batch.inputs)
     pieces, sides = study.translator.tokenizer.pieces, study.axes[name]
@@ -283,11 +282,11 @@ def _pruning(study: Study, share: float, seeds: int, gates: Sequence[GateConfig]
         return measured
 
     def rescored() -> dict[str, Tensor]:
-        return head_importance(study.model, batches_, pad=PAD)
+        return head_importance(study.model, batches_, pad=study.pad)
 
     def gated(config: GateConfig) -> dict[str, Any]:
         progress(f"learning gates of price {config.price:g}", 0, 1)
-        shut = learn_gates(study.model, study.batches(chosen_on, GATED), pad=PAD, config=config).shut
+        shut = learn_gates(study.model, study.batches(chosen_on, GATED), pad=study.pad, config=config).shut
         with study.without(shut):
             found = {"bleu": round(study.bleu(measured_on).value, 2), "loss": round(study.loss(measured_on), 4)}
         progress(f"learning gates of price {config.price:g}", 1, 1)

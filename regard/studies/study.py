@@ -13,7 +13,6 @@ from torch import nn
 from regard.api import Translator, load
 from regard.data.batching import Batch, collate
 from regard.data.text import read_lines
-from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.scoring import batches
 from regard.evaluation.translation import Score, bleu
 from regard.inspection.axes import Axes, axes
@@ -83,7 +82,8 @@ class Study:
             name: [token for pair in self.pairs for token in pair[i]] for i, name in enumerate(("source", "target"))
         }
         counts = {name: torch.bincount(torch.tensor(side), minlength=V) for name, side in sides.items()}
-        return Tokens(PAD, BOS, EOS, punctuation(self.translator.tokenizer.pieces(range(V))), counts)
+        pad, bos, eos = self.translator.tokenizer.marks.need("pad", "bos", "eos")
+        return Tokens(pad, bos, eos, punctuation(self.translator.tokenizer.pieces(range(V))), counts)
 
     def rows(self, which: Sequence[int], tokens: int = TOKENS) -> list[list[int]]:
         """Some sentences, those of like length together, about so many `tokens` at a time."""
@@ -91,11 +91,17 @@ class Study:
 
     def batches(self, which: Sequence[int], tokens: int = TOKENS) -> list[Batch]:
         """The same as batches of ids."""
-        return [collate([self.pairs[i] for i in rows]) for rows in self.rows(which, tokens)]
+        marks = self.translator.tokenizer.marks
+        return [collate([self.pairs[i] for i in rows], marks=marks) for rows in self.rows(which, tokens)]
+
+    @property
+    def pad(self) -> int:
+        """What fills up the rows of a batch."""
+        return self.translator.tokenizer.marks.need("pad")[0]
 
     def loss(self, which: Sequence[int]) -> float:
         """Nats for each token of the references, end symbols among them."""
-        return loss(self.model, self.batches(which), pad=PAD)
+        return loss(self.model, self.batches(which), pad=self.pad)
 
     def bleu(self, which: Sequence[int]) -> Score:
         """BLEU of greedy translations of the sources."""

@@ -10,8 +10,7 @@ from regard.data.kept import Without
 from regard.data.phrases import Forbidden, forbidden
 from regard.data.sentences import Piece, shorten, split
 from regard.data.spelling import Both, characters, unknown
-from regard.data.tokenizers import UNK, Tokenizer
-from regard.data.vocabulary import BOS, EOS
+from regard.data.tokenizers import Tokenizer
 from regard.decoding.constrained import check
 from regard.decoding.protocol import Refusal, Request, bounded
 from regard.tasks.asks import Ask, Part, Settings, one_sentence, short
@@ -103,11 +102,12 @@ def _request(
     """`text` refuses what is none."""
     prefix, require = ask.prefix or settings.prefix, (*settings.require, *ask.require)
     forbid = (*settings.forbid, *ask.forbid)
-    source, seed = [*part.ids, EOS], 0
+    bos, eos = tokenizer.marks.need("bos", "eos")
+    source, seed = [*part.ids, eos], 0
     if settings.search.sampling is not None:
         key = f"{settings.seed if ask.seed is None else ask.seed} {part.text}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
-    plain = bounded(settings.search.request(source, BOS, seed=seed, refusal=text), settings.search, longest)
+    plain = bounded(settings.search.request(source, bos, seed=seed, refusal=text), settings.search, longest)
     if not (prefix or require or forbid):
         return plain
     if parts > 1 and (prefix or require):
@@ -131,13 +131,13 @@ def _request(
     refusals = [each for each in (text, refusal) if each is not None]
     both = Both(*refusals) if len(refusals) > 1 else text or refusal
     asked = replace(plain, prefix=begin, required=required, refusal=both)
-    check(asked, settings.search, EOS, show=lambda ids: repr(tokenizer.decode(ids)))
+    check(asked, settings.search, eos, show=lambda ids: repr(tokenizer.decode(ids)))
     return asked
 
 
 def _ids(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     ids = tokenizer.encode(text.strip())
-    if not ids or UNK in ids:
+    if not ids or tokenizer.marks.unk in ids:
         raise ValueError(f"the model has no sub-words to write {text!r} with")
     return tuple(ids)
 

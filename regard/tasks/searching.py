@@ -11,7 +11,6 @@ from regard.checks import at_least, one_of
 from regard.core.attention import Tap
 from regard.data.spelling import whole
 from regard.data.tokenizers import Tokenizer
-from regard.data.vocabulary import EOS
 from regard.decoding import pool
 from regard.decoding.ensemble import Ensemble
 from regard.decoding.module import Generative, Module
@@ -42,6 +41,7 @@ class Searcher:
         at_least(1, workers=workers, rows=rows)
         self.models = [each.eval() for each in models]
         self.model, self.tokenizer = self.models[0], tokenizer
+        self.bos, self.eos = tokenizer.marks.need("bos", "eos")
         self.engine, self.rows, self.bitwise, self.backward = engine, rows, bitwise, backward
         self._workers, self._shortlists = workers, shortlists
         self._made: tuple[object, Searchable] | None = None  # an engine, and what it was made from
@@ -88,7 +88,7 @@ class Searcher:
         # PyTorch's products have threads of their own.
         torch_only = isinstance(engine, Module) or (isinstance(engine, Ensemble) and not engine.ragged)
         workers = self._workers or (1 if torch_only else torch.get_num_threads())
-        found = pool.search(engine, requests, settings.search, EOS, rows=self.rows, workers=workers)
+        found = pool.search(engine, requests, settings.search, self.eos, rows=self.rows, workers=workers)
         return [[self._whole(turned(h) if self.backward else h) for h in row] for row in found]
 
     def _whole(self, h: Hypothesis) -> Hypothesis:
@@ -99,7 +99,7 @@ class Searcher:
     def _streamed(self, request: Request, settings: Settings) -> Iterator[list[int]]:
         """The tokens of an output, more and more of them: all that are certain, and make whole characters."""
         ids: list[int] = []
-        for more in pool.stream(self._alone(), request, settings.search, EOS):
+        for more in pool.stream(self._alone(), request, settings.search, self.eos):
             ids += more
             yield ids[: whole(self.tokenizer, ids)]
 

@@ -16,7 +16,6 @@ from regard.data.batching import collate
 from regard.data.kept import Links
 from regard.data.sentences import FULL, UNSPACED, stopped, unstopped
 from regard.data.tokenizers import Tokenizer
-from regard.data.vocabulary import BOS, EOS
 from regard.decoding import scoring
 from regard.decoding.beam import length_penalty
 from regard.decoding.protocol import Hypothesis, Request
@@ -168,9 +167,11 @@ class Translator(Searcher):
             raise ValueError(f"{len(sources)} sources and {len(targets)} targets: they must be as many")
         pairs = list(zip(map(self._ids, sources), map(self._ids, targets), strict=True))
         order = -1 if self.backward else 1
-        read = [([*source, EOS], target[::order]) for source, target in pairs]
+        read = [([*source, self.eos], target[::order]) for source, target in pairs]
         each = [
-            scoring.log_probabilities(cast(EncoderDecoder, model), read, first=BOS, eos=EOS, device=self.device)
+            scoring.log_probabilities(
+                cast(EncoderDecoder, model), read, first=self.bos, eos=self.eos, device=self.device
+            )
             for model in self.models
         ]
         found = []
@@ -194,20 +195,20 @@ class Translator(Searcher):
         self._forward_only("alternatives")
         chosen = Settings.of({**settings, "prefix": prefix}, self.decode)
         request = self._request(self._sentence(text, chosen, "alternatives are"), Ask(text), 1, chosen)
-        before = (BOS, *request.prefix)
+        before = (request.first, *request.prefix)
         rows = self.searchable.rows()
         rows.start([request.source])
         for token in before[:-1]:
             rows.step(np.array([token]))
         refused = set() if request.refusal is None else {*request.refusal.refused(request.prefix)}
         if len(request.prefix) < chosen.search.shortest:
-            refused.add(EOS)
+            refused.add(self.eos)
         best = rows.best(np.array(before[-1:]), count + len(refused))
         each = zip(best.tokens[0].tolist(), best.scores[0].tolist(), strict=True)
         tokens, scores = zip(*[pair for pair in each if pair[0] not in refused][:count], strict=True)
-        going = [replace(request, prefix=(*request.prefix, token)) for token in tokens if token != EOS]
+        going = [replace(request, prefix=(*request.prefix, token)) for token in tokens if token != self.eos]
         found = iter(self._search(going, chosen.bare()))
-        outputs = [list(request.prefix) if token == EOS else next(found)[0].tokens for token in tokens]
+        outputs = [list(request.prefix) if token == self.eos else next(found)[0].tokens for token in tokens]
         return [
             Alternative(piece, math.exp(log_p), said)
             for piece, log_p, said in zip(
@@ -243,7 +244,7 @@ class Translator(Searcher):
             written = self._search([self._request(read, Ask(text), 1, chosen)], chosen)[0][0].tokens
         if not (special or written):
             raise ValueError(f"{short(text)}: nothing is written, and special tokens are left out: there is no map")
-        batch = collate([(read.ids, written)]).to(self.device)
+        batch = collate([(read.ids, written)], marks=self.tokenizer.marks).to(self.device)
         ids = {"source": read.ids, "target": written}
         maps = attention_maps(
             self.model,
@@ -412,7 +413,7 @@ class Translator(Searcher):
         pairs = list(given)
         links: list[Links] = [[] for _ in pairs]
         for rows in scoring.batches([(source, target) for _, source, target, _ in pairs], ALIGNED):
-            batch = collate([(pairs[i][1], pairs[i][2]) for i in rows]).to(self.device)
+            batch = collate([(pairs[i][1], pairs[i][2]) for i in rows], marks=self.tokenizer.marks).to(self.device)
             weights = [source_attention(model, batch.inputs, layer=layer) for model in self.models]
             for i, row in zip(rows, torch.stack(weights).mean(0), strict=True):
                 text, _, _, words = pairs[i]

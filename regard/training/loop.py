@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from regard.core.blocks import layers_of
 from regard.core.layers import ConvolutionFeedForward, FeedForward, GatedFeedForward
-from regard.core.lent import lending
 from regard.core.recompute import recompute
 from regard.data.batching import Batch
+from regard.native.lend import lend, lending
 from regard.native.training import kernels
 from regard.training.config import TrainConfig
 from regard.training.distributed import CPU, World, like, not_yet, share, whole
@@ -73,6 +73,9 @@ class Learner:
             raise ValueError("train.distributed=fsdp cannot share out PyTorch's recurrent cells: use ddp")
         self._low = PRECISIONS[config.precision]
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self._lend = device.type == "cpu" and not config.compile
+        if self._lend:
+            lend(model)
         twice = RECOMPUTED[config.recompute](model)
         if config.recompute != "nothing" and not twice:
             raise ValueError(f"train.recompute={config.recompute}: a {type(model).__name__} model has no such part")
@@ -90,7 +93,6 @@ class Learner:
         alone = device.type != "cpu" or several or config.compile or not objective.separable
         if config.accumulate > 1 and not objective.separable:
             raise ValueError(f"train.accumulate = {config.accumulate}: this objective looks at a whole batch at once")
-        self._lend = device.type == "cpu" and not config.compile
         self._shards = Shards(1 if alone else config.shards, lend=self._lend)
         self.shards = None if alone else self._shards.count
 

@@ -2,7 +2,8 @@
 
 Two threads that share every matrix product wait for each other hundreds of times in a step; two threads that each
 carry half of the batch through the whole model wait once. On two cores this trains 1.2 times as fast, measured. A
-thread with one processor to itself computes with kernels in C, where there are any (regard/native/training.py).
+thread with one processor to itself computes with kernels in C, where there are any and the model has been lent them
+(regard/native/lend.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.dropout import drawing_from, fresh_seed
-from regard.core.lent import lending
+from regard.native.lend import lending
 from regard.native.training import kernels
 from regard.training.memory import keep_freed_memory
 

@@ -167,7 +167,7 @@ def huggingface() -> list[Files]:
         tokens = Tokenizer.learn(TokensConfig("bpe", 280), LINES)
         torch.manual_seed(0)
         model: Any = build(configure("tiny", [*SMALL, "heads=2", "d_ff=8"], vocabulary=len(tokens)))
-        write_huggingface(Source(model, tokens._rust), directory)
+        write_huggingface(Source(model, tokens.rust), directory)
 
     return [made(write)]
 

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from regard.core.attention import attend
 from regard.core.dropout import drawing_from, dropout
-from regard.core.layers import Embedding, FeedForward, Residual, linear, split
-from regard.core.lent import lending, lent
+from regard.core.layers import Embedding, FeedForward, Residual, linear
 from regard.core.losses import cross_entropy_in_blocks, linear_cross_entropy
 from regard.core.masks import causal, padding
 from regard.core.positions import Positions
-from regard.models.transformer import FAMILY, Transformer
+from regard.models.transformer import FAMILY, Transformer, TransformerConfig
 from regard.native import training
+from regard.native.lend import lend, lending, lent
 from regard.native.training import NativeKernels
-from regard.training.objectives import SequenceLoss
+from regard.training.objectives import NextToken
 from regard.training.parallel import Shards
 
 
@@ -152,17 +152,38 @@ def test_a_models_loss_and_gradients_are_those_without(norm: str) -> None:
     source, target = (torch.randint(3, 300, (9, n)) for n in (17, 13))
     source[3, 9:] = target[5, 4:] = 0
     labels = torch.where(target != 0, target.roll(-1, 1), 0)
-    parameters = list(model.parameters())
+    parameters, exact = list(model.parameters()), copy.deepcopy(model).double()
+    lend(model)
 
     def run(model: Transformer, kernels: NativeKernels | None) -> list[Tensor]:
         with drawing_from(torch.Generator().manual_seed(1)), lending(kernels):
-            value = SequenceLoss(model, 0.1)(source, target, labels)
+            value = NextToken(model, 0.1)(labels, source=source, target=target)
             return [value.detach(), *torch.autograd.grad(value, list(model.parameters()))]
 
     mine = run(model, native())
-    close(mine, run(copy.deepcopy(model).double(), None), 1e-4)
+    close(mine, run(exact, None), 1e-4)
     assert all(torch.equal(a, b) for a, b in zip(mine, run(model, native()), strict=True))
     assert len(mine) == len(parameters) + 1
+
+
+def test_each_kernel_has_a_place_in_a_model_and_no_other_thread_comes_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Transformer(TransformerConfig.tiny(300, feed_forward_dropout=0.1))
+    tokens, asked = torch.randint(3, 300, (2, 7)), set()
+    lend(model)
+    for name in ("attend", "linear", "split", "embedding", "feed_forward", "residual", "dropout", "cross_entropy"):
+        kernel = getattr(NativeKernels, name)
+
+        def spy(self: NativeKernels, *args: Any, kernel: Any = kernel, name: str = name) -> Any:
+            answer = kernel(self, *args)
+            asked.add(name if answer is not None else f"{name} in vain")
+            return answer
+
+        monkeypatch.setattr(NativeKernels, name, spy)
+    NextToken(model)(tokens, source=tokens, target=tokens)
+    assert not asked
+    with lending(training.kernels(sparse=True)):
+        NextToken(model)(tokens, source=tokens, target=tokens)
+    assert asked == {"attend", "linear", "split", "embedding", "feed_forward", "residual", "dropout", "cross_entropy"}
 
 
 @pytest.mark.parametrize("shape", [(1, 16), (241, 32), (5, 50, 48), (0, 16)])
@@ -172,6 +193,7 @@ def test_a_linear_maps_gradients_equal_pytorchs_in_fp64(shape: tuple[int, ...], 
     layer = linear(shape[-1], 32, 48, bias=bias)
     exact, x = copy.deepcopy(layer).double(), torch.randn(shape).requires_grad_()
     y = x.detach().double().requires_grad_()
+    lend(layer)
     with lending(native()):
         mine = gradients(layer(x), [x, *layer.parameters()])
     close(mine, gradients(F.linear(y, exact.weight, exact.bias), [y, *exact.parameters()]))
@@ -191,6 +213,7 @@ def test_a_feed_forward_network_equals_the_cores_in_fp64(
         torch.nn.init.normal_(layer.inner.bias)
     exact, x = copy.deepcopy(layer).double(), torch.randn(shape).requires_grad_()
     y = x.detach().double().requires_grad_()
+    lend(layer)
     with drawing_from(torch.Generator().manual_seed(2)), lending(native()):
         mine = gradients(layer(x), [x, *layer.parameters()])
     with drawing_from(torch.Generator().manual_seed(2)):
@@ -210,6 +233,7 @@ def test_a_residual_connection_equals_the_cores_in_fp64(place: str, p: float, ga
     layer = Residual(torch.nn.Tanh(), norm, place, dropout=p)
     exact, x = copy.deepcopy(layer).double(), torch.randn(7, 5, 48).requires_grad_()
     y = x.detach().double().requires_grad_()
+    lend(layer)
     with drawing_from(torch.Generator().manual_seed(2)), lending(native()):
         mine = gradients(layer(x), [x, *layer.parameters()])
     with drawing_from(torch.Generator().manual_seed(2)):
@@ -222,6 +246,7 @@ def test_other_norms_and_activations_are_left_to_the_core() -> None:
     assert all(native().residual(x, s, 0.1, norm) is None for norm in (torch.nn.RMSNorm(32), plain))
     assert native().residual(x, s[:1], 0.1, None) is None  # the core broadcasts; the kernels do not
     layer = FeedForward(32, 64, "gelu")
+    lend(layer)
     with lending(native()):
         torch.testing.assert_close(layer(x), layer.outer(F.gelu(layer.inner(x))))
 
@@ -232,6 +257,7 @@ def test_a_module_with_a_hook_is_called(name: str) -> None:
     layer = Residual(network, torch.nn.LayerNorm(32))
     module = layer.norm if name == "norm" else getattr(network, name)
     module.register_forward_hook(lambda *_: calls.append(name))
+    lend(layer)
     with lending(native()):
         layer(x)
     assert calls == [name]
@@ -241,8 +267,7 @@ def test_gradients_that_lie_side_by_side_are_joined_without_a_copy() -> None:
     x = torch.randn(2, 5, 96, requires_grad=True)
 
     def way_back(*gradients: Tensor) -> Tensor:
-        with lending(native()):
-            parts = split(x, [32, 48, 16])
+        parts = native().split(x, [32, 48, 16])
         assert all(torch.equal(a, b) for a, b in zip(parts, x.split([32, 48, 16], -1), strict=True))
         return torch.autograd.grad(parts, x, gradients)[0]
 
@@ -262,10 +287,11 @@ def test_a_shards_embedding_has_a_gradient_for_every_row() -> None:
     def loss(tokens: Tensor, weights: Tensor) -> Tensor:
         return (embed(tokens) * weights).sum()
 
+    lend(embed)
     loss(tokens, weights).backward()
     truth, table.weight.grad = table.weight.grad, None
     with Shards(2) as shards:
-        shards.backward(loss, [table.weight], [tokens, weights])
+        shards.backward(loss, [table.weight], {"tokens": tokens, "weights": weights})
     assert truth is not None
     torch.testing.assert_close(table.weight.grad, truth)
 
@@ -273,6 +299,7 @@ def test_a_shards_embedding_has_a_gradient_for_every_row() -> None:
 def test_only_what_needs_a_gradient_gets_one() -> None:
     layer, x = linear(16, 16), torch.randn(3, 16)
     layer.weight.requires_grad_(False)
+    lend(layer)
     with lending(native()):
         layer(x).sum().backward()
     assert layer.weight.grad is None
@@ -323,8 +350,10 @@ def test_what_does_not_fit_is_left_to_the_core_which_refuses_it() -> None:
     for mask in (torch.ones(5, 7), torch.ones(1, 1, 5, 6), torch.ones(2, 1, 7)):
         assert lent.attend(q, k, v, mask.bool(), 1.0) is None
     assert lent.attend(q, k, v, torch.ones(1, 1, 5, 7), 1.0) is None
+    layer = torch.nn.Sequential(linear(32, 48))
+    lend(layer)
     with lending(lent), pytest.raises(RuntimeError):
-        torch.nn.Sequential(linear(32, 48))(x[:, :16])
+        layer(x[:, :16])
 
 
 def test_labels_are_of_the_vocabulary() -> None:
@@ -346,7 +375,7 @@ def test_the_shards_of_a_step_borrow_them() -> None:
         return (x * parameter).sum()
 
     with Shards(2) as shards:
-        shards.backward(loss, [parameter], [torch.ones(4)])
+        shards.backward(loss, [parameter], {"x": torch.ones(4)})
     with Shards(2, lend=False) as shards:
-        shards.backward(loss, [parameter], [torch.ones(4)])
+        shards.backward(loss, [parameter], {"x": torch.ones(4)})
     assert [kernels is not None for kernels in seen] == [True, True, False, False]

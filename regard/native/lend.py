@@ -1,0 +1,125 @@
+"""The C kernels of a training step (training.c), lent to a model from outside: its modules know nothing of them.
+
+`lend(model)` walks the modules by type and puts a faster method before each one's own; the functions of the core have
+registers for such ways. In a thread inside `lending(kernels())` the kernels are asked; where they answer None, and
+everywhere else, the core does the work itself.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from regard.core import backends, dropout, losses
+from regard.core.attention import MultiHeadAttention
+from regard.core.layers import FeedForward, Residual
+from regard.core.masks import AnyMask
+from regard.native.training import NativeKernels
+
+_lent: ContextVar[NativeKernels | None] = ContextVar("_lent", default=None)
+
+
+@contextmanager
+def lending(kernels: NativeKernels | None) -> Iterator[None]:
+    """Inside the block, and in this thread, these kernels are asked."""
+    token = _lent.set(kernels)
+    try:
+        yield
+    finally:
+        _lent.reset(token)
+
+
+def lent() -> NativeKernels | None:
+    """The kernels that `lending` named, if any."""
+    return _lent.get()
+
+
+def lend(model: nn.Module) -> None:
+    """Let the modules of a model, where their types are known, ask for kernels at each call. Before `recompute`.
+
+    >>> layer = FeedForward(16, 32)
+    >>> lend(layer)
+    >>> layer.forward.func.__name__
+    '_asked'
+    """
+    for module in model.modules():
+        if (known := FAST.get(type(module))) is not None:
+            name, fast = known
+            setattr(module, name, partial(_asked, module, fast, getattr(module, name)))
+
+
+def _asked(module: nn.Module, fast: Callable[..., Any], own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    kernels = _lent.get()
+    y = None if kernels is None else fast(kernels, module, *args, **kwargs)
+    return own(*args, **kwargs) if y is None else y
+
+
+def _linear(kernels: NativeKernels, m: nn.Linear, x: Tensor) -> Tensor | None:
+    return kernels.linear(x, m.weight, m.bias)
+
+
+def _embedding(kernels: NativeKernels, m: nn.Embedding, tokens: Tensor) -> Tensor | None:
+    return kernels.embedding(tokens, m)
+
+
+def _feed_forward(kernels: NativeKernels, m: FeedForward, x: Tensor, **_: Any) -> Tensor | None:
+    if m.activation is not relu or not type(m.inner) is type(m.outer) is nn.Linear:
+        return None
+    return None if _hooked(m.inner, m.dropout, m.outer) else kernels.feed_forward(x, m.inner, m.outer, _p(m.dropout))
+
+
+def _residual(kernels: NativeKernels, m: Residual, x: Tensor, s: Tensor) -> Tensor | None:
+    if _hooked(m.dropout, m.norm):
+        return None
+    return kernels.residual(x, s, _p(m.dropout), m.norm if m.place == "post" else None)
+
+
+def _split(kernels: NativeKernels, m: MultiHeadAttention, x: Tensor, widths: list[int]) -> Any:
+    return kernels.split(x, widths)
+
+
+# Of each type, the method that a kernel may do the work of, and how it is asked.
+FAST: dict[type[nn.Module], tuple[str, Callable[..., Any]]] = {
+    nn.Linear: ("forward", _linear),
+    nn.Embedding: ("forward", _embedding),
+    FeedForward: ("forward", _feed_forward),
+    Residual: ("add", _residual),
+    MultiHeadAttention: ("split", _split),
+}
+
+
+def _p(module: dropout.Dropout) -> float:
+    return module.p if module.training else 0.0
+
+
+def _hooked(*modules: nn.Module) -> bool:
+    """Whether one has hooks: then somebody wants it to be called."""
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, bias: Tensor | None, scale: float, dropout: float
+) -> Tensor | None:
+    kernels = _lent.get()
+    return None if kernels is None or bias is not None or dropout else kernels.attend(q, k, v, mask, scale)
+
+
+def _dropped(x: Tensor, p: float) -> Tensor | None:
+    kernels = _lent.get()
+    return None if kernels is None else kernels.dropout(x, p)
+
+
+def _cross_entropy(
+    h: Tensor, W: Tensor, b: Tensor | None, y: Tensor, hit: float, needs: tuple[bool, bool, bool]
+) -> losses.LossAndGradients | None:
+    kernels = _lent.get()
+    return None if kernels is None else kernels.cross_entropy(h, W, b, y, hit, needs)
+
+
+backends.auto.others.append(_attend)
+dropout.dropped.others.append(_dropped)
+losses.cross_entropy_in_blocks.others.append(_cross_entropy)
