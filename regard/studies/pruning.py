@@ -16,7 +16,7 @@ from regard.files import new_directory, read_whole, write_whole
 from regard.inspection.importance import Importance, head_importance, least_important, loss, pruning_curve
 from regard.inspection.taps import attentions
 from regard.models import storage
-from regard.studies.study import Study
+from regard.studies.study import Translations
 
 ATLAS = "heads.json"  # of `regard heads`, in a model directory
 WAYS = ("importance", "gates", "atlas")
@@ -65,8 +65,8 @@ def prune_directory(
     with new_directory(out_dir) as made:
         model: Any = storage.load(model_dir)
         check_prunable(model)  # before anything is measured
-        study = Study.of(model_dir, source, reference, limit) if source and reference else None
-        given = study.batches(range(len(study.pairs)), TOKENS) if study else []
+        study = Translations.of(model_dir, source, reference, limit) if source and reference else None
+        given = study.batches(range(len(study.examples)), TOKENS) if study else []
         gone = {name: sorted(set(numbers)) for name, numbers in heads.items()} if heads is not None else {}
         if heads is None:
             known = {name: attention.heads for name, attention in attentions(model).items()}
