@@ -11,6 +11,7 @@ import torch
 from regard.adaptation.gates import GateConfig, learn_gates
 from regard.adaptation.pruning import check_prunable, prune
 from regard.adaptation.quantise import USED
+from regard.checks import one_of
 from regard.data.batching import Batch
 from regard.files import new_directory, read_whole, write_whole
 from regard.inspection.importance import Importance, head_importance, least_important, loss, pruning_curve
@@ -87,8 +88,7 @@ def prune_directory(
 
 
 def _check(heads: object, keep: float | None, by: str, source: Path | None, reference: Path | None) -> None:
-    if by not in WAYS:
-        raise ValueError(f"by = {by!r}: choose one of {', '.join(WAYS)}")
+    one_of(WAYS, by=by)
     if (source is None) != (reference is None):
         raise ValueError("source and reference belong together: give both, line by line")
     if heads is not None:
