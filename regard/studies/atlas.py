@@ -21,12 +21,12 @@ from torch import Tensor
 from regard.adaptation.gates import GateConfig, learn_gates
 from regard.checks import at_least
 from regard.files import write_whole
-from regard.inspection.atlas_page import atlas_page
 from regard.inspection.axes import KINDS, START, layer_of
 from regard.inspection.importance import ablate_each, head_importance, pruning_curve, random_curve
 from regard.inspection.links import Gold, Link, error_rate, head_links, lexical_links
 from regard.inspection.measures import OFFSETS, Tally, joined, rows_of, tally
-from regard.inspection.roles import BETTER, Aligned, roles
+from regard.inspection.page import filled
+from regard.inspection.roles import ABOUT, BETTER, Aligned, roles
 from regard.inspection.similarity import Likeness, scaling
 from regard.inspection.syntax import FEWEST, Arc, Grammar
 from regard.inspection.taps import attentions, record
@@ -120,6 +120,17 @@ def analysed(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | Non
         "aer": None if gold is None else _error_rates(study, seen, gold, heads),
         "syntax": None if seen.grammar is None else _relations(seen.grammar, heads),
     }
+
+
+def atlas_page(atlas: Mapping[str, Any]) -> str:
+    """An HTML document of what `make_atlas` has found; style, script and data are inside.
+
+    >>> found = {"format": 1, "model": "<b>", "sentences": 1, "tokens": 3, "bleu": 0.0, "loss": 1.0, "heads": [],
+    ...          "redundant": [], "pruning": None, "aer": None}
+    >>> "<title>The heads of &lt;b&gt;</title>" in atlas_page(found)
+    True
+    """
+    return filled("atlas.html", f"The heads of {atlas['model']}", {**atlas, "about": ABOUT})
 
 
 def writable(place: Path) -> bool:

@@ -23,7 +23,6 @@ from regard.data.dates import date_pairs
 from regard.data.text import PairFiles
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.data.vocabulary import PAD
-from regard.inspection.atlas_page import atlas_page
 from regard.inspection.importance import head_importance
 from regard.inspection.links import head_links
 from regard.inspection.measures import measure
@@ -32,7 +31,7 @@ from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes import recipe as recipes
 from regard.recipes.recipe import DataConfig, Recipe
-from regard.studies.atlas import GATES, How, analysed, make_atlas
+from regard.studies.atlas import GATES, How, analysed, atlas_page, make_atlas
 from regard.studies.study import Study, Translations
 from regard.training.config import TrainConfig
 from tests.inspection.toys import encoder_only, language_model
