@@ -17,13 +17,14 @@ from pathlib import Path
 
 import torch
 
-from regard.data.arrays import PairArrays
-from regard.data.batching import Position
+from regard.data.arrays import Table, pairs_of
+from regard.data.batching import Position, collate
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.config import TrainConfig
 from regard.training.distributed import World
 from regard.training.journal import Journal
 from regard.training.loop import Learner, Report
+from regard.training.objectives import NextToken
 from regard.training.optimisers import OptimiserConfig
 from regard.training.run import Trainer
 from regard.training.stream import stream
@@ -41,12 +42,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         lengths = (draw.choice([12, 20, 28, 44]) for _ in range(20_000))
         rows = ([draw.randrange(4, VOCABULARY) for _ in range(length + draw.randint(-2, 2))] for length in lengths)
-        arrays = PairArrays.build(Path(folder) / "arrays", ((row, row) for row in rows), vocabulary=VOCABULARY)
+        arrays = Table.build(Path(folder) / "arrays", ((row, row) for row in rows), pairs_of(VOCABULARY))
         for turn in range(args.rounds):
             config = TrainConfig(
                 steps=args.steps, seed=turn, batch_tokens=4096, optimiser=OptimiserConfig(args.optimiser)
             )
-            ready = list(islice(stream(arrays, config, World(), Position()), args.steps))
+            ready = list(islice(stream(arrays, collate, config, World(), Position()), args.steps))
             with _learner(config) as learner:
                 learner.step(ready[0].parts, ready[0].tokens)
                 start = time.perf_counter()
@@ -58,7 +59,7 @@ def main() -> None:
                 learner.steps = 0
                 trainer = Trainer(
                     learner,
-                    lambda p, c=config: stream(arrays, c, World(), p),
+                    lambda p, c=config: stream(arrays, collate, c, World(), p),
                     Path(folder) / f"run{turn}",
                     total=args.steps,
                 )
@@ -76,7 +77,7 @@ def main() -> None:
 
 def _learner(config: TrainConfig) -> Learner:
     torch.manual_seed(0)
-    return Learner(Transformer(TransformerConfig.tiny(VOCABULARY)), lambda step: 1e-4, config)
+    return Learner(NextToken(Transformer(TransformerConfig.tiny(VOCABULARY)), 0.1), lambda step: 1e-4, config)
 
 
 if __name__ == "__main__":

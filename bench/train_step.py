@@ -32,7 +32,7 @@ from regard.core.recompute import recompute
 from regard.models.transformer import PRESETS, Transformer, TransformerConfig
 from regard.native.lend import lend
 from regard.training.loop import RECOMPUTED
-from regard.training.objectives import SequenceLoss
+from regard.training.objectives import NextToken
 from regard.training.parallel import Shards
 
 VOCABULARY = {"tiny": 10_000, "base": 37_000}
@@ -74,16 +74,16 @@ def ours(config: TransformerConfig, precision: str, recomputed: str = "nothing")
     model, shards = Transformer(config), Shards()
     lend(model)
     recompute(RECOMPUTED[recomputed](model))
-    objective, parameters = SequenceLoss(model, SMOOTHING), list(model.parameters())
+    objective, parameters = NextToken(model, SMOOTHING), list(model.parameters())
 
     def backward(source: Tensor, target: Tensor, labels: Tensor) -> None:
         tokens = (labels != PAD).sum()
 
-        def loss(*rows: Tensor) -> Tensor:
+        def loss(**rows: Tensor) -> Tensor:
             with cast(precision):
-                return objective(*rows) / tokens
+                return objective(**rows) / tokens
 
-        shards.backward(loss, parameters, (source, target, labels))
+        shards.backward(loss, parameters, {"source": source, "target": target, "labels": labels})
 
     return model, backward
 

@@ -29,6 +29,7 @@ from regard.serving.live import Live
 from regard.training.config import TrainConfig
 from regard.training.distributed import World
 from regard.training.loop import Learner
+from regard.training.objectives import NextToken
 from regard.training.optimisers import OptimiserConfig, hidden_matrices
 
 YAML = """
@@ -243,10 +244,10 @@ def test_the_explorer_shows_what_there_is(folder: Path) -> None:
 def test_a_part_that_a_model_does_not_have_cannot_be_computed_twice() -> None:
     model = build(configure("lstm", ["d_model=16"], vocabulary=50))
     with pytest.raises(ValueError, match=r"train\.recompute=feed_forward: a Recurrent model has no such part"):
-        Learner(model, lambda step: 0.0, TrainConfig(steps=1, recompute="feed_forward"))
+        Learner(NextToken(model, 0.1), lambda step: 0.0, TrainConfig(steps=1, recompute="feed_forward"))
     two = World(rank=0, size=2)
     with pytest.raises(ValueError, match=r"fsdp cannot share out PyTorch's recurrent cells: use ddp"):
-        Learner(model, lambda step: 0.0, TrainConfig(steps=1, distributed="fsdp", optimiser=ADAMW), two)
+        Learner(NextToken(model, 0.1), lambda step: 0.0, TrainConfig(steps=1, distributed="fsdp", optimiser=ADAMW), two)
 
 
 def test_muon_trains_the_matrices_of_each_gate() -> None:

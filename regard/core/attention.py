@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from regard.checks import choose
+from regard.checks import choose, one_of
 from regard.core.backends import BACKENDS, Backend, auto, check_added, dense, fitted, one_dtype, weights
 from regard.core.cache import KeyValues, Recent, Sums
 from regard.core.dropout import check_probability
@@ -119,7 +119,7 @@ class AttentionConfig:
             )
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}: choose a divisor")
-        choose("attention backend", self.backend, {"auto": auto, **BACKENDS})
+        one_of(("auto", *BACKENDS), backend=self.backend)
         if self.score not in SCORES:
             raise ValueError(f"unknown score {self.score!r}: choose one of {', '.join(SCORES)}")
         read_normaliser(self.normaliser)

@@ -1,18 +1,18 @@
-"""Token ids on disk, read row by row: a corpus may be larger than memory.
+"""Examples on disk, read row by row: a corpus may be larger than memory.
 
-A folder holds, for N pairs, `source.ids` and `target.ids` (all ids end to end), `source.offsets` and
-`target.offsets` (N + 1 numbers: row i is ids[offsets[i] : offsets[i + 1]]), and `arrays.json`, which says how to
-read them and how long they are. All numbers are little-endian.
+A folder holds, for N rows, two files a column: `source.ids` (the values of all rows end to end) and `source.offsets`
+(N + 1 numbers: row i is ids[offsets[i] : offsets[i + 1]]), and `arrays.json`, which says how to read them and how long
+they are. All numbers are little-endian.
 """
 
 import json
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,34 +21,57 @@ from regard.files import sync
 
 FORMAT = 1
 ABOUT = "arrays.json"
-SIDES = ("source", "target")
-FILES = [f"{side}.{kind}" for side in SIDES for kind in ("ids", "offsets")]
-DTYPES = {"uint16": "<u2", "uint32": "<u4"}
-CHUNK = 2**12  # pairs encoded at a time
+KINDS = ("ids", "offsets")
+CHUNK = 2**12  # rows encoded at a time
+Example = tuple[NDArray[Any], ...]  # a row: the values of each column
 
 
 @dataclass(frozen=True)
-class PairArrays:
-    """N pairs of id sequences in a folder; nothing of them stays in memory.
+class Column:
+    """What a row has of one kind: values along a first dimension, as many as there are.
+
+    >>> Column.ids(37_000).dtype
+    'uint16'
+    """
+
+    dtype: str  # of a value, as numpy names it
+    ragged: bool = True  # rows differ in length: it decides which of them go together
+    below: int | None = None  # values are whole numbers from 0 on, and below this
+
+    @classmethod
+    def ids(cls, vocabulary: int) -> "Column":
+        """The tokens of a text."""
+        return cls("uint16" if vocabulary <= 2**16 else "uint32", below=vocabulary)
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The type of its values on disk."""
+        return np.dtype(self.dtype).newbyteorder("<")
+
+
+@dataclass(frozen=True)
+class Table:
+    """N rows in a folder, each with the same columns; nothing of them stays in memory.
 
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     arrays = PairArrays.build(f"{folder}/train", [([5, 6], [7]), ([8], [9, 9])], vocabulary=10)
-    ...     len(arrays), arrays.lengths([0, 1]).tolist(), arrays.pairs([1])
+    ...     table = Table.build(f"{folder}/train", [([5, 6], [7]), ([8], [9, 9])], pairs_of(10))
+    ...     len(table), table.lengths([0, 1]).tolist(), table.rows([1])
     (2, [[2, 1], [1, 2]], [(array([8], dtype=uint16), array([9, 9], dtype=uint16))])
     """
 
     directory: Path
     count: int
-    dtype: str  # of the ids, one of DTYPES
+    columns: Mapping[str, Column]
+    marks: ClassVar[int] = 1  # a batch adds one to each text
 
     @classmethod
     def build(
-        cls, directory: str | Path, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], *, vocabulary: int
-    ) -> "PairArrays":
-        """Write `pairs` of ids below `vocabulary` into a new folder, all of them or nothing.
+        cls, directory: str | Path, rows: Iterable[Sequence[Sequence[Any]]], columns: Mapping[str, Column]
+    ) -> "Table":
+        """Write rows, the values of each column in turn, into a new folder, all of them or nothing.
 
-        A folder of arrays that is already there is opened, not rebuilt: name it after what it holds. So processes
-        that build the same one at once all end with the first one's.
+        A table that is already there is opened, not rebuilt: name it after what it holds. So processes that build the
+        same one at once all end with the first one's.
         """
         directory = Path(directory)
         if directory.exists():
@@ -59,7 +82,7 @@ class PairArrays:
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as hidden:
             made = Path(hidden) / directory.name  # one level down: `hidden` itself is closed to other users
             made.mkdir()
-            _write(made, pairs, vocabulary)
+            _write(made, rows, columns)
             try:
                 made.rename(directory)
             except OSError:  # another process was first
@@ -69,79 +92,93 @@ class PairArrays:
         return cls.open(directory)
 
     @classmethod
-    def open(cls, directory: str | Path) -> "PairArrays":
-        """The arrays in a folder that `build` wrote."""
+    def open(cls, directory: str | Path) -> "Table":
+        """The table in a folder that `build` wrote."""
         directory = Path(directory)
         remedy = f"delete the folder {directory} and run again to rebuild it"
         try:
             about = json.loads((directory / ABOUT).read_bytes())
             if about["format"] != FORMAT:
                 raise ValueError(f"format {about['format']}, not {FORMAT}")
-            arrays = cls(directory, int(about["count"]), DTYPES[about["dtype"]])
-            sizes = {name: about["bytes"][name] for name in FILES}
-        except (KeyError, TypeError, ValueError) as error:
+            listed = about.get("columns") or {side: {"dtype": about["dtype"]} for side in ("source", "target")}
+            columns = {name: Column(**column) for name, column in listed.items()}
+            table = cls(directory, int(about["count"]), columns)
+            sizes = {name: about["bytes"][name] for name in files_of(columns)}
+            assert all(column.stored for column in columns.values())
+        except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"cannot use {directory / ABOUT} ({error!r}): {remedy}") from None
         for name, size in sizes.items():
             path = directory / name
             there = f"{path.stat().st_size} bytes" if path.exists() else "missing"
             if there != f"{size} bytes":
                 raise ValueError(f"{path} is {there}, not {size} bytes: {remedy}")
-        return arrays
+        return table
 
     def __len__(self) -> int:
         return self.count
 
     def lengths(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many ids the source and the target of each wanted pair have: (n, 2)."""
-        return np.concatenate([np.diff(self._bounds(side, indices)) for side in SIDES], axis=1)
+        """How many values each ragged column of the wanted rows has: (n, ragged columns)."""
+        ragged = [name for name, column in self.columns.items() if column.ragged]
+        return np.concatenate([np.diff(self._bounds(name, indices)) for name in ragged], axis=1)
 
-    def pairs(self, indices: Sequence[int] | NDArray[np.int64]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-        """The wanted pairs of ids, in the order of `indices`."""
-        source, target = (self._rows(side, indices) for side in SIDES)
-        return list(zip(source, target, strict=True))
+    def rows(self, indices: Sequence[int] | NDArray[np.int64]) -> list[Any]:
+        """The wanted rows, each an `Example`, in the order of `indices`."""
+        return list(zip(*(self.values(name, self._bounds(name, indices)) for name in self.columns), strict=True))
 
-    def _bounds(self, side: str, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def _bounds(self, name: str, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): where each row begins and ends. The map lives in this call only, so its pages do not pile up."""
         rows = np.asarray(indices, dtype=np.int64)
         if len(rows) and not 0 <= rows.min() <= rows.max() < self.count:
-            raise IndexError(f"pairs are numbered 0..{self.count - 1}, got {rows.min()}..{rows.max()}")
-        offsets = np.memmap(self.directory / f"{side}.offsets", dtype="<u8", mode="r")
+            raise IndexError(f"rows are numbered 0..{self.count - 1}, got {rows.min()}..{rows.max()}")
+        offsets = np.memmap(self.directory / f"{name}.offsets", dtype="<u8", mode="r")
         return np.stack([offsets[rows], offsets[rows + 1]], axis=1).astype(np.int64)
 
-    def _rows(self, side: str, indices: Sequence[int] | NDArray[np.int64]) -> list[NDArray[Any]]:
+    def values(self, name: str, bounds: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """What stands between these bounds of a column, which need not be those of rows."""
         # Reads, not a map: every page touched in a map brings its neighbours, 64 KB for a row of 60 bytes.
-        dtype, rows = np.dtype(self.dtype), []
-        with open(self.directory / f"{side}.ids", "rb", buffering=0) as file:
-            for start, stop in (self._bounds(side, indices) * dtype.itemsize).tolist():
+        dtype, rows = self.columns[name].stored, []
+        with open(self.directory / f"{name}.ids", "rb", buffering=0) as file:
+            for start, stop in (bounds * dtype.itemsize).tolist():
                 file.seek(start)
                 rows.append(np.frombuffer(file.read(stop - start), dtype))
         return rows
 
 
-def _write(folder: Path, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], vocabulary: int) -> None:
-    dtype = "uint16" if vocabulary <= 2**16 else "uint32"
-    count, ends, stream = 0, dict.fromkeys(SIDES, 0), iter(pairs)
+def pairs_of(vocabulary: int) -> dict[str, Column]:
+    """The columns of a text and its translation."""
+    return {"source": Column.ids(vocabulary), "target": Column.ids(vocabulary)}
+
+
+def files_of(columns: Iterable[str]) -> list[str]:
+    """The files of some columns."""
+    return [f"{name}.{kind}" for name in columns for kind in KINDS]
+
+
+def _write(folder: Path, rows: Iterable[Sequence[Sequence[Any]]], columns: Mapping[str, Column]) -> None:
+    count, ends, stream = 0, dict.fromkeys(columns, 0), iter(rows)
+    names = files_of(columns)
     with ExitStack() as stack:
-        files = {name: stack.enter_context(open(folder / name, "wb")) for name in FILES}
-        for side in SIDES:
-            files[f"{side}.offsets"].write(bytes(8))
+        files = {name: stack.enter_context(open(folder / name, "wb")) for name in names}
+        for name in columns:
+            files[f"{name}.offsets"].write(bytes(8))
         while chunk := list(islice(stream, CHUNK)):
-            for side, rows in zip(SIDES, zip(*chunk, strict=True), strict=True):
-                stops = np.cumsum([len(row) for row in rows])
-                ids = np.fromiter(chain.from_iterable(rows), np.int64, stops[-1])
-                wrong = np.flatnonzero((ids < 0) | (ids >= vocabulary))
-                if len(wrong):
+            for (name, column), parts in zip(columns.items(), zip(*chunk, strict=True), strict=True):
+                stops = np.cumsum([len(part) for part in parts])
+                values = np.fromiter(chain.from_iterable(parts), np.int64 if column.below else column.stored, stops[-1])
+                if column.below is not None and len(wrong := np.flatnonzero((values < 0) | (values >= column.below))):
                     row = count + int(np.searchsorted(stops, wrong[0], side="right"))
                     raise ValueError(
-                        f"pair {row}: {side} id {ids[wrong[0]]} is outside the vocabulary of {vocabulary}; "
+                        f"row {row}: {name} id {values[wrong[0]]} is outside the vocabulary of {column.below}; "
                         "encode the text with the tokenizer of this vocabulary"
                     )
-                files[f"{side}.ids"].write(ids.astype(DTYPES[dtype]).tobytes())
-                files[f"{side}.offsets"].write((ends[side] + stops).astype("<u8").tobytes())
-                ends[side] += int(stops[-1])
+                files[f"{name}.ids"].write(values.astype(column.stored).tobytes())
+                files[f"{name}.offsets"].write((ends[name] + stops).astype("<u8").tobytes())
+                ends[name] += int(stops[-1])
             count += len(chunk)
-    sizes = {name: (folder / name).stat().st_size for name in FILES}
-    about = {"format": FORMAT, "count": count, "dtype": dtype, "bytes": sizes}
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    listed = {name: asdict(column) for name, column in columns.items()}
+    about = {"format": FORMAT, "count": count, "columns": listed, "bytes": sizes}
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
-    for path in (*(folder / name for name in (*FILES, ABOUT)), folder):
+    for path in (*(folder / name for name in (*names, ABOUT)), folder):
         sync(path)

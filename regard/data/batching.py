@@ -1,14 +1,14 @@
-"""Batches of sequences of ids: which rows go together, in which order, and as padded tensors.
+"""Batches of examples: which rows go together, in which order, and as padded tensors by name.
 
-Letters: B batch, S source length, T target length, N pairs of the corpus. Lengths of a batch count one mark more than
-the rows have: a source ends in EOS, a target begins with BOS or ends in EOS.
+Letters: B batch, S source length, T target length, N examples of the corpus. Lengths of a batch may count a mark more
+than the rows have: a source ends in EOS, a target begins with BOS or ends in EOS.
 
 The order is a pure function of (seed, epoch). It is random where memory allows: consecutive blocks of the corpus,
 shuffled, fill a pool; inside a pool every row may meet every other.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count, islice
@@ -32,46 +32,53 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences of ids, right-padded with PAD, as an encoder-decoder is taught."""
+    """What one step learns from: tensors by name, of which the first dimension is rows.
 
-    source: Tensor  # (B, S) int64, each row ends in EOS
-    target: Tensor  # (B, T) int64, what the decoder reads: BOS, then the sequence
-    labels: Tensor  # (B, T) int64, what it must say next: the sequence, then EOS
+    A model takes those that it names; `labels` are what it must say, and the objective's.
+    """
+
+    tensors: Mapping[str, Tensor]
+    count: int  # labels that are not padding: what a sum of losses is divided by
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
 
     @property
-    def tokens(self) -> int:
-        """How many labels are not padding."""
-        return int((self.labels != PAD).sum())
-
-    def rows(self, which: slice | list[int]) -> "Batch":
-        """Some of the rows, as wide as before."""
-        return Batch(self.source[which], self.target[which], self.labels[which])
+    def inputs(self) -> dict[str, Tensor]:
+        """What a model reads."""
+        return {name: tensor for name, tensor in self.tensors.items() if name != "labels"}
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on a device."""
-        return Batch(self.source.to(device), self.target.to(device), self.labels.to(device))
+        return Batch({name: tensor.to(device) for name, tensor in self.tensors.items()}, self.count)
 
 
-def collate(pairs: Iterable[tuple[Sequence[int] | NDArray[Any], Sequence[int] | NDArray[Any]]]) -> Batch:
-    """One batch of (source ids, target ids) without specials.
+def collate(
+    pairs: Iterable[tuple[Sequence[int] | NDArray[Any], Sequence[int] | NDArray[Any]]], draw: object = None
+) -> Batch:
+    """One batch of (source ids, target ids) without marks, as an encoder-decoder is taught; nothing of it is drawn.
+
+    source (B, S): each row ends in EOS; target (B, T), what the decoder reads: BOS, then the sequence; labels (B, T),
+    what it must say next: the sequence, then EOS. All are right-padded with PAD.
 
     >>> batch = collate([([5, 6], [6, 5]), ([7], [7])])
-    >>> batch.source.tolist()
+    >>> batch["source"].tolist()
     [[5, 6, 2], [7, 2, 0]]
-    >>> batch.target.tolist()
+    >>> batch["target"].tolist()
     [[1, 6, 5], [1, 7, 0]]
-    >>> batch.labels.tolist()
+    >>> batch["labels"].tolist()
     [[6, 5, 2], [7, 2, 0]]
-    >>> batch.tokens
+    >>> batch.count
     5
     """
     pairs = list(pairs)
     targets = [target for _, target in pairs]
-    return Batch(
-        source=_pad([source for source, _ in pairs], bos=False),
-        target=_pad(targets, bos=True),
-        labels=_pad(targets, bos=False),
-    )
+    source = _pad([source for source, _ in pairs], bos=False)
+    target, labels = _pad(targets, bos=True), _pad(targets, bos=False)
+    return Batch({"source": source, "target": target, "labels": labels}, sum(len(target) + 1 for target in targets))
 
 
 def _pad(rows: Sequence[Sequence[int] | NDArray[Any]], *, bos: bool) -> Tensor:
@@ -83,36 +90,39 @@ def _pad(rows: Sequence[Sequence[int] | NDArray[Any]], *, bos: bool) -> Tensor:
     return torch.from_numpy(padded)
 
 
-class Lengths(Protocol):
-    """What one must know of N pairs to batch them: `PairArrays`, for one."""
+class Examples(Protocol):
+    """What one must know of N examples to batch them: a `Table`, for one."""
+
+    @property
+    def marks(self) -> int:
+        """How many a batch adds to each length."""
 
     def __len__(self) -> int: ...
 
     def lengths(self, indices: Ints, /) -> Ints:
-        """(n, 2): how many ids the source and the target of each pair have."""
+        """(n, columns): how many values each ragged column of an example has."""
         ...
 
 
 def token_batches(
-    pairs: Lengths, *, tokens: int, seed: int, epoch: int, pool: int = 2**17, shuffle: bool = True
+    examples: Examples, *, tokens: int, seed: int, epoch: int, pool: int = 2**17, shuffle: bool = True
 ) -> Iterator[Ints]:
-    """The pairs of one epoch, each once, as batches of their indices: B · max(S, T) ≤ tokens.
+    """The examples of one epoch, each once, as batches of their indices: B · max(S, T) ≤ tokens.
 
     Memory grows with `pool`, not with the corpus. Without `shuffle` a pool is the next piece of the corpus and its
     batches come in the order of length, the same in every epoch.
     """
-    N = len(pairs)
+    N = len(examples)
     if not N:
-        raise ValueError("there are no pairs to make batches of: check the files and filters of the data")
+        raise ValueError("there are no examples to make batches of: check the files and filters of the data")
     if seed < 0:
         raise ValueError(f"a seed is a whole number from 0, got {seed}")
     for start in range(0, N, pool):  # before the training, not in the middle of it
-        lengths = pairs.lengths(np.arange(start, min(start + pool, N)))
-        row, side = divmod(int(lengths.argmax()), 2)
-        if lengths[row, side] >= tokens:
+        longest = examples.lengths(np.arange(start, min(start + pool, N))).max(axis=1)
+        if (most := int(longest.max()) + examples.marks) > tokens:
             raise ValueError(
-                f"the {('source', 'target')[side]} of pair {start + row} has {lengths[row, side] + 1} tokens with its "
-                f"end mark, a batch has {tokens}: raise train.batch_tokens, or lower data.max_length"
+                f"example {start + int(longest.argmax())} has {most} tokens with its end mark, a batch has {tokens}: "
+                "raise train.batch_tokens, or lower data.max_length"
             )
 
     # Raw bits and a stable sort: numpy promises the bits on every platform and in every version, but not how its own
@@ -129,7 +139,7 @@ def token_batches(
             blocks = starts[first : first + pool // block]
             rows = np.concatenate([np.arange(start, min(start + block, N)) for start in blocks])
             rows = rows[order(len(rows))]
-            cut = _cut(rows, pairs.lengths(rows) + 1, tokens)
+            cut = _cut(rows, examples.lengths(rows) + examples.marks, tokens)
             yield from (cut[i] for i in order(len(cut)))
 
     return batches()  # a plain function around the generator: a wrong argument fails here, not at the first `next`
@@ -138,12 +148,12 @@ def token_batches(
 def _cut(rows: Ints, lengths: Ints, tokens: int) -> list[Ints]:
     """Batches of rows of like shape: the least padding that their order allows, at a CHARGE for each batch.
 
-    `lengths` (n, 2) count the marks. With 4,096 tokens, Multi30k becomes 120 batches with 2.8 % padding; sorted by
-    target and source length, and cut where a batch is full, it becomes 121 with 6.2 %.
+    `lengths` (n, columns) count the marks. With 4,096 tokens, Multi30k becomes 120 batches with 2.8 % padding; sorted
+    by target and source length, and cut where a batch is full, it becomes 121 with 6.2 %.
     """
     # In a band of target lengths the source lengths rise, in the next they fall, and so do target lengths from one
     # source length to the next: neighbours in the order are always neighbours in shape.
-    source, target = lengths.T
+    source, target = lengths[:, 0], lengths[:, -1] if lengths.shape[1] < 3 else lengths[:, 1:].max(axis=1)
     band = target // BAND
     by = np.lexsort((np.where(source % 2, -target, target), np.where(band % 2, -source, source), band))
     rows, source, target = rows[by], source[by], target[by]
@@ -182,7 +192,7 @@ class Position:
 
 
 def batches_from(
-    pairs: Lengths, position: Position, *, tokens: int, seed: int, pool: int = 2**17, shuffle: bool = True
+    examples: Examples, position: Position, *, tokens: int, seed: int, pool: int = 2**17, shuffle: bool = True
 ) -> Iterator[tuple[Position, Ints]]:
     """The batches of `token_batches` from a position on, epoch after epoch, each with the position after it.
 
@@ -190,7 +200,7 @@ def batches_from(
     """
 
     def epoch_of(number: int) -> Iterator[Ints]:
-        return token_batches(pairs, tokens=tokens, seed=seed, epoch=number, pool=pool, shuffle=shuffle)
+        return token_batches(examples, tokens=tokens, seed=seed, epoch=number, pool=pool, shuffle=shuffle)
 
     def run(batches: Iterator[Ints]) -> Iterator[tuple[Position, Ints]]:
         done = position.batch
@@ -207,14 +217,14 @@ def batches_from(
 def split_rows(indices: Ints, parts: int, *, lengths: Ints) -> list[Ints]:
     """One batch shared out, in order, over processes and accumulation steps, as even in tokens as rows allow.
 
-    `lengths` (B, 2) are those of the rows. No part has more than an even share and the longest row; a part is empty
-    only if there are fewer rows than parts.
+    `lengths` (B, columns) are those of the rows. No part has more than an even share and the longest row; a part is
+    empty only if there are fewer rows than parts.
 
     >>> split_rows(np.array([4, 8, 15, 16, 23]), 2, lengths=np.array([[9, 9], [3, 3], [3, 3], [3, 3], [3, 3]]))
     [array([4, 8]), array([15, 16, 23])]
     """
     B = len(indices)
-    reach = np.append(0, np.cumsum(lengths.sum(axis=1) + 2))  # tokens in the first n rows, marks included
+    reach = np.append(0, np.cumsum(lengths.sum(axis=1) + lengths.shape[1]))  # tokens of the first n rows, with marks
     middles = (reach[1:] + reach[:-1]) / 2
     inner = np.arange(1, parts)
     # A row belongs before the k-th cut if most of it lies below k even shares. Less k, cuts that leave every part a

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from regard.data.arrays import PairArrays
+from regard.data.arrays import Table
 from regard.data.batching import token_batches
 from regard.data.tokenizers import UNK
 from regard.files import write_whole
@@ -80,7 +80,7 @@ class Shortlist:
 
 
 def learn_shortlist(
-    pairs: PairArrays, *, vocabulary: int, size: int = 100, common: int = 200, iterations: int = 5
+    pairs: Table, *, vocabulary: int, size: int = 100, common: int = 200, iterations: int = 5
 ) -> Shortlist:
     """The `size` likeliest target tokens of each source token, and the `common` most frequent ones of all.
 
@@ -127,7 +127,9 @@ def coverage(shortlist: Shortlist, pairs: Iterable[tuple[Iterable[int], NDArray[
 class _Text:
     """Pairs in batches of like shape, again and again."""
 
-    def __init__(self, pairs: PairArrays) -> None:
+    marks = 1
+
+    def __init__(self, pairs: Table) -> None:
         lengths = pairs.lengths(np.arange(len(pairs)))
         self._pairs, self._known = pairs, np.flatnonzero(lengths.max(1, initial=0) < LONGEST)
         if not len(self._known):
@@ -144,7 +146,7 @@ class _Text:
     def batches(self) -> Iterable[tuple[Ints, Ints]]:
         """Sources (n, S) after NOTHING and targets (n, T), padded with -1."""
         for rows in self._rows:
-            sources, targets = zip(*self._pairs.pairs(self._known[rows]), strict=True)
+            sources, targets = zip(*self._pairs.rows(self._known[rows]), strict=True)
             yield np.insert(_pad(sources), 0, NOTHING, axis=1), _pad(targets)
 
 

@@ -98,7 +98,7 @@ def page(model: Transformer, answer: Answer) -> str:
     """All heads while the model writes its answer, as one self-contained HTML page."""
     batch = collate([(vocabulary().encode(answer.asked.text), vocabulary().encode(answer.said))])
     read, written = [*answer.asked.text, "</s>"], [*answer.said, "</s>"]
-    maps = translation_maps(model, batch.source, batch.target, read, written)
+    maps = translation_maps(model, batch["source"], batch["target"], read, written)
     note = f"Locale {answer.asked.locale}; the model writes {answer.said}, the date is {answer.asked.iso}."
     return attention_page(maps, title=f"{answer.asked.text} → {answer.said}", note=note)
 

@@ -160,7 +160,7 @@ def translation(
         raise ValueError(f"no training sentence of {recipe} has {limit} sub-words or less: raise limit")
 
     def fetch(rows: Sequence[int]) -> list[Pair]:
-        return [(source.tolist(), target.tolist()) for source, target in data.train.pairs(rows)]
+        return [(source.tolist(), target.tolist()) for source, target in data.train.rows(rows)]
 
     model = contestant(name, len(data.tokenizer), limit, size, seed)
     losses = taught(model, shuffled(fetch, short, seed), console, seed=seed, name=f"translation, {name}", **teaching)

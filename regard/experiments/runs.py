@@ -126,8 +126,8 @@ def foretold(model: nn.Module, batches: Iterable[Batch]) -> tuple[float, float]:
     """
     pairs = whole = labels = right = 0
     for batch in batches:
-        count = batch.labels != PAD
-        good = (model(batch.source, batch.target).argmax(-1) == batch.labels) & count
+        count = batch["labels"] != PAD
+        good = (model(batch["source"], batch["target"]).argmax(-1) == batch["labels"]) & count
         pairs, whole = pairs + len(count), whole + int((good == count).all(1).sum())
         labels, right = labels + int(count.sum()), right + int(good.sum())
     return whole / pairs, right / labels

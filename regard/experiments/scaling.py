@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from regard.data.batching import token_batches
+from regard.data.batching import collate, token_batches
 from regard.evaluation.scaling import LEVEL, Fit, Law, fit
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Experiment, Report, Result, Results, Trial, table
@@ -23,6 +23,7 @@ from regard.recipes import recipe as recipes
 from regard.recipes.train import interrupting, prepare
 from regard.training.distributed import world
 from regard.training.loop import Learner
+from regard.training.objectives import NextToken
 from regard.training.run import Finished, Trainer, Validation
 from regard.training.schedules import schedule
 from regard.training.stream import stream
@@ -99,10 +100,10 @@ def trained_on(folder: Path, console: Console, *, recipe: str, changes: Sequence
         return Validation(step, -loss, {"loss": loss}, [])
 
     rate = schedule(c.schedule, d_model=config.d_model, total=c.steps)
-    with world() as here, Learner(build(config), rate, c, here) as learner:
+    with world() as here, Learner(NextToken(build(config), c.smoothing), rate, c, here) as learner:
         trainer = Trainer(
             learner,
-            lambda position: stream(arrays, c, here, position),
+            lambda position: stream(arrays, collate, c, here, position),
             folder / "trainer",
             total=c.steps,
             identity=f"{data.identity} {pairs}",

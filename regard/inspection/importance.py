@@ -22,14 +22,8 @@ Found = TypeVar("Found", covariant=True)
 class Taught(Protocol):
     """Some sentences and what a model must say of them, right-padded: `regard.data.batching.Batch`, for one."""
 
-    @property
-    def source(self) -> Tensor: ...  # (B, S)
-
-    @property
-    def target(self) -> Tensor: ...  # (B, T), what the decoder reads
-
-    @property
-    def labels(self) -> Tensor: ...  # (B, T), what it must say next
+    def __getitem__(self, name: str) -> Tensor:
+        """source (B, S); target (B, T), what the decoder reads; labels (B, T), what it must say next."""
 
 
 @torch.inference_mode()
@@ -38,16 +32,16 @@ def loss(model: nn.Module, batches: Iterable[Taught], *, pad: int) -> float:
     total, tokens = 0.0, 0
     for batch in batches:
         total += float(sentence_losses(model, batch, pad).double().sum())
-        tokens += int((batch.labels != pad).sum())
+        tokens += int((batch["labels"] != pad).sum())
     return total / tokens
 
 
 def sentence_losses(model: nn.Module, batch: Taught, pad: int) -> Tensor:
     """The cross-entropy of each sentence, (B,): the sum over its labels."""
-    logits: Tensor = model(batch.source, batch.target)
+    logits: Tensor = model(batch["source"], batch["target"])
     flat = logits.float().flatten(0, 1)  # (B · T, V): three times as fast as with the classes in the middle
-    losses = F.cross_entropy(flat, batch.labels.flatten(), ignore_index=pad, reduction="none")
-    return losses.unflatten(0, batch.labels.shape).sum(1)
+    losses = F.cross_entropy(flat, batch["labels"].flatten(), ignore_index=pad, reduction="none")
+    return losses.unflatten(0, batch["labels"].shape).sum(1)
 
 
 def head_importance(
@@ -74,7 +68,7 @@ def head_importance(
     found = {name: torch.zeros(attention.heads) for name, attention in known.items()}
     sentences = 0
     for batch in batches:
-        B, device = len(batch.source), batch.source.device
+        B, device = len(batch["source"]), batch["source"].device
         with torch.enable_grad():
             masks = {name: torch.ones(B, a.heads, device=device, requires_grad=True) for name, a in known.items()}
             with edit(model, {name: partial(scaled, mask) for name, mask in masks.items()}):

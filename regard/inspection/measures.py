@@ -167,11 +167,11 @@ class Axes(NamedTuple):
 
 def axes_of(kind: str, batch: Taught, tokens: Tokens) -> Axes:
     """The axes of an attention of a kind, while a model reads a batch."""
-    queries, said = (batch.source, batch.source) if kind == "encoder" else (batch.target, batch.labels)
-    keys = batch.target if kind == "decoder" else batch.source
+    queries, said = (batch["source"], batch["source"]) if kind == "encoder" else (batch["target"], batch["labels"])
+    keys = batch["target"] if kind == "decoder" else batch["source"]
     (B, T), S = queries.shape, keys.shape[1]
     offsets = torch.arange(S, device=keys.device) - torch.arange(T, device=keys.device)[:, None]
-    live = batch.labels if kind == "decoder" else batch.source  # a target's padding is where nothing is predicted
+    live = batch["labels"] if kind == "decoder" else batch["source"]  # a target's padding is where nothing is predicted
     visible = (live != tokens.pad)[:, None].expand(B, T, S)
     if kind == "decoder":
         visible = visible & (offsets <= 0)
@@ -253,7 +253,7 @@ def measure(model: nn.Module, batches: Iterable[Taught], tokens: Tokens) -> dict
     tallies: dict[str, list[Tally]] = {}
     for batch in batches:
         with record(model) as seen:
-            model(batch.source, batch.target)
+            model(batch["source"], batch["target"])
         for name, weights in seen.weights.items():
             tallies.setdefault(name, []).append(tally(kind_of(name), weights, batch, tokens))
     return {

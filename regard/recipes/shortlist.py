@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.data.arrays import PairArrays
+from regard.data.arrays import Table, pairs_of
 from regard.data.lexicon import Coverage, coverage, learn_shortlist
 from regard.data.text import PairFiles, read_pairs
 from regard.data.tokenizers import Tokenizer
@@ -52,10 +52,10 @@ def make_shortlist(
         pass  # no compiler here; the list may be for another machine
     text = _trained_on(model_dir) if source is None else read_pairs(PairFiles(str(source), str(target)))
     with tempfile.TemporaryDirectory() as folder:
-        pairs = PairArrays.build(Path(folder) / "pairs", _encoded(tokenizer, text), vocabulary=vocabulary)
+        pairs = Table.build(Path(folder) / "pairs", _encoded(tokenizer, text), pairs_of(vocabulary))
         shortlist = learn_shortlist(pairs, vocabulary=vocabulary, size=size, common=common)
         shortlist.save(model_dir)
-        some = pairs.pairs(range(min(len(pairs), MEASURED)))
+        some = pairs.rows(range(min(len(pairs), MEASURED)))
         return Made(len(pairs), vocabulary, coverage(shortlist, some))
 
 

@@ -8,7 +8,7 @@ import re
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,8 +23,8 @@ from rich.console import Console
 from torch import nn
 
 from regard.api import Translator
-from regard.data.arrays import PairArrays
-from regard.data.batching import token_batches
+from regard.data.arrays import Table, pairs_of
+from regard.data.batching import Batch, collate, token_batches
 from regard.data.corpora import CORPORA, letters, obtain, split_of
 from regard.data.sentences import Habits, habits
 from regard.data.text import PairFiles, Skipped, fingerprint, read_pairs
@@ -42,6 +42,7 @@ from regard.training.display import Display, fetching
 from regard.training.distributed import World, world
 from regard.training.journal import Journal
 from regard.training.loop import Learner, load_parameters
+from regard.training.objectives import NextToken
 from regard.training.run import UNKNOWN, Event, Finished, Trainer, Validation
 from regard.training.schedules import schedule
 from regard.training.stream import stream
@@ -67,7 +68,7 @@ class Prepared:
     """A recipe's data, ready to learn from."""
 
     tokenizer: Tokenizer
-    train: PairArrays
+    train: Table
     valid: list[Pair]
     test: list[Pair]
     remarks: list[str]  # what was left out, and what should not be in
@@ -94,7 +95,7 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
             except OSError:
                 if not folder.exists():  # else another process was first, with the same
                     raise
-    tokenizer, arrays = Tokenizer.load(folder / "tokenizer.json"), PairArrays.open(folder / "train")
+    tokenizer, arrays = Tokenizer.load(folder / "tokenizer.json"), Table.open(folder / "train")
     remarks = json.loads((folder / "remarks.json").read_text("utf-8"))
     held_out = {}
     for split in ("valid", "test"):
@@ -131,7 +132,7 @@ def _build(recipe: Recipe, splits: "Splits", folder: Path) -> None:
                 else:
                     yield source, in_order(recipe, target)
 
-    arrays = PairArrays.build(folder / "train", tokens(), vocabulary=len(tokenizer))
+    arrays = Table.build(folder / "train", tokens(), pairs_of(len(tokenizer)))
     if not len(arrays):
         raise ValueError(f"no training pair is left: all {long:,} have a side over data.max_length sub-words")
     remarks = [skipped.report()] if skipped.report() else []
@@ -220,8 +221,10 @@ def train(
         model = build(recipe.model.build(len(data.tokenizer)))
         _introduce(say, name, recipe, data, model)
         if recipe.train.batch_tokens == 0:
-            length, vocabulary = recipe.data.max_length, len(data.tokenizer)
-            found = largest_batch(model, recipe.train, here, length=length, vocabulary=vocabulary)
+            length = recipe.data.max_length
+            probe = partial(_longest, len(data.tokenizer), length)
+            objective = NextToken(model, recipe.train.smoothing)
+            found = largest_batch(objective, recipe.train, here, length=length, probe=probe)
             recipe = replace(recipe, train=replace(recipe.train, batch_tokens=found))
             say.line("batches", f"of {found:,} tokens, the largest that fit in memory (train.batch_tokens={found})")
         run = _Run(recipe, directory, data, model, here)
@@ -331,15 +334,19 @@ class _Run:
         recipe = replace(recipe, decode=replace(recipe.decode, **read))
         self.directory, self.data, self.model, self.here = directory, data, model, here
         self.recipe, c = recipe, recipe.train
-        self.learner = Learner(model, self._rate, c, here)
+        self.learner = Learner(NextToken(model, c.smoothing), self._rate, c, here)
         # Complete: how text is read and how many threads share a batch are part of what the run is.
         self.recipe = replace(recipe, train=replace(c, shards=self.learner.shards))
         resample = None
         if recipe.tokens.dropout:
             resample = partial(_resample, data.tokenizer, recipe.tokens.dropout, recipe.data.max_length)
+
+        def collated(pairs: Sequence[Any], draw: Random) -> Batch:
+            return collate(pairs if resample is None else [(resample(s, draw), resample(t, draw)) for s, t in pairs])
+
         self.trainer = Trainer(
             self.learner,
-            lambda position: stream(data.train, c, here, position, resample=resample),
+            lambda position: stream(data.train, collated, c, here, position),
             directory / "trainer",
             total=self._total(),
             identity=data.identity,
@@ -443,6 +450,12 @@ def _introduce(say: Display, name: str, recipe: Recipe, data: Prepared, model: n
     for remark in data.remarks:
         say.line("", remark)
     say.line("tokens", f"{len(data.tokenizer):,} {recipe.tokens.kind} sub-words, joint")
+
+
+def _longest(vocabulary: int, length: int, rows: int) -> Batch:
+    """So many pairs of the greatest length."""
+    ids = torch.randint(4, vocabulary, (length - 1,)).tolist()
+    return collate([(ids, ids)] * rows)
 
 
 def _resample(tokenizer: Tokenizer, dropout: float, longest: int, ids: Any, draw: Random) -> Any:

@@ -278,15 +278,16 @@ class Live:
     def run(self, look: Look) -> Tensor:
         """One pass -> logits (1, T, V), all of them numbers."""
         batch = self.batch(look)
-        logits = self.model(batch.source, batch.target)
+        logits = self.model(batch["source"], batch["target"])
         if not all(end.isfinite() for end in logits.aminmax()):
             raise ValueError(DAMAGED)
         return logits
 
     def batch(self, look: Look) -> Batch:
         """One row, where the model is."""
-        rows = (look.source, look.read, look.target)
-        return Batch(*(torch.tensor([ids], device=self._module.device) for ids in rows))
+        rows = {"source": look.source, "target": look.read, "labels": look.target}
+        tensors = {name: torch.tensor([ids], device=self._module.device) for name, ids in rows.items()}
+        return Batch(tensors, len(look.target))
 
     @contextmanager
     def turn(self, changes: Changes) -> Iterator[None]:

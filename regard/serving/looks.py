@@ -116,7 +116,7 @@ def faithfulness(live: Live, look: Look) -> dict[str, Any]:
         live.run(look)  # scores that are no numbers are told here: nothing could be ranked by them
     batch = live.batch(look)
     with live.apart(look.changes) as model:
-        found = attention_faithfulness(model, batch.source, batch.target, look.target, range(len(SPECIALS)))
+        found = attention_faithfulness(model, batch["source"], batch["target"], look.target, range(len(SPECIALS)))
     return {
         "gradient": {"tau": found.gradient_tau, "steps": found.gradient_steps},
         "leave_one_out": {"tau": found.leave_one_out_tau, "steps": found.leave_one_out_steps},

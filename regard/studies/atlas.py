@@ -134,7 +134,7 @@ def _look(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, 
     for done, rows in enumerate(work, 1):
         batch = collate([study.pairs[i] for i in rows])
         with record(study.model, what=("weights", "outputs")) as flow, torch.inference_mode():
-            study.model(batch.source, batch.target)
+            study.model(batch["source"], batch["target"])
         for kind in ("encoder", "decoder", "cross"):
             maps = {name: weights for name, weights in flow.weights.items() if kind_of(name) == kind}
             if not maps:  # a pruned model may have lost all heads of a kind
@@ -225,7 +225,7 @@ def _example(study: Study, seen: Seen, name: str, head: int, role: str) -> dict[
     source, target = study.pairs[sentence]
     batch = collate([(source, target)])
     with record(study.model, name, heads=[head]) as flow, torch.inference_mode():
-        study.model(batch.source, batch.target)
+        study.model(batch["source"], batch["target"])
     pieces = study.translator.tokenizer.pieces
     read, said, written = [*pieces(source), "</s>"], ["<s>", *pieces(target)], [*pieces(target), "</s>"]
     kind = kind_of(name)

@@ -249,7 +249,8 @@ class Translator(Searcher):
             raise ValueError(f"{short(text)}: nothing is written, and special tokens are left out: there is no map")
         batch = collate([(read.ids, written)]).to(self.device)
         pieces = [[*self.tokenizer.pieces(ids), "</s>"] for ids in (read.ids, written)]
-        maps = translation_maps(self.model, batch.source, batch.target, *pieces, names=names, heads=heads, view=view)
+        ids = batch["source"], batch["target"]
+        maps = translation_maps(self.model, *ids, *pieces, names=names, heads=heads, view=view)
         if words:
             maps = [in_words(each, self._in_words(read.ids), self._in_words(written)) for each in maps]
         return maps if special else list(map(without_special, maps))
@@ -412,7 +413,7 @@ class Translator(Searcher):
         links: list[Links] = [[] for _ in pairs]
         for rows in scoring.batches([(source, target) for _, source, target, _ in pairs], ALIGNED):
             batch = collate([(pairs[i][1], pairs[i][2]) for i in rows]).to(self.device)
-            weights = [source_attention(model, batch.source, batch.target, layer=layer) for model in self.models]
+            weights = [source_attention(model, batch["source"], batch["target"], layer=layer) for model in self.models]
             for i, row in zip(rows, torch.stack(weights).mean(0), strict=True):
                 text, _, _, words = pairs[i]
                 links[i] = align_words(row, words_of_spans(text, self.tokenizer.spans(text)), words)

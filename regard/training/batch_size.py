@@ -5,18 +5,18 @@ import gc
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from regard.data.batching import collate
+from regard.data.batching import Batch
 from regard.training.config import TrainConfig
 from regard.training.distributed import World
 from regard.training.loop import Learner
+from regard.training.objectives import Objective
 
 SMALLEST, LARGEST = 512, 2**16  # tokens in a process
 SHARE = 0.8  # of the memory that may be used
@@ -26,8 +26,12 @@ GROUPS = {  # Linux's control groups, version 2 and 1: where they are, the limit
 }
 
 
-def largest_batch(model: nn.Module, config: TrainConfig, world: World, *, length: int, vocabulary: int) -> int:
-    """The tokens of the largest batch of sequences of `length` with which a step fits in memory: 512 · 2ⁿ a process.
+def largest_batch(
+    objective: Objective, config: TrainConfig, world: World, *, length: int, probe: Callable[[int], Batch]
+) -> int:
+    """The tokens of the largest batch with which a step fits in memory: 512 · 2ⁿ a process.
+
+    `probe` makes one of so many rows of `length`.
 
     On an accelerator a step that does not fit fails, and the one before it counts. On a CPU it would drive the machine
     into its swap, so the next size is not tried if twice what this one took is more than there is.
@@ -35,12 +39,13 @@ def largest_batch(model: nn.Module, config: TrainConfig, world: World, *, length
     tokens = max(SMALLEST, 2 ** (length - 1).bit_length())
     alone = World(device=world.device)  # each process tries for itself, at its own pace
     _forget_peak()
-    with Learner(copy.deepcopy(model), lambda step: 0.0, replace(config, batch_tokens=tokens, ema=0.0), alone) as probe:
+    tried = replace(config, batch_tokens=tokens, ema=0.0)
+    with Learner(copy.deepcopy(objective), lambda step: 0.0, tried, alone) as learner:
         before = _peak(world.device)
-        _try(probe, tokens, length, vocabulary)
+        _try(learner, probe(max(1, tokens // length)))
         while 2 * tokens <= LARGEST and 2 * (_peak(world.device) - before) < SHARE * _free(world.device):
             try:
-                _try(probe, 2 * tokens, length, vocabulary)
+                _try(learner, probe(max(1, 2 * tokens // length)))
             except torch.OutOfMemoryError:
                 break
             tokens *= 2
@@ -50,10 +55,8 @@ def largest_batch(model: nn.Module, config: TrainConfig, world: World, *, length
     return int(world.least(tokens)) * world.size
 
 
-def _try(probe: Learner, tokens: int, length: int, vocabulary: int) -> None:
-    ids = torch.randint(4, vocabulary, (length - 1,)).tolist()
-    batch = collate([(ids, ids)] * max(1, tokens // length))
-    probe.step([batch], batch.tokens)
+def _try(learner: Learner, batch: Batch) -> None:
+    learner.step([batch], batch.count)
 
 
 def _forget_peak() -> None:

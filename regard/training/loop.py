@@ -21,7 +21,7 @@ from regard.native.lend import lend, lending
 from regard.native.training import kernels
 from regard.training.config import TrainConfig
 from regard.training.distributed import CPU, World, like, not_yet, share, whole
-from regard.training.objectives import SequenceLoss
+from regard.training.objectives import NextToken, Objective
 from regard.training.optimisers import Average, OptimiserConfig, build, set_learning_rate
 from regard.training.parallel import Shards
 
@@ -51,15 +51,16 @@ class DivergedError(ValueError):
 
 
 class Learner:
-    """A model, its optimiser and its schedule; `step` teaches it one batch. `with Learner(...) as learner:`
+    """A model and its objective, optimiser and schedule; `step` teaches one batch. `with Learner(...) as learner:`
 
     All that is random in a step is a function of (seed, step, process, shard), so a step repeats exactly, alone or
     after any other. `schedule` maps a step, counted from 1, to a learning rate.
     """
 
     def __init__(
-        self, model: nn.Module, schedule: Callable[[int], float], config: TrainConfig, world: World | None = None
+        self, objective: Objective, schedule: Callable[[int], float], config: TrainConfig, world: World | None = None
     ) -> None:
+        model = objective.model
         self.model, self.schedule, self.config, self.world = model, schedule, config, world or World()
         self.steps, self.damping = 0, 1.0
         device, several = self.world.device, self.world.size > 1
@@ -84,12 +85,14 @@ class Learner:
         # Sharded parameters cannot be used outside of a training step: validation needs a model of its own.
         sharded = several and config.distributed == "fsdp"
         self._replica = copy.deepcopy(model).to(device) if sharded else None
-        self._objective = share(SequenceLoss(model.to(device), config.smoothing), config.distributed, self.world)
+        self._objective = share(objective.to(device), config.distributed, self.world)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimiser = build(model, config.optimiser)
         self.average = Average(model, config.ema) if config.ema else None
         # An accelerator, a compiled model and PyTorch's own data parallelism each share the work out by themselves.
-        alone = device.type != "cpu" or several or config.compile
+        alone = device.type != "cpu" or several or config.compile or not objective.separable
+        if config.accumulate > 1 and not objective.separable:
+            raise ValueError(f"train.accumulate = {config.accumulate}: this objective looks at a whole batch at once")
         self._shards = Shards(1 if alone else config.shards, lend=self._lend)
         self.shards = None if alone else self._shards.count
 
@@ -102,8 +105,8 @@ class Learner:
     def step(self, parts: Sequence[Batch], tokens: int) -> Report:
         """Learn from one batch, given as the parts that this process works on, one after the other.
 
-        `tokens` counts the labels of the whole batch, of all parts and all processes. A part whose labels are all
-        padding adds nothing.
+        `tokens` counts the labels of the whole batch, of all parts and all processes. A part that counts for nothing
+        adds nothing.
         """
         start, step = time.perf_counter(), self.steps + 1
         torch.manual_seed(int(np.random.SeedSequence([self.config.seed, step, self.world.rank]).generate_state(1)[0]))
@@ -133,19 +136,22 @@ class Learner:
 
     def _backward(self, batch: Batch, tokens: int) -> float:
         """Σ loss over the labels of `batch`; its gradient, over all `tokens`, is added to the parameters'."""
-        rows = batch.source, batch.target, batch.labels
+
+        def loss_of(**rows: Tensor) -> Tensor:
+            with self._cast():
+                loss: Tensor = self._objective(**rows)
+            return loss if batch.count else 0.0 * loss
+
         if self.world.size > 1:
             with lending(kernels() if self._lend else None):  # for the way back as well: it may compute layers anew
-                loss = self._loss(*rows)
+                loss = loss_of(**batch.tensors)
                 # DDP and FSDP take the mean over processes; the sum is meant.
                 self._scaler.scale(loss * (self.world.size / tokens)).backward()
             return loss.item()
-        loss = self._shards.backward(lambda *x: self._scaler.scale(self._loss(*x) / tokens), self.parameters, rows)
+        loss = self._shards.backward(
+            lambda **rows: self._scaler.scale(loss_of(**rows) / tokens), self.parameters, batch.tensors
+        )
         return loss.item() * tokens / self._scaler.get_scale()
-
-    def _loss(self, *rows: Tensor) -> Tensor:
-        with self._cast():
-            return self._objective(*rows)
 
     def _cast(self) -> AbstractContextManager[Any]:
         if self._low is torch.float32:
@@ -239,6 +245,6 @@ def fit(
     The model moves to the device and stays there.
     """
     config = TrainConfig(steps=1, seed=seed, optimiser=OptimiserConfig("adam"), smoothing=smoothing, shards=shards)
-    with Learner(model, schedule, config, World(device=torch.device(device))) as learner:
+    with Learner(NextToken(model, smoothing), schedule, config, World(device=torch.device(device))) as learner:
         for batch in batches:
-            yield learner.step([batch], batch.tokens)
+            yield learner.step([batch], batch.count)

@@ -6,7 +6,7 @@ thread with one processor to itself computes with kernels in C, where there are 
 (regard/native/lend.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
@@ -47,14 +47,15 @@ class Shards:
         self._pool.shutdown()
 
     def backward(
-        self, loss: Callable[..., Tensor], parameters: Sequence[nn.Parameter], batch: Sequence[Tensor]
+        self, loss: Callable[..., Tensor], parameters: Sequence[nn.Parameter], batch: Mapping[str, Tensor]
     ) -> Tensor:
-        """Σ over shards of loss(*rows): added to the parameters' gradients, and returned.
+        """Σ over shards of loss(**rows): added to the parameters' gradients, and returned.
 
         `batch` holds tensors with the same first dimension; `loss` takes the rows of each and returns a sum over
         them, not a mean, so that sharding changes nothing.
         """
-        parts = list(zip(*(x.chunk(self.count) for x in batch), strict=True))
+        columns = zip(*(tensor.chunk(self.count) for tensor in batch.values()), strict=True)
+        parts = [dict(zip(batch, rows, strict=True)) for rows in columns]
         seed = fresh_seed()
 
         def run(shard: int) -> tuple[Tensor, tuple[Tensor | None, ...]]:
@@ -62,7 +63,7 @@ class Shards:
                 drawing_from(torch.Generator().manual_seed(seed + shard)),
                 lending(kernels(sparse=True) if self._lend else None),
             ):
-                value = loss(*parts[shard])
+                value = loss(**parts[shard])
                 return value.detach(), torch.autograd.grad(value, parameters, allow_unused=True)
 
         total: Tensor | None = None

@@ -1,46 +1,41 @@
-"""From token arrays to the work of one step, endlessly, from any position; made ready in a thread of its own."""
+"""From examples to the work of one step, endlessly, from any position; made ready in a thread of its own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
-from regard.data.arrays import PairArrays
-from regard.data.batching import Batch, Position, batches_from, collate, prefetch, split_rows
-from regard.data.vocabulary import PAD
+from regard.data.batching import Batch, Examples, Ints, Position, batches_from, prefetch, split_rows
 from regard.training.config import TrainConfig
 from regard.training.distributed import World
 from regard.training.run import Work
 
-Resample = Callable[[Any, Random], Any]  # the ids of a text -> those of another segmentation
+Collate = Callable[[Sequence[Any], Random], Batch]  # examples, and what they may draw from, -> a batch
 
 
-def stream(
-    arrays: PairArrays,
-    config: TrainConfig,
-    world: World,
-    position: Position,
-    *,
-    resample: Resample | None = None,
-) -> Iterator[Work]:
-    """The work of this process that follows `position`. `resample` segments each text anew, by (seed, position)."""
-    return prefetch(_work(arrays, config, world, position, resample))
+class Corpus(Examples, Protocol):
+    """Examples that can be read: a `Table`, for one."""
+
+    def rows(self, indices: Ints, /) -> Sequence[Any]:
+        """The wanted examples."""
 
 
-def _work(
-    arrays: PairArrays, config: TrainConfig, world: World, position: Position, resample: Resample | None
-) -> Iterator[Work]:
-    for after, indices in batches_from(arrays, position, tokens=config.batch_tokens, seed=config.seed):
-        lengths, parts = arrays.lengths(indices), world.size * config.accumulate
-        shares = [arrays.pairs(rows) for rows in split_rows(indices, parts, lengths=lengths)]
-        if resample is not None:  # all of it in each process, for each must know how many labels there are
-            draw = Random(f"{config.seed} {after.epoch} {after.batch}")
-            shares = [[(resample(s, draw), resample(t, draw)) for s, t in share] for share in shares]
-        tokens = sum(len(target) + 1 for share in shares for _, target in share)
-        mine = shares[world.rank :: world.size]
-        yield Work([collate(share) if share else _nothing() for share in mine], tokens, after)
+def stream(examples: Corpus, collate: Collate, config: TrainConfig, world: World, position: Position) -> Iterator[Work]:
+    """The work of this process that follows `position`. What `collate` draws is a function of (seed, position)."""
+    return prefetch(_work(examples, collate, config, world, position))
 
 
-def _nothing() -> Batch:
-    """A batch without labels, for a process that is left without rows but must keep step with the others."""
-    batch = collate([([], [])])
-    return Batch(batch.source, batch.target, batch.labels.fill_(PAD))
+def _work(examples: Corpus, collate: Collate, config: TrainConfig, world: World, position: Position) -> Iterator[Work]:
+    for after, indices in batches_from(examples, position, tokens=config.batch_tokens, seed=config.seed):
+        lengths, parts = examples.lengths(indices), world.size * config.accumulate
+        draw = Random(f"{config.seed} {after.epoch} {after.batch}")
+        # All of it in each process: each must know how many labels there are, and draw what the others have drawn.
+        shares = [examples.rows(rows) for rows in split_rows(indices, parts, lengths=lengths)]
+        batches = [collate(share, draw) if len(share) else None for share in shares]
+        whole = [batch for batch in batches if batch is not None]
+        mine = [batch or _nothing(whole[0]) for batch in batches[world.rank :: world.size]]
+        yield Work(mine, sum(batch.count for batch in whole), after)
+
+
+def _nothing(batch: Batch) -> Batch:
+    """A row that does not count, for a process that is left without rows but must keep step with the others."""
+    return Batch({name: tensor[:1] for name, tensor in batch.tensors.items()}, 0)

@@ -51,8 +51,8 @@ def foretell(model: nn.Module, pairs: Iterable[tuple[Sequence[int], Sequence[int
 
 def _labels(model: Any, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     batch = batch.to(model.output.weight.device)
-    count = batch.labels != PAD
-    hidden, labels = model.features(batch.source, batch.target)[count], batch.labels[count]
+    count = batch["labels"] != PAD
+    hidden, labels = model.features(**batch.inputs)[count], batch["labels"][count]
     rows = max(1, BLOCK // len(model.output.weight))
     for h, y in zip(hidden.split(rows), labels.split(rows), strict=True):
         z = model.output(h).float().log_softmax(-1)  # (n, V)

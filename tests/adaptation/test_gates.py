@@ -35,9 +35,11 @@ def taught() -> Transformer:
     with edit(model, {name: dict.fromkeys(heads, 0.0) for name, heads in USELESS.items()}):
         for step in range(200):
             batch = pairs(32, step)
-            logits = model(batch.source, batch.target)
+            logits = model(batch["source"], batch["target"])
             adam.zero_grad()
-            torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=0).backward()
+            torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=0
+            ).backward()
             adam.step()
     for name, heads in USELESS.items():
         for head in heads:

@@ -10,7 +10,7 @@ import torch
 from regard.data.batching import collate
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.training.objectives import SequenceLoss
+from regard.training.objectives import NextToken
 from tests.convert.toys import SHAPE, learn, sentences
 
 
@@ -48,7 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = tokenizer.encode_batch(sentences(2000, seed=1))
     for start in range(0, 5000, 50):
         batch = collate([(row, row[::-1]) for row in rows[start % 2000 :][:50]])
-        loss = SequenceLoss(model)(batch.source, batch.target, batch.labels) / (batch.labels != 0).sum()
+        loss = NextToken(model)(**batch.tensors) / (batch["labels"] != 0).sum()
         adam.zero_grad()
         loss.backward()
         adam.step()

@@ -346,7 +346,7 @@ def test_a_small_model_learns_to_copy(variant: str) -> None:
     model = Transformer(TransformerConfig(len(VOCABULARY), **shape | changes))
     pairs, steps = sequence_pairs("copy", symbols="01234567", lengths=range(3, 6), seed=0), 200
     batches = (
-        collate((VOCABULARY.encode(p.source), VOCABULARY.encode(p.target)) for p in islice(pairs, 32))
+        collate((VOCABULARY.encode(p["source"]), VOCABULARY.encode(p["target"])) for p in islice(pairs, 32))
         for _ in range(steps)
     )
     for _ in fit(model, batches, lambda step: linear_to_zero(step, peak=5e-3, warmup=20, total=steps), smoothing=0.0):
@@ -354,5 +354,5 @@ def test_a_small_model_learns_to_copy(variant: str) -> None:
     test = list(islice(sequence_pairs("copy", symbols="01234567", lengths=range(3, 6), seed=1), 200))
     requests = [Request([*VOCABULARY.encode(pair.source), EOS]) for pair in test]
     found = search(Module(model.eval(), pad=PAD), requests, SearchConfig(beam=2), Special(BOS, EOS, PAD))
-    right = sum(VOCABULARY.decode(best.tokens) == list(p.target) for (best, *_), p in zip(found, test, strict=True))
+    right = sum(VOCABULARY.decode(best.tokens) == list(p["target"]) for (best, *_), p in zip(found, test, strict=True))
     assert right / len(test) >= 0.6  # by chance: one in a thousand

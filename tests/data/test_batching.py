@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from regard.data.arrays import PairArrays
+from regard.data.arrays import Table, pairs_of
 from regard.data.batching import Batch, Position, batches_from, collate, prefetch, split_rows, token_batches
 from regard.data.vocabulary import BOS, EOS, PAD
 
@@ -25,8 +25,10 @@ Ints = NDArray[np.int64]
 DATA = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
-class Table:
+class Lengths:
     """Pairs of which only the lengths are known."""
+
+    marks = 1
 
     def __init__(self, lengths: Any) -> None:
         self.table: Ints = np.array(lengths, dtype=np.int64).reshape(-1, 2)
@@ -43,8 +45,8 @@ def lists(batches: Iterator[Ints]) -> list[list[int]]:
 
 
 examples = settings(max_examples=50, deadline=None)
-TABLE = Table(np.random.default_rng(0).integers(0, 40, (500, 2)))
-tables = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19)), min_size=1, max_size=80).map(Table)
+TABLE = Lengths(np.random.default_rng(0).integers(0, 40, (500, 2)))
+tables = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19)), min_size=1, max_size=80).map(Lengths)
 settings_of = st.fixed_dictionaries(
     {
         "tokens": st.integers(20, 200),
@@ -57,7 +59,7 @@ settings_of = st.fixed_dictionaries(
 
 @examples
 @given(table=tables, epoch=st.integers(0, 9), options=settings_of)
-def test_every_pair_comes_once_within_the_budget(table: Table, epoch: int, options: dict[str, Any]) -> None:
+def test_every_pair_comes_once_within_the_budget(table: Lengths, epoch: int, options: dict[str, Any]) -> None:
     batches = list(token_batches(table, epoch=epoch, **options))
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(table)))
     for rows in batches:
@@ -67,12 +69,12 @@ def test_every_pair_comes_once_within_the_budget(table: Table, epoch: int, optio
 
 @examples
 @given(table=tables, epoch=st.integers(0, 9), options=settings_of)
-def test_the_order_is_a_function_of_its_arguments(table: Table, epoch: int, options: dict[str, Any]) -> None:
+def test_the_order_is_a_function_of_its_arguments(table: Lengths, epoch: int, options: dict[str, Any]) -> None:
     assert lists(token_batches(table, epoch=epoch, **options)) == lists(token_batches(table, epoch=epoch, **options))
 
 
 def test_the_order_is_the_same_on_every_machine() -> None:
-    table = Table([[3, 4]] * 6)
+    table = Lengths([[3, 4]] * 6)
     # Pinned: a training may go on under another version of numpy.
     assert lists(token_batches(table, tokens=10, seed=1, epoch=2)) == [[3, 2], [1, 4], [0, 5]]
 
@@ -86,7 +88,7 @@ def test_every_epoch_and_seed_has_an_order_of_its_own() -> None:
 
 
 def test_every_row_of_a_pool_may_meet_every_other_of_its_shape() -> None:
-    table = Table([[3, 3]] * 8)
+    table = Lengths([[3, 3]] * 8)
     company = {
         frozenset(rows) for epoch in range(200) for rows in lists(token_batches(table, tokens=8, seed=0, epoch=epoch))
     }
@@ -94,7 +96,7 @@ def test_every_row_of_a_pool_may_meet_every_other_of_its_shape() -> None:
 
 
 def test_a_pool_is_made_of_blocks_from_anywhere() -> None:
-    table = Table([[3, 3]] * 2**15)
+    table = Lengths([[3, 3]] * 2**15)
     first = next(token_batches(table, tokens=4 * 1024, seed=0, epoch=0, pool=2**14))
     assert len(np.unique(first // 2**12)) == 4  # blocks of 2**12, four to a pool
     pools = {
@@ -116,7 +118,7 @@ def test_cuts_are_the_best_of_all_cuts(seed: int) -> None:
     """Against all 2**(n - 1) ways to cut the same order: the least padded positions and charges."""
     lengths = np.random.default_rng(seed).integers(0, 9, (11, 2))
     tokens = 30
-    batches = list(token_batches(Table(lengths), tokens=tokens, seed=0, epoch=0, shuffle=False))
+    batches = list(token_batches(Lengths(lengths), tokens=tokens, seed=0, epoch=0, shuffle=False))
 
     def cost(batches: list[Ints]) -> float:
         shapes = [(len(rows), *(lengths[rows].max(axis=0) + 1)) for rows in batches]
@@ -138,7 +140,7 @@ def test_little_of_multi30k_is_padding(tokens: int, sides: tuple[str, str]) -> N
     for side in sides:
         with gzip.open(folder / f"train.{side}.gz", "rt", encoding="utf-8") as lines:
             columns.append([len(line.split()) for line in lines])
-    table = Table(np.array(columns).T)
+    table = Lengths(np.array(columns).T)
     batches = list(token_batches(table, tokens=tokens, seed=1, epoch=0))
     positions = sum(len(rows) * int((table.table[rows].max(axis=0) + 1).sum()) for rows in batches)
     assert 1 - (table.table + 1).sum() / positions < 0.03
@@ -147,7 +149,7 @@ def test_little_of_multi30k_is_padding(tokens: int, sides: tuple[str, str]) -> N
 
 
 def test_a_pair_beyond_the_budget_fails_before_the_first_batch() -> None:
-    table = Table([[3, 4], [5, 5], [2, 19], [1, 1]])
+    table = Lengths([[3, 4], [5, 5], [2, 19], [1, 1]])
     assert sum(map(len, token_batches(table, tokens=20, seed=0, epoch=0))) == 4
     message = r"target of pair 2 has 20 tokens .* batch has 19: raise train\.batch_tokens, or lower data\.max_length"
     with pytest.raises(ValueError, match=message):
@@ -158,14 +160,14 @@ def test_a_pair_beyond_the_budget_fails_before_the_first_batch() -> None:
 
 def test_no_pairs_and_a_negative_seed_are_errors() -> None:
     with pytest.raises(ValueError, match="no pairs"):
-        token_batches(Table([]), tokens=19, seed=0, epoch=0)
+        token_batches(Lengths([]), tokens=19, seed=0, epoch=0)
     with pytest.raises(ValueError, match="from 0, got -1"):
         token_batches(TABLE, tokens=100, seed=-1, epoch=0)
 
 
 @examples
 @given(table=tables, options=settings_of, stop=st.integers(0, 60))
-def test_a_run_goes_on_exactly_where_it_stopped(table: Table, options: dict[str, Any], stop: int) -> None:
+def test_a_run_goes_on_exactly_where_it_stopped(table: Lengths, options: dict[str, Any], stop: int) -> None:
     def steps(position: Position) -> Iterator[tuple[Position, Ints]]:
         return batches_from(table, position, **options)
 
@@ -176,7 +178,7 @@ def test_a_run_goes_on_exactly_where_it_stopped(table: Table, options: dict[str,
 
 @examples
 @given(table=tables, options=settings_of)
-def test_epochs_follow_each_other(table: Table, options: dict[str, Any]) -> None:
+def test_epochs_follow_each_other(table: Lengths, options: dict[str, Any]) -> None:
     epochs = [lists(token_batches(table, epoch=epoch, **options)) for epoch in range(3)]
     run = list(islice(batches_from(table, Position(), **options), sum(map(len, epochs))))
     assert [rows.tolist() for _, rows in run] == [rows for epoch in epochs for rows in epoch]
@@ -189,7 +191,7 @@ def test_epochs_follow_each_other(table: Table, options: dict[str, Any]) -> None
 
 @examples
 @given(table=tables, parts=st.integers(1, 12))
-def test_parts_make_up_the_batch_and_are_even(table: Table, parts: int) -> None:
+def test_parts_make_up_the_batch_and_are_even(table: Lengths, parts: int) -> None:
     indices = np.arange(len(table)) * 7
     split = split_rows(indices, parts, lengths=table.table)
     assert len(split) == parts
@@ -213,7 +215,7 @@ ids = st.lists(st.integers(3, 60_000), max_size=8)
 def test_collate_pads_arrays_as_it_pads_lists(pairs: list[tuple[list[int], list[int]]], dtype: str) -> None:
     batch = collate((np.array(source, dtype), np.array(target, dtype)) for source, target in pairs)
     again = collate(pairs)
-    assert batch.tokens == sum(len(target) + 1 for _, target in pairs)
+    assert batch.count == sum(len(target) + 1 for _, target in pairs)
     for name in ("source", "target", "labels"):
         ours = getattr(batch, name)
         assert ours.dtype == torch.int64
@@ -226,21 +228,21 @@ def test_collate_pads_arrays_as_it_pads_lists(pairs: list[tuple[list[int], list[
         assert ours.tolist() == [row + [PAD] * (width - len(row)) for row in rows]
 
 
-def test_rows_and_devices_of_a_batch() -> None:
+def test_inputs_and_devices_of_a_batch() -> None:
     batch = collate([([5, 6], [6, 5]), ([7], [7]), ([8], [8])])
-    assert batch.rows([2, 0]).source.tolist() == [[8, 2, 0], [5, 6, 2]]
-    assert batch.rows(slice(1, 3)).labels.tolist() == [[7, 2, 0], [8, 2, 0]]
-    assert batch.rows(slice(1, 3)).tokens == 4
+    assert len(batch) == 3
+    assert batch.inputs.keys() == {"source", "target"}
     moved = batch.to("meta")
     assert isinstance(moved, Batch)
-    assert {x.device.type for x in (moved.source, moved.target, moved.labels)} == {"meta"}
+    assert {x.device.type for x in moved.tensors.values()} == {"meta"}
+    assert moved.count == 7
 
 
 def test_skipping_reads_no_tokens(tmp_path: Path) -> None:
-    arrays = PairArrays.build(tmp_path / "a", [([5] * (i % 7), [6] * (i % 5)) for i in range(100)], vocabulary=10)
+    arrays = Table.build(tmp_path / "a", [([5] * (i % 7), [6] * (i % 5)) for i in range(100)], pairs_of(10))
     for name in ("source.ids", "target.ids"):
         (tmp_path / "a" / name).unlink()
-    table = Table([(i % 7, i % 5) for i in range(100)])
+    table = Lengths([(i % 7, i % 5) for i in range(100)])
     ours, expected = (islice(batches_from(x, Position(2, 5), tokens=20, seed=3), 9) for x in (arrays, table))
     assert [rows.tolist() for _, rows in ours] == [rows.tolist() for _, rows in expected]
 

@@ -57,14 +57,14 @@ def test_a_batch_holds_its_pairs_and_nothing_else(pairs: list[tuple[list[int], l
     batch = collate(pairs)
     S = max(len(source) for source, _ in pairs) + 1
     T = max(len(target) for _, target in pairs) + 1
-    assert batch.source.shape == (len(pairs), S)
-    assert batch.target.shape == batch.labels.shape == (len(pairs), T)
-    assert {t.dtype for t in (batch.source, batch.target, batch.labels)} == {torch.int64}
-    for (source, target), s, t, l in zip(pairs, batch.source, batch.target, batch.labels, strict=True):
+    assert batch["source"].shape == (len(pairs), S)
+    assert batch["target"].shape == batch["labels"].shape == (len(pairs), T)
+    assert {t.dtype for t in (batch["source"], batch["target"], batch["labels"])} == {torch.int64}
+    for (source, target), s, t, l in zip(pairs, batch["source"], batch["target"], batch["labels"], strict=True):
         assert s.tolist() == [*source, EOS] + [PAD] * (S - 1 - len(source))
         assert t.tolist() == [BOS, *target] + [PAD] * (T - 1 - len(target))
         assert l.tolist() == [*target, EOS] + [PAD] * (T - 1 - len(target))
-    assert batch.tokens == sum(len(target) + 1 for _, target in pairs)
+    assert batch.count == sum(len(target) + 1 for _, target in pairs)
 
 
 def test_specials_come_first_and_have_the_ids_everyone_uses() -> None:

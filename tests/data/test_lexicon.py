@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save
 
 from regard.data import lexicon
-from regard.data.arrays import PairArrays
+from regard.data.arrays import Table, pairs_of
 from regard.data.lexicon import Shortlist, _model_1, _Table, _Text, coverage, learn_shortlist
 
 V, SPECIALS = 60, 4
@@ -44,8 +44,8 @@ def by_hand(pairs: Pairs, iterations: int) -> dict[tuple[int, int], float]:
     return dict(p)
 
 
-def build(folder: Path, pairs: Pairs) -> PairArrays:
-    return PairArrays.build(folder / "pairs", pairs, vocabulary=V)
+def build(folder: Path, pairs: Pairs) -> Table:
+    return Table.build(folder / "pairs", pairs, pairs_of(V))
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 5])

@@ -25,6 +25,7 @@ from regard.recipes import recipe as recipes
 from regard.training.checkpoints import FILES, MANIFEST, Snapshots
 from regard.training.config import TrainConfig
 from regard.training.loop import Learner
+from regard.training.objectives import NextToken
 from regard.training.optimisers import OptimiserConfig
 from regard.training.run import Trainer
 from tests.fuzz.mutations import Draw, at_random, elsewise, other_json, other_tensors
@@ -123,7 +124,9 @@ def trainer(directory: Path) -> Trainer:
     torch.manual_seed(0)
     model = build(configure("tiny", [*SMALL, "heads=2", "d_ff=8"], vocabulary=11))
     config = TrainConfig(steps=3, shards=1, ema=0.9, optimiser=OptimiserConfig("muon"))
-    return Trainer(Learner(model, lambda step: 1e-3, config), lambda position: iter(()), directory, total=3)
+    return Trainer(
+        Learner(NextToken(model, 0.1), lambda step: 1e-3, config), lambda position: iter(()), directory, total=3
+    )
 
 
 @cache

@@ -28,6 +28,9 @@ class Pairs:
     target: Tensor
     labels: Tensor
 
+    def __getitem__(self, name: str) -> Tensor:
+        return getattr(self, name)
+
     def row(self, i: int) -> "Pairs":
         """One sentence without its padding."""
         source, labels = self.source[i], self.labels[i]

@@ -1,7 +1,6 @@
 """Each measure on maps whose answer a person can work out, in each direction, with padding in the way."""
 
 from math import log
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ TOKENS = Tokens(PAD, BOS, EOS, frozenset({9}))
 
 
 def of(kind: str, weights: Tensor, tokens: Tokens = TOKENS, **ids: list[list[int]]) -> list[HeadMeasures]:
-    batch: Any = SimpleNamespace(**{name: torch.tensor(rows) for name, rows in ids.items()})
+    batch: Any = {name: torch.tensor(rows) for name, rows in ids.items()}
     return tally(kind, weights, batch, tokens).measures()
 
 
@@ -181,7 +180,7 @@ def test_what_a_model_is_made_to_look_at_is_what_is_measured() -> None:
 
 def test_sentences_are_kept_apart_and_can_be_joined() -> None:
     ids = {"source": [[5, 6, EOS]], "target": [[BOS]], "labels": [[EOS]]}
-    batch: Any = SimpleNamespace(**{name: torch.tensor(rows) for name, rows in ids.items()})
+    batch: Any = {name: torch.tensor(rows) for name, rows in ids.items()}
     forward, backward = torch.eye(3).roll(1, 1)[None, None], torch.eye(3).roll(-1, 1)[None, None]
     both = joined([tally("encoder", weights, batch, TOKENS) for weights in (forward, backward)])
     assert both.of_sentence("next").tolist() == both.of_sentence("positional +1").tolist() == [[1.0], [0.0]]

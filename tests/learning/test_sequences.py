@@ -48,7 +48,7 @@ def test_a_small_model_learns(task: str) -> None:
     ):
         pass
     known = {pair.source for pairs in batches for pair in pairs}
-    unseen = (p for p in sequence_pairs(task, symbols=DIGITS, lengths=LENGTHS, seed=1) if p.source not in known)
+    unseen = (p for p in sequence_pairs(task, symbols=DIGITS, lengths=LENGTHS, seed=1) if p["source"] not in known)
     test = list(islice(unseen, 1000))
     references = [" ".join(pair.target) for pair in test]
     written = translations(model.eval(), test)

@@ -402,7 +402,7 @@ def test_a_small_model_learns(style: str, task: str) -> None:
         pass
     known = {pair.source for pairs in batches for pair in pairs}
     unseen = (
-        p for p in sequence_pairs(task, symbols="0123456789", lengths=range(3, 11), seed=1) if p.source not in known
+        p for p in sequence_pairs(task, symbols="0123456789", lengths=range(3, 11), seed=1) if p["source"] not in known
     )
     test = list(islice(unseen, 300))
     requests = [Request([*vocabulary.encode(pair.source), EOS]) for pair in test]

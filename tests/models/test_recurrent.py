@@ -455,7 +455,7 @@ def test_a_small_model_learns(kind: str, task: str) -> None:
     ):
         pass
     known = {pair.source for pairs in batches for pair in pairs}
-    unseen = (p for p in sequence_pairs(task, symbols=DIGITS, lengths=lengths, seed=1) if p.source not in known)
+    unseen = (p for p in sequence_pairs(task, symbols=DIGITS, lengths=lengths, seed=1) if p["source"] not in known)
     test = list(islice(unseen, 300))
     requests = [Request([*VOCABULARY.encode(pair.source), EOS]) for pair in test]
     found = search(Module(model.eval(), pad=PAD), requests, SearchConfig(beam=2), Special(BOS, EOS, PAD))

@@ -20,7 +20,7 @@ from regard.models.transformer import PRESETS, Transformer
 from regard.native import training
 from regard.native.lend import lend, lending, lent
 from regard.native.training import NativeKernels
-from regard.training.objectives import SequenceLoss
+from regard.training.objectives import NextToken
 from regard.training.parallel import Shards
 
 
@@ -157,7 +157,7 @@ def test_a_models_loss_and_gradients_are_those_without(norm: str) -> None:
 
     def run(model: Transformer, kernels: NativeKernels | None) -> list[Tensor]:
         with drawing_from(torch.Generator().manual_seed(1)), lending(kernels):
-            value = SequenceLoss(model, 0.1)(source, target, labels)
+            value = NextToken(model, 0.1)(labels, source=source, target=target)
             return [value.detach(), *torch.autograd.grad(value, list(model.parameters()))]
 
     mine = run(model, native())
@@ -179,10 +179,10 @@ def test_each_kernel_has_a_place_in_a_model_and_no_other_thread_comes_by(monkeyp
             return answer
 
         monkeypatch.setattr(NativeKernels, name, spy)
-    SequenceLoss(model)(tokens, tokens, tokens)
+    NextToken(model)(tokens, source=tokens, target=tokens)
     assert not asked
     with lending(training.kernels(sparse=True)):
-        SequenceLoss(model)(tokens, tokens, tokens)
+        NextToken(model)(tokens, source=tokens, target=tokens)
     assert asked == {"attend", "linear", "split", "embedding", "feed_forward", "residual", "dropout", "cross_entropy"}
 
 
@@ -291,7 +291,7 @@ def test_a_shards_embedding_has_a_gradient_for_every_row() -> None:
     loss(tokens, weights).backward()
     truth, table.weight.grad = table.weight.grad, None
     with Shards(2) as shards:
-        shards.backward(loss, [table.weight], [tokens, weights])
+        shards.backward(loss, [table.weight], {"tokens": tokens, "weights": weights})
     assert truth is not None
     torch.testing.assert_close(table.weight.grad, truth)
 
@@ -375,7 +375,7 @@ def test_the_shards_of_a_step_borrow_them() -> None:
         return (x * parameter).sum()
 
     with Shards(2) as shards:
-        shards.backward(loss, [parameter], [torch.ones(4)])
+        shards.backward(loss, [parameter], {"x": torch.ones(4)})
     with Shards(2, lend=False) as shards:
-        shards.backward(loss, [parameter], [torch.ones(4)])
+        shards.backward(loss, [parameter], {"x": torch.ones(4)})
     assert [kernels is not None for kernels in seen] == [True, True, False, False]

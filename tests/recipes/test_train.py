@@ -125,7 +125,7 @@ def test_the_same_recipe_gives_the_same_bytes_and_its_own_dump_too(folder: Path)
 def test_what_is_held_out_is_never_learned_from(folder: Path) -> None:
     data = prepare(recipes.load(str(folder / "dates.yaml")))
     held_out = {source for source, _ in [*data.valid, *data.test]}
-    learned = {data.tokenizer.decode(source.tolist()) for source, _ in data.train.pairs(range(len(data.train)))}
+    learned = {data.tokenizer.decode(source.tolist()) for source, _ in data.train.rows(range(len(data.train)))}
     assert 30 <= len(held_out) <= 120
     assert len(learned) > 700
     assert not held_out & learned
@@ -147,7 +147,7 @@ def test_given_splits_compressed_files_tsv_and_jsonl_say_the_same(folder: Path) 
         other = prepare(recipes.load(str(folder / name)))
         assert (other.valid, other.test) == (one.valid, one.test)
         rows = range(len(one.train))
-        for a, b in zip(one.train.pairs(rows), other.train.pairs(rows), strict=True):
+        for a, b in zip(one.train.rows(rows), other.train.rows(rows), strict=True):
             assert [x.tolist() for x in a] == [x.tolist() for x in b]
 
 
@@ -494,7 +494,7 @@ def test_which_split_a_file_is_matters(folder: Path) -> None:
     for split in ("valid", "test"):
         data = prepare(recipes.load(str(folder / "dates.yaml"), [line.format(split) for line in given]))
         held_out = {source for source, _ in (data.test if split == "valid" else data.valid)}
-        learned = {data.tokenizer.decode(source.tolist()) for source, _ in data.train.pairs(range(len(data.train)))}
+        learned = {data.tokenizer.decode(source.tolist()) for source, _ in data.train.rows(range(len(data.train)))}
         assert held_out
         assert not held_out & learned
 
@@ -553,7 +553,7 @@ def test_a_target_that_is_written_from_its_end(folder: Path) -> None:
         for order in ("forward", "backward")
     )
     assert forward.identity != backward.identity
-    for ours, theirs in zip(forward.train.pairs(range(9)), backward.train.pairs(range(9)), strict=True):
+    for ours, theirs in zip(forward.train.rows(range(9)), backward.train.rows(range(9)), strict=True):
         assert [*theirs[0]] == [*ours[0]]
         assert [*theirs[1]] == [*ours[1]][::-1]
     run, other = learn(folder, "forward"), learn(folder, "backward", "data.target_order=backward")

@@ -34,7 +34,8 @@ def look(live: Live) -> Look:
 
 
 def batch() -> Batch:
-    return Batch(*(torch.tensor([ids]) for ids in (SOURCE, [BOS, *TARGET[:-1]], TARGET)))
+    rows = {"source": SOURCE, "target": [BOS, *TARGET[:-1]], "labels": TARGET}
+    return Batch({name: torch.tensor([ids]) for name, ids in rows.items()}, len(TARGET))
 
 
 def unpack(data: bytes) -> tuple[dict, list[np.ndarray]]:

@@ -133,7 +133,7 @@ def test_gold_alignments(place: Path, tmp_path: Path) -> None:
     for sentence in range(12):
         batch = study.batches([sentence])[0]
         with record(study.model, CROSS) as seen, torch.inference_mode():
-            study.model(batch.source, batch.target)
+            study.model(batch["source"], batch["target"])
         links = head_links(seen[CROSS][0], *study.words(sentence), row="reads")[1]
         lines.append(" ".join(f"{i}-{j}" for i, j in links))
     (tmp_path / "gold").write_text("\n".join(lines) + "\n")

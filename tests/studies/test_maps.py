@@ -92,7 +92,7 @@ def test_the_maps_are_those_of_the_output_that_the_search_found(translator: Tran
 def test_the_maps_of_a_given_target(translator: Translator) -> None:
     batch = collate([(translator.tokenizer.encode(TEXT), translator.tokenizer.encode(TARGET))])
     with regard.record(translator.model) as seen, torch.no_grad():
-        translator.model(batch.source, batch.target)
+        translator.model(batch["source"], batch["target"])
     maps = translator.attention(TEXT, TARGET)
     assert {each.name for each in maps} == set(seen)
     for each in maps:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 
 from regard.data.batching import Batch
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.recipes.train import _longest
 from regard.training import batch_size
 from regard.training.batch_size import LARGEST, SHARE, SMALLEST, largest_batch
 from regard.training.config import TrainConfig
 from regard.training.distributed import CPU, World
 from regard.training.loop import Learner, Report
+from regard.training.objectives import NextToken
 
 V, LENGTH = 20, 16
 BEFORE = 5_000_000  # bytes that the process had taken before it tried anything
@@ -37,10 +40,10 @@ class Machine:
 
         def step(learner: Learner, parts: Sequence[Batch], tokens: int) -> Report:
             (batch,) = parts
-            assert batch.source.shape == batch.target.shape
-            assert tokens == batch.tokens == batch.labels.numel()  # no padding: the most work for so many tokens
+            assert batch["source"].shape == batch["target"].shape
+            assert tokens == batch.count == batch["labels"].numel()  # no padding: the most work for so many tokens
             self.tried.append(tokens)
-            self.shapes.append(batch.source.shape)
+            self.shapes.append(batch["source"].shape)
             if tokens > limit:
                 raise torch.OutOfMemoryError("no room")
             return Report(1, 1.0, 0.0, 1.0, tokens, 1.0)
@@ -52,7 +55,8 @@ class Machine:
 
 def find(model: Transformer, world: World | None = None, length: int = LENGTH) -> int:
     config = TrainConfig(steps=1, batch_tokens=0)
-    return largest_batch(model, config, world or World(), length=length, vocabulary=V)
+    objective = NextToken(model, config.smoothing)
+    return largest_batch(objective, config, world or World(), length=length, probe=partial(_longest, V, length))
 
 
 @pytest.mark.parametrize(("free", "expected"), [(10, 512), (1_500_000, 1024), (4_000_000, 2048), (10**7, 4096)])
@@ -121,7 +125,7 @@ def test_it_is_tried_on_the_device_of_the_run_by_each_process_alone(
     @contextmanager
     def learner(model: Transformer, schedule: Any, config: TrainConfig, world: World) -> Iterator[Learner]:
         worlds.append(world)
-        with Learner(model, schedule, config) as probe:
+        with Learner(NextToken(model, 0.1), schedule, config) as probe:
             yield probe
 
     class Two(World):

@@ -7,6 +7,7 @@ from regard.data.batching import collate
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.config import TrainConfig
 from regard.training.loop import Learner
+from regard.training.objectives import NextToken
 from regard.training.optimisers import OptimiserConfig
 
 
@@ -17,9 +18,9 @@ def losses(compile: bool) -> list[float]:
     )
     config = TrainConfig(steps=3, shards=1, optimiser=OptimiserConfig("adam"), compile=compile)
     rows = [[3 + (i + j) % 9 for j in range(2 + i)] for i in range(4)]
-    with Learner(model, lambda step: 1e-2, config) as learner:
+    with Learner(NextToken(model, 0.1), lambda step: 1e-2, config) as learner:
         batches = [collate([(row, row[::-1]) for row in rows[: 2 + n]]) for n in range(3)]  # of three shapes
-        return [learner.step([batch], batch.tokens).loss for batch in batches]
+        return [learner.step([batch], batch.count).loss for batch in batches]
 
 
 @pytest.mark.slow

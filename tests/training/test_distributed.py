@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from regard.data.arrays import PairArrays
+from regard.data.arrays import Table, pairs_of
+from regard.data.batching import collate
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.config import TrainConfig
 from regard.training.distributed import world
 from regard.training.loop import Learner, Report
+from regard.training.objectives import NextToken
 from regard.training.optimisers import OptimiserConfig
 from regard.training.run import Trainer, Validation
 from regard.training.stream import stream
@@ -39,14 +41,14 @@ def work(directory: Path, settings: dict[str, Any]) -> None:
     )
     draw = random.Random(0)
     rows = [[draw.randrange(3, 12) for _ in range(draw.choice([1, 2, 3, 25]))] for _ in range(30)]
-    arrays = PairArrays.build(directory / "arrays", ((row, row[::-1]) for row in rows), vocabulary=12)
+    arrays = Table.build(directory / "arrays", ((row, row[::-1]) for row in rows), pairs_of(12))
     torch.manual_seed(0)
     shape = {"encoder_layers": 2, "decoder_layers": 1, "d_model": 16, "d_ff": 32, "dropout": 0.0}
     model = Transformer(TransformerConfig.tiny(12, **shape)).to(dtype)
-    with world("cpu") as here, Learner(model, lambda step: 1e-2, config, here) as learner:
+    with world("cpu") as here, Learner(NextToken(model, 0.1), lambda step: 1e-2, config, here) as learner:
         trainer = Trainer(
             learner,
-            lambda position: stream(arrays, config, here, position),
+            lambda position: stream(arrays, collate, config, here, position),
             directory / "trainer",
             total=config.steps,
             validate=lambda model, step: Validation(
@@ -136,4 +138,4 @@ def test_what_cannot_be_sharded_is_refused(settings: dict[str, Any], message: st
 
     config = TrainConfig(steps=1, distributed="fsdp", **settings)
     with pytest.raises(ValueError, match=message):
-        Learner(torch.nn.Linear(2, 2), lambda step: 1e-2, config, World(0, 2))
+        Learner(NextToken(torch.nn.Linear(2, 2), 0.1), lambda step: 1e-2, config, World(0, 2))

@@ -11,6 +11,7 @@ from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.checkpoints import read_state, write_state
 from regard.training.config import TrainConfig
 from regard.training.loop import DivergedError, Learner, Report, fit, parameters_of
+from regard.training.objectives import NextToken
 from regard.training.optimisers import OptimiserConfig
 
 PAIRS = [([3, 4, 5], [5, 4, 3]), ([6], [6]), ([7, 8], [8, 7]), ([9, 3], [3, 9])]
@@ -24,11 +25,11 @@ def transformer(dropout: float = 0.1) -> Transformer:
 
 def learner(dropout: float = 0.1, **changes: object) -> Learner:
     settings: dict[str, object] = {"steps": 10, "shards": 2, "optimiser": OptimiserConfig("muon")}
-    return Learner(transformer(dropout), lambda step: 1e-2, TrainConfig(**(settings | changes)))  # type: ignore[arg-type]
+    return Learner(NextToken(transformer(dropout), 0.1), lambda step: 1e-2, TrainConfig(**(settings | changes)))  # type: ignore[arg-type]
 
 
 def steps(learner: Learner, count: int) -> list[Report]:
-    return [learner.step([BATCH], BATCH.tokens) for _ in range(count)]
+    return [learner.step([BATCH], BATCH.count) for _ in range(count)]
 
 
 def same(a: Learner, b: Learner) -> bool:
@@ -47,7 +48,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(name: str) -> No
 
 def test_the_first_loss_is_label_smoothed_cross_entropy_per_label_and_it_falls() -> None:
     model = transformer(dropout=0.0)
-    logits, labels = model(BATCH.source, BATCH.target).flatten(0, 1), BATCH.labels.flatten()
+    logits, labels = model(BATCH["source"], BATCH["target"]).flatten(0, 1), BATCH["labels"].flatten()
     expected = F.cross_entropy(logits, labels, ignore_index=0, label_smoothing=0.1).item()
     reports = list(fit(model, [BATCH] * 6, lambda step: 1e-3, shards=2))
     assert reports[0].loss == pytest.approx(expected, rel=1e-5)
@@ -63,8 +64,8 @@ def test_four_quarters_are_one_batch() -> None:
     runs = []
     for parts in ([BATCH], [collate([pair]) for pair in PAIRS]):
         config = TrainConfig(steps=3, shards=2, optimiser=OptimiserConfig("adam"))
-        with Learner(transformer(dropout=0.0).double(), lambda step: 1e-2, config) as one:
-            runs.append((one, [one.step(parts, BATCH.tokens) for _ in range(3)]))
+        with Learner(NextToken(transformer(dropout=0.0).double(), 0.1), lambda step: 1e-2, config) as one:
+            runs.append((one, [one.step(parts, BATCH.count) for _ in range(3)]))
     (whole, a), (quarters, b) = runs
     assert [r.loss for r in a] == pytest.approx([r.loss for r in b], rel=1e-12)
     assert [r.gradient_norm for r in a] == pytest.approx([r.gradient_norm for r in b], rel=1e-12)
@@ -73,10 +74,10 @@ def test_four_quarters_are_one_batch() -> None:
 
 
 def test_a_part_without_labels_adds_nothing() -> None:
-    nothing = Batch(BATCH.source, BATCH.target, torch.zeros_like(BATCH.labels))
+    nothing = Batch(BATCH.tensors, 0)
     with learner(dropout=0.0) as a, learner(dropout=0.0) as b:
-        a.step([BATCH], BATCH.tokens)
-        b.step([BATCH, nothing], BATCH.tokens)
+        a.step([BATCH], BATCH.count)
+        b.step([BATCH, nothing], BATCH.count)
         assert same(a, b)
 
 
@@ -127,7 +128,7 @@ def test_what_is_no_number_is_noticed_before_it_reaches_the_weights() -> None:
             one.model.output.weight[5] = float("inf")  # type: ignore[union-attr]
         before = [p.clone() for p in one.parameters]
         with pytest.raises(DivergedError, match=r"step 2: the loss is \S+ and its gradient"):
-            one.step([BATCH], BATCH.tokens)
+            one.step([BATCH], BATCH.count)
         assert one.steps == 1
         assert all(torch.equal(p, q) for p, q in zip(before, one.parameters, strict=True))
 
@@ -138,13 +139,13 @@ def test_in_fp16_a_loss_that_is_no_number_is_noticed_too() -> None:
         with torch.no_grad():
             one.model.output.weight[5] = float("nan")  # type: ignore[union-attr]
         with pytest.raises(DivergedError):
-            one.step([BATCH], BATCH.tokens)
+            one.step([BATCH], BATCH.count)
 
 
 def test_clipping_bounds_the_gradient() -> None:
     with learner(optimiser=OptimiserConfig("adam"), clip=1e-3) as clipped:
         clipped.optimiser.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
-        report = clipped.step([BATCH], BATCH.tokens)
+        report = clipped.step([BATCH], BATCH.count)
     norm = torch.stack([p.grad.norm() for p in clipped.parameters if p.grad is not None]).norm()
     assert report.gradient_norm > 1e-2
     assert norm.item() == pytest.approx(1e-3, rel=1e-3)

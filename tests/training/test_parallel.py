@@ -9,18 +9,20 @@ from torch import Tensor
 
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.memory import keep_freed_memory
-from regard.training.objectives import SequenceLoss
+from regard.training.objectives import NextToken
 from regard.training.parallel import Shards
+
+LENGTHS = {"source": 7, "target": 5, "labels": 5}
 
 
 def gradients(shards: int, *, dropout: float, seed: int = 0, rows: int = 6) -> tuple[float, list[Tensor]]:
     torch.manual_seed(0)
     model = Transformer(TransformerConfig.tiny(40, encoder_layers=1, decoder_layers=1, dropout=dropout)).double()
-    batch = [torch.randint(1, 40, (rows, length)) for length in (7, 5, 5)]
+    batch = {name: torch.randint(1, 40, (rows, length)) for name, length in LENGTHS.items()}
     parameters = list(model.parameters())
     torch.manual_seed(seed)
     with Shards(shards) as parallel:
-        total = parallel.backward(lambda *part: SequenceLoss(model)(*part), parameters, batch)
+        total = parallel.backward(NextToken(model), parameters, batch)
     return total.item(), [p.grad for p in parameters if p.grad is not None]
 
 
@@ -45,11 +47,11 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 def test_each_shard_draws_its_own_dropout() -> None:
     torch.manual_seed(0)
     model = Transformer(TransformerConfig.tiny(40, encoder_layers=1, decoder_layers=1, dropout=0.5))
-    row = [torch.randint(1, 40, (1, length)).expand(2, -1) for length in (7, 5, 5)]
+    row = {name: torch.randint(1, 40, (1, length)).expand(2, -1) for name, length in LENGTHS.items()}
     values: list[float] = []
 
-    def loss(*part: Tensor) -> Tensor:
-        value = SequenceLoss(model)(*part)
+    def loss(**part: Tensor) -> Tensor:
+        value = NextToken(model)(**part)
         values.append(value.item())
         return value
 
@@ -62,7 +64,7 @@ def test_a_second_call_adds_to_the_gradient_and_unused_parameters_stay_without()
     weight, unused = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
     with Shards(2) as parallel:
         for _ in range(2):
-            total = parallel.backward(lambda x: (x * weight).sum(), [weight, unused], [torch.ones(4, 3)])
+            total = parallel.backward(lambda x: (x * weight).sum(), [weight, unused], {"x": torch.ones(4, 3)})
     assert total.item() == 12
     assert weight.grad is not None
     assert weight.grad.tolist() == [8, 8, 8]
@@ -71,7 +73,7 @@ def test_a_second_call_adds_to_the_gradient_and_unused_parameters_stay_without()
 
 def test_an_error_in_a_shard_reaches_the_caller_and_threads_are_counted_from_one() -> None:
     with Shards(2) as parallel, pytest.raises(ValueError, match="d_model"):
-        parallel.backward(lambda x: (_ for _ in ()).throw(ValueError("d_model")), [], [torch.ones(4)])
+        parallel.backward(lambda x: (_ for _ in ()).throw(ValueError("d_model")), [], {"x": torch.ones(4)})
     with pytest.raises(ValueError, match="at least 1 shard, got 0"):
         Shards(0)
 

@@ -15,13 +15,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from regard.data.arrays import PairArrays
+from regard.data.arrays import Table, pairs_of
 from regard.data.batching import collate
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.checkpoints import CheckpointError
 from regard.training.config import TrainConfig
 from regard.training.distributed import World
 from regard.training.loop import Learner, Report
+from regard.training.objectives import NextToken
 from regard.training.optimisers import OptimiserConfig
 from regard.training.run import Event, Finished, Note, Saved, Trainer, Validation
 from regard.training.stream import stream
@@ -39,20 +40,20 @@ def make(directory: Path, **changes: object) -> Trainer:
     config = TrainConfig(**(settings | {"validate_every": 4} | changes))  # type: ignore[arg-type]
     draw = random.Random(0)
     rows = [[draw.randrange(3, 12) for _ in range(draw.randrange(2, 7))] for _ in range(40)]
-    arrays = PairArrays.build(directory / "arrays", ((row, row[::-1]) for row in rows), vocabulary=12)
+    arrays = Table.build(directory / "arrays", ((row, row[::-1]) for row in rows), pairs_of(12))
     torch.manual_seed(0)
     model = Transformer(TransformerConfig.tiny(12, encoder_layers=1, decoder_layers=1, d_model=16, d_ff=32))
-    learner = Learner(model, lambda step: 1e-2, config)
+    learner = Learner(NextToken(model, 0.1), lambda step: 1e-2, config)
 
     def validate(model: nn.Module, step: int) -> Validation:
-        batch = collate(arrays.pairs(range(5)))
+        batch = collate(arrays.rows(range(5)))
         with torch.no_grad():
-            loss = model(batch.source, batch.target).logsumexp(-1).mean().item()
+            loss = model(batch["source"], batch["target"]).logsumexp(-1).mean().item()
         return Validation(step, -loss, {"loss": loss}, [])
 
     return Trainer(
         learner,
-        lambda position: stream(arrays, config, World(), position),
+        lambda position: stream(arrays, collate, config, World(), position),
         directory / "trainer",
         total=config.steps,
         validate=validate,

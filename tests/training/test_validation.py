@@ -36,7 +36,7 @@ def by_hand(model: Transformer, pairs: list[Pair]) -> Foretold:
     rows = []
     for pair in pairs:
         batch = collate([pair])
-        logits, labels = model(batch.source, batch.target)[0], batch.labels[0]
+        logits, labels = model(batch["source"], batch["target"])[0], batch["labels"][0]
         top, said = logits.softmax(-1).max(-1)
         rows.append((-F.cross_entropy(logits, labels, reduction="none"), top, said == labels))
     return Foretold(*(torch.cat(column) for column in zip(*rows, strict=True)))

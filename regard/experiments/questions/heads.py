@@ -153,7 +153,7 @@ def likeness(model: nn.Module, pairs: list[Pair]) -> dict[str, float | None]:
     """Of the pairs of heads in one attention: their mean Jensen-Shannon divergence, and how many are redundant."""
     (batch,), tokens, found = batched(model, pairs, len(pairs)), Tokens(PAD, BOS, EOS), []
     with record(model, what=("weights", "outputs")) as flow, torch.inference_mode():
-        model(batch.source, batch.target)
+        model(batch["source"], batch["target"])
     for name, weights in flow.weights.items():
         like = Likeness()
         like.add([weights], [flow.outputs[name]], axes_of(kind_of(name), batch, tokens))

@@ -71,7 +71,7 @@ def scaled(
     settings = {**model, "heads": 1, "d_k": d_k, "scale": d_k**exponent}
     batch = collate(unseen("sort", [LENGTHS[-1]], seed, 64))  # of one length: nothing is padded
     with torch.no_grad(), record(fresh := untaught("sort", seed, **settings), "encoder.layers.0.*", what="scores") as s:
-        fresh(batch.source, batch.target)
+        fresh(batch["source"], batch["target"])
     (scores,) = s.scores.values()
     taught, losses = learnt(console, "sort", LENGTHS, steps=steps, seed=seed, **settings)
     found = measured(taught, unseen("sort", LENGTHS, seed, tested))
