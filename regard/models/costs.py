@@ -12,7 +12,7 @@ import torch
 
 from regard.core.attention import AttentionConfig
 from regard.core.efficient import PATTERNS, Kind
-from regard.core.kernels import CHUNK
+from regard.core.linear import CHUNK
 from regard.core.normalisers import ALONG_A_MEMORY, read_normaliser
 from regard.core.sparse import Pattern, Sparse
 from regard.models.convolutional import ConvolutionalConfig

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from regard.core.attention import Tap
+from regard.core.mixers import Tap
 from regard.data.spelling import whole
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import PAD
