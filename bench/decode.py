@@ -37,7 +37,7 @@ from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
 from regard.decoding.pool import search
-from regard.decoding.protocol import Request, Searchable, SearchConfig, Special
+from regard.decoding.protocol import Searchable, SearchConfig
 from regard.evaluation.translation import bleu
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
@@ -66,14 +66,14 @@ def ours(directory: Path, engine: str) -> tuple[Translate, Callable[[int], Trans
             config = SearchConfig(
                 beam=beam, alpha=1.0, penalty="mean", patience=1.0, extra=EXTRA, shortest=1, scores=False
             )
-            requests = [Request([*row, EOS]) for row in rows]
-            found = search(searchable, requests, config, Special(BOS, EOS, PAD), workers=workers)
+            requests = [config.request([*row, EOS], BOS) for row in rows]
+            found = search(searchable, requests, config, EOS, workers=workers)
             return [hypotheses[0].tokens for hypotheses in found]
 
         return translate
 
     if engine == "torch":
-        module = Module(model, pad=PAD)
+        module = Module(model)
         return searching(module, CORES), lambda threads: with_threads(threads, searching(module, 1))
     native = Native(model)
     return searching(native, CORES), lambda threads: searching(native.with_threads(threads), 1)
@@ -90,7 +90,7 @@ def with_threads(threads: int, translate: Translate) -> Translate:
 def ctranslate2(directory: Path, _: str) -> tuple[Translate, Callable[[int], Translate]]:
     import ctranslate2
 
-    names = Tokenizer.load(directory / "tokenizer.json")._rust
+    names = Tokenizer.load(directory / "tokenizer.json").rust
     pieces = [names.id_to_token(i) for i in range(names.get_vocab_size())]
 
     def translator(inter: int, intra: int) -> Translate:

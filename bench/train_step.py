@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from regard.core.positions import sinusoid
 from regard.core.recompute import recompute
-from regard.models.transformer import PRESETS, Transformer, TransformerConfig
+from regard.models.transformer import FAMILY, Transformer, TransformerConfig
 from regard.native.lend import lend
 from regard.training.loop import RECOMPUTED
 from regard.training.objectives import NextToken
@@ -268,7 +268,7 @@ def main() -> None:
     args = parser.parse_args()
     extra = {"attention_dropout": 0.1, "feed_forward_dropout": 0.1} if args.dropout == "everywhere" else {}
     for shape in args.shapes:
-        config = PRESETS[shape](VOCABULARY[shape], dropout=0.1, **extra)
+        config = FAMILY.presets[shape](VOCABULARY[shape], dropout=0.1, **extra)
         if args.work_as:
             work(tuple(args.work_as), config, args.recompute)
             continue

@@ -14,7 +14,6 @@ from regard.recipes import recipe as recipes
 from regard.recipes.recipe import DataConfig
 from regard.shipped import located
 from regard.shipped import shipped as shipped  # regard.api.shipped() is part of this door
-from regard.tasks.requesting import SPECIAL as SPECIAL  # the marks that searches know
 from regard.tasks.translate import Translator as Translator
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": None}

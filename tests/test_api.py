@@ -301,7 +301,7 @@ def test_why_there_is_no_native_engine(translator: Translator, monkeypatch: pyte
         ({"require": " "}, "no sub-words to write ' ' with"),
         ({"forbid": " "}, "a forbidden phrase is empty"),
         ({"prefix": "dog " * 90}, "the prefix has .* sub-words, and the output at most"),
-        ({"require": ["dog " * 90]}, "raise extra = 6"),
+        ({"require": ["dog " * 90]}, "raise `extra`"),
         ({"require": "a", "temperature": 1.0}, "drawn by chance"),
         ({"require": "a", "split": True}, "read in 2 parts"),
         ({"prefix": "a", "split": True}, "read in 2 parts"),

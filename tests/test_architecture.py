@@ -42,11 +42,9 @@ ROOMS["__main__"] = {"cli"}
 FRONT = {"api", "inspection"}  # what `import regard` brings
 # A model imports another only where it is one.
 MODELS_OF_MODELS: dict[str, set[str]] = {}
-SHARED = {"settings"}  # what they all have in common
+SHARED = {"family"}  # what they all have in common
 ABOUT_MODELS = {
     "__init__",
-    "accounting",
-    "catalogue",
     "costs",
     "storage",
 }  # no members of the family: they may import any of them
@@ -137,7 +135,7 @@ def test_a_planted_import_is_caught(tmp_path: Path, file: str, line: str, named:
     ("file", "line"),
     [
         ("core/attention.py", "from regard.core.masks import causal"),
-        ("models/catalogue.py", "from regard.models.transformer import PRESETS"),
+        ("models/storage.py", "from regard.models.transformer import Transformer"),
         ("models/gpt.py", "from ..core import blocks"),
         ("inspection/page.py", "import numpy"),
         ("cli/command.py", "from regard.experiments.demo import run"),

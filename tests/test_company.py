@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.api import SPECIAL, Translator, load
+from regard.api import Translator, load
 from regard.convert import export
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.pool import search
@@ -46,11 +46,11 @@ def fp32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def requests() -> list[Request]:
     rows = load().tokenizer.encode_batch(TEXT.read_text("utf-8").splitlines())
     assert len(rows) == 1000
-    return [Request([*row, EOS]) for row in rows]
+    return [GREEDY.request([*row, EOS], BOS) for row in rows]
 
 
 def found(engine: Searchable, requests: list[Request], config: SearchConfig, **company: int) -> list[list[Hypothesis]]:
-    return search(engine, requests, config, SPECIAL, **company)
+    return search(engine, requests, config, EOS, **company)
 
 
 @pytest.mark.parametrize(("config", "precision"), [(GREEDY, "fp32"), (BEAM, "int8")], ids=["greedy", "beam"])
@@ -77,7 +77,7 @@ def test_ctranslate2_writes_the_same(fp32: Path, requests: list[Request], config
     ctranslate2 = pytest.importorskip("ctranslate2")
     export(fp32, tmp_path / "out", "ctranslate2")
     translator = load(fp32)
-    names = translator.tokenizer._rust
+    names = translator.tokenizer.rust
     rows = [[names.id_to_token(i) for i in request.source[:-1]] for request in requests]
     results = ctranslate2.Translator(str(tmp_path / "out"), inter_threads=1, intra_threads=1).translate_batch(
         rows, beam_size=config.beam, length_penalty=1.0, max_decoding_length=120, max_batch_size=64

@@ -17,7 +17,7 @@ from regard.data.corpora import CORPORA
 from regard.data.dates import date_pairs
 from regard.data.text import PairFiles
 from regard.experiments.lab import NAMES, SCALES
-from regard.models.transformer import PRESETS
+from regard.models.transformer import FAMILY
 from regard.recipes import recipe as recipes
 from regard.recipes.recipe import DataConfig, Recipe
 from regard.recipes.train import train
@@ -66,7 +66,7 @@ def settings() -> dict[str, Any]:
                 yield before + key, None if before + key in GIVEN else value
 
     found = {"data.train": None, **dict(flat(yaml.safe_load(recipes.dump(given))))}
-    shapes = [asdict(preset(100)) for preset in PRESETS.values()]
+    shapes = [asdict(preset(100)) for preset in FAMILY.presets.values()]
     return found | {f"model.{key}": "*preset*" for key in shapes[0] if len({str(s[key]) for s in shapes}) > 1}
 
 

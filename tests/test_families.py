@@ -18,9 +18,8 @@ from regard import cli
 from regard.adaptation.pruning import prune
 from regard.data.dates import date_pairs
 from regard.data.vocabulary import EOS
-from regard.decoding.module import longest_of
 from regard.models import storage
-from regard.models.catalogue import FAMILIES, PRESETS, build, configure, family_of
+from regard.models.family import FAMILIES, build, configure, family, family_of, presets
 from regard.models.transformer import TransformerConfig
 from regard.recipes import recipe as recipes
 from regard.recipes.train import train
@@ -122,15 +121,15 @@ def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  
 
 
 def test_every_preset_belongs_to_a_family_and_builds_its_model() -> None:
-    assert {family_of(preset) for preset in PRESETS} == set(FAMILIES) == {"transformer", "recurrent", "convolutional"}
-    for preset in PRESETS:
+    assert {family_of(preset) for preset in presets()} == set(FAMILIES) == {"transformer", "recurrent", "convolutional"}
+    for preset in presets():
         config = configure(preset, ["d_model=16"], vocabulary=50)
         with torch.device("meta"):
-            assert type(build(config)) is FAMILIES[family_of(preset)].model
+            assert type(build(config)) is family(family_of(preset)).model
     assert configure("lstm", ["input_feeding=false"], vocabulary=50).input_feeding is False
     with pytest.raises(ValueError, match="unknown preset 'lstms': did you mean 'lstm'"):
         configure("lstms", vocabulary=50)
-    with pytest.raises(ValueError, match="a recurrent model has no setting 'norm'"):
+    with pytest.raises(ValueError, match="a Recurrent model has no setting 'norm'"):
         configure("lstm", ["norm=pre"], vocabulary=50)
     with pytest.raises(ValueError, match="a dict is no config of a model"):
         build({})
@@ -262,10 +261,10 @@ def test_muon_trains_the_matrices_of_each_gate() -> None:
 def test_a_table_of_positions_bounds_what_is_read() -> None:
     long = {"max_length": 30}
     bounded = [{"positions": "learned"}, {"score": "location"}, {"cross_score": "location"}]
-    assert [longest_of(TransformerConfig.tiny(50, **long, **each)) for each in bounded] == [30, 30, 30]
+    assert [TransformerConfig.tiny(50, **long, **each).longest for each in bounded] == [30, 30, 30]
     linformer = {"self_attention": "linformer:4", "decoder_self_attention": "full"}
-    assert longest_of(TransformerConfig.tiny(50, **long, **linformer)) == 30
-    assert [longest_of(PRESETS[name](50)) for name in ("tiny", "lstm", "bytenet", "convs2s")] == [
+    assert TransformerConfig.tiny(50, **long, **linformer).longest == 30
+    assert [presets()[name](50).longest for name in ("tiny", "lstm", "bytenet", "convs2s")] == [
         None,
         None,
         None,

@@ -317,7 +317,7 @@ def choices(place: str) -> list[str]:
     try:
         typed("train", "quickstart", f"{place}=no-such-name", "--dump")
     except ValueError as error:
-        told = re.search(r"(?:choose(?: one of)?|Known:|The kinds are) (.+)", str(error))
+        told = re.search(r"(?:choose(?: one of)?|Known:|The kinds are|there are) (.+)", str(error))
         return re.split(r", | or ", told[1]) if told else []
     return []
 

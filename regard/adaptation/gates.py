@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.quantised import is_quantised
-from regard.inspection.importance import Taught, scaled, sentence_losses
+from regard.inspection.axes import Taught
+from regard.inspection.importance import scaled, sentence_losses
 from regard.inspection.taps import attentions, edit
 
 TEMPERATURE = 0.33
@@ -97,7 +98,7 @@ def learn_gates(model: nn.Module, batches: Sequence[Taught], *, pad: int, config
         raise ValueError("no gradient flows through whole numbers: load the model with precision fp32")
     if not batches:
         raise ValueError("gates are learned on sentences: there are none")
-    known, device, training = attentions(model), batches[0]["source"].device, model.training
+    known, device, training = attentions(model), batches[0]["labels"].device, model.training
     log_a = {name: torch.full((a.heads,), c.start, device=device, requires_grad=True) for name, a in known.items()}
     adam = torch.optim.Adam(log_a.values(), c.rate, betas=(0.9, 0.98))
     if c.weights_rate is not None:
@@ -113,7 +114,7 @@ def learn_gates(model: nn.Module, batches: Sequence[Taught], *, pad: int, config
                 order = order or torch.randperm(len(batches)).tolist()
                 batch = batches[order.pop()]
                 # A draw for each sentence: all see other gates, and their mean is a better guide.
-                noise = {name: torch.rand(len(batch["source"]), len(a)).to(device) for name, a in log_a.items()}
+                noise = {name: torch.rand(len(batch["labels"]), len(a)).to(device) for name, a in log_a.items()}
                 gates = {name: draw(a, noise[name].clamp(1e-6, 1 - 1e-6)) for name, a in log_a.items()}
                 with edit(model, {name: partial(scaled, gate) for name, gate in gates.items()}):
                     loss = sentence_losses(model, batch, pad).sum() / (batch["labels"] != pad).sum()

@@ -25,8 +25,7 @@ from regard.cli.telling import telling
 from regard.cli.use import score, translate
 
 if TYPE_CHECKING:
-    from regard.models.accounting import Footprint, PaperRun
-    from regard.models.costs import Part
+    from regard.models.costs import Footprint, PaperRun, Part
 
 USE, SEE, TRAIN, MEASURE, SMALLER, OTHERS = (
     "Use a model",
@@ -168,21 +167,23 @@ def data(
     corpus: Annotated[str | None, typer.Argument(help="Fetch this one. (default: list them all)")] = None,
 ) -> None:
     """List the corpora that regard knows, or fetch one."""
-    from regard.data.corpora import CORPORA, located, obtain
+    from regard.data.corpora import CORPORA, fetched, located
     from regard.training.display import fetching
 
     if corpus is None:
-        table = _table("corpora", "Fetch one: regard data NAME", "name", "pairs", "languages", "terms", "here")
+        table = _table("corpora", "Fetch one: regard data NAME", "name", "lines", "languages", "terms", "here")
         for name, each in CORPORA.items():
             place = located(name)
-            table.add_row(name, f"{each.pairs:,}", " → ".join(each.languages), each.licence, "yes" if place else "")
+            table.add_row(
+                name, f"{each.pairs:,}", " → ".join(filter(None, each.languages)), each.licence, "yes" if place else ""
+            )
         _print(table)
         return
     console = Console(highlight=False)
     with fetching(console) as progress:
-        files = obtain(corpus, progress=progress)
-    for split, pairs in files.items():
-        console.print(f"  {split:6} {pairs.source}  {pairs.target}", soft_wrap=True)
+        files = fetched(corpus, progress=progress)
+    for split, paths in files.items():
+        console.print(f"  {split:6} {'  '.join(map(str, paths))}", soft_wrap=True)
 
 
 @app.command(rich_help_panel=MEASURE)
@@ -200,8 +201,8 @@ def info(
 ) -> None:
     """Show what a model costs: parameters, FLOPs and memory."""
     from regard.models import storage
-    from regard.models.accounting import PAPER_RUNS, breakdown, footprint
-    from regard.models.catalogue import configure
+    from regard.models.costs import PAPER_RUNS, breakdown, footprint
+    from regard.models.family import configure
     from regard.shipped import located
 
     if located(preset).is_dir():

@@ -16,8 +16,6 @@ from regard.convert.source import TOKENIZER, Source, refuse, same_heads
 from regard.core.blocks import Stack
 from regard.core.layers import GATES, Embedding, Residual
 from regard.core.positions import Learned
-from regard.data.vocabulary import BOS, EOS, SPECIALS
-from regard.files import write_whole
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "glu": "Sigmoid", "swiglu": "SWISH"}
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
@@ -45,8 +43,9 @@ def write(source: Source, directory: Path, quantization: str | None = None) -> N
     _stack(spec.encoder, spec.encoder.embeddings[0], model.source_embedding, model.encoder)
     _stack(spec.decoder, spec.decoder.embeddings, model.target_embedding, model.decoder)
     _linear(spec.decoder.projection, model.output)
-    spec.config.bos_token, spec.config.eos_token = SPECIALS[BOS], SPECIALS[EOS]
-    spec.config.decoder_start_token = SPECIALS[BOS]
+    bos, eos = source.tokenizer.marks.need("bos", "eos")
+    spec.config.bos_token, spec.config.eos_token = source.pieces[bos], source.pieces[eos]
+    spec.config.decoder_start_token = source.pieces[bos]
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = c.norm_eps
     spec.register_source_vocabulary(source.pieces)
@@ -54,7 +53,7 @@ def write(source: Source, directory: Path, quantization: str | None = None) -> N
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(directory))
-    write_whole(directory / TOKENIZER, source.tokenizer.to_str(pretty=True) + "\n")
+    source.tokenizer.save(directory / TOKENIZER)
 
 
 def _stack(spec: Any, words: Any, embedding: Embedding, stack: Stack) -> None:

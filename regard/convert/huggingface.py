@@ -99,7 +99,7 @@ def write(source: Source, directory: Path) -> None:
     write_whole(directory / CONFIG, json.dumps(about, indent=2) + "\n")
     write_whole(directory / GENERATION, json.dumps(special | {"max_length": longest}, indent=2) + "\n")
     save_file(_theirs(source, share=share, tied=about["tie_word_embeddings"]), directory / WEIGHTS, {"format": "pt"})
-    foreign.write(source.tokenizer, directory)
+    foreign.write(source.tokenizer.rust, directory)
 
 
 def read(directory: Path) -> tuple[Transformer, Tokenizer]:

@@ -15,7 +15,6 @@ import logging
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,11 +25,11 @@ from regard.checks import need
 from regard.convert.source import TOKENIZER, Source, refuse
 from regard.core.attention import MultiHeadAttention, attend
 from regard.core.cache import Cache, KeyValues, LayerCache
+from regard.core.generation import EncoderDecoder
 from regard.core.layers import ACTIVATIONS, GATES
-from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
 from regard.files import write_whole
-from regard.models.transformer import Memory, Transformer
+from regard.models.transformer import Memory, Transformer, TransformerConfig
 
 OPSET = 18
 CONFIG, ENCODER, DECODER = "config.json", "encoder.onnx", "decoder.onnx"
@@ -72,9 +71,10 @@ def write(source: Source, directory: Path) -> None:
         ["logits", *_numbered("keys", n), *_numbered("values", n)],
         directory / DECODER,
     )
-    about = {"format": 1, "pad": PAD, "bos": BOS, "eos": EOS, "key_value": [G, d_k, d_v], "config": asdict(c)}
+    marks = dict(zip(("pad", "bos", "eos"), source.tokenizer.marks.need("pad", "bos", "eos"), strict=True))
+    about = {"format": 1, **marks, "key_value": [G, d_k, d_v], "config": asdict(c)}
     write_whole(directory / CONFIG, json.dumps(about, indent=2) + "\n")
-    write_whole(directory / TOKENIZER, source.tokenizer.to_str(pretty=True) + "\n")
+    source.tokenizer.save(directory / TOKENIZER)
 
 
 def _own(model: Transformer) -> Transformer:
@@ -199,15 +199,15 @@ class Onnx(Module):
     """The graphs of a directory, run by onnxruntime: every search of regard works on them.
 
     >>> from regard.decoding.pool import search                                  # doctest: +SKIP
-    >>> search(Onnx("model-onnx"), requests, SearchConfig(beam=4), special)      # doctest: +SKIP
+    >>> search(Onnx("model-onnx"), requests, SearchConfig(beam=4), eos)          # doctest: +SKIP
     """
 
     def __init__(self, directory: str | Path, *, threads: int = 1) -> None:
-        super().__init__(_Graphs(Path(directory), threads), pad=PAD)
+        super().__init__(_Graphs(Path(directory), threads))
 
 
-class _Graphs:
-    """An `EncoderDecoder` of two graphs."""
+class _Graphs(EncoderDecoder):
+    """An encoder-decoder of two graphs."""
 
     def __init__(self, directory: Path, threads: int) -> None:
         runtime = need("onnxruntime", "convert")
@@ -215,7 +215,7 @@ class _Graphs:
             if not (directory / name).is_file():
                 raise ValueError(f"{directory} is not a directory that regard exported to ONNX: it has no {name}")
         about = json.loads((directory / CONFIG).read_text("utf-8"))
-        self.config = SimpleNamespace(**about["config"])
+        self.config = TransformerConfig(**about["config"])
         self.key_value: tuple[int, int, int] = tuple(about["key_value"])
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, 3

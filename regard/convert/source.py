@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tokenizers import Tokenizer as Rust
 from torch import Tensor
 
 from regard.data.tokenizers import Tokenizer
@@ -23,7 +22,7 @@ class Source(NamedTuple):
     """What every export begins with."""
 
     model: Transformer
-    tokenizer: Rust
+    tokenizer: Tokenizer
 
     @classmethod
     def load(cls, directory: str | Path) -> "Source":
@@ -40,13 +39,11 @@ class Source(NamedTuple):
             )
         if not path.is_file():
             raise ValueError(f"{directory} is not a whole model directory: it has no {TOKENIZER}")
-        Tokenizer.load(path)  # says what is wrong with it
-        tokenizer = Rust.from_file(str(path))
+        tokenizer = Tokenizer.load(path)
         for name in ("vocabulary", "source_vocabulary"):
-            if (size := getattr(model.config, name)) not in (None, tokenizer.get_vocab_size()):
+            if (size := getattr(model.config, name)) not in (None, len(tokenizer)):
                 raise ValueError(
-                    f"{path} has {tokenizer.get_vocab_size()} tokens, but the model's {name} is {size}: they do not "
-                    "belong together"
+                    f"{path} has {len(tokenizer)} tokens, but the model's {name} is {size}: they do not belong together"
                 )
         return cls(model, tokenizer)
 
@@ -62,7 +59,7 @@ class Source(NamedTuple):
     @property
     def pieces(self) -> list[str]:
         """The vocabulary, in the order of its ids."""
-        return [str(self.tokenizer.id_to_token(i)) for i in range(self.tokenizer.get_vocab_size())]
+        return [str(self.tokenizer.rust.id_to_token(i)) for i in range(len(self.tokenizer))]
 
 
 def refuse(config: TransformerConfig, format: str, **valid: tuple[object, ...]) -> None:

@@ -84,8 +84,10 @@ class Recent:
             if len(self.keys) != len(k):
                 raise ValueError(f"the cache holds a batch of {len(self.keys)}, not of {len(k)}: start a new one")
             k, v, at = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2), torch.cat([self.at, at])
-        kept = (at < self.first) | (at >= self.length - self.last)
-        self.keys, self.values, self.at = k[:, :, kept], v[:, :, kept], at[kept]
+        self.keys, self.values, self.at = k, v, at
+        if len(at) > self.first + self.last:
+            ends = torch.cat([at.new_tensor(range(self.first)), torch.arange(len(at) - self.last, len(at)).to(at)])
+            self.keys, self.values, self.at = k.index_select(2, ends), v.index_select(2, ends), at[ends]
         return k, v, at
 
     def reorder(self, index: Tensor) -> None:

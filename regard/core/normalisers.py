@@ -19,7 +19,7 @@ See = Callable[[Tensor], Tensor]  # of scores, by whoever watches
 
 def exact(x: Tensor) -> torch.autocast:
     """Inside the block products are as precise as their factors: autocast would halve what was widened for a sum."""
-    return torch.autocast(x.device.type, enabled=False)
+    return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
 
 
 def softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:

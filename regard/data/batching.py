@@ -1,7 +1,7 @@
 """Batches of examples: which rows go together, in which order, and as padded tensors by name.
 
 Letters: B batch, S source length, T target length, N examples of the corpus. Lengths of a batch may count a mark more
-than the rows have: a source ends in EOS, a target begins with BOS or ends in EOS.
+than the rows have: a source ends in eos, a target begins with bos or ends in eos.
 
 The order is a pure function of (seed, epoch). It is random where memory allows: consecutive blocks of the corpus,
 shuffled, fill a pool; inside a pool every row may meet every other.
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.data.vocabulary import BOS, EOS, PAD
+from regard.data.vocabulary import MARKS, Marks
 
 BLOCK = 2**12  # neighbours in the corpus that enter a pool together
 BAND = 4  # target lengths sorted as one
@@ -57,12 +57,14 @@ class Batch:
 
 
 def collate(
-    pairs: Iterable[tuple[Sequence[int] | NDArray[Any], Sequence[int] | NDArray[Any]]], draw: object = None
+    pairs: Iterable[tuple[Sequence[int] | NDArray[Any], Sequence[int] | NDArray[Any]]],
+    draw: object = None,
+    marks: Marks = MARKS,
 ) -> Batch:
     """One batch of (source ids, target ids) without marks, as an encoder-decoder is taught; nothing of it is drawn.
 
-    source (B, S): each row ends in EOS; target (B, T), what the decoder reads: BOS, then the sequence; labels (B, T),
-    what it must say next: the sequence, then EOS. All are right-padded with PAD.
+    source (B, S): each row ends in `eos`; target (B, T), what the decoder reads: `bos`, then the sequence; labels
+    (B, T), what it must say next: the sequence, then `eos`. All are right-padded with `pad`.
 
     >>> batch = collate([([5, 6], [6, 5]), ([7], [7])])
     >>> batch["source"].tolist()
@@ -76,17 +78,18 @@ def collate(
     """
     pairs = list(pairs)
     targets = [target for _, target in pairs]
-    source = _pad([source for source, _ in pairs], bos=False)
-    target, labels = _pad(targets, bos=True), _pad(targets, bos=False)
+    pad, bos, eos = marks.need("pad", "bos", "eos")
+    source = _pad([source for source, _ in pairs], pad, after=eos)
+    target, labels = _pad(targets, pad, before=bos), _pad(targets, pad, after=eos)
     return Batch({"source": source, "target": target, "labels": labels}, sum(len(target) + 1 for target in targets))
 
 
-def _pad(rows: Sequence[Sequence[int] | NDArray[Any]], *, bos: bool) -> Tensor:
-    """(B, longest + 1): each row after BOS, or before EOS."""
-    padded = np.full((len(rows), 1 + max(map(len, rows), default=0)), PAD, dtype=np.int64)
+def _pad(rows: Sequence[Sequence[int] | NDArray[Any]], pad: int, *, before: int = -1, after: int = -1) -> Tensor:
+    """(B, longest + 1): each row after one mark, or before another."""
+    padded, first = np.full((len(rows), 1 + max(map(len, rows), default=0)), pad, dtype=np.int64), int(before >= 0)
     for line, row in zip(padded, rows, strict=True):
-        line[bos : len(row) + bos] = row
-        line[0 if bos else len(row)] = BOS if bos else EOS
+        line[first : len(row) + first] = row
+        line[0 if first else len(row)] = before if first else after
     return torch.from_numpy(padded)
 
 

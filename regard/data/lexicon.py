@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from regard.checks import at_least
 from regard.data.arrays import Table
 from regard.data.batching import token_batches
-from regard.data.tokenizers import UNK
+from regard.data.vocabulary import Marks
 from regard.files import write_whole
 
 FILE = "shortlist.safetensors"
 DTYPES = {"offsets": np.int64, "tokens": np.int32, "common": np.int32}
-NOTHING = 0  # the source word of Model 1 that what has no other comes from; no text has PAD's id
 BATCH = 2**13  # tokens: with LONGEST, S · T · n stays below 2^21
 LONGEST = 2**8  # tokens of a side; longer pairs say little
 MOST_SLOTS = 2**25  # of the table of pairs: half a gigabyte
@@ -80,17 +80,16 @@ class Shortlist:
 
 
 def learn_shortlist(
-    pairs: Table, *, vocabulary: int, size: int = 100, common: int = 200, iterations: int = 5
+    pairs: Table, *, vocabulary: int, marks: Marks, size: int = 100, common: int = 200, iterations: int = 5
 ) -> Shortlist:
     """The `size` likeliest target tokens of each source token, and the `common` most frequent ones of all.
 
     Source and target share one vocabulary. Pairs with a side over 255 tokens do not count. Memory grows with the text
     up to half a gigabyte.
     """
-    for name, value, low in (("size", size, 1), ("common", common, 0), ("iterations", iterations, 1)):
-        if value < low:
-            raise ValueError(f"{name} = {value}: it must be at least {low}")
-    text = _Text(pairs)
+    at_least(1, size=size, iterations=iterations)
+    at_least(0, common=common)
+    text = _Text(pairs, *marks.need("pad"))
     frequency = np.zeros(vocabulary, np.int64)
     for _, target in text.batches():
         frequency += np.bincount(target[target >= 0], minlength=vocabulary)
@@ -102,7 +101,7 @@ def learn_shortlist(
     return Shortlist(
         np.searchsorted(keys, np.arange(vocabulary + 1) * vocabulary).astype(np.int64),
         (keys % vocabulary).astype(np.int32),
-        np.union1d(often[frequency[often] > 0], np.arange(UNK + 1)).astype(np.int32),
+        np.union1d(often[frequency[often] > 0], [i for i in marks if i is not None]).astype(np.int32),
     )
 
 
@@ -129,12 +128,13 @@ class _Text:
 
     marks = 1
 
-    def __init__(self, pairs: Table) -> None:
-        lengths = pairs.lengths(np.arange(len(pairs)))
+    def __init__(self, pairs: Table, nothing: int) -> None:
+        """`nothing`: the source word that what has no other comes from, of an id that no text has."""
+        self._nothing, lengths = nothing, pairs.lengths(np.arange(len(pairs)))
         self._pairs, self._known = pairs, np.flatnonzero(lengths.max(1, initial=0) < LONGEST)
         if not len(self._known):
             raise ValueError(f"no pair of at most {LONGEST - 1} tokens a side to learn a shortlist from")
-        self.cells = int((lengths[self._known, 0] + 1) @ lengths[self._known, 1])  # pairs of words, NOTHING's too
+        self.cells = int((lengths[self._known, 0] + 1) @ lengths[self._known, 1])  # pairs of words
         self._rows = list(token_batches(self, tokens=BATCH, seed=0, epoch=0, shuffle=False))
 
     def __len__(self) -> int:
@@ -144,10 +144,10 @@ class _Text:
         return self._pairs.lengths(self._known[indices])
 
     def batches(self) -> Iterable[tuple[Ints, Ints]]:
-        """Sources (n, S) after NOTHING and targets (n, T), padded with -1."""
+        """Sources (n, S) after `nothing` and targets (n, T), padded with -1."""
         for rows in self._rows:
             sources, targets = zip(*self._pairs.rows(self._known[rows]), strict=True)
-            yield np.insert(_pad(sources), 0, NOTHING, axis=1), _pad(targets)
+            yield np.insert(_pad(sources), 0, self._nothing, axis=1), _pad(targets)
 
 
 def _pad(rows: Iterable[NDArray[Any]]) -> Ints:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from regard.data.spelling import spellings
-from regard.data.tokenizers import UNK, Tokenizer
+from regard.data.tokenizers import Tokenizer
 
 WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff]"  # in Chinese and Japanese words do not stand apart: they end anywhere
 
@@ -31,7 +31,8 @@ class Forbidden:
         given = [phrase.strip() for phrase in phrases]
         ids = tokenizer.encode_batch(given)
         written = zip(given, ids, tokenizer.decode_batch(ids), strict=True)
-        texts = [own if UNK in each else text for own, each, text in written if text.strip() or UNK in each]
+        unk = tokenizer.marks.unk
+        texts = [own if unk in each else text for own, each, text in written if text.strip() or unk in each]
         self._patterns = {_squeezed(text.encode()): _pattern(text) for text in texts}
         self._surfaces = spellings(tokenizer)
         self._longest = max(map(len, self._patterns), default=0)

@@ -10,7 +10,7 @@ import hashlib
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,26 +45,25 @@ def read_commands(lines: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
 class Commands:
     """One split of SCAN, as a corpus of commands and actions."""
 
-    files: Mapping[str, str]  # train and test -> its file, as SCAN's repository names it
-    sums: Mapping[str, str]  # file -> sha256
+    files: Mapping[str, Sequence[str]]  # train and test -> its file, as SCAN's repository names it, and its sha256
 
-    def held(self, data: Path, languages: tuple[str, str]) -> dict[str, Path]:
+    def held(self, data: Path, languages: Sequence[str]) -> dict[str, Path]:
         """The archive in a person's folder, or else the files: all of them or none."""
         if (archive := data / "scan" / ARCHIVE).is_file():
             return {ARCHIVE: archive}
-        found = {name: data / "scan" / name for name in self.files.values()}
+        found = {name: data / "scan" / name for name, _ in self.files.values()}
         return found if all(path.is_file() for path in found.values()) else {}
 
     def write(self, into: Path, corpus: "Corpus", held: Mapping[str, Path], progress: "Progress | None") -> None:
         """Commands and actions of train and test, checked."""
-        for split, name in self.files.items():
+        for split, (name, sha256) in self.files.items():
             place, content = self._read(name, held, progress)
             found = hashlib.sha256(content).hexdigest()
-            if found != self.sums[name]:
+            if found != sha256:
                 if not held:
                     place.unlink()
                 advice = "replace it, or unset REGARD_DATA to fetch it" if held else "it was removed, try again"
-                raise ValueError(f"{place}: the sha256 of {name} is {found}, not {self.sums[name]}; {advice}")
+                raise ValueError(f"{place}: the sha256 of {name} is {found}, not {sha256}; {advice}")
             pairs = list(read_commands(content.decode().splitlines(), name))
             for language, side in zip(corpus.languages, zip(*pairs, strict=True), strict=True):
                 write_whole(into / f"{split}.{language}", "".join(f"{text}\n" for text in side))
@@ -87,19 +86,3 @@ class Commands:
 
             download(URL.format(name=name), path, progress=progress)
         return path, path.read_bytes()
-
-
-SUMS = {
-    "simple_split/tasks_train_simple.txt": "941bb8a088c5f53ceff12fde902dc008933cf0c4203cc672c47b5f79d73262dd",
-    "simple_split/tasks_test_simple.txt": "1fe1c8f5a19d0dc40e41bab94278f45f66f3dc415a978bd29855a23440610fc6",
-    "length_split/tasks_train_length.txt": "b034212dc7cf87ce62f3a067dd6ad49c4d5cd18d51d615d13825516bcb1ebbc2",
-    "length_split/tasks_test_length.txt": "0760752ed34a75116ae11dcc1ee17526b7500060da1366540730fa24894d7db3",
-    "add_prim_split/tasks_train_addprim_jump.txt": "e3c78485692e028eed4205e1b8b3fd0e785ef2c12d45b5b89204dadf5b239e23",
-    "add_prim_split/tasks_test_addprim_jump.txt": "8147ae2651422c701162e174d9d66158daa57858a26b30317ac61797118ac7a5",
-}
-STEMS = {"simple": "simple_split/tasks_{}_simple", "length": "length_split/tasks_{}_length"}
-STEMS["jump"] = "add_prim_split/tasks_{}_addprim_jump"
-SCAN = {
-    name: Commands({split: f"{stem.format(split)}.txt" for split in ("train", "test")}, SUMS)
-    for name, stem in STEMS.items()
-}

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.tokenizers import UNK, Tokenizer
-from regard.data.vocabulary import EOS
+from regard.data.tokenizers import Tokenizer
 
 
 @lru_cache(maxsize=8)
@@ -38,12 +37,12 @@ def unknown(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> tuple[str, .
     """
     if tokenizer.kind == "byte":
         return ()
-    strange = fragments(tokenizer)
-    if UNK not in ids and strange.isdisjoint(ids):
+    strange, unk = fragments(tokenizer), tokenizer.marks.unk
+    if unk not in ids and strange.isdisjoint(ids):
         return ()
     marked = bytearray(len(text))
     for (begin, end), i in zip(tokenizer.spans(text), ids, strict=True):
-        if i == UNK or i in strange:
+        if i == unk or i in strange:
             marked[begin:end] = b"\1" * (end - begin)
     stretches = "".join(c if m else " " for c, m in zip(text, marked, strict=True)).split()
     return tuple(dict.fromkeys(stretches))
@@ -77,6 +76,7 @@ class Characters:
     def __init__(self, tokenizer: Tokenizer, *, backward: bool = False) -> None:
         """`backward`: an output is written from its end. Then it does without characters that are in several tokens."""
         self._spelled, self._refused = spellings(tokenizer), dict[bytes, list[int]]()
+        (self._eos,) = tokenizer.marks.need("eos")
         self.wakes = np.zeros(len(tokenizer), bool)
         self.wakes[list(fragments(tokenizer))] = True
         self._backward = np.flatnonzero(self.wakes).tolist() if backward else None
@@ -91,7 +91,7 @@ class Characters:
         pending = _pending(tail[begin:]) or b""
         if pending not in self._refused:
             wrong = [i for i, spelled in enumerate(self._spelled) if spelled and _pending(pending + spelled) is None]
-            self._refused[pending] = [*wrong, EOS] if pending else wrong
+            self._refused[pending] = [*wrong, self._eos] if pending else wrong
         return self._refused[pending]
 
 

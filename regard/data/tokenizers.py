@@ -9,8 +9,8 @@ wordpiece  a piece of a word, ##piece inside one, punctuation    words of unseen
 none       what stands between spaces, @@ joins it to the next   unseen tokens            words, one space between
 other      what it was in the program that it was imported from
 
-Ids 0 to 3 are <pad>, <s>, </s> and <unk>. No text gives the first three: "<s>" in a text is three characters, and <unk>
-if the kind is none.
+Ids 0 to 3 are <pad>, <s>, </s> and <unk>; an imported one keeps its own, which `marks` names. No text gives a mark but
+<unk>: "<s>" in a text is three characters, and <unk> if the kind is none.
 """
 
 import json
@@ -20,18 +20,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Rust
 
+from regard.checks import choose, probability
 from regard.data.merges import Merges
-from regard.data.vocabulary import EOS, SPECIALS
+from regard.data.vocabulary import MARKS, SPECIALS, Marks
 from regard.files import read_whole, write_whole
 
 KINDS = ("bpe", "unigram", "wordpiece", "byte", "char", "none")
@@ -62,17 +62,13 @@ class TokensConfig:
     dropout: float = 0.0  # of BPE merges while training (Provilkov et al., 2020)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            near = get_close_matches(self.kind, KINDS, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(f"unknown tokens.kind {self.kind!r}: {hint}The kinds are {', '.join(KINDS)}")
+        choose("tokens.kind", self.kind, dict.fromkeys(KINDS))
         fewest = {"bpe": 260, "unigram": 261, "byte": 0}.get(self.kind, 5)  # specials, bytes, a token
         if self.size < fewest and not (self.size == 0 and self.kind in ("char", "none")):
             raise ValueError(f"tokens.size = {self.size} is too small: {self.kind} needs at least {fewest}")
         if self.size > MOST:
             raise ValueError(f"tokens.size = {self.size} is too large: it is at most {MOST:,}")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"tokens.dropout lies in [0, 1), got {self.dropout}")
+        probability(**{"tokens.dropout": self.dropout})
         if self.dropout and self.kind != "bpe":
             raise ValueError(f"tokens.dropout leaves out merges of bpe: set it to 0 for {self.kind}")
 
@@ -90,6 +86,9 @@ class Tokenizer:
     """
 
     kind: str
+    marks: Marks
+    rust: Rust  # what it is over
+    silent: frozenset[int]  # ids that are no text: the marks, and what stands before every text
 
     def __init__(self, content: str, name: str | Path = "this text") -> None:
         """The tokenizer that `content`, a tokenizer.json, describes; `name` is for errors."""
@@ -99,17 +98,22 @@ class Tokenizer:
             if about.get("padding") or about.get("truncation"):  # to any length, by an id of its own
                 raise ValueError("it pads or cuts texts: set padding and truncation to null")
             with no_panic():
-                self._rust = Rust.from_str(content)
-                parts = _parts(self._rust)
+                self.rust = Rust.from_str(content)
+                parts = _parts(self.rust)
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(f"{name} is no tokenizer.json that this version can read: {error}") from None
         kinds = [kind for kind in KINDS for lowercase in (False, True) if _parts(_blank(kind, lowercase)) == parts]
-        imported = self._rust.post_processor is not None  # regard itself learns tokenizers without
-        if not (kinds or imported) or [self._rust.id_to_token(i) for i in range(len(RESERVED))] != list(RESERVED):
+        imported = self.rust.post_processor is not None  # regard itself learns tokenizers without
+        own = [self.rust.id_to_token(i) for i in range(len(RESERVED))] == list(RESERVED)
+        if not imported and not (kinds and own):
             raise ValueError(
                 f"{name} is a tokenizer of another program, or of a newer regard: learn one with this regard"
             )
-        self.kind = kinds[0] if kinds else "other"
+        self.kind = kinds[0] if kinds and own else "other"
+        self.marks, before = _stated(about)
+        if own:
+            self.marks = MARKS._replace(unk=UNK)
+        self.silent = frozenset(i for i in (*self.marks, *before) if i is not None)
         try:  # its token for the unknown, and what it puts around a text, come from its file
             self.decode(self.encode("a \U0010fffd"))
         except ValueError as error:
@@ -147,13 +151,13 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write a tokenizer.json."""
-        write_whole(path, self._rust.to_str(pretty=True) + "\n")
+        write_whole(path, self.rust.to_str(pretty=True) + "\n")
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[str]]:  # for a worker process that is not forked
-        return Tokenizer, (self._rust.to_str(),)
+        return Tokenizer, (self.rust.to_str(),)
 
     def __len__(self) -> int:
-        return self._rust.get_vocab_size()
+        return self.rust.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; no special is added."""
@@ -163,7 +167,7 @@ class Tokenizer:
         """The ids of each text, on all cores."""
         try:
             with no_panic():
-                return [row.ids for row in self._rust.encode_batch_fast(texts)]
+                return [row.ids for row in self.rust.encode_batch_fast(texts)]
         except TypeError:
             for text in texts:
                 if any("\ud800" <= character <= "\udfff" for character in text):
@@ -176,16 +180,16 @@ class Tokenizer:
         >>> Tokenizer.learn(TokensConfig("char", size=0), ["abc"]).spans("a?c")
         [(0, 1), (1, 2), (2, 3)]
         """
-        return self._rust.encode(text).offsets
+        return self.rust.encode(text).offsets
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids up to the first EOS, without the specials; bytes that are no UTF-8 become �."""
+        """The text of ids up to the first end, without the marks; bytes that are no UTF-8 become �."""
         return self.decode_batch([ids])[0]
 
     def decode_batch(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """The text of each row of ids."""
         with no_panic():
-            return self._rust.decode_batch([self._ordinary(ids) for ids in rows], skip_special_tokens=False)
+            return self.rust.decode_batch([self._ordinary(ids) for ids in rows], skip_special_tokens=False)
 
     def certain(self, ids: Sequence[int]) -> str:
         """The text with which `decode` begins for these ids and any others after them.
@@ -208,8 +212,8 @@ class Tokenizer:
 
     def _ordinary(self, ids: Sequence[int]) -> list[int]:
         self._check(ids)
-        end = ids.index(EOS) if EOS in ids else len(ids)
-        return [i for i in ids[:end] if i > UNK]
+        end = ids.index(self.marks.eos) if self.marks.eos in ids else len(ids)
+        return [i for i in ids[:end] if i not in self.silent]
 
     def _check(self, ids: Sequence[int]) -> None:
         if ids and not 0 <= min(ids) <= max(ids) < len(self):
@@ -229,8 +233,8 @@ class Tokenizer:
         >>> [tokens.spelled(i) for i in tokens.encode("a☕")]
         [b'a', b'\\xe2', b'\\x98', b'\\x95']
         """
-        piece = str(self._rust.id_to_token(i))
-        if i <= UNK:
+        piece = str(self.rust.id_to_token(i))
+        if i in self.silent:
             return b""
         if self._bytes == "ByteLevel":
             if all(character in _VALUES for character in piece):
@@ -248,13 +252,13 @@ class Tokenizer:
     @cached_property
     def _bytes(self) -> str | None:
         """How its decoder makes characters of bytes, if it does."""
-        part = json.loads(self._rust.to_str())["decoder"] or {}
+        part = json.loads(self.rust.to_str())["decoder"] or {}
         kinds = [each.get("type") for each in (part, *part.get("decoders", ()))]
         return next((kind for kind in ("ByteLevel", "ByteFallback") if kind in kinds), None)
 
     def _shown(self, i: int) -> str:
-        piece = str(self._rust.id_to_token(i))
-        if i > UNK and self._bytes is not None and self.kind != "other":
+        piece = str(self.rust.id_to_token(i))
+        if i not in self.silent and self._bytes is not None and self.kind != "other":
             piece = self.spelled(i).decode("utf-8", "backslashreplace")
         return piece.replace(" ", "▁")
 
@@ -268,12 +272,12 @@ class Tokenizer:
             raise ValueError(f"only bpe has merges to leave out: tokens.dropout = 0 for {self.kind}")
         if not 0.0 <= dropout <= 1.0:
             raise ValueError(f"dropout lies in [0, 1], got {dropout}")
-        words = self._rust.pre_tokenizer.pre_tokenize_str(self._rust.normalizer.normalize_str(text))
+        words = self.rust.pre_tokenizer.pre_tokenize_str(self.rust.normalizer.normalize_str(text))
         return self._merges.sample([word for word, _ in words], dropout, random)
 
     @cached_property
     def _merges(self) -> Merges:
-        model = json.loads(self._rust.to_str())["model"]
+        model = json.loads(self.rust.to_str())["model"]
         return Merges(model["vocab"], model["merges"])
 
 
@@ -318,6 +322,20 @@ def _blank(kind: str, lowercase: bool) -> Rust:
     rust = Rust(model)
     rust.normalizer, rust.pre_tokenizer, rust.decoder = normalizers.Sequence(before), split, join
     return rust
+
+
+def state(marks: Marks, before: Sequence[tuple[str, int]]) -> processors.PostProcessor:
+    """What puts these tokens before a text, and states the marks: a template knows ids by any names."""
+    stated = [(name, i) for name, i in marks._asdict().items() if i is not None]
+    return processors.TemplateProcessing(" ".join([*dict(before), "$A"]), special_tokens=[*before, *stated])
+
+
+def _stated(content: dict[str, Any]) -> tuple[Marks, list[int]]:
+    """The marks that an imported tokenizer states, and what it puts before a text."""
+    about = content.get("post_processor") or {}
+    ids = {name: token["ids"] for name, token in about.get("special_tokens", {}).items()}
+    around = [part["SpecialToken"]["id"] for part in about.get("single", ()) if "SpecialToken" in part]
+    return Marks(**{name: ids[name][0] for name in Marks._fields if name in ids}), [i for n in around for i in ids[n]]
 
 
 def check_ids(content: dict[str, Any], most: int | None = None) -> None:

@@ -189,10 +189,9 @@ class Treebank:
     """
 
     folder: str  # in REGARD_DATA: it holds the files, however deep, or FOLDER.zip with them
-    splits: Mapping[str, tuple[int, int]]  # the first and the last NNNN of each
-    source: str  # where a person gets it
+    files: Mapping[str, Sequence[int]]  # of each split, the first and the last NNNN
 
-    def held(self, data: Path, languages: tuple[str, str]) -> dict[str, Path]:
+    def held(self, data: Path, languages: Sequence[str]) -> dict[str, Path]:
         """The archive in a person's folder, or else the files."""
         archive = data / self.folder / f"{self.folder}.zip"
         if archive.is_file():
@@ -204,18 +203,18 @@ class Treebank:
         """Sentences, trees in line, and whole trees, split by file."""
         if not held:
             raise ValueError(
-                f"{corpus.name} is yours to get ({self.source}): set REGARD_DATA to a folder with {self.folder}/ that "
-                f"holds {self.folder}.zip or its files wsj_NNNN.mrg"
+                f"{corpus.name} is yours to get ({corpus.origin}): set REGARD_DATA to a folder with {self.folder}/ "
+                f"that holds {self.folder}.zip or its files wsj_NNNN.mrg"
             )
-        trees: dict[str, list[Tree]] = {split: [] for split in self.splits}
+        trees: dict[str, list[Tree]] = {split: [] for split in self.files}
         for number, name, text in _texts(held):
-            for split, (first, last) in self.splits.items():
+            for split, (first, last) in self.files.items():
                 if first <= number <= last:
                     read = map(cleaned, read_trees(text.splitlines(), name))
                     trees[split] += [tree for tree in read if tree is not None]
         for split, found in trees.items():
             if not found:
-                first, last = self.splits[split]
+                first, last = self.files[split]
                 place = next(iter(held.values())).parent
                 raise ValueError(f"{place} holds no tree for {split}: it needs wsj_{first:04}.mrg to wsj_{last:04}.mrg")
             sentences = (" ".join(leaf.word for leaf in leaves(tree)) for tree in found)
@@ -249,14 +248,3 @@ def _decoded(data: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         line = 1 + data.count(b"\n", 0, error.start)
         raise ValueError(f"{name}, line {line}: this is not UTF-8 text: save it as UTF-8") from None
-
-
-# Sections 02-21, 22 and 23, as everyone since Collins (1997); the sample, wsj_0001 to 0199, is of sections 00 and 01.
-SECTIONS = Treebank(
-    "wsj", {"train": (200, 2199), "valid": (2200, 2299), "test": (2300, 2399)}, "LDC99T42, from ldc.upenn.edu"
-)
-SAMPLE = Treebank(
-    "treebank",
-    {"train": (1, 150), "valid": (151, 170), "test": (171, 199)},
-    "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/treebank.zip",
-)

@@ -1,11 +1,44 @@
-"""Symbols and their ids."""
+"""Symbols and their ids, and those ids that are no part of a text: marks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 SPECIALS = ("<pad>", "<s>", "</s>")
 PAD, BOS, EOS = range(3)
+
+
+class Marks(NamedTuple):
+    """The ids of a tokenizer that are no part of a text, by what they are for; None where there is none."""
+
+    pad: int | None = None  # fills rows up
+    bos: int | None = None  # what an output begins with; it may be another mark, too
+    eos: int | None = None  # ends a text
+    unk: int | None = None  # stands for what the tokenizer does not know
+    mask: int | None = None  # stands for what a model is to guess
+    cls: int | None = None  # before a text that is read as a whole
+    sep: int | None = None  # between two texts
+
+    def need(self, *names: str) -> tuple[int, ...]:
+        """The ids of these.
+
+        >>> Marks(pad=0, eos=2).need("eos", "pad")
+        (2, 0)
+        >>> Marks(pad=0, eos=2).need("mask")
+        Traceback (most recent call last):
+        ValueError: the tokenizer has no mark `mask`, which is needed here: choose a model or a tokenizer that has one
+        """
+        ids = tuple(getattr(self, name) for name in names)
+        if None in ids:
+            raise ValueError(
+                f"the tokenizer has no mark `{names[ids.index(None)]}`, which is needed here: choose a model or a "
+                "tokenizer that has one"
+            )
+        return ids
+
+
+MARKS = Marks(PAD, BOS, EOS)
 
 
 @dataclass(frozen=True)

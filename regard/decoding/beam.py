@@ -26,7 +26,6 @@ from regard.decoding.protocol import (
     Request,
     Rows,
     SearchConfig,
-    Special,
     best_of,
     common_beginning,
 )
@@ -43,22 +42,10 @@ def length_penalty(length: int, alpha: float, penalty: str = "paper") -> float:
     return float(((5 + length) / 6 if penalty == "paper" else length) ** alpha)
 
 
-def maximum(request: Request, config: SearchConfig, longest: int | None) -> int:
-    """How many tokens an output may have, eos included; a `ValueError` if they are too few for `shortest`."""
-    limits = [len(request.source) + config.extra, config.limit, longest]
-    limit = min(limit for limit in limits if limit is not None)
-    if config.shortest > limit:
-        raise ValueError(
-            f"shortest = {config.shortest}: an output for these {len(request.source)} tokens has at most {limit}: "
-            f"lower it, or raise extra = {config.extra}{'' if config.limit is None else f' or limit = {config.limit}'}"
-        )
-    return limit
-
-
 def whole(config: SearchConfig, request: Request) -> bool:
     """Whether a search for this sentence must see the score of every token, not only of the best few.
 
-    >>> whole(SearchConfig(shortest=1), Request([5, 2])), whole(SearchConfig(block=3), Request([5, 2]))
+    >>> whole(SearchConfig(shortest=1), Request([5, 2], 1)), whole(SearchConfig(block=3), Request([5, 2], 1))
     (False, True)
     """
     edits = request.prefix or request.forbidden or config.block or config.repetition != 1.0
@@ -120,9 +107,9 @@ class Beam:
     is to be searched for again with the refusal awake, which would have chosen the same up to there.
     """
 
-    def __init__(self, config: SearchConfig, special: Special, longest: int | None) -> None:
+    def __init__(self, config: SearchConfig, eos: int) -> None:
         self.width = K = config.beam
-        self._config, self._special, self._longest = config, special, longest
+        self._config, self._eos = config, eos
         self._group = W = K // config.groups
         self._keep = config.best if config.groups == 1 else W
         # Of 2 · W candidates at most W end. Earlier groups make at most K - W tokens dearer, and all others stand as
@@ -149,7 +136,7 @@ class Beam:
     def add(self, indexed: list[tuple[int, Request]]) -> None:
         config, A = self._config, len(indexed)
         new = np.zeros(A, self._state.dtype)
-        new["limit"] = [maximum(request, config, self._longest) for _, request in indexed]
+        new["limit"] = [request.room for _, request in indexed]
         new["prefix"] = [len(request.prefix) for _, request in indexed]
         new["norm"] = [length_penalty(n, config.alpha, config.penalty) for n in new["limit"].tolist()]
         new["bound"] = new["log_p"] = -math.inf
@@ -165,7 +152,7 @@ class Beam:
                 self._wakes = request.refusal.wakes
         self._state = np.append(self._state, new)
         self._row = np.append(self._row, np.tile(len(self) + np.arange(A)[:, None], self.width), axis=0)
-        self._newest = np.append(self._newest, np.full(A, self._special.bos))
+        self._newest = np.append(self._newest, [request.first for _, request in indexed])
         self._sentences += [Sentence(i, request, [[] for _ in range(config.groups)]) for i, request in indexed]
 
     def step(self, rows: Rows) -> list[tuple[int, list[Hypothesis]]]:
@@ -177,13 +164,13 @@ class Beam:
         best, go_on = self._choose(total, token)  # (A, G, C), (A, K): where in `total`
         state["length"] += 1
         full = state["length"] == state["limit"]
-        ends = (token.take(best[:, :, :W]) == self._special.eos) | full[:, None, None]
+        ends = (token.take(best[:, :, :W]) == self._eos) | full[:, None, None]
         if ends.any():
             self._finish(ends, best, total, own, token)
 
         parent = self._row.take(go_on // total.shape[1])
         own, token, log_p = own.take(go_on), token.take(go_on), total.take(go_on)  # (A, K)
-        log_p[token == self._special.eos] = -math.inf  # there were not enough others
+        log_p[token == self._eos] = -math.inf  # there were not enough others
         # log P only falls, and lp is largest at the limit: a beginning can come to no more than log P / lp(limit).
         stay = (log_p.reshape(A, G, W).max(2) / state["norm"][:, None] > state["bound"]).any(1) & ~full
         if self._config.patience is not None:
@@ -227,13 +214,12 @@ class Beam:
         row = self._row[inside, 0]
         token = [self._sentences[a].request.prefix[self._state["length"][a]] for a in inside.tolist()]
         forced = np.maximum(log_p[row, token], FLOOR)
-        owner = self._owner()
-        requests = [self._sentences[a].request for a in owner.tolist()]
-        edit(log_p, self._written, requests, self._config, self._special)
+        requests = [self._sentences[a].request for a in self._owner().tolist()]
+        edit(log_p, self._written, requests, self._config, self._eos)
         alive = self._row[self._state["log_p"] > -math.inf]  # what the others have written is nothing
         for r in {*alive.tolist()}:
             if requests[r].rule is not None:
-                obey(log_p[r], self._written[r], requests[r], int(self._state["limit"][owner[r]]))
+                obey(log_p[r], self._written[r], requests[r])
         log_p[row] = -math.inf
         log_p[row, token] = forced
         best = best_of(log_p, self._n, normalise=False)
@@ -247,14 +233,14 @@ class Beam:
         if not short.any():
             return rows.best(self._newest, self._n, normalise=not self._bare)
         scores, tokens = rows.best(self._newest, self._n + 1, normalise=not self._bare)  # n without the end
-        early = (tokens == self._special.eos) & short[self._owner(), None]
+        early = (tokens == self._eos) & short[self._owner(), None]
         order = early.argsort(axis=1, kind="stable")[:, : self._n]
         scores = np.where(early, np.float32(-math.inf), scores)
         return Best(np.take_along_axis(scores, order, 1), np.take_along_axis(tokens, order, 1))
 
     def _choose(self, total: NDArray[np.float64], token: Ints) -> tuple[Ints, Ints]:
         """The C best candidates of each group, the best first, (A, G, C), and those that go on, (A, K)."""
-        A, G, W, eos = len(self._sentences), self._config.groups, self._group, self._special.eos
+        A, G, W, eos = len(self._sentences), self._config.groups, self._group, self._eos
         size = W * total.shape[1]
         value, token, first = -total.reshape(A, G, size), token.reshape(A, G, size), np.arange(A)[:, None]
         best, go_on = [], list[Ints]()
@@ -313,7 +299,7 @@ class Beam:
         tokens, scores = self._read(ended.steps, ended.row, ended.length)
         if ended.token is not None:
             scores.append(ended.log_p)
-            if ended.token != self._special.eos:
+            if ended.token != self._eos:
                 tokens.append(ended.token)
         if self._bare:
             return Hypothesis(tokens, math.nan, math.nan, [])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.decoding.beam import length_penalty, maximum
+from regard.decoding.beam import length_penalty
 from regard.decoding.edits import Phrases, completing, edit, log_soft_max
 from regard.decoding.protocol import (
     FLOOR,
@@ -25,7 +25,6 @@ from regard.decoding.protocol import (
     Request,
     Rows,
     SearchConfig,
-    Special,
     best_of,
     common_beginning,
 )
@@ -61,7 +60,7 @@ class Goal:
     def after(self, lacking: Lacking, tokens: Iterable[int]) -> Lacking:
         """What is lacking after more tokens.
 
-        >>> goal = Goal(Request([2], required=((5, 6, 5, 7),)), SearchConfig())
+        >>> goal = Goal(Request([2], 1, required=((5, 6, 5, 7),)), SearchConfig())
         >>> goal.after(goal.start, [5, 6, 5, 6]).begun  # the second 5 6 may still become the phrase
         (5, 6)
         """
@@ -119,28 +118,18 @@ class Goal:
         return enough
 
 
-def check(
-    request: Request,
-    config: SearchConfig,
-    special: Special,
-    maximum: int,
-    show: Callable[[tuple[int, ...]], str] = str,
-) -> None:
-    """Refuse what no output of at most `maximum` tokens can satisfy: a `ValueError` has the phrase as `show` has it."""
+def check(request: Request, config: SearchConfig, eos: int, show: Callable[[tuple[int, ...]], str] = str) -> None:
+    """Refuse what no output in the request's room can satisfy: a `ValueError` has the phrase as `show` has it."""
     forbidden, prefix = request.forbidden, request.prefix
     for phrase in request.required:
         if not phrase:
             raise ValueError("a required phrase is empty: leave it out")
-        if held := {*phrase} & {*special}:
-            raise ValueError(
-                f"the required phrase {show(phrase)} holds the mark {min(held)}, which is no part of a text"
-            )
+        if eos in phrase:
+            raise ValueError(f"the required phrase {show(phrase)} holds the end, {eos}: leave it out")
         if inner := next((other for other in forbidden if contains(phrase, other)), None):
             raise ValueError(
                 f"the required phrase {show(phrase)} contains {show(inner)}, which is forbidden: drop one of them"
             )
-    if held := {*prefix} & {*special}:
-        raise ValueError(f"the prefix {show(prefix)} holds the mark {min(held)}, which is no part of a text")
     if request.required and config.groups > 1:
         raise ValueError(
             f"groups = {config.groups}: a diverse beam cannot be held to phrases such as {show(request.required[0])}"
@@ -148,16 +137,16 @@ def check(
     if inner := next((other for other in forbidden if contains(prefix, other)), None):
         raise ValueError(f"the prefix {show(prefix)} contains {show(inner)}, which is forbidden: drop one of them")
     goal = Goal(request, config)
-    lacking, room = goal.after(goal.start, prefix), maximum - len(prefix)
+    lacking, room = goal.after(goal.start, prefix), request.room - len(prefix)
     if lacking.tokens > room:
         raise ValueError(
             f"the required phrases {', '.join(map(show, lacking.phrases))} need {lacking.tokens} tokens, but an output "
-            f"of at most {maximum} has room for {room} after its prefix: require less, or raise extra = {config.extra}"
+            f"of at most {request.room} has room for {room} after its prefix: require less, or raise `extra`"
         )
     if not goal.feasible(lacking, prefix, room):
         raise ValueError(
             f"the required phrases {', '.join(map(show, lacking.phrases))} do not fit into {room} tokens without "
-            f"writing what is forbidden where they meet: raise extra = {config.extra}"
+            "writing what is forbidden where they meet: raise `extra`"
         )
 
 
@@ -197,7 +186,6 @@ class Sentence:
     index: int
     request: Request
     goal: Goal
-    limit: int  # tokens of an output, eos included
     beginnings: list[Beginning]
     kept: list[Hypothesis] = field(default_factory=list)
     ended: int = 0  # hypotheses that finished, kept or not
@@ -226,9 +214,9 @@ class Constrained:
     phrase is exempt: what is required outranks what is only unwanted.
     """
 
-    def __init__(self, config: SearchConfig, special: Special, longest: int | None) -> None:
+    def __init__(self, config: SearchConfig, eos: int) -> None:
         self.width = config.beam
-        self._config, self._special, self._longest = config, special, longest
+        self._config, self._eos = config, eos
         self._sentences: list[Sentence] = []
 
     def __len__(self) -> int:
@@ -236,17 +224,16 @@ class Constrained:
 
     def add(self, indexed: list[tuple[int, Request]]) -> None:
         for index, request in indexed:
-            limit, goal = maximum(request, self._config, self._longest), Goal(request, self._config)
-            nothing = Beginning([], [], 0.0, goal.start)
-            self._sentences.append(Sentence(index, request, goal, limit, [nothing]))
+            goal = Goal(request, self._config)
+            self._sentences.append(Sentence(index, request, goal, [Beginning([], [], 0.0, goal.start)]))
 
     def step(self, rows: Rows) -> list[tuple[int, list[Hypothesis]]]:
         at_work = [(sentence, beginning) for sentence in self._sentences for beginning in sentence.beginnings]
-        newest = [beginning.tokens[-1] if beginning.tokens else self._special.bos for _, beginning in at_work]
+        newest = [one.tokens[-1] if one.tokens else sentence.request.first for sentence, one in at_work]
         own = log_soft_max(rows.step(np.array(newest)))  # (R, V): the model's, before any edit
         log_p = own.copy()
         written, requests = [one.tokens for _, one in at_work], [sentence.request for sentence, _ in at_work]
-        edit(log_p, written, requests, self._config, self._special)
+        edit(log_p, written, requests, self._config, self._eos)
         helpful = [
             self._hold(sentence, beginning, log_p[r], own[r]) if beginning.lacking.phrases else []
             for r, (sentence, beginning) in enumerate(at_work)
@@ -286,7 +273,7 @@ class Constrained:
     def _hold(self, sentence: Sentence, beginning: Beginning, log_p: Floats, own: Floats) -> list[int]:
         """Forbid what would leave too little room, in place, (V,); return the tokens that help."""
         goal, tokens, lacking = sentence.goal, beginning.tokens, beginning.lacking
-        log_p[self._special.eos] = -math.inf
+        log_p[self._eos] = -math.inf
         helpful = goal.helpful(lacking, tokens)
         if sentence.request.refusal is not None:
             refused = {*sentence.request.refusal.refused(tokens)}
@@ -294,7 +281,7 @@ class Constrained:
         for token in helpful:
             if log_p[token] == -math.inf:
                 log_p[token] = max(own[token], FLOOR)
-        room = sentence.limit - len(tokens) - 1
+        room = sentence.request.room - len(tokens) - 1
         fits = {
             token: log_p[token]
             for token in goal.special_cases
@@ -307,8 +294,8 @@ class Constrained:
 
     def _choose(self, sentence: Sentence, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Keep those that finish, and return those that go on: none if none of them can get among the best."""
-        config, eos = self._config, self._special.eos
-        full = len(sentence.beginnings[0].tokens) + 1 == sentence.limit
+        config, eos = self._config, self._eos
+        full = len(sentence.beginnings[0].tokens) + 1 == sentence.request.room
         for candidate in share(candidates, self.width):
             if candidate.token == eos or full:
                 done = _continued(candidate)
@@ -324,7 +311,7 @@ class Constrained:
         if len(sentence.kept) < config.best:
             return go_on
         # As in Beam: log P only falls, lp is largest at the limit, and with one beginning the first to end is it.
-        reach = go_on[0].log_p / length_penalty(sentence.limit, config.alpha, config.penalty)
+        reach = go_on[0].log_p / length_penalty(sentence.request.room, config.alpha, config.penalty)
         return go_on if self.width > 1 and reach > sentence.kept[-1].score else []
 
     def _outputs(self, sentence: Sentence) -> list[Hypothesis]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.decoding.protocol import DAMAGED, FLOOR, Floats, Ints, Request, SearchConfig, Special
+from regard.decoding.protocol import DAMAGED, FLOOR, Floats, Ints, Request, SearchConfig
 
 Phrases = tuple[tuple[int, ...], ...]
 
@@ -37,22 +37,22 @@ def edit(
     written: Sequence[Sequence[int]],
     requests: Sequence[Request],
     config: SearchConfig,
-    special: Special,
+    eos: int,
 ) -> None:
     """Change log-probabilities of the next token, (R, V), in place: -inf where a token must not follow.
 
-    `written` holds for each row what it says so far, a prefix included and bos left out; `requests` whose row it is.
-    The end is forbidden before `shortest` tokens, what would complete an n-gram of length `block` a second time, and
-    what would complete a forbidden phrase or is refused. A token already written has its log-probability, which is not
+    `written` holds for each row what it says so far, a prefix included; `requests` whose row it is. The end is
+    forbidden before `shortest` tokens, what would complete an n-gram of length `block` a second time, and what would
+    complete a forbidden phrase or is refused. A token already written has its log-probability, which is not
     above 0, multiplied by `repetition` (Keskar et al., 2019).
 
     >>> log_p = np.log(np.full((1, 5), 0.2, dtype=np.float32))
-    >>> edit(log_p, [[3, 4, 3]], [Request([2], forbidden=((1,),))], SearchConfig(block=2), Special(1, 2, 0))
+    >>> edit(log_p, [[3, 4, 3]], [Request([2], 1, forbidden=((1,),))], SearchConfig(block=2), eos=2)
     >>> np.isneginf(log_p).tolist()  # 3 4 is there already, 1 is forbidden
     [[False, True, False, False, True]]
     """
     if config.shortest:
-        log_p[[r for r, tokens in enumerate(written) if len(tokens) < config.shortest], special.eos] = -math.inf
+        log_p[[r for r, tokens in enumerate(written) if len(tokens) < config.shortest], eos] = -math.inf
     if config.repetition != 1.0 or config.block:
         lengths = np.fromiter(map(len, written), np.int64, len(written))  # (R,)
         tokens = np.fromiter(chain.from_iterable(written), np.int64, lengths.sum())
@@ -68,14 +68,13 @@ def edit(
             log_p[r, request.refusal.refused(written[r])] = -math.inf
 
 
-def obey(log_p: Floats, written: Sequence[int], request: Request, limit: int) -> None:
+def obey(log_p: Floats, written: Sequence[int], request: Request) -> None:
     """Leave of the log-probabilities (V,) of a row's next token, in place, what its rule allows.
 
-    What it allows stays possible, however unlikely the model holds it: so an output can always be finished. `limit` is
-    the number of tokens that the output may have, eos included.
+    What it allows stays possible, however unlikely the model holds it: so an output can always be finished.
     """
     assert request.rule is not None
-    allowed = list(request.rule.allowed(request.source, written, limit - len(written)))
+    allowed = list(request.rule.allowed(request.source, written, request.room - len(written)))
     if not allowed or min(allowed) < 0 or max(allowed) >= len(log_p):
         raise ValueError(
             f"a rule allows {allowed} after {[*written]}: it must be one id at least, each in 0..{len(log_p) - 1}"

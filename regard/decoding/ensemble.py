@@ -5,6 +5,7 @@ Letters: R rows, V vocabulary.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,11 +32,14 @@ class Ensemble:
             raise ValueError(f"weights = {list(weights)}: each must be above 0")
         self._models, self._weights = models, [weight / sum(weights) for weight in weights]
         self.vocabulary = sizes[0]
-        self.longest = min((model.longest for model in models if model.longest is not None), default=None)
         self.ragged = all(model.ragged for model in models)
 
     def rows(self) -> "EnsembleRows":
         return EnsembleRows([model.rows() for model in self._models], self._weights)
+
+    def room(self, source: Any) -> int | None:
+        rooms = [model.room(source) for model in self._models]
+        return min((room for room in rooms if room is not None), default=None)
 
 
 class EnsembleRows:
@@ -44,7 +48,7 @@ class EnsembleRows:
     def __init__(self, members: Sequence[Rows], weights: Sequence[float]) -> None:
         self._members, self._weights = members, weights
 
-    def start(self, sources: Sequence[Sequence[int]]) -> None:
+    def start(self, sources: Sequence[Any]) -> None:
         for member in self._members:
             member.start(sources)
 

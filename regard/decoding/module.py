@@ -1,11 +1,12 @@
-"""Any PyTorch encoder-decoder, ready to be searched.
+"""Any PyTorch model that generates, ready to be searched.
 
-Letters: B sentences, S source length, R rows, K rows for each sentence, V vocabulary, n candidates.
+Letters: B sources, R rows, K rows for each source, V vocabulary, n candidates.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,81 +17,69 @@ from torch import Tensor
 from regard.decoding.protocol import DAMAGED, Best, Floats, Ints
 
 
-class EncoderDecoder(Protocol):
-    """What decoding asks of a PyTorch model.
+class State(Protocol):
+    """Rows at work: R = M · K of them, of which each K in a row share one of the M rows of what they have read."""
 
-    A memory offers `reorder(index)`, which returns those rows of it; a cache offers `reorder(rows, memory)`, which
-    keeps those rows of what was decoded and those of what it holds of the memory; None leaves them as they are.
-    """
+    def reorder(self, rows: Tensor | None, memory: Tensor | None) -> None:
+        """Keep these of the R rows, and these of the M, in that order; None leaves them as they are."""
+
+
+class Generative(Protocol):
+    """What decoding asks of a PyTorch model; `core/generation.py` has it for the usual shapes."""
 
     config: Any  # `vocabulary`, and what else the model is made of
+    alike: bool  # sources that start together must be equally long
 
-    def encode(self, source: Tensor) -> Any:
-        """(B, S) -> a memory of B rows."""
+    def start(self, sources: Sequence[Any], device: torch.device) -> Any:
+        """B sources -> a `State` of B rows."""
 
-    def decode(self, target: Tensor, memory: Any, cache: Any = None) -> Tensor:
-        """The newest tokens (R, 1) -> logits (R, 1, V). R = B · K: each row of the memory serves K rows in a row."""
+    def step(self, tokens: Tensor, state: Any) -> Tensor:
+        """The newest token of each row, (R,) -> logits of the next one (R, V)."""
 
-    def new_cache(self) -> Any:
-        """What `decode` remembers of the tokens before."""
-
-
-def longest_of(config: Any) -> int | None:
-    """The most positions that a model can read if it has a parameter for each of them; None: it reads any number."""
-    tables = {"learned", "location"} & {getattr(config, name, None) for name in ("positions", "score", "cross_score")}
-    bounded = tables or getattr(config, "self_attention", "").startswith("linformer")
-    return getattr(config, "max_length", None) if bounded else None
+    def room(self, source: Any) -> int | None:
+        """Tokens that an output may have, where there is a limit; a `ValueError` if the source cannot be read."""
 
 
 class Module:
     """A PyTorch model as a `Searchable`, on the device where it is, in eval mode.
 
-    Sentences that start together are one padded batch, so their scores hang, in the last digits, on the company they
-    are in. `bitwise` gives each a batch of its own and PyTorch one thread: then every bit depends on nothing but the
-    sentence; it takes longer.
+    Sources that start together are one batch, so their scores hang, in the last digits, on the company they are in.
+    `bitwise` gives each a batch of its own and PyTorch one thread: then every bit depends on nothing but the source;
+    it takes longer.
     """
 
     ragged = False
 
-    def __init__(
-        self, model: EncoderDecoder, *, pad: int, device: torch.device | str | None = None, bitwise: bool = False
-    ) -> None:
+    def __init__(self, model: Generative, *, device: torch.device | str | None = None, bitwise: bool = False) -> None:
         if getattr(model, "training", False):
             raise ValueError("the model is in training mode, where dropout changes its scores: call model.eval() first")
         if device is None:
             device = next((p.device for p in model.parameters()), None) if isinstance(model, torch.nn.Module) else None
-        self.model, self.pad, self.device, self.bitwise = model, pad, torch.device(device or "cpu"), bitwise
-        config = model.config
-        self.vocabulary: int = config.vocabulary
-        self.source_vocabulary: int = getattr(config, "source_vocabulary", None) or config.vocabulary
-        self.longest = longest_of(config)
+        self.model, self.device, self.bitwise = model, torch.device(device or "cpu"), bitwise
+        self.vocabulary: int = model.config.vocabulary
+        self.room = model.room
 
     def rows(self) -> "ModuleRows":
         return ModuleRows(self)
 
 
 class ModuleRows:
-    """Rows in groups that began together: a group is of one age, and has a memory and a cache of its own."""
+    """Rows in groups that began together: a group is of one age, and has a state of its own."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._groups: list[_Group] = []
 
     @torch.inference_mode()
-    def start(self, sources: Sequence[Sequence[int]]) -> None:
+    def start(self, sources: Sequence[Any]) -> None:
         module = self._module
-        for ids in sources:
-            if not 0 <= min(ids) <= max(ids) < module.source_vocabulary:
-                raise ValueError(
-                    f"a sentence has the ids {min(ids)} to {max(ids)}, the model reads 0 to "
-                    f"{module.source_vocabulary - 1}: was it made with another tokenizer?"
-                )
+        batches = [sources]
+        if module.bitwise:
+            batches = [[source] for source in sources]
+        elif module.model.alike:  # a search starts them in the order of their lengths
+            batches = [[*some] for _, some in groupby(sources, key=len)]
         with _one_thread(module.bitwise):
-            for batch in [[ids] for ids in sources] if module.bitwise else [sources]:
-                source = np.full((len(batch), max(map(len, batch))), module.pad)
-                for line, ids in zip(source, batch, strict=True):
-                    line[: len(ids)] = ids
-                self._groups.append(_Group(module.model, torch.from_numpy(source).to(module.device)))
+            self._groups += [_Group(module.model, batch, module.device) for batch in batches]
 
     @torch.inference_mode()
     def step(self, tokens: Ints) -> Floats:
@@ -122,17 +111,16 @@ class ModuleRows:
 
 
 class _Group:
-    """Rows of one age: their memory has a row for K of them, where every sentence has K; otherwise one for each."""
+    """Rows of one age: K of them share what they have read, where every source has K; otherwise each has its own."""
 
-    def __init__(self, model: EncoderDecoder, source: Tensor) -> None:
-        self.model, self.memory, self.cache = model, model.encode(source), model.new_cache()
-        self.device = source.device
-        self.sentence = np.arange(len(source))  # of each row
-        self.memories = len(source)  # rows of the memory
+    def __init__(self, model: Generative, sources: Sequence[Any], device: torch.device) -> None:
+        self.model, self.state, self.device = model, model.start(sources, device), device
+        self.sentence = np.arange(len(sources))  # of each row
+        self.memories = len(sources)  # rows of what was read
 
     def step(self, newest: Tensor) -> Tensor:
         """The newest token of each row, (R,) -> logits (R, V) in fp32."""
-        return self.model.decode(newest[:, None], self.memory, self.cache)[:, -1].float()
+        return self.model.step(newest, self.state).float()
 
     def reorder(self, rows: Ints) -> None:
         R, K = len(rows), len(self.sentence) // self.memories
@@ -145,8 +133,7 @@ class _Group:
         chosen = None
         if not _in_order(memory, self.memories):
             self.memories, chosen = len(memory), torch.from_numpy(memory).to(self.device)
-            self.memory = self.memory.reorder(chosen)
-        self.cache.reorder(torch.from_numpy(rows).to(self.device), chosen)
+        self.state.reorder(torch.from_numpy(rows).to(self.device), chosen)
 
 
 @contextmanager

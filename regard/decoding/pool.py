@@ -10,9 +10,10 @@ from typing import Protocol
 
 import torch
 
-from regard.decoding.beam import Beam, maximum, whole
+from regard.checks import at_least
+from regard.decoding.beam import Beam, whole
 from regard.decoding.constrained import Constrained, check
-from regard.decoding.protocol import Awake, Hypothesis, Request, Rows, Searchable, SearchConfig, Special
+from regard.decoding.protocol import Awake, Hypothesis, Request, Rows, Searchable, SearchConfig, bounded
 from regard.decoding.sampling import Sampling
 
 
@@ -37,36 +38,33 @@ class Fleet(Protocol):
 class Kind(Protocol):
     """What makes a fleet."""
 
-    def __call__(self, config: SearchConfig, special: Special, longest: int | None, /) -> Fleet: ...
+    def __call__(self, config: SearchConfig, eos: int, /) -> Fleet: ...
 
 
 def search(
     model: Searchable,
     requests: Sequence[Request],
     config: SearchConfig,
-    special: Special,
+    eos: int,
     *,
     rows: int = 256,
     tokens: int = 8192,
     workers: int = 1,
 ) -> list[list[Hypothesis]]:
-    """For each request its outputs, the best first.
+    """For each request its outputs, the best first; an output ends in `eos`.
 
     Each of the `workers`, which are threads, has at most so many rows and source tokens at work, or one sentence. None
     of the three changes an output, nor does the order of the requests, as far as the model's scores do not hang on
     the company that a sentence has.
     """
-    for name, value in (("rows", rows), ("tokens", tokens), ("workers", workers)):
-        if value < 1:
-            raise ValueError(f"{name} = {value}: it must be at least 1")
-    for i, request in enumerate(requests):
-        _check(request, i, model, config, special)
+    at_least(1, rows=rows, tokens=tokens, workers=workers)
+    requests = [_checked(request, i, model, config, eos) for i, request in enumerate(requests)]
     if config.sampling is not None and config.best > rows:  # no draw hangs on another: in rounds, then
         rounds = -(-config.best // rows)
         each = -(-config.best // rounds)
         parts = [replace(request, draw=request.draw + n * each) for request in requests for n in range(rounds)]
         some = replace(config, best=each)
-        found = search(model, parts, some, special, rows=rows, tokens=tokens, workers=workers)
+        found = search(model, parts, some, eos, rows=rows, tokens=tokens, workers=workers)
         return [[*chain(*found[i : i + rounds])][: config.best] for i in range(0, len(found), rounds)]
     # Where all scores are needed, they come in another way, which may round otherwise: such sentences stay apart, so
     # that nobody's output hangs on whether there are any.
@@ -91,7 +89,7 @@ def search(
 
     def work() -> None:
         for (kind, _), queue in queues.items():
-            fleet, state, at_work = kind(config, special, model.longest), model.rows(), dict[int, int]()
+            fleet, state, at_work = kind(config, eos), model.rows(), dict[int, int]()
             places = max(1, rows // fleet.width)
             while not stop.is_set():
                 room, free = places - len(at_work), tokens - sum(at_work.values())
@@ -120,7 +118,7 @@ def search(
                 torch.set_num_threads(cores)
     if woken := [i for i, outputs in enumerate(results) if not outputs]:
         again = [_awake(requests[i]) for i in woken]
-        found = search(model, again, config, special, rows=rows, tokens=tokens, workers=workers or 1)
+        found = search(model, again, config, eos, rows=rows, tokens=tokens, workers=workers or 1)
         for i, outputs in zip(woken, found, strict=True):
             results[i] = outputs
     return results
@@ -132,20 +130,20 @@ def _awake(request: Request) -> Request:
     return replace(request, refusal=Awake(request.refusal))
 
 
-def stream(model: Searchable, request: Request, config: SearchConfig, special: Special) -> Iterator[list[int]]:
+def stream(model: Searchable, request: Request, config: SearchConfig, eos: int) -> Iterator[list[int]]:
     """The tokens of the best output, as soon as they are certain: what has been said is never taken back.
 
     Greedy search is certain of each token at once; a beam when all its hypotheses begin alike.
     """
-    _check(request, 0, model, config, special)
-    fleet, rows, said = _kind(request, config)(config, special, model.longest), model.rows(), 0
+    request = _checked(request, 0, model, config, eos)
+    fleet, rows, said = _kind(request, config)(config, eos), model.rows(), 0
     rows.start([request.source])
     fleet.add([(0, request)])
     while True:
         done = fleet.step(rows)
         if done and not done[0][1]:  # up to here, it would have said the same
             request = _awake(request)
-            fleet, rows = _kind(request, config)(config, special, model.longest), model.rows()
+            fleet, rows = _kind(request, config)(config, eos), model.rows()
             rows.start([request.source])
             fleet.add([(0, request)])
             continue
@@ -165,46 +163,42 @@ def _kind(request: Request, config: SearchConfig) -> Kind:
     return Beam
 
 
-def _check(request: Request, index: int, model: Searchable, config: SearchConfig, special: Special) -> None:
-    """Refuse what cannot be searched for, before anything else is."""
-    if not len(request.source):
-        raise ValueError(f"sentence {index} is empty: give it at least its end token")
-    if model.longest is not None and len(request.source) > model.longest:
+def _checked(request: Request, index: int, model: Searchable, config: SearchConfig, eos: int) -> Request:
+    """The request with its room; what cannot be searched for is refused before anything else is."""
+    try:
+        request = bounded(request, config, model.room(request.source))
+        _check(request, model, config, eos)
+    except ValueError as error:
+        raise ValueError(f"sentence {index}: {error}") from None
+    return request
+
+
+def _check(request: Request, model: Searchable, config: SearchConfig, eos: int) -> None:
+    prefix, room = request.prefix, request.room
+    if len(prefix) > room:
         raise ValueError(
-            f"sentence {index} has {len(request.source)} tokens, the model reads {model.longest} at most: split it"
+            f"its prefix has {len(prefix)} tokens, its output may have {room}: shorten the prefix or raise `extra`"
         )
-    limit = maximum(request, config, model.longest)
-    if len(request.prefix) > limit:
-        raise ValueError(
-            f"the prefix of sentence {index} has {len(request.prefix)} tokens, its output may have {limit}: shorten "
-            "the prefix or raise `extra`"
-        )
-    if special.eos in request.prefix:
-        raise ValueError(f"the prefix of sentence {index} contains the end token {special.eos}: leave it out")
+    if eos in prefix:
+        raise ValueError(f"its prefix contains the end token {eos}: leave it out")
     if () in request.forbidden:
-        raise ValueError(f"a forbidden phrase of sentence {index} is empty, and every output contains it: leave it out")
+        raise ValueError("a forbidden phrase is empty, and every output contains it: leave it out")
     if request.required and config.sampling is not None:
-        raise ValueError(f"sentence {index} has required phrases, which need a beam search: leave `sampling` out")
+        raise ValueError("it has required phrases, which need a beam search: leave `sampling` out")
     if request.required:
-        check(request, config, special, limit)
+        check(request, config, eos)
     if request.rule is not None:
         if request.required or request.forbidden or request.refusal or config.shortest or config.block:
             raise ValueError(
-                f"sentence {index} has a rule, which says all that may be written: leave required and forbidden "
-                "phrases, `shortest` and `block` out"
+                "it has a rule, which says all that may be written: leave required and forbidden phrases, `shortest` "
+                "and `block` out"
             )
-        for t in range(len(request.prefix) + 1):  # without a prefix: whether it can be followed at all
-            try:
-                allowed = request.rule.allowed(request.source, request.prefix[:t], limit - t)
-            except ValueError as error:
-                raise ValueError(f"sentence {index}: {error}") from None
-            if t < len(request.prefix) and request.prefix[t] not in allowed:
-                raise ValueError(f"token {request.prefix[t]} of the prefix of sentence {index} breaks its rule")
-    phrases = {"prefix": (request.prefix,), "required": request.required, "forbidden": request.forbidden}
-    for name, lists in phrases.items():
+        for t in range(len(prefix) + 1):  # without a prefix: whether it can be followed at all
+            allowed = request.rule.allowed(request.source, prefix[:t], room - t)
+            if t < len(prefix) and prefix[t] not in allowed:
+                raise ValueError(f"token {prefix[t]} of its prefix breaks its rule")
+    phrases = {"prefix": (prefix,), "required": request.required, "forbidden": request.forbidden}
+    for name, lists in {"first": ((request.first,),), **phrases}.items():
         for token in (token for phrase in lists for token in phrase):
             if not 0 <= token < model.vocabulary:
-                raise ValueError(
-                    f"token {token} ({name}, sentence {index}) is none of the model's: they are 0 to "
-                    f"{model.vocabulary - 1}"
-                )
+                raise ValueError(f"token {token} ({name}) is none of the model's: they are 0 to {model.vocabulary - 1}")

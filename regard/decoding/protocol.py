@@ -2,22 +2,27 @@
 
 Letters: R rows, V vocabulary, n candidates.
 
-A search holds `Rows`: unfinished sequences side by side, each of them reading one sentence. It starts them, steps them
-by a token, and reorders them; it never sees what is inside. Whoever can do these three things, in whatever way, can be
-searched: PyTorch on any device (`module.py`), a native engine, an ensemble, another runtime.
+A search holds `Rows`: unfinished sequences side by side, each of them reading one source: a sentence, a prompt, or what
+else its model reads. It starts them, steps them by a token, and reorders them; of a source it knows the length alone.
+Whoever can do these three things, in whatever way, can be searched: PyTorch on any device (`module.py`), a native
+engine, an ensemble, another runtime.
 """
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.checks import above, at_least, one_of
+
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+
+
+ENDLESS = 2**62
 
 
 class Best(NamedTuple):
@@ -28,10 +33,10 @@ class Best(NamedTuple):
 
 
 class Rows(Protocol):
-    """Unfinished sequences, each of them reading one sentence: a value that the search holds."""
+    """Unfinished sequences, each of them reading one source: a value that the search holds."""
 
-    def start(self, sources: Sequence[Sequence[int]]) -> None:
-        """Read sentences, each with its end token; one new row for each, after the rows that are there."""
+    def start(self, sources: Sequence[Any]) -> None:
+        """Read sources; one new row for each, after the rows that are there."""
 
     def step(self, tokens: Ints) -> Floats:
         """Append a token to each row, (R,) -> logits of the next one (R, V), which the caller may overwrite."""
@@ -40,32 +45,26 @@ class Rows(Protocol):
         """The same step, of which only the n (or V) best continuations of each row are wanted."""
 
     def reorder(self, rows: Ints) -> None:
-        """Row i becomes what row rows[i] was; a row may be named often or never. Rows of a sentence stay together."""
+        """Row i becomes what row rows[i] was; a row may be named often or never. Rows of a source stay together."""
 
 
 class Searchable(Protocol):
     """A model, ready to be searched."""
 
     vocabulary: int
-    longest: int | None  # tokens that a sequence may have, where there is a limit
-    ragged: bool  # a `start` costs no more than its sentences; if not, few and large ones are better
+    ragged: bool  # a `start` costs no more than its sources; if not, few and large ones are better
 
     def rows(self) -> Rows:
         """No row yet."""
 
-
-class Special(NamedTuple):
-    """The ids that mean something to a search."""
-
-    bos: int
-    eos: int
-    pad: int
+    def room(self, source: Any) -> int | None:
+        """Tokens that an output may have, where there is a limit; a `ValueError` if the source cannot be read."""
 
 
 class Rule(Protocol):
     """What an output must be, token by token, whatever a model thinks of it."""
 
-    def allowed(self, source: Sequence[int], written: Sequence[int], room: int) -> Sequence[int]:
+    def allowed(self, source: Any, written: Sequence[int], room: int) -> Sequence[int]:
         """The ids that may follow what is written, where `room` more may, eos included: never none of them.
 
         Every way that it allows ends in eos within the room. A `ValueError` says that nothing can.
@@ -94,9 +93,11 @@ class Awake:
 
 @dataclass(frozen=True)
 class Request:
-    """A sentence to be searched for, and what its output must be like."""
+    """A source that an output is searched for, and what the output must be like."""
 
-    source: Sequence[int]  # as the model reads it, with its end
+    source: Any  # as the model reads it: a sentence with its end, a prompt without its last token
+    first: int  # the token that the first step reads: bos, the last of a prompt
+    room: int = ENDLESS  # tokens that the output may have, its end included
     prefix: tuple[int, ...] = ()  # the output begins so
     required: tuple[tuple[int, ...], ...] = ()  # phrases that it contains
     forbidden: tuple[tuple[int, ...], ...] = ()  # phrases that it does not contain
@@ -172,10 +173,8 @@ class SamplingConfig:
     typical: float | None = None  # draw from the tokens of most typical surprise that together have this probability
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.temperature < math.inf:
-            raise ValueError(f"temperature = {self.temperature}: it must be above 0 (beam 1 takes the likeliest)")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k = {self.top_k}: it must be at least 1")
+        above(0, temperature=self.temperature)
+        at_least(1, top_k=self.top_k)
         for name in ("top_p", "min_p", "typical"):
             if (p := getattr(self, name)) is not None and not 0.0 < p <= 1.0:
                 raise ValueError(f"{name} = {p}: it lies above 0 and at most at 1")
@@ -202,22 +201,32 @@ class SearchConfig:
     sampling: SamplingConfig | None = None  # draw `best` outputs by chance instead of searching
 
     def __post_init__(self) -> None:
-        for name, low in (("beam", 1), ("best", 1), ("groups", 1), ("extra", 0), ("shortest", 0), ("block", 0)):
-            if (value := getattr(self, name)) < low:
-                raise ValueError(f"{name} = {value}: it must be at least {low}")
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit = {self.limit}: it must be at least 1")
+        at_least(1, beam=self.beam, best=self.best, groups=self.groups, limit=self.limit)
+        at_least(0, extra=self.extra, shortest=self.shortest, block=self.block)
+        at_least(0, alpha=self.alpha, diversity=self.diversity)
+        above(0, patience=self.patience, repetition=self.repetition)
+        one_of(("paper", "mean"), penalty=self.penalty)
         if self.sampling is None and self.best > self.beam:
             raise ValueError(f"best = {self.best}: a beam of {self.beam} yields at most {self.beam} outputs")
-        if not 0.0 <= self.alpha < math.inf:
-            raise ValueError(f"alpha = {self.alpha}: the exponent of the length penalty is at least 0")
-        if self.penalty not in ("paper", "mean"):
-            raise ValueError(f"penalty = {self.penalty!r}: choose paper or mean")
-        if self.patience is not None and not 0.0 < self.patience < math.inf:
-            raise ValueError(f"patience = {self.patience}: it must be above 0")
         if self.beam % self.groups:
             raise ValueError(f"groups = {self.groups}: they must divide the beam of {self.beam} evenly")
-        if not 0.0 <= self.diversity < math.inf:
-            raise ValueError(f"diversity = {self.diversity}: it must be at least 0")
-        if not 0.0 < self.repetition < math.inf:
-            raise ValueError(f"repetition = {self.repetition}: it must be above 0; 1 changes nothing")
+
+    def request(self, source: Sized, first: int, **more: Any) -> Request:
+        """A request whose output may be `extra` tokens longer than its source.
+
+        >>> SearchConfig(extra=10).request([5, 6, 2], first=1).room
+        13
+        """
+        return Request(source, first, len(source) + self.extra, **more)
+
+
+def bounded(request: Request, config: SearchConfig, most: int | None) -> Request:
+    """The request with the room that it has: its own, the limit of the search, the model's, whichever is least."""
+    room = min(request.room, config.limit or ENDLESS, ENDLESS if most is None else most)
+    if room == ENDLESS:
+        raise ValueError("nothing ends its output: set `limit`")
+    if config.shortest > room:
+        raise ValueError(
+            f"shortest = {config.shortest}: its output has at most {room} tokens: lower it, or raise `extra` or `limit`"
+        )
+    return replace(request, room=room)

@@ -25,7 +25,7 @@ def rescore(hypotheses: Sequence[Hypothesis], scores: Sequence[float], weight: f
     mean:
 
         pairs = [(source, h.tokens[::-1]) for h in hypotheses]
-        parts = log_probabilities(right_to_left, pairs, special=special)  # decoding/scoring.py
+        parts = log_probabilities(right_to_left, pairs, first=bos, eos=eos)  # decoding/scoring.py
         first = rescore(hypotheses, [sum(p) / len(p) for p in parts], weight=1.0)[0]
 
     >>> two = [Hypothesis([5], -1.0, -1.0, [-0.5, -0.5]), Hypothesis([6], -1.5, -1.5, [-1.0, -0.5])]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.decoding.beam import length_penalty, maximum
+from regard.decoding.beam import length_penalty
 from regard.decoding.edits import edit, log_soft_max, obey
 from regard.decoding.protocol import (
     FLOOR,
@@ -22,7 +22,6 @@ from regard.decoding.protocol import (
     Rows,
     SamplingConfig,
     SearchConfig,
-    Special,
     common_beginning,
 )
 
@@ -90,7 +89,6 @@ AHEAD = 64  # random numbers that are made at a time
 class _Sentence:
     index: int
     request: Request
-    limit: int  # tokens of an output, eos included
     outputs: dict[int, Hypothesis] = field(default_factory=dict)  # by number of the draw
 
 
@@ -125,10 +123,10 @@ class Sampling:
     Scores are the model's own: neither temperature nor filters nor edits enter them.
     """
 
-    def __init__(self, config: SearchConfig, special: Special, longest: int | None) -> None:
+    def __init__(self, config: SearchConfig, eos: int) -> None:
         assert config.sampling is not None
         self.width = config.best
-        self._config, self._sampling, self._special, self._longest = config, config.sampling, special, longest
+        self._config, self._sampling, self._eos = config, config.sampling, eos
         self._draws: list[_Draw] = []  # at work, one for each row
 
     def __len__(self) -> int:
@@ -138,17 +136,16 @@ class Sampling:
         for index, request in indexed:
             if request.seed < 0:
                 raise ValueError(f"seed = {request.seed}: it must be at least 0")
-            sentence = _Sentence(index, request, maximum(request, self._config, self._longest))
-            self._draws.append(_Draw(sentence, range(self.width), [], []))
+            self._draws.append(_Draw(_Sentence(index, request), range(self.width), [], []))
 
     def step(self, rows: Rows) -> list[tuple[int, list[Hypothesis]]]:
-        newest = [draw.tokens[-1] if draw.tokens else self._special.bos for draw in self._draws]
+        newest = [draw.tokens[-1] if draw.tokens else draw.sentence.request.first for draw in self._draws]
         log_p = log_soft_max(rows.step(np.array(newest)))  # (R, V)
         allowed, requests = log_p.copy(), [draw.sentence.request for draw in self._draws]
-        edit(allowed, [draw.tokens for draw in self._draws], requests, self._config, self._special)
+        edit(allowed, [draw.tokens for draw in self._draws], requests, self._config, self._eos)
         for r, draw in enumerate(self._draws):
             if draw.sentence.request.rule is not None:
-                obey(allowed[r], draw.tokens, draw.sentence.request, draw.sentence.limit)
+                obey(allowed[r], draw.tokens, draw.sentence.request)
         reach = distribution(allowed, self._sampling).cumsum(1, dtype=np.float64)  # (R, V): P(token <= this one)
 
         draws = [(r, one) for r, draw in enumerate(self._draws) for one in draw.split()]
@@ -168,9 +165,9 @@ class Sampling:
                 gain = float(log_p[r, token])
                 forced = t < len(sentence.request.prefix) or sentence.request.rule is not None
                 draw.scores.append(max(gain, FLOOR) if forced else gain)
-                if token != self._special.eos:
+                if token != self._eos:
                     draw.tokens.append(token)
-            if possible and token != self._special.eos and len(draw.tokens) < sentence.limit:
+            if possible and token != self._eos and len(draw.tokens) < sentence.request.room:
                 survivors.append((r, draw))
                 continue
             log_probability, length = math.fsum(draw.scores), max(len(draw.scores), 1)

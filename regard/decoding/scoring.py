@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from regard.decoding.module import EncoderDecoder
-from regard.decoding.protocol import DAMAGED, Special
+from regard.core.generation import EncoderDecoder, padded
+from regard.decoding.protocol import DAMAGED
 
 Pair = tuple[Sequence[int], Sequence[int]]
 
@@ -19,27 +19,27 @@ def log_probabilities(
     model: EncoderDecoder,
     pairs: Sequence[Pair],
     *,
-    special: Special,
+    first: int,
+    eos: int,
     tokens: int = 4096,
     device: torch.device | str = "cpu",
 ) -> list[list[float]]:
     """For each (source, target) log p of every token of the target and of its end, given those before.
 
-    A source is as the model reads it, with its end; a target has no marks, as in `Hypothesis`. The sum of a row is
-    log P. Pairs of like length share a batch; logits of at most `tokens` positions are held at a time, whatever the
-    lengths.
+    A source is as the model reads it, with its end; a target has no marks, as in `Hypothesis`, and `first` is read
+    before it. The sum of a row is log P. Pairs of like length share a batch; logits of at most `tokens` positions are
+    held at a time, whatever the lengths.
     """
     scores: list[list[float]] = [[] for _ in pairs]
     for rows in batches(pairs, tokens):
-        source = _padded([pairs[i][0] for i in rows], special.pad).to(device)
-        target = _padded([[special.bos, *pairs[i][1]] for i in rows], special.pad).to(device)
-        labels = _padded([[*pairs[i][1], special.eos] for i in rows], special.pad).to(device)
-        memory, cache = model.encode(source), model.new_cache()
+        at_work = model.start([pairs[i][0] for i in rows], torch.device(device))
+        read, said = ([[*before, *pairs[i][1], *after] for i in rows] for before, after in (([first], []), ([], [eos])))
+        target, labels = (padded(each, eos, model.config.vocabulary).to(device) for each in (read, said))
         width = max(1, tokens // len(rows))  # a target longer than `tokens` is read in steps
         found = torch.cat(
             [
-                _chosen(model.decode(read, memory, cache), label)
-                for read, label in zip(target.split(width, 1), labels.split(width, 1), strict=True)
+                _chosen(model.decode(some, at_work.memory, at_work.cache), label)
+                for some, label in zip(target.split(width, 1), labels.split(width, 1), strict=True)
             ],
             1,
         )
@@ -59,11 +59,6 @@ def batches(pairs: Sequence[Pair], tokens: int) -> Iterator[list[int]]:
         batch.append(i)
     if batch:
         yield batch
-
-
-def _padded(rows: list[Sequence[int]], pad: int) -> Tensor:
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
 
 
 def _chosen(logits: Tensor, labels: Tensor) -> Tensor:

@@ -16,11 +16,11 @@ from rich.text import Text
 
 from regard.data.batching import Batch, collate
 from regard.data.dates import LOCALES, WrittenDate, date_pairs, vocabulary
-from regard.data.vocabulary import BOS, EOS, PAD
+from regard.data.vocabulary import BOS, EOS
 from regard.decoding.module import Module
 from regard.decoding.pool import search
-from regard.decoding.protocol import Request, SearchConfig, Special
-from regard.inspection.maps import translation_maps
+from regard.decoding.protocol import SearchConfig
+from regard.inspection.maps import attention_maps
 from regard.inspection.page import attention_page, write_page
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.loop import fit
@@ -87,9 +87,9 @@ def train(model: Transformer, steps: int, seed: int, console: Console) -> None:
 
 def ask(model: Transformer, dates: list[WrittenDate]) -> list[Answer]:
     """What the model makes of written dates."""
-    requests = [Request([*vocabulary().encode(date.text), EOS]) for date in dates]
     greedy = SearchConfig(beam=1, scores=False)
-    found = search(Module(model.eval(), pad=PAD), requests, greedy, Special(BOS, EOS, PAD))
+    requests = [greedy.request([*vocabulary().encode(date.text), EOS], BOS) for date in dates]
+    found = search(Module(model.eval()), requests, greedy, EOS)
     said = ("".join(vocabulary().decode(best.tokens)) for (best,) in found)
     return [Answer(date, text) for date, text in zip(dates, said, strict=True)]
 
@@ -97,8 +97,8 @@ def ask(model: Transformer, dates: list[WrittenDate]) -> list[Answer]:
 def page(model: Transformer, answer: Answer) -> str:
     """All heads while the model writes its answer, as one self-contained HTML page."""
     batch = collate([(vocabulary().encode(answer.asked.text), vocabulary().encode(answer.said))])
-    read, written = [*answer.asked.text, "</s>"], [*answer.said, "</s>"]
-    maps = translation_maps(model, batch["source"], batch["target"], read, written)
+    texts = {"source": [*answer.asked.text, "</s>"], "target": [*answer.said, "</s>"]}
+    maps = attention_maps(model, batch.inputs, texts)
     note = f"Locale {answer.asked.locale}; the model writes {answer.said}, the date is {answer.asked.iso}."
     return attention_page(maps, title=f"{answer.asked.text} → {answer.said}", note=note)
 

@@ -6,6 +6,7 @@ Letters: n positions, d width, k kernel, r neighbours on each side of a restrict
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,9 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.recurrence import LinearRecurrence
-from regard.models import accounting
+from regard.models import costs
 from regard.models.convolutional import Convolution
-from regard.models.costs import GATES_OF_A_CELL, attention
 from regard.models.recurrent import Cell
 
 KERNEL, REACH = 3, 32  # k and r
@@ -32,25 +32,14 @@ class Layer:
     sequential: str  # operations
     path: str  # between the farthest positions
     make: Callable[[int, int], nn.Module]  # of width d, the i-th of a stack
-    weights: Callable[[int, int], float]  # that each of n tokens meets: multiplications, n and d given
-
-
-def _attention(d: int, **settings: Any) -> AttentionConfig:
-    return AttentionConfig(d, max(1, d // HEAD), max_length=2**20, **settings)
 
 
 def _attending(**settings: Any) -> Callable[[int, int], nn.Module]:
-    return lambda d, i: MultiHeadAttention(_attention(d, **settings))
-
-
-def _met(**settings: Any) -> Callable[[int, int], float]:
-    return lambda n, d: attention(_attention(d, **settings), d, 1, n, n)[1] / (2 * n)
+    return lambda d, i: MultiHeadAttention(AttentionConfig(d, max(1, d // HEAD), max_length=2**20, **settings))
 
 
 def _recurrent(label: str, cell: str) -> Layer:
-    # Each gate reads the input and the state: 2 d² weights.
-    gates = GATES_OF_A_CELL[cell]
-    return Layer(label, "n·d²", "n", "n", lambda d, i: Cell(cell, d, d), lambda n, d: gates * 2 * d * d)
+    return Layer(label, "n·d²", "n", "n", lambda d, i: Cell(cell, d, d))
 
 
 def _convolution(label: str, path: str, dilation: Callable[[int], int]) -> Layer:
@@ -60,38 +49,36 @@ def _convolution(label: str, path: str, dilation: Callable[[int], int]) -> Layer
         "1",
         path,
         lambda d, i: Convolution(d, d, kernel=KERNEL, dilation=dilation(i), causal=False),
-        lambda n, d: KERNEL * d * d,
     )
 
 
 LAYERS: Mapping[str, Layer] = {
-    "attention": Layer("self-attention", "n²·d", "1", "1", _attending(), _met()),
-    "written": Layer(
-        "self-attention, weights kept", "n²·d", "1", "1", _attending(backend="math"), _met(backend="math")
-    ),
+    "attention": Layer("self-attention", "n²·d", "1", "1", _attending()),
+    "written": Layer("self-attention, weights kept", "n²·d", "1", "1", _attending(backend="math")),
     "window": Layer(
         f"self-attention, restricted (r = {REACH})",
         "r·n·d",
         "1",
         "n/r",
         _attending(kind=f"window:{REACH}"),
-        _met(kind=f"window:{REACH}"),
     ),
     "lstm": _recurrent("recurrent: LSTM", "lstm"),
     "gru": _recurrent("recurrent: GRU", "gru"),
-    "linear": Layer("linear recurrent", "–", "–", "–", lambda d, i: LinearRecurrence(d), lambda n, d: 4 * d * d),
+    "linear": Layer("linear recurrent", "–", "–", "–", lambda d, i: LinearRecurrence(d)),
     "convolution": _convolution(f"convolutional (k = {KERNEL})", "n/k", lambda i: 1),
     "dilated": _convolution(f"convolutional, dilated (k = {KERNEL})", "log_k(n)", lambda i: int(2**i)),
 }
 
 
+@cache
 def flops(name: str, n: int, d: int) -> int:
     """Of a forward pass over one sequence: 2 for each weight that a token meets.
 
     >>> flops("lstm", 10, 64) == 2 * 10 * 8 * 64**2
     True
     """
-    return round(2 * n * LAYERS[name].weights(n, d))
+    with torch.device("meta"):
+        return costs.flops_of(LAYERS[name].make(d, 0), torch.empty(1, n, d)).total()
 
 
 def through(layer: nn.Module, x: Tensor) -> Tensor:
@@ -102,7 +89,7 @@ def through(layer: nn.Module, x: Tensor) -> Tensor:
 
 def kept_bytes(layer: nn.Module, x: Tensor) -> int:
     """What autograd keeps of one forward pass for the backward pass, besides input and parameters."""
-    return accounting.kept_bytes(lambda: through(layer, x), (x, *layer.parameters()))
+    return costs.kept_bytes(lambda: through(layer, x), (x, *layer.parameters()))
 
 
 class Chain(TorchDispatchMode):

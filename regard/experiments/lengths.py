@@ -19,12 +19,11 @@ from regard.data.corpora import obtain
 from regard.data.generated import sequence_pairs
 from regard.data.text import read_pairs
 from regard.data.vocabulary import Vocabulary
-from regard.decoding.module import longest_of
 from regard.evaluation.calibration import perplexity
 from regard.evaluation.translation import bleu
 from regard.experiments.lab import Result
 from regard.experiments.runs import Pair, batched, foretold, taught, written
-from regard.models.catalogue import PRESETS, build
+from regard.models.family import build, presets
 from regard.models.transformer import TransformerConfig
 from regard.recipes import recipe as recipes
 from regard.recipes.train import prepare
@@ -47,7 +46,7 @@ def contestant(name: str, vocabulary: int, limit: int, size: Size, seed: int) ->
     torch.manual_seed(seed)
     if name in RIVALS:
         heads = {"heads": size["heads"]} if name == "linear-rnn" else {}
-        return build(PRESETS[name](vocabulary).but(**common, **heads))
+        return build(presets()[name](vocabulary).but(**common, **heads))
     attention = {"heads": size["heads"], "d_ff": 4 * size["d_model"], "positions": name, "max_length": limit + 1}
     return build(TransformerConfig(vocabulary, norm="pre").but(**common, **attention))
 
@@ -59,8 +58,8 @@ def longest(pairs: Iterable[Pair]) -> int:
 
 def readable(model: nn.Module, pairs: Sequence[Pair]) -> bool:
     """Whether the model has a position for each token and the mark at an end."""
-    most = longest_of(model.config)
-    return most is None or longest(pairs) < most
+    config: Any = model.config
+    return config.longest is None or longest(pairs) < config.longest
 
 
 def judged(model: nn.Module, pairs: Sequence[Pair]) -> tuple[float | None, float | None]:

@@ -17,10 +17,10 @@ from regard.data.batching import Batch, collate, token_batches
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
 from regard.decoding.pool import search
-from regard.decoding.protocol import Request, SearchConfig, Special
+from regard.decoding.protocol import SearchConfig
 from regard.evaluation.calibration import perplexity
 from regard.models import storage
-from regard.models.accounting import training_flops
+from regard.models.costs import training_flops
 from regard.recipes import recipe as recipes
 from regard.recipes.recipe import Recipe
 from regard.recipes.train import Prepared, begun, prepare, train
@@ -80,7 +80,7 @@ def _cost(model: nn.Module, data: Prepared, recipe: Recipe, steps: int) -> dict[
     batches = sum(1 for _ in token_batches(data.train, tokens=c.batch_tokens, seed=c.seed, epoch=0))
     S, T = (data.train.lengths(np.arange(len(data.train))).mean(0) + 1).tolist()  # and an end
     sentences = len(data.train) / batches
-    flops = training_flops(model.config, 1, round(S), round(T)) * sentences  # type: ignore[arg-type]
+    flops = training_flops(model.config, 1, round(S), round(T)) * sentences
     return {"steps": steps, "epochs": steps / batches, "flops": flops * steps}
 
 
@@ -135,7 +135,7 @@ def foretold(model: nn.Module, batches: Iterable[Batch]) -> tuple[float, float]:
 
 def written(model: nn.Module, pairs: Sequence[Pair], extra: int = 50) -> list[list[int]]:
     """What a greedy search writes for each source."""
-    requests = [Request([*source, EOS]) for source, _ in pairs]
     greedy = SearchConfig(beam=1, scores=False, extra=extra)
-    found = search(Module(model.eval(), pad=PAD), requests, greedy, Special(BOS, EOS, PAD))  # type: ignore[arg-type]
+    requests = [greedy.request([*source, EOS], BOS) for source, _ in pairs]
+    found = search(Module(model.eval()), requests, greedy, EOS)  # type: ignore[arg-type]
     return [best.tokens for (best,) in found]

@@ -17,8 +17,8 @@ from regard.data.batching import collate, token_batches
 from regard.evaluation.scaling import LEVEL, Fit, Law, fit
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Experiment, Report, Result, Results, Trial, table
-from regard.models.accounting import breakdown
-from regard.models.catalogue import build
+from regard.models.costs import breakdown
+from regard.models.family import build
 from regard.recipes import recipe as recipes
 from regard.recipes.train import interrupting, prepare
 from regard.training.distributed import world

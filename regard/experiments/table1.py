@@ -141,9 +141,9 @@ def crossover_of_flops(rival: str, d: int) -> float:
     >>> crossover_of_flops("lstm", 64), crossover_of_flops("gru", 64), crossover_of_flops("linear", 64)
     (128.0, 64.0, 0.0)
     """
-    ours, theirs = LAYERS["attention"].weights, LAYERS[rival].weights(1, d)
-    growth = ours(2, d) - ours(1, d)
-    return max(0.0, (theirs - (ours(1, d) - growth)) / growth)
+    theirs, *ours = flops(rival, 1, d), flops("attention", 1, d), flops("attention", 2, d) / 2  # for each position
+    growth = ours[1] - ours[0]
+    return max(0.0, (theirs - (ours[0] - growth)) / growth)
 
 
 def report(results: Results, scale: str) -> Report:

@@ -1,7 +1,7 @@
 """Table 2 (§6.1): how good a translator becomes, and what its training costs, beside the models that came before.
 
 All models of one language learn from the same sentences in the same batches for the same number of steps. Costs are
-FLOPs of the models' own arithmetic (`regard.models.accounting`); those of the paper are what its machines could have
+FLOPs of the models' own arithmetic (`regard.models.costs`); those of the paper are what its machines could have
 done in the time, two to four times as much for the Transformer (docs/accounting.md).
 """
 

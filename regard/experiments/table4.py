@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from regard.api import SPECIAL, load
+from regard.api import load
 from regard.data.corpora import obtain
 from regard.data.text import PairFiles
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.data.treebank import LEAF, Tree, from_linear, leaves, linear, read_trees, spans, word_class
 from regard.decoding.grammar import TreeRule
 from regard.decoding.pool import search
-from regard.decoding.protocol import Request, SearchConfig
+from regard.decoding.protocol import SearchConfig
 from regard.evaluation.parsing import Brackets, Span, compare
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Experiment, Report, Result, Results, Trial, table
@@ -115,11 +115,14 @@ def parser(
     rule = _rule(translator.tokenizer, trees["train"])
     sources = Path(files["test"].source or "").read_text("utf-8").splitlines()
     for held in (True, False):
-        requests = [Request([*ids, SPECIAL.eos], rule=rule if held else None) for ids in encode(sources)]
         for beam in beams:
             how = SearchConfig(beam=beam, alpha=alpha, extra=extra)
+            requests = [
+                how.request([*ids, translator.eos], translator.bos, rule=rule if held else None)
+                for ids in encode(sources)
+            ]
             workers = torch.get_num_threads() if engine.ragged else 1
-            found = search(engine, requests, how, SPECIAL, workers=workers)
+            found = search(engine, requests, how, translator.eos, workers=workers)
             written = [translator.tokenizer.pieces(best.tokens) for best, *_ in found]
             result[f"{'held' if held else 'free'} {beam}"] = judged(trees["test"], written)
     return result
@@ -195,7 +198,7 @@ def _rule(tokenizer: Tokenizer, trees: Sequence[Tree]) -> TreeRule:
     labels = sorted({label for tree in trees for label, _, _ in spans(tree)})
     opening, closing = (tokenizer.encode(" ".join(mark + label for label in labels)) for mark in "()")
     (leaf,) = tokenizer.encode(LEAF)
-    return TreeRule(dict(zip(opening, closing, strict=True)), leaf, SPECIAL.eos)
+    return TreeRule(dict(zip(opening, closing, strict=True)), leaf, *tokenizer.marks.need("eos"))
 
 
 def report(results: Results, scale: str) -> Report:

@@ -63,7 +63,7 @@ def faithfulness(
     if not content:
         nothing = (None,) * len(predicted)
         return Faithfulness(None, nothing, None, nothing)
-    attended = source_attention(model, source, target)[0][:, content].cpu()  # (T, n)
+    attended = source_attention(model, {"source": source, "target": target})[0][:, content].cpu()  # (T, n)
     rows = max(1, tokens // (source.shape[1] + target.shape[1]))
     steps = [
         tuple(kendall(a, b) for a, b in zip(attended, found, strict=True))

@@ -1,29 +1,23 @@
 """How much each head of a model is missed: by its gradient, by silencing it, and by silencing more and more of them.
 
-Letters: B sentences, H heads, T target length, V vocabulary. The models here are encoder-decoders, called
-model(source, target) -> logits (B, T, V), and in eval mode; their heads are counted from 0 in each attention.
+Letters: B sentences, H heads, T labels of a sentence, V vocabulary. The models here give logits (B, T, V) for their
+inputs, and are in eval mode; their heads are counted from 0 in each attention.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.quantised import is_quantised
+from regard.inspection.axes import Taught
 from regard.inspection.taps import attentions, edit
 
 Importance = Mapping[str, Tensor]  # (H,) for each attention by name
 Found = TypeVar("Found", covariant=True)
-
-
-class Taught(Protocol):
-    """Some sentences and what a model must say of them, right-padded: `regard.data.batching.Batch`, for one."""
-
-    def __getitem__(self, name: str) -> Tensor:
-        """source (B, S); target (B, T), what the decoder reads; labels (B, T), what it must say next."""
 
 
 @torch.inference_mode()
@@ -38,10 +32,10 @@ def loss(model: nn.Module, batches: Iterable[Taught], *, pad: int) -> float:
 
 def sentence_losses(model: nn.Module, batch: Taught, pad: int) -> Tensor:
     """The cross-entropy of each sentence, (B,): the sum over its labels."""
-    logits: Tensor = model(batch["source"], batch["target"])
+    logits, labels = model(**batch.inputs), batch["labels"]
     flat = logits.float().flatten(0, 1)  # (B · T, V): three times as fast as with the classes in the middle
-    losses = F.cross_entropy(flat, batch["labels"].flatten(), ignore_index=pad, reduction="none")
-    return losses.unflatten(0, batch["labels"].shape).sum(1)
+    losses = F.cross_entropy(flat, labels.flatten(), ignore_index=pad, reduction="none")
+    return losses.unflatten(0, labels.shape).sum(1)
 
 
 def head_importance(
@@ -52,11 +46,12 @@ def head_importance(
     L is the cross-entropy of a whole sentence. The absolute value is taken for each sentence: a head that helps with
     one and harms another is important. With `normalise` each attention's heads have the l2-norm 1, as the paper's.
 
-    >>> from types import SimpleNamespace
+    >>> from regard.data.batching import Batch
     >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> model = Transformer(TransformerConfig.tiny(vocabulary=100)).eval()
     >>> source, target, labels = torch.randint(3, 100, (3, 2, 5))
-    >>> found = head_importance(model, [SimpleNamespace(source=source, target=target, labels=labels)], pad=0)
+    >>> batch = Batch({"source": source, "target": target, "labels": labels}, count=10)
+    >>> found = head_importance(model, [batch], pad=0)
     >>> found["decoder.layers.2.cross_attention"].shape
     torch.Size([4])
     """
@@ -68,7 +63,7 @@ def head_importance(
     found = {name: torch.zeros(attention.heads) for name, attention in known.items()}
     sentences = 0
     for batch in batches:
-        B, device = len(batch["source"]), batch["source"].device
+        B, device = len(batch["labels"]), batch["labels"].device
         with torch.enable_grad():
             masks = {name: torch.ones(B, a.heads, device=device, requires_grad=True) for name, a in known.items()}
             with edit(model, {name: partial(scaled, mask) for name, mask in masks.items()}):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.inspection.maps import merge
+from regard.inspection.words import merge
 
 Link = tuple[int, int]
 

@@ -3,10 +3,10 @@
 Letters: B sentences, H heads, T queries, S keys. A row of a map is one query's weights over its keys, which sum to 1:
 weights[b, h, i, j] says how much query i looks at key j. Where key j stands from query i is its offset, j - i.
 
-What a row is:
-- encoder: row i reads source token i.
-- decoder: row i reads target token i, where token 0 is the start symbol; it sees the keys up to itself. "Previous" is
-  the token read before, and "duplicate" means: the same as the one that is read.
+What a row is (`regard.inspection.axes` has the names of rows and columns):
+- encoder: row i reads token i.
+- decoder: row i has read token i, where token 0 is the start symbol; it sees the keys up to itself. "Previous" is the
+  token read before, and "duplicate" means: the same as the one that is read.
 - cross: row i predicts the i-th target token, counted without the start symbol; so offset 0 is the diagonal.
 
 What counts: padding never does, neither as a query nor as a key, nor does a row that sees one key alone, for it has no
@@ -29,15 +29,14 @@ induction    the weight of tokens that come after one which is the same as the q
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from types import SimpleNamespace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 from unicodedata import category
 
 import torch
 from torch import Tensor, nn
 
-from regard.inspection.importance import Taught
+from regard.inspection.axes import Axes, Taught, axes
 from regard.inspection.taps import record
 
 OFFSETS = sorted(range(-5, 6), key=abs)  # where a positional head may look; of equals the nearest is named
@@ -52,8 +51,7 @@ class Tokens:
     bos: int
     eos: int
     punctuation: frozenset[int] = frozenset()
-    source_counts: Tensor | None = None  # (V,); without them nothing is rare
-    target_counts: Tensor | None = None
+    counts: Mapping[str, Tensor] = field(default_factory=dict)  # (V,) of an input by name; without, nothing is rare
 
 
 class Positional(NamedTuple):
@@ -125,24 +123,6 @@ class Tally:
         return self.totals[measure] / self.rows[measure][:, None]
 
 
-def kind_of(name: str) -> str:
-    """What an attention is, by its name: encoder, decoder or cross.
-
-    >>> kind_of("decoder.layers.2.cross_attention")
-    'cross'
-    """
-    return "cross" if name.endswith("cross_attention") else "encoder" if name.startswith("encoder") else "decoder"
-
-
-def layer_of(name: str) -> int:
-    """The number of an attention's layer, by its name; where layers have no numbers, there is one.
-
-    >>> layer_of("decoder.layers.2.cross_attention"), layer_of("decoder.cross_attention")
-    (2, 0)
-    """
-    return int(next(filter(str.isdigit, name.split(".")), 0))
-
-
 def punctuation(pieces: Sequence[str]) -> frozenset[int]:
     """Which tokens are punctuation and nothing else, by the texts of all tokens in the order of their ids.
 
@@ -153,45 +133,42 @@ def punctuation(pieces: Sequence[str]) -> frozenset[int]:
     return frozenset(i for i, text in enumerate(bare) if text and all(category(c).startswith("P") for c in text))
 
 
-class Axes(NamedTuple):
-    """What stands along the two axes of an attention's maps, and what of it counts."""
+class Rows(NamedTuple):
+    """The tokens of an attention's rows and columns while a model reads a batch, and what of them counts."""
 
-    queries: Tensor  # (B, T): the token that each row reads
+    queries: Tensor  # (B, T): the token that each row has read
     keys: Tensor  # (B, S)
     ended: Tensor  # (B, T) bool: rows of the end symbol
     visible: Tensor  # (B, T, S) bool
     counted: Tensor  # (B, T) bool
     offsets: Tensor  # (T, S): j - i
-    counts: Tensor | None  # (V,)
 
 
-def axes_of(kind: str, batch: Taught, tokens: Tokens) -> Axes:
-    """The axes of an attention of a kind, while a model reads a batch."""
-    queries, said = (batch["source"], batch["source"]) if kind == "encoder" else (batch["target"], batch["labels"])
-    keys = batch["target"] if kind == "decoder" else batch["source"]
+def rows_of(sides: Axes, batch: Taught, tokens: Tokens) -> Rows:
+    """The rows of an attention with these axes, while a model reads a batch."""
+    queries, keys = batch[sides.queries.input], batch[sides.keys.input]
+    said = queries if sides.role == "read" else batch["labels"]
     (B, T), S = queries.shape, keys.shape[1]
     offsets = torch.arange(S, device=keys.device) - torch.arange(T, device=keys.device)[:, None]
-    live = batch["labels"] if kind == "decoder" else batch["source"]  # a target's padding is where nothing is predicted
+    live = said if sides.causal else keys  # the padding of what is written is where nothing is predicted
     visible = (live != tokens.pad)[:, None].expand(B, T, S)
-    if kind == "decoder":
+    if sides.causal:
         visible = visible & (offsets <= 0)
     counted = (said != tokens.pad) & (visible.sum(-1) > 1)
-    counts = tokens.target_counts if kind == "decoder" else tokens.source_counts
-    return Axes(queries, keys, said == tokens.eos, visible, counted, offsets, counts)
+    return Rows(queries, keys, said == tokens.eos, visible, counted, offsets)
 
 
-def tally(kind: str, weights: Tensor, batch: Taught, tokens: Tokens) -> Tally:
+def tally(sides: Axes, weights: Tensor, batch: Taught, tokens: Tokens) -> Tally:
     """What the rows of one attention add to the measures of its heads, for each sentence of a batch.
 
-    weights (B, H, T, S) as recorded, of an attention of a `kind`, while the model read `batch`.
+    weights (B, H, T, S) as recorded, of an attention with these axes, while the model read `batch`.
     """
     weights = weights.float()
-    axes = axes_of(kind, batch, tokens)
-    keys, visible, counted, offsets = axes.keys, axes.visible, axes.counted, axes.offsets
+    queries, keys, ended, visible, counted, offsets = rows_of(sides, batch, tokens)
     values: dict[str, tuple[Tensor, Tensor]] = {}  # of each row (B, H, T), and which rows count (B, T)
 
     ends = (keys == tokens.eos)[:, None, None]
-    values["confidence"] = weights.masked_fill(ends, 0.0).amax(-1), counted & ~axes.ended
+    values["confidence"] = weights.masked_fill(ends, 0.0).amax(-1), counted & ~ended
     n = visible.sum(-1)[:, None, :, None].clamp(min=1)  # (B, 1, T, 1)
     smooth = ((1 - SMOOTH) * weights + SMOOTH / n).where(visible[:, None], 1.0)  # 1 ln 1 = 0: what is hidden adds 0
     entropy = -(smooth * smooth.log()).sum(-1)
@@ -205,20 +182,20 @@ def tally(kind: str, weights: Tensor, batch: Taught, tokens: Tokens) -> Tally:
     for name, ids in (("special", (tokens.bos, tokens.eos)), ("punctuation", tokens.punctuation)):
         values[name] = mass(_among(keys, ids)[:, None]), counted
     top = weights.argmax(-1)  # (B, H, T)
-    if axes.counts is not None:
+    if (counts := tokens.counts.get(sides.keys.input)) is not None:
         plain = visible & ~_among(keys, (tokens.bos, tokens.eos))[:, None]
-        often = axes.counts.to(keys.device)[keys][:, None].where(plain, torch.inf)  # (B, T, S)
+        often = counts.to(keys.device)[keys][:, None].where(plain, torch.inf)  # (B, T, S)
         rarest = plain & (often == often.amin(-1, keepdim=True))
         values["rare"] = _at(rarest, top).float(), counted & (plain.sum(-1) > 1) & (rarest.sum(-1) == 1)
-    if kind != "cross":
-        same = keys[:, None] == axes.queries[:, :, None]  # (B, T, S)
+    if sides.kind != "cross":
+        same = keys[:, None] == queries[:, :, None]  # (B, T, S)
         patterns = {
             "previous": offsets == -1,
             "itself": offsets == 0,
             "duplicate": same & (offsets != 0),
             "induction": nn.functional.pad(same, (1, -1)) & (offsets != 1),  # one to the right
         }
-        if kind == "encoder":
+        if not sides.causal:
             patterns["next"] = offsets == 1
         for name, pattern in patterns.items():
             values[name] = mass(pattern & visible), counted & (pattern & visible).any(-1)
@@ -249,41 +226,18 @@ def joined(tallies: Sequence[Tally]) -> Tally:
 
 @torch.inference_mode()
 def measure(model: nn.Module, batches: Iterable[Taught], tokens: Tokens) -> dict[tuple[str, int], HeadMeasures]:
-    """The measures of every head of an encoder-decoder, by attention and number, over the sentences of all batches."""
-    tallies: dict[str, list[Tally]] = {}
+    """The measures of every head of a model, by attention and number, over the sentences of all batches."""
+    laid, tallies = axes(model), dict[str, list[Tally]]()
     for batch in batches:
         with record(model) as seen:
-            model(batch["source"], batch["target"])
+            model(**batch.inputs)
         for name, weights in seen.weights.items():
-            tallies.setdefault(name, []).append(tally(kind_of(name), weights, batch, tokens))
+            tallies.setdefault(name, []).append(tally(laid[name], weights, batch, tokens))
     return {
         (name, head): measures
         for name, several in tallies.items()
         for head, measures in enumerate(joined(several).measures())
     }
-
-
-def sentence_measures(
-    maps: Mapping[str, Tensor], source: Sequence[int], target: Sequence[int], tokens: Tokens
-) -> list[dict[str, Any]]:
-    """The measures of every head over one sentence, each as {"name", "head", "confidence", ...}.
-
-    maps: the weights (H, T, S) of each attention by name; `source` are the S ids that were read, with their end,
-    `target` the T ids that were predicted, without the start symbol.
-
-    >>> maps = {"encoder.layers.0.self_attention": torch.tensor([[[0.0, 1.0, 0.0], [0.1, 0.0, 0.9], [0.3, 0.4, 0.3]]])}
-    >>> (head,) = sentence_measures(maps, [7, 8, 2], [9, 2], Tokens(pad=0, bos=1, eos=2))
-    >>> head["name"], head["head"], round(head["next"], 2), round(head["special"], 2), head["positional"]["offset"]
-    ('encoder.layers.0.self_attention', 0, 0.95, 0.4, 1)
-    """
-    read = [tokens.bos, *target[:-1]]
-    source_, target_, labels = (torch.tensor([list(ids)]) for ids in (source, read, target))
-    batch: Any = SimpleNamespace(source=source_, target=target_, labels=labels)
-    return [
-        {"name": name, "head": head, **measures.named()}
-        for name, weights in maps.items()
-        for head, measures in enumerate(tally(kind_of(name), weights[None].cpu(), batch, tokens).measures())
-    ]
 
 
 def _among(ids: Tensor, some: Iterable[int]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.inspection.measures import Axes
+from regard.inspection.measures import Rows
 
 SMOOTH = 1e-3  # of every distribution, before two are compared
 
@@ -32,11 +32,11 @@ class Likeness:
         self._products: Tensor | float = 0.0  # (N · d_v, N · d_v): Σ x xᵀ
         self._heads = 0
 
-    def add(self, weights: Sequence[Tensor], outputs: Sequence[Tensor], axes: Axes) -> None:
+    def add(self, weights: Sequence[Tensor], outputs: Sequence[Tensor], rows: Rows) -> None:
         """The maps (B, H, T, S) and the results (B, H, T, d_v) of several attentions, in the same order each time."""
-        counted = axes.counted
+        counted = rows.counted
         maps = torch.cat(list(weights), 1).float().transpose(0, 1)[:, counted]  # (N, R, S)
-        self._apart = self._apart + divergences(maps, axes.visible[counted])
+        self._apart = self._apart + divergences(maps, rows.visible[counted])
         said = torch.cat(list(outputs), 1).transpose(1, 2)[counted].double().cpu()  # (R, N, d_v)
         self._heads = said.shape[1]
         said = said.flatten(1)

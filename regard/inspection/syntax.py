@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.inspection.maps import merge
+from regard.inspection.words import merge
 
 Arc = tuple[int, int, str]
 TOWARDS = ("head", "dependent")

@@ -9,7 +9,6 @@ does not attend at all: its decoder stands on top of its encoder, and position t
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,10 +20,11 @@ from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.blocks import Stack
 from regard.core.cache import KeyValues, Window
 from regard.core.dropout import Dropout
+from regard.core.generation import EncoderDecoder
 from regard.core.layers import Embedding, Residual, linear
 from regard.core.masks import padding
 from regard.core.positions import ABSOLUTE, Learned, absolute_positions
-from regard.models.settings import changed, check
+from regard.models.family import Config, Family
 
 STYLES = ("convs2s", "bytenet")
 MOST_DILATIONS = 12  # gaps up to 2,048 tokens: the zeros beyond a sentence take memory too
@@ -34,7 +34,7 @@ SMALL = 0.1  # standard deviation of ConvS2S's embeddings
 
 
 @dataclass(frozen=True)
-class ConvolutionalConfig:
+class ConvolutionalConfig(Config):
     """Everything that makes a convolutional encoder-decoder; the defaults are the preset `convs2s`."""
 
     vocabulary: int
@@ -58,7 +58,7 @@ class ConvolutionalConfig:
     pad: int = 0
 
     def __post_init__(self) -> None:
-        check(self, {"style": STYLES, "positions": ABSOLUTE}, ("kernel", "dilations"))
+        self.check(style=STYLES, positions=ABSOLUTE)
         if self.kernel % 2 == 0:
             raise ValueError(f"kernel = {self.kernel}: the encoder's looks as far back as ahead, so it must be odd")
         if self.style == "bytenet" and self.d_model % 2:
@@ -80,6 +80,11 @@ class ConvolutionalConfig:
                 f"unfold = {self.unfold}: it is the columns for each source token, from 1 to {MOST_UNFOLD:.0f}"
             )
         self.cross_attention  # noqa: B018  checks heads, score and normaliser
+
+    @property
+    def longest(self) -> int | None:
+        """The most positions that it can read if it has a parameter for each of them; None: it reads any number."""
+        return self.max_length if self.positions == "learned" or self.score == "location" else None
 
     @property
     def cross_attention(self) -> AttentionConfig:
@@ -117,20 +122,6 @@ class ConvolutionalConfig:
         """10+10 dilated layers of width 192, without attention and positions; theirs had 30+30 of 1600."""
         bytenet = cls(vocabulary, style="bytenet", encoder_layers=10, decoder_layers=10, d_model=192, dilations=5)
         return bytenet.but(attention=False, positions="none").but(**changes)
-
-    def but(self, **changes: Any) -> "ConvolutionalConfig":
-        """The same with changes.
-
-        >>> ConvolutionalConfig.convs2s(100).but(kernels=5)
-        Traceback (most recent call last):
-        ValueError: a convolutional model has no setting 'kernels': did you mean 'kernel'?
-        """
-        return changed(self, "a convolutional model", changes)
-
-
-PRESETS: dict[str, Callable[..., ConvolutionalConfig]] = {
-    name: getattr(ConvolutionalConfig, name) for name in ("convs2s", "bytenet")
-}
 
 
 class Memory(NamedTuple):
@@ -332,7 +323,7 @@ class DilatedDecoder(nn.Module):
         return self.norm(x)
 
 
-class Convolutional(nn.Module):
+class Convolutional(EncoderDecoder, nn.Module):
     """An encoder-decoder of convolutions.
 
     >>> model = Convolutional(ConvolutionalConfig.convs2s(vocabulary=100))
@@ -422,3 +413,8 @@ def _embedding(c: ConvolutionalConfig, tokens: nn.Embedding) -> Embedding:
     if isinstance(positions, Learned):
         nn.init.normal_(positions.table, std=SMALL)
     return Embedding(tokens, positions, dropout=c.dropout, scale=1.0)
+
+
+FAMILY = Family(
+    ConvolutionalConfig, Convolutional, {name: getattr(ConvolutionalConfig, name) for name in ("convs2s", "bytenet")}
+)

@@ -1,24 +1,40 @@
-"""What an attention costs in any family, and what the recurrent and the convolutional family cost.
+"""What a model costs: parameters, FLOPs and bytes, counted on the model itself, built without memory (PyTorch's meta).
 
-Letters: S and T tokens of source and target, h heads, g key/value heads, d_k and d_v widths of a head, d d_model.
-
-The rule is that of `regard.models.accounting`: a matrix (d_in, d_out) has d_in · d_out weights, and each of them is 2
-FLOPs for every token that passes.
+One rule covers almost everything: a matrix (d_in, d_out) has d_in · d_out weights, and each of them is one
+multiplication and one addition, 2 FLOPs, for every token that passes. Only Q Kᵀ and its product with V have no
+weights. FLOPs here are those of matrix products; soft-max, norms, activations, scans and dropout are left out, as is
+usual. What is computed counts, even if it is hidden afterwards: the triangle above the diagonal of causal attention,
+whole blocks of a sparse one. `docs/accounting.md` does the paper's models by hand.
 """
 
-from dataclasses import dataclass
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
-from regard.core.attention import AttentionConfig
-from regard.core.efficient import PATTERNS, Kind
-from regard.core.linear import CHUNK
-from regard.core.normalisers import ALONG_A_MEMORY, read_normaliser
-from regard.core.sparse import Pattern, Sparse
-from regard.models.convolutional import ConvolutionalConfig
-from regard.models.recurrent import RecurrentConfig
+from regard.core.cache import KeyValues, Recent
+from regard.core.scores import Additive
+from regard.models.family import blank
+from regard.models.transformer import TransformerConfig
 
-GATES_OF_A_CELL = {"rnn": 1, "gru": 3, "lstm": 4}
+BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a number
+STACKS = ("encoder", "decoder")
+PLAIN = {  # what a part is called, if not by the name of its module
+    "run": "cells",
+    "onward": "cells",
+    "back": "cells",
+    "convolution": "convolutions",
+    "block": "convolutions",
+    "column": "columns",
+}
 
 
 @dataclass(frozen=True)
@@ -30,176 +46,259 @@ class Part:
     flops: int = 0  # of a forward pass
 
 
-def attention(
-    c: AttentionConfig, d_memory: int, sentences: int, queries: int, keys: int, is_causal: bool = False
-) -> tuple[int, int]:
-    """Parameters and FLOPs of an attention in which so many queries of each sentence read keys of width d_memory.
+def part_of(path: str) -> str:
+    """The part of a model that a module or parameter belongs to.
 
-    What is computed counts, even if it is hidden afterwards: all pairs of full attention, whole blocks of a sparse one.
-
-    >>> attention(AttentionConfig(d_model=512, heads=8), 512, sentences=1, queries=25, keys=25)
-    (1050624, 53708800)
+    >>> part_of("encoder.layers.0.self_attention.sublayer.query_key_value.weight"), part_of("decoder.norm.bias")
+    ('encoder self-attention', 'decoder norms')
     """
-    h, g, width = c.heads, c.kv_heads or c.heads, c.d_model // c.heads
-    d_q, d_v = c.d_k or width, c.d_v or width
-    d_k = d_q
-    if c.project:  # §3.2.2: W_Q, W_K and W_V
-        W_Q, W_K, W_V = c.d_model * h * d_q, d_memory * g * d_k, d_memory * g * d_v
-        biases = c.bias * (h * d_q + g * d_k + g * d_v)
-    else:  # heads are slices of the memory
-        W_Q = W_K = W_V = biases = 0
-        d_k = d_v = d_memory // h
-    W_O = c.output * h * d_v * c.d_model
-    biases += c.output * c.bias * c.d_model
-    # A score has matrices for queries and for keys, and numbers besides; then a sum over `inner` for every pair.
-    S_Q = S_K = others = 0
-    inner = d_k
-    if c.score == "general":
-        S_Q = h * d_q * d_k
-    elif c.score in ("additive", "concat"):
-        S_Q, S_K, others, inner = h * d_q * d_q, g * d_k * d_q, h * d_q, d_q
-    elif c.score == "location":
-        others, inner = h * d_q * c.max_length, d_q
-    pairs = h * (inner + d_v)  # h even where g < h: heads share keys, not scores
-    normaliser, chunk = read_normaliser(c.normaliser)
-    if normaliser in ALONG_A_MEMORY:  # r of each head; within a chunk a general score of its own, of what `inner` is
-        others += h
-        if chunk > 1:
-            read = d_q if S_K else d_k
-            S_Q, pairs = S_Q + h * d_q * read, pairs + h * read
-    mixing = queries * keys * pairs
-    if c.kind != "full":
-        others, mixing = _efficient(c, h, d_k, d_v, keys, is_causal)
-    numbers = W_Q + W_K + W_V + W_O + biases + S_Q + S_K + others
-    products = queries * (W_Q + S_Q + W_O) + keys * (W_K + W_V + S_K) + mixing
-    return numbers, 2 * sentences * products
+    steps = [step for step in path.split(".") if step != "layers" and not step.isdigit()]
+    if "positions" in steps:
+        return "positions"
+    if steps and steps[0].endswith("embedding"):
+        return "embeddings"
+    stack = [steps.pop(0)] if steps and steps[0] in STACKS else []
+    if any(step == "norm" or step.endswith("_norm") for step in steps):
+        return " ".join([*stack, "norms"])
+    return " ".join([*stack, *(PLAIN.get(step, step.replace("_", "-")) for step in steps[:1])])
 
 
-def _efficient(c: AttentionConfig, h: int, d_k: int, d_v: int, n: int, is_causal: bool) -> tuple[int, int]:
-    """Parameters, and multiplications over n positions, of what stands between the projections instead of eq. 1."""
-    kind = Kind.read(c.kind)
-    if kind.name in PATTERNS:  # as many pairs as there are in the blocks
-        blocks = _pattern(c, kind).plan(n, is_causal)
-        at = torch.arange(n)
-        return 0, sum(len(at[rows]) * len(at[columns]) for rows, columns in blocks) * h * (d_k + d_v)
-    if kind.name == "linformer":  # EK and FV; then n queries over R rows of them
-        (R,) = kind.numbers
-        return 2 * R * c.max_length, 2 * n * R * h * (d_k + d_v)
-    (F,) = kind.numbers or (d_k,)
-    features = 2 * n * F * d_k if kind.numbers else 0  # of queries and keys; elu + 1 is no product
-    within = 0
-    if is_causal:  # a chunk looks at itself directly
-        whole, rest = divmod(n, CHUNK)
-        within = (whole * CHUNK**2 + rest**2) * (F + d_v + 1)
-    return 0, h * (features + 2 * n * F * (d_v + 1) + within)  # Σ φ(k) [v, 1]ᵀ, and φ(q) times it
+class Products(TorchDispatchMode):
+    """Counts the FLOPs of matrix products while it is entered, under the name that is on top of `at`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops, self.at = Counter[str](), [""]
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if count := flop_registry.get(func._overloadpacket):
+            self.flops[self.at[-1]] += count(*args, **(kwargs or {}), out_val=out)
+        return out
 
 
-def _pattern(c: AttentionConfig, kind: Kind) -> Pattern:
-    inner = kind.make(d_k=1, max_length=c.max_length)
-    assert isinstance(inner, Sparse)
-    return inner.pattern
+def flops_of(module: nn.Module, *given: Tensor, **how: Any) -> Counter[str]:
+    """FLOPs of each part of a module in a forward pass.
 
-
-def attention_cache(c: AttentionConfig) -> tuple[int, int]:
-    """Numbers that a causal self-attention keeps for each token, and at most for each sentence.
-
-    >>> attention_cache(AttentionConfig(512, 8)), attention_cache(AttentionConfig(512, 8, kind="window:9"))
-    ((1024, 0), (0, 9216))
+    >>> flops_of(nn.Linear(4, 3), torch.ones(5, 4)).total()  # 2 · 5 · 4 · 3
+    120
     """
-    g, width = c.kv_heads or c.heads, c.d_model // c.heads
-    d_k, d_v = c.d_k or width, c.d_v or width
-    kind = Kind.read(c.kind)
-    if kind.name in ("performer", "linear") and c.backend != "math":  # the sums, and their level
-        (F,) = kind.numbers or (d_k,)
-        return 0, g * (F * (d_v + 1) + 1)
-    if kind.name in PATTERNS and c.backend != "math" and (past := _pattern(c, kind).past()):
-        return 0, g * (d_k + d_v) * (past.first + past.last)
-    return g * (d_k + d_v), 0
+
+    def leave(inner: nn.Module, read: tuple[Any, ...], _: object) -> None:
+        if isinstance(inner, Additive):  # v · tanh(q + k) of each pair, which is not called a product
+            q, k = read[:2]
+            products.flops[products.at[-1]] += 2 * q.shape[2] * k.numel()
+        products.at.pop()
+
+    with torch.no_grad(), ExitStack() as hooks, Products() as products:
+        for path, inner in module.named_modules():
+            if (name := part_of(path)) in STACKS:  # a layer without a name of its own
+                name = part_of(f"{path}.{next(iter(dict(inner.named_parameters())), '')}")
+            hooks.enter_context(inner.register_forward_pre_hook(lambda *_, name=name: products.at.append(name)))
+            hooks.enter_context(inner.register_forward_hook(leave))
+        module(*given, **how)
+    return products.flops
 
 
-def recurrent(c: RecurrentConfig, sentences: int, source: int, target: int) -> list[Part]:
-    """The account of a recurrent model, as `accounting.breakdown` gives it; a scan is no matrix product."""
-    d, N, M = c.d_model, c.encoder_layers, c.decoder_layers
-    S, T = sentences * source, sentences * target
-    numbers, flops = attention(c.cross_attention, d, sentences, target, source)
-    words = c.vocabulary * d
-    embeddings = Part("embeddings", words + (0 if c.tie == "all" else (c.source_vocabulary or c.vocabulary) * d))
-    output = Part("output", words if c.tie == "none" else 0, 2 * T * words)
-    if c.cell == "linear":  # a Transformer's layers, with W_z, W_v, W_g and W_O in place of W_Q, W_K, W_V and W_O
-        d_ff, norm = c.d_ff or 2 * d, 2 * d
-        W_R, W_F = 4 * d * d, 2 * d * d_ff
-        return [
-            embeddings,
-            Part("encoder recurrence", N * (W_R + 4 * d), N * 2 * S * W_R),
-            Part("encoder feed-forward", N * (W_F + d_ff + d), N * 2 * S * W_F),
-            Part("encoder norms", (2 * N + 1) * norm),
-            Part("decoder recurrence", M * (W_R + 4 * d), M * 2 * T * W_R),
-            Part("decoder cross-attention", M * numbers, M * flops),
-            Part("decoder feed-forward", M * (W_F + d_ff + d), M * 2 * T * W_F),
-            Part("decoder norms", (3 * M + 1) * norm),
-            output,
-        ]
-    # A gate reads the input and the state, d_in + d_out -> d_out; PyTorch gives each of the two a bias.
-    gates = GATES_OF_A_CELL[c.cell]
-    directions = 2 if c.bidirectional else 1
-    W_E = N * gates * d * (d + d // directions)  # each direction is d / directions wide
-    W_D = gates * d * (M * 2 * d + (d if c.input_feeding else 0))
-    begun = d * _states(c) * d  # once for each sentence
-    return [
-        embeddings,
-        Part("encoder cells", W_E + N * 2 * gates * d, 2 * S * W_E),
-        Part("decoder start", begun + _states(c) * d, 2 * sentences * begun),
-        Part("decoder cells", W_D + M * 2 * gates * d, 2 * T * W_D),
-        Part("decoder cross-attention", numbers, flops),
-        Part("decoder readout", 2 * d * d, 2 * T * 2 * d * d),
-        output,
-    ]
+def breakdown(config: Any, sentences: int = 1, source: int = 25, target: int = 25) -> list[Part]:
+    """Parameters of each part, tied matrices counted once, and its FLOPs for a batch of sentences of these lengths.
+
+    >>> for part in breakdown(TransformerConfig.base(37_000))[:3]:
+    ...     print(f"{part.name:22} {part.parameters:>12,} {part.flops:>14,}")
+    embeddings               18,944,000              0
+    encoder self-attention    6,303,744    322,252,800
+    encoder norms                12,288              0
+    """
+    return [Part(part.name, part.parameters, sentences * part.flops) for part in _parts(config, source, target)]
 
 
-def recurrent_cache(c: RecurrentConfig) -> tuple[int, int, int]:
+@cache
+def _parts(config: Any, source: int, target: int) -> list[Part]:
+    model = _still(config, ("math", "chunked"))
+    numbers = Counter[str]()
+    for path, parameter in model.named_parameters():
+        numbers[part_of(path)] += parameter.numel()
+    flops = flops_of(model, *_tokens(model, 1, source, target, device="meta"))
+    return [Part(name, numbers[name], flops[name]) for name in numbers | flops]
+
+
+def _still(config: Any, others: Iterable[str]) -> nn.Module:
+    """The model without memory, and of these backends none: it would look into tensors, or do what it need not."""
+    return blank(config.but(backend="auto") if getattr(config, "backend", "auto") in others else config).eval()
+
+
+def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: str) -> list[Tensor]:
+    """What a model is called with: a source and a target, or one text as long as the target; without padding."""
+    token = int(getattr(model.config, "pad", 0) == 0)
+    asked = (p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty)
+    lengths = [source if p.name == "source" else target for p in asked]
+    return [torch.full((sentences, length), token, device=device) for length in lengths]
+
+
+def parameters(config: Any) -> int:
+    """How many numbers the model learns.
+
+    >>> parameters(TransformerConfig.base(37_000))
+    63082496
+    """
+    return sum(p.numel() for p in blank(config).parameters())
+
+
+def forward_flops(config: Any, sentences: int = 1, source: int = 25, target: int = 25) -> int:
+    """FLOPs of a forward pass.
+
+    >>> forward_flops(TransformerConfig.base(37_000))
+    3172249600
+    """
+    return sum(part.flops for part in breakdown(config, sentences, source, target))
+
+
+def training_flops(config: Any, sentences: int = 1, source: int = 25, target: int = 25) -> int:
+    """FLOPs of a forward and a backward pass: for each product the backward pass makes two, one for each factor."""
+    return 3 * forward_flops(config, sentences, source, target)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes. Weights by number format; all else in fp32 (half as much in bf16)."""
+
+    weights: dict[str, int]  # int8 without its scales: a few numbers for each matrix row
+    training_state: int  # weight, gradient and Adam's two moments: 4 numbers, 16 bytes a parameter
+    activations: int  # kept for the backward pass of one batch
+    cache_per_target_token: int  # keys and values of full self-attention, all layers
+    cache_per_source_token: int  # keys and values of cross-attention, all layers
+    cache_per_sentence: int  # the last inputs of convolutions, states, the past of an efficient attention: at most
+
+
+def footprint(config: Any, sentences: int = 1, source: int = 25, target: int = 25) -> Footprint:
+    """Memory of the model, of training it on a batch of this shape, and of decoding with it.
+
+    >>> footprint(TransformerConfig.tiny(10_000)).cache_per_target_token  # 4 layers · 4 heads · (32 + 32) · 4 bytes
+    4096
+    """
+    n, fp32 = parameters(config), BYTES["fp32"]
+    kept = _cache(config)
+    return Footprint(
+        weights={kind: n * size for kind, size in BYTES.items()},
+        training_state=4 * fp32 * n,
+        activations=activations(config, sentences, source, target),
+        cache_per_target_token=kept["target"] * fp32,
+        cache_per_source_token=kept["source"] * fp32,
+        cache_per_sentence=kept["sentence"] * fp32,
+    )
+
+
+def _cache(config: Any) -> Counter[str]:
     """Numbers that a decoder keeps for each target token, each source token and each sentence."""
-    if c.cell == "linear":
-        return 0, c.decoder_layers * 2 * c.d_model, _states(c) * c.d_model
-    return 0, 2 * c.d_model, (_states(c) + 1) * c.d_model  # and the last h̃
+    model, kept = _still(config, ["chunked"]), Counter[str]()
+    source, target = 2, 1  # tokens: by their number one knows what is kept for each of them
+
+    def look(at: Any) -> None:
+        if isinstance(at, KeyValues | Recent):
+            each = sum(x.shape[1] * x.shape[3] for x in (at.keys, at.values) if x is not None)
+            if isinstance(at, Recent):
+                kept["sentence"] += each * (at.first + at.last)
+            else:
+                kept["target" if at.length == target else "source"] += each
+        elif isinstance(at, Tensor):
+            kept["sentence"] += at.numel()
+        elif is_dataclass(at):
+            look([getattr(at, field.name) for field in fields(at)])
+        elif isinstance(at, list | tuple):
+            for each in at:
+                look(each)
+
+    if hasattr(model, "new_cache"):
+        *read, said = _tokens(model, 1, source, target, device="meta")
+        past: Any = model.new_cache()  # type: ignore[operator]
+        with torch.no_grad():
+            model.decode(said, *(model.encode(x) for x in read), past)  # type: ignore[operator]
+        look(past)
+    return kept
 
 
-def _states(c: RecurrentConfig) -> int:
-    """Vectors that the decoder's layers carry from word to word."""
-    return c.decoder_layers * (2 if c.cell == "lstm" else 1)
+def activations(config: Any, sentences: int = 1, source: int = 25, target: int = 25) -> int:
+    """Bytes that autograd keeps between forward and backward pass in fp32 on a CPU, dropout as configured; measured.
+
+    The loss is left out. Each layer of a Transformer keeps the same, so three shallow models tell what one of any depth
+    keeps; but if some have lost heads, and in other families, nobody but the whole model tells.
+    """
+    few = {"vocabulary": getattr(config, "pad", 0) + 2, "source_vocabulary": None}  # a word, and the padding
+    fewest = config.but(**{name: value for name, value in few.items() if hasattr(config, name)})
+    if not isinstance(config, TransformerConfig) or config.kept_heads:
+        return _kept(fewest, sentences, source, target)
+
+    def kept(encoder_layers: int, decoder_layers: int) -> int:
+        shallow = fewest.but(encoder_layers=encoder_layers, decoder_layers=decoder_layers)
+        return _kept(shallow, sentences, source, target)
+
+    one = kept(1, 1)
+    deeper_encoder, deeper_decoder = kept(2, 1) - one, kept(1, 2) - one
+    return one + (config.encoder_layers - 1) * deeper_encoder + (config.decoder_layers - 1) * deeper_decoder
 
 
-def convolutional(c: ConvolutionalConfig, sentences: int, source: int, target: int) -> list[Part]:
-    """The account of a convolutional model, as `accounting.breakdown` gives it."""
-    d, N, M, A = c.d_model, c.encoder_layers, c.decoder_layers, len(c.attending)
-    gated = c.style == "convs2s"
-    columns = source if gated else int(c.unfold * source) + 1
-    S, T = sentences * columns, sentences * target
-    if gated:  # kernel · d -> 2 · d, a value and its gate
-        W, biases, norms = c.kernel * d * 2 * d, 2 * d, 0
-    else:  # d -> d/2, kernel · d/2 -> d/2, d/2 -> d; norms before each
-        half = d // 2
-        W, biases, norms = d * half + c.kernel * half * half + half * d, half + half + d, 2 * (d + half + half)
-    read = 0 if gated else d * d  # the product of each column
-    last = 0 if gated else 2 * d  # the norm at the end of a stack
-    numbers, flops = attention(c.cross_attention, 2 * d if gated else d, sentences, target, source)
-    words = c.vocabulary * d
-    source_words = 0 if c.tie == "all" else (c.source_vocabulary or c.vocabulary) * d
-    parts = [
-        Part("embeddings", source_words + words),
-        Part("positions", 2 * c.max_length * d if c.positions == "learned" else 0),
-        Part("encoder convolutions", N * (W + biases), N * 2 * S * W),
-        Part("encoder norms", N * norms + last),
-        Part("decoder columns", read, 2 * sentences * min(target, columns) * read),
-        Part("decoder convolutions", M * (W + biases), M * 2 * T * W),
-        Part("decoder cross-attention", A * numbers, A * flops),
-        Part("decoder norms", M * norms + (0 if gated else A * 2 * d) + last),
-        Part("output", words if c.tie == "none" else 0, 2 * T * words),
-    ]
-    return [part for part in parts if part.parameters or part.flops]  # one style has norms and columns, the other none
+def _kept(config: Any, sentences: int, source: int, target: int) -> int:
+    model = blank(config).to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.zero_()  # sizes do not depend on the weights, but some normalisers do not work without numbers
+    tokens = _tokens(model, sentences, source, target, device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        return kept_bytes(lambda: model.features(*tokens), model.parameters())  # type: ignore[operator]
 
 
-def convolutional_cache(c: ConvolutionalConfig) -> tuple[int, int, int]:
-    """Numbers that a decoder keeps for each target token, each source token and each sentence."""
-    width = c.d_model if c.style == "convs2s" else c.d_model // 2
-    reach = sum((c.kernel - 1) * c.dilation(i) for i in range(c.decoder_layers))
-    return 0, len(c.attending) * 2 * c.d_model, reach * width
+def kept_bytes(run: Callable[[], object], known: Iterable[Tensor]) -> int:
+    """What autograd keeps of one run for its backward pass, besides what is known to be there anyway.
+
+    >>> x, w = torch.ones(5, 4), torch.ones(4, 3, requires_grad=True)
+    >>> kept_bytes(lambda: (x @ w).exp(), [w])  # x, and the 15 numbers of the result, of 4 bytes each
+    140
+    """
+    found: dict[int, Tensor] = {}  # by storage: several views of one tensor are kept once
+
+    def pack(x: Tensor) -> Tensor:
+        found[x.untyped_storage().data_ptr()] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        run()
+    for tensor in known:
+        found.pop(tensor.untyped_storage().data_ptr(), None)
+    return sum(x.untyped_storage().nbytes() for x in found.values())
+
+
+PAPER_VOCABULARY = 37_000  # §5.1
+
+
+@dataclass(frozen=True)
+class PaperRun:
+    """A training run of the paper (§5.2), and the cost that Table 2 states for it."""
+
+    config: TransformerConfig
+    steps: int
+    hours: float
+    stated: float  # Table 2
+
+    def model_flops(self, length: int = 25) -> int:
+        """FLOPs of the model in all steps, of 25,000 source and target tokens each (§5.1), in sentences this long."""
+        return self.steps * training_flops(self.config, 25_000 // length, length, length)
+
+    @property
+    def gpu_flops(self) -> float:
+        """What 8 GPUs do in that time at 9.5e12 FLOP/s each (note to §6.1): the origin of the stated cost."""
+        return self.hours * 3600 * 8 * 9.5e12
+
+    def utilisation(self, length: int = 25) -> float:
+        """The share of that which went into the model.
+
+        >>> f"{PAPER_RUNS['base'].utilisation():.0%} {PAPER_RUNS['big'].utilisation():.0%}"
+        '29% 42%'
+        """
+        return self.model_flops(length) / self.gpu_flops
+
+
+PAPER_RUNS = {
+    "base": PaperRun(TransformerConfig.base(PAPER_VOCABULARY), steps=100_000, hours=12, stated=3.3e18),
+    "big": PaperRun(TransformerConfig.big(PAPER_VOCABULARY), steps=300_000, hours=3.5 * 24, stated=2.3e19),
+}

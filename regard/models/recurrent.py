@@ -29,12 +29,13 @@ from torch import Tensor, nn
 from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.blocks import Stack
 from regard.core.dropout import Dropout
+from regard.core.generation import EncoderDecoder
 from regard.core.layers import Embedding, FeedForward, Residual, linear
 from regard.core.masks import padding
 from regard.core.positions import Positions
 from regard.core.recurrence import LinearRecurrence, Past, reverse
 from regard.core.scores import SCALED
-from regard.models.settings import changed, check
+from regard.models.family import Config, Family
 
 State = tuple[Tensor, ...]  # of a cell: h, and of an LSTM also c, (R, d) each
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -42,7 +43,7 @@ STEPS: dict[str, Callable[..., Any]] = {"rnn": torch.rnn_tanh_cell, "gru": torch
 
 
 @dataclass(frozen=True)
-class RecurrentConfig:
+class RecurrentConfig(Config):
     """Everything that makes a recurrent encoder-decoder; the defaults are in the manner of Luong et al. (2015)."""
 
     vocabulary: int
@@ -65,7 +66,7 @@ class RecurrentConfig:
     pad: int = 0
 
     def __post_init__(self) -> None:
-        check(self, {"cell": (*CELLS, "linear"), "attention": ("luong", "bahdanau")}, ("d_ff",))
+        self.check(cell=(*CELLS, "linear"), attention=("luong", "bahdanau"))
         self.cross_attention  # noqa: B018  checks heads, widths, score and normaliser
         if self.bidirectional and self.d_model % 2:
             raise ValueError(f"d_model = {self.d_model} does not halve into two directions: make it even")
@@ -80,6 +81,11 @@ class RecurrentConfig:
             raise ValueError(
                 "attention = 'bahdanau' feeds its context to the cell: set input_feeding = true, or attention = luong"
             )
+
+    @property
+    def longest(self) -> int | None:
+        """The most positions that it can read if it has a parameter for each of them; None: it reads any number."""
+        return self.max_length if self.score == "location" else None
 
     @property
     def cross_attention(self) -> AttentionConfig:
@@ -137,23 +143,6 @@ class RecurrentConfig:
             dropout=0.1,
         ).but(**changes)
 
-    def but(self, **changes: Any) -> "RecurrentConfig":
-        """The same with changes.
-
-        >>> RecurrentConfig.lstm(8_000).but(layers=3)
-        Traceback (most recent call last):
-        ValueError: a recurrent model has no setting 'layers': did you mean 'encoder_layers'?
-        """
-        return changed(self, "a recurrent model", changes)
-
-
-PRESETS: dict[str, Callable[..., RecurrentConfig]] = {
-    "rnn": RecurrentConfig.rnn,
-    "gru": RecurrentConfig.gru,
-    "lstm": RecurrentConfig.lstm,
-    "linear-rnn": RecurrentConfig.linear_rnn,
-}
-
 
 class Memory(NamedTuple):
     """What the encoder hands to the decoder."""
@@ -176,7 +165,7 @@ class RecurrentCache(list[Past]):
             past.reorder(rows, memory)
 
 
-class Recurrent(nn.Module):
+class Recurrent(EncoderDecoder, nn.Module):
     """An encoder-decoder of recurrent layers that attends to its source.
 
     >>> model = Recurrent(RecurrentConfig.lstm(vocabulary=100))
@@ -383,3 +372,15 @@ class Block(nn.Module):
         if self.cross_attention is not None and memory is not None:
             x = self.cross_attention(x, memory.states, mask=memory.mask, cache=cache and cache.cross_attention)
         return self.feed_forward(x)
+
+
+FAMILY = Family(
+    RecurrentConfig,
+    Recurrent,
+    {
+        "rnn": RecurrentConfig.rnn,
+        "gru": RecurrentConfig.gru,
+        "lstm": RecurrentConfig.lstm,
+        "linear-rnn": RecurrentConfig.linear_rnn,
+    },
+)

@@ -9,30 +9,28 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields
-from difflib import get_close_matches
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from regard.core.quantised import dequantise, is_quantised, quantise
 from regard.files import read_whole, sync
-from regard.models.catalogue import FAMILIES, NAMES, Family
+from regard.models.family import FAMILIES, blank, configured, family
 
-FORMAT = 1
+FORMAT = 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LARGEST = 2**20  # bytes of a config.json
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in which a model can compute
 
 
-def save(model: nn.Module, directory: str | Path) -> None:
-    """Write a model into a directory, made if need be; the other files in it stay.
+def save(model: nn.Module, directory: str | Path, purpose: "Purpose | None" = None) -> None:
+    """Write a model into a directory, made if need be; the other files in it stay. Its purpose, if known, goes along.
 
     Both files are on the disk before either takes its place. The same model gives the same bytes.
 
@@ -45,15 +43,16 @@ def save(model: nn.Module, directory: str | Path) -> None:
     True
     """
     directory = Path(directory)
-    name = next((name for name, family in FAMILIES.items() if type(model) is family.model), None)
+    name = next((name for name in FAMILIES if type(model) is family(name).model), None)
     if name is None:
         raise ValueError(f"a {type(model).__name__} cannot be saved: the families are {', '.join(FAMILIES)}")
     settings: Any = model.config
     tensors = {names[0]: tensor.detach().contiguous() for names, tensor in _named(model)}
     int8 = is_quantised(model)
-    _check("the model", tensors, _blank(FAMILIES[name], settings, int8))
+    _check("the model", tensors, _blank(settings, int8))
     about = {"format": FORMAT, "family": name, "regard": version("regard"), "config": asdict(settings)}
     about |= {"precision": "int8"} if int8 else {}
+    about |= {} if purpose is None else purpose._asdict()
     staging = directory / ".saving"
     try:
         shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
@@ -80,7 +79,7 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
     A quantised model given a `dtype` is a plain one of that dtype. No random number is drawn.
     """
     path = Path(directory) / WEIGHTS
-    family, settings, int8 = _read(Path(directory))
+    settings, int8, _ = _read(Path(directory))
     if not path.is_file():
         raise ValueError(f"{directory} is not a whole model directory: it has no {WEIGHTS}")
     try:
@@ -88,9 +87,10 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict: `file` cannot be iterated
     except (SafetensorError, AttributeError, TypeError) as error:  # the last two of a dtype that PyTorch has not
         raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from error
-    if (layers := settings.encoder_layers + settings.decoder_layers) > len(tensors):  # before they are built
+    layers = sum(value for name, value in vars(settings).items() if name.endswith("layers"))
+    if layers > len(tensors):  # before they are built
         raise ValueError(f"{path} does not fit its config: it has {len(tensors)} tensors for {layers} layers")
-    model = _blank(family, settings, int8)
+    model = _blank(settings, int8)
     _check(str(path), tensors, model)
     for name, x in tensors.items():
         if x.is_floating_point() and x.numel() and not all(end.isfinite() for end in x.aminmax()):
@@ -99,14 +99,14 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
                 f"infinite): copy it again, or train again"
             )
     if int8 and dtype is not None:
-        tensors, model = dequantise(tensors), _blank(family, settings)
+        tensors, model = dequantise(tensors), _blank(settings)
     state: dict[str, Tensor] = {}
-    for names, blank in _named(model):
+    for names, empty in _named(model):
         tensor = tensors.pop(names[0])
         # A copy, where PyTorch would have put it: the last bits of a product depend on how its factors are aligned.
         tensor = tensor.to(device, dtype if tensor.is_floating_point() else None, copy=True)
-        if isinstance(blank, nn.Parameter):
-            tensor = nn.Parameter(tensor, blank.requires_grad)  # one object for all its names: that is the tie
+        if isinstance(empty, nn.Parameter):
+            tensor = nn.Parameter(tensor, empty.requires_grad)  # one object for all its names: that is the tie
         state |= dict.fromkeys(names, tensor)
     assert {name for name, _ in model.named_buffers()} <= state.keys(), "a buffer that is not stored has no value here"
     model.load_state_dict(state, assign=True)
@@ -118,10 +118,22 @@ def config(directory: str | Path) -> Any:
     return _read(Path(directory)).config
 
 
+class Purpose(NamedTuple):
+    """What a model is for, and how it is used: all that a program must know of it beside its weights and tokens."""
+
+    task: dict[str, Any]  # `name`, and what it is of that
+    use: dict[str, Any]  # the settings that are in force unless somebody says otherwise
+
+
+def purpose(directory: str | Path) -> Purpose | None:
+    """What the model of a directory is for; None if nothing says so, as in a directory of an older regard."""
+    return _read(Path(directory)).purpose
+
+
 class _About(NamedTuple):
-    family: Family
     config: Any
     int8: bool  # quantised
+    purpose: Purpose | None
 
 
 def _read(directory: Path) -> _About:
@@ -141,53 +153,28 @@ def _read(directory: Path) -> _About:
         raise ValueError(f"{path} is of unknown format {found!r}, this regard reads up to {FORMAT}")
     if found > FORMAT:
         raise ValueError(f"{path} is of format {found}, this regard reads up to {FORMAT}: upgrade regard")
-    family = FAMILIES.get(str(about.get("family")))
-    if family is None:
-        raise ValueError(f"{path}: unknown family {about.get('family')!r}: choose one of {', '.join(FAMILIES)}")
     if about.get("precision") not in (None, "int8"):
         raise ValueError(f"{path}: unknown precision {about['precision']!r}: it is int8, or left out")
     try:
-        return _About(family, _configure(family.config, about["config"]), about.get("precision") == "int8")
+        kind = family(str(about.get("family"))).config
+        told = None
+        if "task" in about:
+            told = Purpose(about["task"], about.get("use", {}))
+            if not all(isinstance(part, dict) for part in told) or not isinstance(told.task.get("name"), str):
+                raise ValueError("'task' and 'use' are objects, and a task has a name")
+        return _About(configured(kind, about["config"]), about.get("precision") == "int8", told)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _configure(kind: type[Any], settings: dict[str, Any]) -> Any:
-    """A config from what JSON holds. A setting that is left out, as by an older regard, has its default."""
-    types = get_type_hints(kind)
-    for name, value in settings.items():
-        if name not in types:
-            near = get_close_matches(name, types, n=1) or sorted(types)
-            raise ValueError(f"unknown setting {name!r}: did you mean {' or '.join(map(repr, near))}?")
-        kinds = get_args(types[name]) or (types[name],)  # int | None -> int, None
-        if type(value) not in kinds and not (float in kinds and type(value) is int):
-            expected = " or ".join(NAMES.get(k, "a word") for k in kinds)
-            raise ValueError(f"{name} = {value!r}: expected {expected}")
-    for field in fields(kind):
-        if field.default is MISSING and field.name not in settings:
-            raise ValueError(f"the setting {field.name!r} is missing")
-    return kind(**settings)
-
-
-def _blank(family: Family, settings: Any, int8: bool = False) -> nn.Module:
+def _blank(settings: Any, int8: bool = False) -> nn.Module:
     """The model that a config builds, quantised if `int8`, with names and shapes but without memory."""
     try:
-        with torch.device("meta"), _Undrawn():
-            model = family.model(settings)
+        model = blank(settings)
+        with torch.device("meta"):
             return quantise(model) if int8 else model
     except RuntimeError as error:  # a matrix of more bytes than there are numbers for
         raise ValueError(f"no model can be built from its config: {str(error).splitlines()[0]}") from None
-
-
-class _Undrawn(TorchFunctionMode):
-    """Where there is no memory, nothing is drawn into it: for that, PyTorch would load its compiler, for a second."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if function.__name__ in ("normal_", "uniform_", "kaiming_uniform_"):
-            return args[0] if args else (kwargs or {})["tensor"]
-        return function(*args, **(kwargs or {}))
 
 
 def _named(model: nn.Module) -> list[tuple[list[str], Tensor]]:

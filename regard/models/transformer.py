@@ -3,7 +3,7 @@
 Letters: B batch, S source length, T target length, V vocabulary, d_model width of the model.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.cache import Cache
 from regard.core.efficient import Kind
+from regard.core.generation import EncoderDecoder
 from regard.core.heads import Headless, read_heads, write_heads
 from regard.core.layers import (
     ACTIVATIONS,
@@ -36,11 +37,11 @@ from regard.core.positions import (
     check_rotary,
     relative_positions,
 )
-from regard.models.settings import changed, check
+from regard.models.family import Config, Family
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(Config):
     """Everything that makes a Transformer; the defaults are the paper's base model.
 
     `TransformerConfig.base(37_000)` is the model of Table 3's first row, and every other row is a change to it:
@@ -84,16 +85,11 @@ class TransformerConfig:
     pad: int = 0
 
     def __post_init__(self) -> None:
-        check(
-            self,
-            {
-                "positions": ABSOLUTE + RELATIVE,
-                "norm": ("post", "pre"),
-                "norm_kind": NORMS,
-                "feed_forward": (*ACTIVATIONS, *GATES, "convolution"),
-            },
-            ("d_ff",),
-            ("dropout", "attention_dropout", "feed_forward_dropout", "stochastic_depth"),
+        self.check(
+            positions=ABSOLUTE + RELATIVE,
+            norm=("post", "pre"),
+            norm_kind=NORMS,
+            feed_forward=(*ACTIVATIONS, *GATES, "convolution"),
         )
         self.attention, self.cross_attention  # noqa: B018  check heads and widths, scores and normalisers
         if read_normaliser(self.normaliser)[0] in ALONG_A_MEMORY:
@@ -128,6 +124,12 @@ class TransformerConfig:
                 f"positions = {self.positions!r} add to the scores of full attention: choose sinusoidal, learned, rope "
                 "or none, or leave self_attention at full"
             )
+
+    @property
+    def longest(self) -> int | None:
+        """The most positions that it can read if it has a parameter for each of them; None: it reads any number."""
+        tables = {"learned", "location"} & {self.positions, self.score, self.cross_score}
+        return self.max_length if tables or self.self_attention.startswith("linformer") else None
 
     @property
     def names(self) -> list[str]:
@@ -200,20 +202,6 @@ class TransformerConfig:
         """The paper's big model (Table 3, last row; dropout as for English-German)."""
         return cls(vocabulary, d_model=1024, d_ff=4096, heads=16, dropout=0.3).but(**changes)
 
-    def but(self, **changes: Any) -> "TransformerConfig":
-        """The same with changes.
-
-        >>> TransformerConfig.base(37_000).but(head=16)
-        Traceback (most recent call last):
-        ValueError: a Transformer has no setting 'head': did you mean 'heads'?
-        """
-        return changed(self, "a Transformer", changes)
-
-
-PRESETS: dict[str, Callable[..., TransformerConfig]] = {
-    name: getattr(TransformerConfig, name) for name in ("tiny", "shallow", "small", "base", "big")
-}
-
 
 class Memory(NamedTuple):
     """What the encoder hands to the decoder."""
@@ -227,7 +215,7 @@ class Memory(NamedTuple):
         return Memory(self.states.index_select(0, index), mask)
 
 
-class Transformer(nn.Module):
+class Transformer(EncoderDecoder, nn.Module):
     """Figure 1.
 
     >>> import torch
@@ -366,3 +354,10 @@ def _feed_forward(c: TransformerConfig, causal: bool) -> nn.Module:
         return ConvolutionFeedForward(c.d_model, c.d_ff, causal=causal, dropout=dropout, bias=bias)
     kind = GatedFeedForward if c.feed_forward in GATES else FeedForward
     return kind(c.d_model, c.d_ff, c.feed_forward, dropout=dropout, bias=bias)
+
+
+FAMILY = Family(
+    TransformerConfig,
+    Transformer,
+    {name: getattr(TransformerConfig, name) for name in ("tiny", "shallow", "small", "base", "big")},
+)

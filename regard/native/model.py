@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
+from regard.core.generation import room_beside
 from regard.core.heads import Headless
 from regard.core.layers import Embedding, FeedForward, GatedFeedForward, Residual
 from regard.core.positions import Learned, Positions, Sinusoidal, sinusoid
@@ -62,6 +63,9 @@ class Native:
 
     def rows(self) -> "NativeRows":
         return NativeRows(self)
+
+    def room(self, source: Sequence[int]) -> int | None:
+        return room_beside(source, self.longest)
 
     def with_threads(self, threads: int) -> "Native":
         """The same weights, shared by another number of threads."""

@@ -29,9 +29,8 @@ from pydantic_core import CoreSchema, core_schema
 
 from regard.data.text import NO_TEXT, PairFiles
 from regard.data.tokenizers import TokensConfig
-from regard.decoding.module import longest_of
 from regard.files import read_whole
-from regard.models.catalogue import FAMILIES, NAMES, PRESETS, family_of
+from regard.models.family import FAMILIES, NAMES, family, family_of, presets
 from regard.training.config import LENGTHS, TrainConfig
 from regard.training.optimisers import OptimiserConfig
 from regard.training.schedules import ScheduleConfig
@@ -46,9 +45,10 @@ DEEPEST = 20  # lists or mappings in each other; it keeps recursion short
 ANY = 2**16  # a vocabulary, where the true one is not known yet and does not matter
 FROM_TOKENS = ("vocabulary", "source_vocabulary", "pad")  # what a model has of its tokens
 MODEL = {  # the settings of each family
-    name: {key: kind for key, kind in get_type_hints(family.config).items() if key not in FROM_TOKENS}
-    for name, family in FAMILIES.items()
+    name: {key: kind for key, kind in get_type_hints(family(name).config).items() if key not in FROM_TOKENS}
+    for name in FAMILIES
 }
+PRESETS = presets()
 # Several answers to one question: an override of a key drops these beside it.
 REPLACES: dict[tuple[str, ...], tuple[str, ...]] = {
     **{("train", key): tuple(other for other in LENGTHS if other != key) for key in LENGTHS},
@@ -206,7 +206,7 @@ class Recipe:
         if self.data.target_order == "backward" and self.tokens.dropout:
             raise ValueError("tokens.dropout is for text that is read forward: set it to 0 for target_order backward")
         model = self.model.build(ANY)
-        longest = longest_of(model)
+        longest = model.longest
         if longest is not None and longest <= self.data.max_length:  # an end is added to each side
             raise ValueError(
                 f"model.max_length = {longest}: what is learned of each position must reach further than "
@@ -272,7 +272,7 @@ def dump(recipe: Recipe) -> str:
 def schema() -> dict[str, Any]:
     """The JSON Schema of recipes, by which an editor completes keys and shows what each is for."""
     result = _adapter().json_schema()
-    models = [family.config for family in FAMILIES.values()]
+    models = [family(name).config for name in FAMILIES]
     sections = {"Recipe": result, **result["$defs"]}
     sections |= zip((kind.__name__ for kind in models), result["properties"]["model"]["oneOf"], strict=True)
     kinds = (Recipe, DataConfig, PairFiles, TokensConfig, *models, TrainConfig, OptimiserConfig)
@@ -478,7 +478,7 @@ def _expected(kind: Any) -> str:
     """
     if members := get_args(kind):
         return f"[{', '.join(map(_expected, members))}]"
-    return {**NAMES, str: "text"}.get(kind, "a mapping (key: value)")
+    return NAMES.get(kind, "a mapping (key: value)")
 
 
 def _show(value: Any) -> str:

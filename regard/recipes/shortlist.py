@@ -53,7 +53,7 @@ def make_shortlist(
     text = _trained_on(model_dir) if source is None else read_pairs(PairFiles(str(source), str(target)))
     with tempfile.TemporaryDirectory() as folder:
         pairs = Table.build(Path(folder) / "pairs", _encoded(tokenizer, text), pairs_of(vocabulary))
-        shortlist = learn_shortlist(pairs, vocabulary=vocabulary, size=size, common=common)
+        shortlist = learn_shortlist(pairs, vocabulary=vocabulary, marks=tokenizer.marks, size=size, common=common)
         shortlist.save(model_dir)
         some = pairs.rows(range(min(len(pairs), MEASURED)))
         return Made(len(pairs), vocabulary, coverage(shortlist, some))

@@ -33,7 +33,7 @@ from regard.evaluation.calibration import perplexity
 from regard.evaluation.translation import bleu, chrf
 from regard.files import alone_in, cache_folder, discard, sweep, vacant, write_whole
 from regard.models import storage
-from regard.models.catalogue import build
+from regard.models.family import build
 from regard.recipes import recipe as recipes
 from regard.recipes.recipe import Recipe
 from regard.training.batch_size import largest_batch

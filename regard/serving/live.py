@@ -22,18 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.api import SPECIAL, Translator
+from regard.api import Translator
 from regard.core.mixers import Tap
 from regard.core.quantised import dequantise, is_quantised
 from regard.data.batching import Batch
 from regard.data.sentences import split
 from regard.data.spelling import characters, unknown, whole
-from regard.data.vocabulary import BOS, EOS, PAD
-from regard.decoding.beam import Beam, length_penalty, maximum
+from regard.decoding.beam import Beam, length_penalty
 from regard.decoding.edits import log_soft_max
-from regard.decoding.module import EncoderDecoder, Module
-from regard.decoding.protocol import DAMAGED, Awake, Floats, Hypothesis, Request, SearchConfig, best_of
-from regard.inspection.measures import kind_of, layer_of, punctuation
+from regard.decoding.module import Generative, Module
+from regard.decoding.protocol import DAMAGED, Awake, Floats, Hypothesis, Request, SearchConfig, best_of, bounded
+from regard.inspection.axes import axes, layer_of
+from regard.inspection.measures import punctuation
 from regard.inspection.taps import attentions, edit, record
 from regard.inspection.views import dots
 from regard.serving.shown import Shown
@@ -61,11 +61,6 @@ class Look:
     source: tuple[int, ...]
     target: tuple[int, ...]
     changes: Changes = ()
-
-    @property
-    def read(self) -> tuple[int, ...]:
-        """What the decoder reads at each position."""
-        return (BOS, *self.target[:-1])
 
 
 class Recorded(NamedTuple):
@@ -106,11 +101,12 @@ class Live:
     def __init__(self, translator: Translator, *, budget: int = BUDGET) -> None:
         """`budget`: bytes of recorded attention that are kept for the next question."""
         self.translator, self.tokenizer = translator, translator.tokenizer
+        self.bos, self.eos = translator.bos, translator.eos
         self.model = replica(translator.model)
-        self.attentions = attentions(self.model)
+        self.attentions, self.axes = attentions(self.model), axes(self.model)
         reach = math.inf if translator.reach is None else translator.reach + 1
         self.longest = int(min(TOKENS, reach))  # tokens of a source or a target, the end included
-        self._module = Module(cast(EncoderDecoder, self.model), pad=PAD)
+        self._module = Module(cast(Generative, self.model))
         for attention in self.attentions.values():
             attention.register_forward_pre_hook(lambda *_: safe_point())
         self._lock = Lock()  # taps have one owner at a time
@@ -120,17 +116,18 @@ class Live:
         """Something to look at, if there is such a thing."""
         for name, ids in (("source", source), ("target", target)):
             if not ids:
-                raise ValueError(f"the {name} is empty: it has at least its end token, {EOS}")
+                raise ValueError(f"the {name} is empty: it has at least its end token, {self.eos}")
         return Look(self._ids("source", source), self._ids("target", target), self._changes(edits))
 
     def _ids(self, name: str, ids: Sequence[int]) -> tuple[int, ...]:
         if len(ids) > self.longest:
             raise TooLargeError(f"the {name} has {len(ids)} tokens: at most {self.longest} are looked at")
-        size = self._module.source_vocabulary if name == "source" else self._module.vocabulary
+        config: Any = self.model.config
+        size = (name == "source" and config.source_vocabulary) or config.vocabulary
         for i, id in enumerate(ids):
             if not 0 <= id < size:
                 raise ValueError(f"{name}[{i}] = {id} is no token: they are 0 to {size - 1}")
-            if id == EOS and i < len(ids) - 1:
+            if id == self.eos and i < len(ids) - 1:
                 raise ValueError(f"{name}[{i}] is the end token, and {len(ids) - 1 - i} follow: leave them out")
         return tuple(ids)
 
@@ -179,12 +176,16 @@ class Live:
         decode = self.translator.decode
         sentences = [text.strip()] if decode.split is False else [piece.text for piece in split(text) if piece.text]
         sentence = min(sentence, len(sentences) - 1)
-        source = self._ids("source", [*self.tokenizer.encode(sentences[sentence]), EOS])
+        source = self._ids("source", [*self.tokenizer.encode(sentences[sentence]), self.eos])
         text_only = characters(self.tokenizer)
-        request = Request(source, self._ids("prefix", prefix), refusal=None if text_only is None else Awake(text_only))
+        awake = None if text_only is None else Awake(text_only)
         config = SearchConfig(beam=beam, alpha=decode.alpha, extra=decode.extra)
-        if len(prefix) > (limit := maximum(request, config, self.longest)):
-            raise TooLargeError(f"the prefix has {len(prefix)} tokens, the output at most {limit}: shorten the prefix")
+        request = config.request(source, self.bos, prefix=self._ids("prefix", prefix), refusal=awake)
+        request = bounded(request, config, self.longest)
+        if len(prefix) > request.room:
+            raise TooLargeError(
+                f"the prefix has {len(prefix)} tokens, the output at most {request.room}: shorten the prefix"
+            )
         about = {
             "sentences": sentences,
             "sentence": sentence,
@@ -197,8 +198,8 @@ class Live:
     ) -> Iterator[Line | None]:
         began = time.perf_counter()
         yield {"kind": "source", "tokens": Shown(self.tokenizer).all(request.source), **about}
-        if config.beam == 1 or request.prefix[-1:] == (EOS,):
-            steps = self._greedy(request, changes, maximum(request, config, self.longest))
+        if config.beam == 1 or request.prefix[-1:] == (self.eos,):
+            steps = self._greedy(request, changes)
         else:
             target = yield from self._beam(request, changes, config)
             steps = iter(zip(self._log_p(Look(tuple(request.source), target, changes)), target, strict=True))
@@ -213,16 +214,16 @@ class Live:
             "text": self.tokenizer.decode(ids[: whole(self.tokenizer, ids)]),
             "log_probability": total,
             "score": total / length_penalty(len(ids), config.alpha, config.penalty),
-            "cut": ids[-1] != EOS,
+            "cut": ids[-1] != self.eos,
             "milliseconds": round(1000 * (time.perf_counter() - began), 2),
         }
 
-    def _greedy(self, request: Request, changes: Changes, limit: int) -> Iterator[tuple[Floats, int]]:
+    def _greedy(self, request: Request, changes: Changes) -> Iterator[tuple[Floats, int]]:
         """The log-probabilities (V,) of each step and the token that is chosen."""
-        rows, id, written = self._module.rows(), BOS, list[int]()
+        rows, id, written = self._module.rows(), request.first, list[int]()
         with self.turn(changes):
             rows.start([request.source])
-        for step in range(limit):
+        for step in range(request.room):
             with self.turn(changes):
                 (log_p,) = log_soft_max(rows.step(np.array([id])))
             possible = log_p.copy()
@@ -230,12 +231,12 @@ class Live:
             id = request.prefix[step] if step < len(request.prefix) else int(possible.argmax())
             written.append(id)
             yield log_p, id
-            if id == EOS:
+            if id == self.eos:
                 return
 
     def _beam(self, request: Request, changes: Changes, config: SearchConfig) -> Generator[None, None, tuple[int, ...]]:
         """Steps of a beam search, and at last its best output, with its end unless it was cut."""
-        fleet, rows = Beam(config, SPECIAL, self.longest), self._module.rows()
+        fleet, rows = Beam(config, self.eos), self._module.rows()
         with self.turn(changes):
             rows.start([request.source])
         fleet.add([(0, request)])
@@ -245,7 +246,7 @@ class Live:
                 done = fleet.step(rows)
             yield
         best = done[0][1][0]
-        return (*best.tokens, *[EOS] * (len(best.token_scores) - len(best.tokens)))
+        return (*best.tokens, *[self.eos] * (len(best.token_scores) - len(best.tokens)))
 
     def score(self, look: Look, alternatives: int = 8) -> dict[str, Any]:
         """How likely the model holds each token of a given target."""
@@ -277,15 +278,14 @@ class Live:
     @torch.inference_mode()
     def run(self, look: Look) -> Tensor:
         """One pass -> logits (1, T, V), all of them numbers."""
-        batch = self.batch(look)
-        logits = self.model(batch["source"], batch["target"])
+        logits = self.model(**self.batch(look).inputs)
         if not all(end.isfinite() for end in logits.aminmax()):
             raise ValueError(DAMAGED)
         return logits
 
     def batch(self, look: Look) -> Batch:
         """One row, where the model is."""
-        rows = {"source": look.source, "target": look.read, "labels": look.target}
+        rows = {"source": look.source, "target": (self.bos, *look.target[:-1]), "labels": look.target}
         tensors = {name: torch.tensor([ids], device=self._module.device) for name, ids in rows.items()}
         return Batch(tensors, len(look.target))
 
@@ -330,9 +330,9 @@ class Live:
 
     def size(self, look: Look, name: str) -> int:
         """How many numbers are recorded of an attention."""
-        a, S, T = self.attentions[name], len(look.source), len(look.target)
-        queries, keys = (S, S) if kind_of(name) == "encoder" else (T, S if a.cross else T)
-        return a.heads * keys * (queries + a.d_v)
+        a, lengths = self.attentions[name], {"source": len(look.source), "target": len(look.target)}
+        queries, keys, _ = self.axes[name]
+        return a.heads * lengths[keys.input] * (lengths[queries.input] + a.d_v)
 
     @cached_property
     def punctuation(self) -> frozenset[int]:
@@ -347,7 +347,17 @@ class Live:
             "d_model": config.d_model,
             "layers": {side: getattr(config, f"{side}_layers", None) for side in ("encoder", "decoder")},
             "attentions": [
-                {"name": name, "kind": kind_of(name), "layer": layer_of(name), "heads": a.heads, "dots": dots(a)}
+                {
+                    "name": name,
+                    "kind": self.axes[name].kind,
+                    "queries": self.axes[name].queries._asdict(),
+                    "keys": self.axes[name].keys._asdict(),
+                    "causal": self.axes[name].causal,
+                    "role": self.axes[name].role,
+                    "layer": layer_of(name),
+                    "heads": a.heads,
+                    "dots": dots(a),
+                }
                 for name, a in self.attentions.items()
             ],
             "beam": self.translator.decode.beam,

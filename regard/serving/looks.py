@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS
+from regard.inspection.axes import KINDS, START
 from regard.inspection.faithfulness import faithfulness as attention_faithfulness
 from regard.inspection.importance import head_importance
-from regard.inspection.measures import Tokens, kind_of, sentence_measures
+from regard.inspection.measures import Tokens, tally
 from regard.inspection.page import AttentionMap, attention_page
 from regard.inspection.taps import record
 from regard.inspection.views import norm_maps, query_key_products, rollout
@@ -37,7 +37,7 @@ def maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[tuple[st
                 raise ValueError(f"{name} head {head} is asked for twice: once is enough")
             seen.add((name, head))
             size += live.size(look, name) // live.attentions[name].heads
-        if view == "rollout" and kind_of(name) != "encoder":
+        if view == "rollout" and live.axes[name].kind != "encoder":
             raise ValueError(f"a rollout goes through the encoder, and {name} is not part of it")
     if size > MAPS:
         raise TooLargeError(f"these maps hold {size:,} numbers, and an answer {MAPS:,}: ask for fewer heads at a time")
@@ -46,7 +46,7 @@ def maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[tuple[st
 
 def _maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[tuple[str, list[int], Tensor]]:
     if view == "rollout":
-        layers = [name for name in live.attentions if kind_of(name) == "encoder"]
+        layers = [name for name in live.attentions if live.axes[name].kind == "encoder"]
         reached = rollout([recorded.weights[None] for _, recorded in live.recorded(look, layers)])
         by_name = dict(zip(layers, reached, strict=True))
         yield from ((name, [0], by_name[name]) for name, _ in wanted)
@@ -94,13 +94,15 @@ def measures(live: Live, look: Look) -> dict[str, Any]:
     size = sum(live.size(look, name) for name in live.attentions)
     if size > IMPORTANT:
         raise TooLargeError(f"the maps of this sentence hold {size:,} numbers: heads are measured up to {IMPORTANT:,}")
-    marks = Tokens(PAD, BOS, EOS, live.punctuation)
+    pad, bos, eos = live.tokenizer.marks.need("pad", "bos", "eos")
+    marks, batch = Tokens(pad, bos, eos, live.punctuation), live.batch(look)
     with live.apart(look.changes) as model:
-        importance = head_importance(model, [live.batch(look)], pad=PAD)
+        importance = head_importance(model, [batch], pad=pad)
+    batch = batch.to("cpu")
     heads = [
-        {**head, "importance": float(importance[name][head["head"]])}
+        {"name": name, "head": head, **found.named(), "importance": float(importance[name][head])}
         for name, recorded in live.recorded(look, live.attentions)
-        for head in sentence_measures({name: recorded.weights}, look.source, look.target, marks)
+        for head, found in enumerate(tally(live.axes[name], recorded.weights[None], batch, marks).measures())
     ]
     return {"heads": heads, "about": "this sentence"}
 
@@ -112,15 +114,16 @@ def faithfulness(live: Live, look: Look) -> dict[str, Any]:
             f"the source has {len(look.source)} tokens: each is left out once to measure faithfulness, so at most "
             f"{EXPLAINED} are taken"
         )
+    marks = live.tokenizer.marks.need("pad", "bos", "eos")
     with live.turn(look.changes):
         live.run(look)  # scores that are no numbers are told here: nothing could be ranked by them
     batch = live.batch(look)
     with live.apart(look.changes) as model:
-        found = attention_faithfulness(model, batch["source"], batch["target"], look.target, range(len(SPECIALS)))
+        found = attention_faithfulness(model, batch["source"], batch["target"], look.target, marks)
     return {
         "gradient": {"tau": found.gradient_tau, "steps": found.gradient_steps},
         "leave_one_out": {"tau": found.leave_one_out_tau, "steps": found.leave_one_out_steps},
-        "tokens": sum(id >= len(SPECIALS) for id in look.source),
+        "tokens": sum(id not in marks for id in look.source),
     }
 
 
@@ -129,16 +132,13 @@ def page(live: Live, look: Look) -> str:
     size = sum(live.size(look, name) for name in live.attentions)
     if size > PAGE:
         raise TooLargeError(f"a page of this would hold {size:,} numbers, and at most {PAGE:,}: save a single map")
-    read, written = ([token["text"] for token in Shown(live.tokenizer).all(ids)] for ids in (look.source, look.target))
-    before = ["<s>", *written[:-1]]
-    sides = {"encoder": (read, read, "read"), "decoder": (written, before, "predicted")}
-    sides["cross"] = (written, read, "predicted")
-    order = {"cross": 0, "decoder": 1, "encoder": 2}
-    shown = [
-        AttentionMap(name, recorded.weights, *sides[kind_of(name)])
-        for name, recorded in live.recorded(look, live.attentions)
-    ]
-    shown.sort(key=lambda each: order[kind_of(each.name)])
+    ids = {"source": look.source, "target": look.target}
+    texts = {name: [token["text"] for token in Shown(live.tokenizer).all(each)] for name, each in ids.items()}
+    shown = []
+    for name in sorted(live.attentions, key=lambda name: -KINDS.index(live.axes[name].kind)):
+        sides, ((_, recorded),) = live.axes[name], live.recorded(look, [name])
+        rows, columns = sides.queries.along(texts, START), sides.keys.along(texts, START)
+        shown.append(AttentionMap(name, recorded.weights, rows, columns, sides.role))
     changed = ", ".join(f"{name} head {head} × {factor:g}" for name, head, factor in look.changes)
     title = " → ".join(map(live.tokenizer.decode, (look.source, look.target)))
     return attention_page(shown, title=title, note=f"Changed: {changed}" if changed else "")

@@ -11,10 +11,8 @@ from regard.api import Translator
 from regard.data.corpora import CORPORA
 from regard.data.text import PairFiles
 from regard.models import storage
-from regard.models.catalogue import FAMILIES
 from regard.recipes import recipe as recipes
 
-KINDS: dict[type[Any], str] = {family.config: "translation" for family in FAMILIES.values()}  # what a model is for
 FILES = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "recipe.yaml")  # of which a translator is made
 Stamp = list[tuple[int, int, int]]  # of each file there is: its identity, time and size
 
@@ -29,7 +27,8 @@ class Served:
     def __init__(self, id: str, path: Path, **how: Any) -> None:
         """`how` it is loaded: the keyword arguments of `regard.load`."""
         self.id, self.path = id, path
-        self.kind = KINDS[type(storage.config(path))]
+        storage.config(path)  # now, not when the first request comes
+        self.kind = "translation"  # what a model is for
         self.languages = languages(path)  # source, target
         self._how, self._lock = how, Lock()
         self._loaded: tuple[Stamp, Translator] | None = None

@@ -1,13 +1,13 @@
 """Tokens as a page shows them: their text, whether white space comes before it, and the word that they are part of."""
 
-import re
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 from regard.data.sentences import UNSPACED
-from regard.data.tokenizers import UNK, Tokenizer
+from regard.data.tokenizers import Tokenizer
+from regard.inspection.words import Counting, added
 
-_BYTE = re.compile(r"\\x([0-9a-f]{2})")  # a byte that is no character by itself, as `Tokenizer.pieces` writes it
 _BLANKS = {"\n": "⏎", "\t": "⇥"}
 
 
@@ -24,23 +24,24 @@ class Shown:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._marks = tokenizer.silent - {tokenizer.marks.unk}
         self._before: int | None = None  # the last token that has a text
-        self._word = -1  # how many there are, less one
-        self._unspaced = False  # whether the text so far ends in a script without spaces
+        self._words = Counting(UNSPACED)
 
     def all(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """The next tokens: of each its id, text, space, word and whether it is special."""
         befores, before = [], self._before
         for id in ids:
             befores.append(before)
-            before = before if id < UNK else id
+            before = before if id in self._marks else id
         return [self._next(id, text) for id, text in zip(ids, self._texts(befores, ids), strict=True)]
 
     def possible(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Tokens of which one might come next: of each its id, text and space."""
         texts = self._texts([self._before] * len(ids), ids)
         spaces = [
-            id >= UNK and self._before is not None and text[0].isspace() for id, text in zip(ids, texts, strict=True)
+            id not in self._marks and self._before is not None and text[0].isspace()
+            for id, text in zip(ids, texts, strict=True)
         ]
         return [
             {"id": id, "text": _visible(text), "space": space}
@@ -49,29 +50,16 @@ class Shown:
 
     def _next(self, id: int, whole: str) -> dict[str, Any]:
         text = _visible(whole)
-        if id < UNK:
+        if id in self._marks:
             return {"id": id, "text": text, "space": False, "word": None, "special": True}
-        first, space = self._before is None, whole[0].isspace()
-        byte = _BYTE.match(text)
-        rest_of_character = byte is not None and 0x80 <= int(byte[1], 16) < 0xC0
-        # What begins with the bytes E3 to E9 is, but for some symbols, Chinese, Japanese or Korean.
-        unspaced = 0xE3 <= int(byte[1], 16) <= 0xE9 if byte else bool(UNSPACED.match(text))
-        if first or space or ((unspaced or self._unspaced) and not rest_of_character):
-            self._word += 1
-        if not rest_of_character:
-            self._unspaced = unspaced if byte else bool(UNSPACED.match(text[-1]))
-        self._before = id
-        return {"id": id, "text": text, "space": space and not first, "word": self._word, "special": False}
+        space, self._before = self._before is not None and whole[0].isspace(), id
+        return {"id": id, "text": text, "space": space, "word": self._words.next(whole), "special": False}
 
     def _texts(self, befores: Sequence[int | None], ids: Sequence[int]) -> list[str]:
         """What each token adds to a text that ends in the one before, white space included; or the bytes of a part."""
         tokens = self._tokenizer
-        pieces = tokens.pieces(ids)
-        if tokens.kind == "none":
-            joined = [before is None or tokens.pieces([before])[0].endswith("@@") for before in befores]
-            bare = [piece.removesuffix("@@") or piece for piece in pieces]
-            return [text if join else f" {text}" for join, text in zip(joined, bare, strict=True)]
-        plain = [piece.replace("▁", " ") for piece in pieces]
+        last = [None if before is None else tokens.pieces([before])[0] for before in befores]
+        plain = list(map(added, tokens.pieces(ids), last, repeat(tokens.kind)))
         if tokens.kind not in ("wordpiece", "other"):
             return plain
         # Their decoders have rules of their own: what a token adds is seen from what they write with it and without.
@@ -79,12 +67,12 @@ class Shown:
         decoded = tokens.decode_batch([row for old, id in pairs for row in (old, [*old, id])])
         texts = []
         for old, new, text, before, id in zip(decoded[::2], decoded[1::2], plain, befores, ids, strict=True):
-            if UNK in (before, id):  # of which no text remains
-                texts.append(text.removeprefix("##") if text.startswith("##") else f" {text}")
+            if tokens.marks.unk in (before, id):  # of which no text remains
+                texts.append(text if tokens.kind == "wordpiece" else f" {text}")
             elif new.startswith(old) and len(new) > len(old) and "\ufffd" not in new:
                 texts.append(new[len(old) :])
             else:
-                texts.append(text.removeprefix("##"))
+                texts.append(text.removeprefix(" ") if tokens.kind == "wordpiece" else text)
         return texts
 
 

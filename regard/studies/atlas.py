@@ -19,12 +19,12 @@ from torch import Tensor
 
 from regard.adaptation.gates import GateConfig, learn_gates
 from regard.data.batching import collate
-from regard.data.vocabulary import PAD
 from regard.files import write_whole
 from regard.inspection.atlas_page import atlas_page
+from regard.inspection.axes import END, KINDS, START, layer_of
 from regard.inspection.importance import ablate_each, head_importance, pruning_curve, random_curve
 from regard.inspection.links import Gold, Link, error_rate, head_links, lexical_links
-from regard.inspection.measures import OFFSETS, Tally, axes_of, joined, kind_of, layer_of, tally
+from regard.inspection.measures import OFFSETS, Tally, joined, rows_of, tally
 from regard.inspection.roles import BETTER, Aligned, roles
 from regard.inspection.similarity import Likeness, scaling
 from regard.inspection.syntax import FEWEST, Arc, Grammar
@@ -82,7 +82,7 @@ def make_atlas(
     known = None if gold is None else study.gold(gold)
     seen = _look(study, known, None if parse is None else study.arcs(parse), progress)
     everything = range(len(study.pairs))
-    importance = head_importance(study.model, study.batches(everything), pad=PAD)
+    importance = head_importance(study.model, study.batches(everything), pad=study.pad)
     heads = _heads(study, seen, importance)
     score, whole = study.bleu(everything), study.loss(everything)
     if ablate:
@@ -97,7 +97,7 @@ def make_atlas(
         "signature": score.signature,
         "loss": whole,
         "heads": heads,
-        "redundant": _redundant(seen),
+        "redundant": _redundant(study, seen),
         "pruning": _pruning(study, share, seeds, gates, progress) if prune else None,
         "aer": None if known is None else _error_rates(study, seen, known, heads),
         "syntax": None if seen.grammar is None else _relations(seen.grammar, heads),
@@ -126,23 +126,23 @@ class Seen:
 
 
 def _look(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, progress: Progress) -> Seen:
-    seen, tokens, lexical = Seen(), study.tokens(), lexical_links(study.pairs)
+    seen, tokens, lexical, laid = Seen(), study.tokens(), lexical_links(study.pairs), study.axes
     seen.grammar = None if parsed is None else Grammar()
     parts: dict[str, list[Tally]] = {}
     hits: dict[str, Tensor] = {}  # (H, 2): lexical links that the rows that predict, and read, look at
     work = study.rows(range(len(study.pairs)))
     for done, rows in enumerate(work, 1):
-        batch = collate([study.pairs[i] for i in rows])
+        batch = collate([study.pairs[i] for i in rows], marks=study.translator.tokenizer.marks)
         with record(study.model, what=("weights", "outputs")) as flow, torch.inference_mode():
-            study.model(batch["source"], batch["target"])
-        for kind in ("encoder", "decoder", "cross"):
-            maps = {name: weights for name, weights in flow.weights.items() if kind_of(name) == kind}
+            study.model(**batch.inputs)
+        for kind in KINDS:
+            maps = {name: weights for name, weights in flow.weights.items() if laid[name].kind == kind}
             if not maps:  # a pruned model may have lost all heads of a kind
                 continue
-            outputs = [flow.outputs[name] for name in maps]
-            seen.likeness.setdefault(kind, Likeness()).add(list(maps.values()), outputs, axes_of(kind, batch, tokens))
+            outputs, rows_ = [flow.outputs[name] for name in maps], rows_of(laid[next(iter(maps))], batch, tokens)
+            seen.likeness.setdefault(kind, Likeness()).add(list(maps.values()), outputs, rows_)
             for name, weights in maps.items():
-                parts.setdefault(name, []).append(tally(kind, weights, batch, tokens))
+                parts.setdefault(name, []).append(tally(laid[name], weights, batch, tokens))
                 if kind == "cross":
                     hits[name] = hits.get(name, torch.zeros(())) + _agree(weights, [lexical[i] for i in rows])
             if kind == "encoder" and seen.grammar is not None and parsed is not None:
@@ -187,7 +187,7 @@ def _heads(study: Study, seen: Seen, importance: Mapping[str, Tensor]) -> list[d
     places = {kind: iter(scaling(like.distances()).round(4).tolist()) for kind, like in seen.likeness.items()}
     found = []
     for name, tallied in seen.tallies.items():
-        kind = kind_of(name)
+        kind = study.axes[name].kind
         for head, measures in enumerate(tallied.measures()):
             aligned = seen.aligned[name][head] if kind == "cross" else None
             followed = seen.grammar.of_head(name, head) if seen.grammar and kind == "encoder" else []
@@ -223,26 +223,24 @@ def _example(study: Study, seen: Seen, name: str, head: int, role: str) -> dict[
     fit = (lengths >= EXAMPLE.start) & (lengths < EXAMPLE.stop)
     sentence = seen.order[int((scores.where(fit, -2.0) if fit.any() else -lengths).argmax())]
     source, target = study.pairs[sentence]
-    batch = collate([(source, target)])
+    batch = collate([(source, target)], marks=study.translator.tokenizer.marks)
     with record(study.model, name, heads=[head]) as flow, torch.inference_mode():
-        study.model(batch["source"], batch["target"])
-    pieces = study.translator.tokenizer.pieces
-    read, said, written = [*pieces(source), "</s>"], ["<s>", *pieces(target)], [*pieces(target), "</s>"]
-    kind = kind_of(name)
-    rows, columns = (read, read) if kind == "encoder" else (said, said) if kind == "decoder" else (written, read)
+        study.model(**batch.inputs)
+    pieces, sides = study.translator.tokenizer.pieces, study.axes[name]
+    texts = {"source": [*pieces(source), END], "target": [*pieces(target), END]}
     return {
-        "row": "predicts" if kind == "cross" else "reads",
-        "rows": rows,
-        "columns": columns,
+        "row": {"read": "reads", "predicted": "predicts"}[sides.role],
+        "rows": sides.queries.along(texts, START),
+        "columns": sides.keys.along(texts, START),
         "weights": [[round(x, 3) for x in row] for row in flow[name][0, 0].tolist()],
     }
 
 
-def _redundant(seen: Seen) -> list[dict[str, Any]]:
+def _redundant(study: Study, seen: Seen) -> list[dict[str, Any]]:
     """Pairs of heads of one kind that look at the same, the most alike first."""
     found = []
     for kind, like in seen.likeness.items():
-        places = [(n, h) for n, t in seen.tallies.items() if kind_of(n) == kind for h in range(t.hits.shape[1])]
+        places = [(n, h) for n, t in seen.tallies.items() if study.axes[n].kind == kind for h in range(t.hits.shape[1])]
         distances, cka = like.distances(), like.cka()
         for a, b in zip(*np.triu_indices(len(places), 1), strict=True):
             if distances[a, b] < ALIKE:
@@ -284,11 +282,11 @@ def _pruning(study: Study, share: float, seeds: int, gates: Sequence[GateConfig]
         return measured
 
     def rescored() -> dict[str, Tensor]:
-        return head_importance(study.model, batches_, pad=PAD)
+        return head_importance(study.model, batches_, pad=study.pad)
 
     def gated(config: GateConfig) -> dict[str, Any]:
         progress(f"learning gates of price {config.price:g}", 0, 1)
-        shut = learn_gates(study.model, study.batches(chosen_on, GATED), pad=PAD, config=config).shut
+        shut = learn_gates(study.model, study.batches(chosen_on, GATED), pad=study.pad, config=config).shut
         with study.without(shut):
             found = {"bleu": round(study.bleu(measured_on).value, 2), "loss": round(study.loss(measured_on), 4)}
         progress(f"learning gates of price {config.price:g}", 1, 1)

@@ -6,7 +6,6 @@ from typing import Any
 
 from regard.api import load
 from regard.data.text import read_lines
-from regard.decoding.module import longest_of
 from regard.evaluation.calibration import check_picture, perplexity, reliability
 from regard.evaluation.calibration import picture as draw
 from regard.evaluation.translation import bleu, chrf
@@ -50,7 +49,8 @@ def evaluate(
     pairs = [pair for pair in zip(sources, targets, strict=True) if all(map(str.strip, pair))]
     if not pairs:
         raise ValueError(f"{source} and {reference} hold no pair of sentences")
-    encode, longest = translator.tokenizer.encode, longest_of(translator.model.config)
+    config: Any = translator.model.config
+    encode, longest = translator.tokenizer.encode, config.longest
     order = -1 if translator.backward else 1
     ids = [(encode(source), encode(target)[::order]) for source, target in pairs]
     short = [pair for pair in ids if longest is None or max(map(len, pair)) < longest]  # an end is added to each side

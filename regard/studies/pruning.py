@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from regard.adaptation.gates import GateConfig, learn_gates
 from regard.adaptation.pruning import check_prunable, prune
 from regard.adaptation.quantise import USED
 from regard.data.batching import Batch
-from regard.data.vocabulary import PAD
 from regard.files import new_directory, read_whole, write_whole
 from regard.inspection.importance import Importance, head_importance, least_important, loss, pruning_curve
 from regard.inspection.taps import attentions
@@ -113,15 +111,17 @@ def _count(keep: float, total: int) -> int:
 
 
 def _chosen(
-    model: nn.Module, given: list[Batch], by: str, count: int | None, gates: GateConfig | None
+    model: Any, given: list[Batch], by: str, count: int | None, gates: GateConfig | None
 ) -> dict[str, list[int]]:
     """The `count` heads of a model, in fp32, that are missed least on a text; None: as many as the gates shut."""
     if by == "gates":
-        learned = learn_gates(model, given, pad=PAD, config=gates)
+        learned = learn_gates(model, given, pad=model.config.pad, config=gates)
         return learned.shut if count is None else least_important(learned.log_a, count)
     assert count is not None
     total = sum(attention.heads for attention in attentions(model).values())
-    curve = pruning_curve(model, lambda: head_importance(model, given, pad=PAD), lambda: None, down_to=total - count)
+    curve = pruning_curve(
+        model, lambda: head_importance(model, given, pad=model.config.pad), lambda: None, down_to=total - count
+    )
     return curve[-1].silenced
 
 
@@ -145,5 +145,5 @@ def _size(model: Any, place: Path, given: list[Batch]) -> Size:
         heads=sum(attention.heads for attention in attentions(model).values()),
         parameters=sum(p.numel() for name, p in model.named_parameters() if not name.endswith(".scale")),
         bytes=(place / storage.WEIGHTS).stat().st_size,
-        loss=loss(model, given, pad=PAD) if given else None,
+        loss=loss(model, given, pad=model.config.pad) if given else None,
     )

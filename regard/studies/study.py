@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 
 import torch
@@ -11,16 +13,15 @@ from torch import nn
 from regard.api import Translator, load
 from regard.data.batching import Batch, collate
 from regard.data.text import read_lines
-from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.scoring import batches
 from regard.evaluation.translation import Score, bleu
-from regard.inspection.alignment import words_of_spans
+from regard.inspection.axes import Axes, axes
 from regard.inspection.importance import loss
 from regard.inspection.links import Gold, read_gold
-from regard.inspection.maps import words_of_pieces
 from regard.inspection.measures import Tokens, punctuation
 from regard.inspection.syntax import Arc, arcs, read_conllu
 from regard.inspection.taps import attentions, edit
+from regard.inspection.words import Words, added, words, words_of_spans
 from regard.recipes import recipe as recipes
 from regard.recipes.recipe import EvaluateConfig, Recipe
 from regard.recipes.train import find_splits
@@ -69,12 +70,20 @@ class Study:
         """The model itself, in fp32."""
         return self.translator.model
 
+    @cached_property
+    def axes(self) -> dict[str, Axes]:
+        """What stands along the axes of each attention."""
+        return axes(self.model)
+
     def tokens(self) -> Tokens:
         """What the measures must know of the tokens; how often they occur is counted in the text."""
         V = len(self.translator.tokenizer)
-        sides = [[token for pair in self.pairs for token in pair[side]] for side in (0, 1)]
-        counts = [torch.bincount(torch.tensor(side), minlength=V) for side in sides]
-        return Tokens(PAD, BOS, EOS, punctuation(self.translator.tokenizer.pieces(range(V))), *counts)
+        sides = {
+            name: [token for pair in self.pairs for token in pair[i]] for i, name in enumerate(("source", "target"))
+        }
+        counts = {name: torch.bincount(torch.tensor(side), minlength=V) for name, side in sides.items()}
+        pad, bos, eos = self.translator.tokenizer.marks.need("pad", "bos", "eos")
+        return Tokens(pad, bos, eos, punctuation(self.translator.tokenizer.pieces(range(V))), counts)
 
     def rows(self, which: Sequence[int], tokens: int = TOKENS) -> list[list[int]]:
         """Some sentences, those of like length together, about so many `tokens` at a time."""
@@ -82,11 +91,17 @@ class Study:
 
     def batches(self, which: Sequence[int], tokens: int = TOKENS) -> list[Batch]:
         """The same as batches of ids."""
-        return [collate([self.pairs[i] for i in rows]) for rows in self.rows(which, tokens)]
+        marks = self.translator.tokenizer.marks
+        return [collate([self.pairs[i] for i in rows], marks=marks) for rows in self.rows(which, tokens)]
+
+    @property
+    def pad(self) -> int:
+        """What fills up the rows of a batch."""
+        return self.translator.tokenizer.marks.need("pad")[0]
 
     def loss(self, which: Sequence[int]) -> float:
         """Nats for each token of the references, end symbols among them."""
-        return loss(self.model, self.batches(which), pad=PAD)
+        return loss(self.model, self.batches(which), pad=self.pad)
 
     def bleu(self, which: Sequence[int]) -> Score:
         """BLEU of greedy translations of the sources."""
@@ -114,18 +129,17 @@ class Study:
 
     def words(self, sentence: int) -> tuple[list[int], list[int]]:
         """Of which word of its text each token of a source, and of a target, is a part."""
-        source, target = (self._words(text)[0] for text in self.texts[sentence])
+        source, target = (list(self._words(text).of) for text in self.texts[sentence])
         return source, target
 
-    def _words(self, text: str) -> tuple[list[int], list[str]]:
-        """The words of a text: of which one each of its tokens is a part, and how they read."""
+    def _words(self, text: str) -> Words:
+        """The words of a text."""
         spans = self.translator.tokenizer.spans(text)
         if self.translator.tokenizer.kind != "none":
-            return words_of_spans(text, spans), text.split()
+            return Words(words_of_spans(text, spans), text.split())
         tokens = [text[begin:end] for begin, end in spans]  # of the text: an unknown one is joined by its @@, too
-        of = words_of_pieces(tokens, "none")
-        parts = [token.removesuffix("@@") for token in tokens]
-        return of, ["".join(part for part, word in zip(parts, of, strict=True) if word == i) for i in sorted(set(of))]
+        texts = list(map(added, tokens, [None, *tokens], repeat("none")))
+        return Words(words(texts), "".join(texts).split())
 
     def gold(self, path: Path) -> list[Gold]:
         """The gold alignment of each sentence, from a file with a line for each of the text's."""
@@ -151,7 +165,7 @@ class Study:
         if len(known) <= self.filled[-1]:
             raise ValueError(f"{path} has {len(known):,} sentences, and the text more: give each line of it one")
         texts = (text for text, _ in self.texts)
-        return [arcs(known[i], self._words(text)[1], str(path)) for i, text in zip(self.filled, texts, strict=True)]
+        return [arcs(known[i], self._words(text).texts, str(path)) for i, text in zip(self.filled, texts, strict=True)]
 
 
 def _texts(model: Path, recipe: Recipe | None, source: Path | None, reference: Path | None) -> list[tuple[str, str]]:

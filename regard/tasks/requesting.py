@@ -3,20 +3,17 @@
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from regard.data.kept import Without
 from regard.data.phrases import Forbidden, forbidden
 from regard.data.sentences import Piece, shorten, split
 from regard.data.spelling import Both, characters, unknown
-from regard.data.tokenizers import UNK, Tokenizer
-from regard.data.vocabulary import BOS, EOS, PAD
-from regard.decoding.beam import maximum
+from regard.data.tokenizers import Tokenizer
 from regard.decoding.constrained import check
-from regard.decoding.protocol import Refusal, Request, Special
+from regard.decoding.protocol import Refusal, Request, bounded
 from regard.tasks.asks import Ask, Part, Settings, one_sentence, short
-
-SPECIAL = Special(BOS, EOS, PAD)
 
 
 def in_parts(
@@ -105,13 +102,14 @@ def _request(
     """`text` refuses what is none."""
     prefix, require = ask.prefix or settings.prefix, (*settings.require, *ask.require)
     forbid = (*settings.forbid, *ask.forbid)
-    source, seed = [*part.ids, EOS], 0
-    limit = maximum(Request(source), settings.search, longest)
+    bos, eos = tokenizer.marks.need("bos", "eos")
+    source, seed = [*part.ids, eos], 0
     if settings.search.sampling is not None:
         key = f"{settings.seed if ask.seed is None else ask.seed} {part.text}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
+    plain = bounded(settings.search.request(source, bos, seed=seed, refusal=text), settings.search, longest)
     if not (prefix or require or forbid):
-        return Request(source, seed=seed, refusal=text)
+        return plain
     if parts > 1 and (prefix or require):
         raise ValueError(
             f"it is read in {parts} parts, and no phrase says of which it is required: give one sentence, or have it "
@@ -123,24 +121,23 @@ def _request(
         raise ValueError("a forbidden phrase is empty: leave it out")
     begin = _ids(prefix, tokenizer) if prefix.strip() else ()
     required = tuple(_ids(text, tokenizer) for text in require)
-    if len(begin) > limit:
-        raise ValueError(f"the prefix has {len(begin)} sub-words, and the output at most {limit}")
+    if len(begin) > plain.room:
+        raise ValueError(f"the prefix has {len(begin)} sub-words, and the output at most {plain.room}")
     refusal = forbidden(tokenizer, forbid) if forbid else None
     if refusal is not None:
         _contradict("prefix", begin, refusal, tokenizer)
         for ids in required:
             _contradict("required phrase", ids, refusal, tokenizer)
     refusals = [each for each in (text, refusal) if each is not None]
-    asked = Request(
-        source, begin, required, seed=seed, refusal=Both(*refusals) if len(refusals) > 1 else text or refusal
-    )
-    check(asked, settings.search, SPECIAL, limit, show=lambda ids: repr(tokenizer.decode(ids)))
+    both = Both(*refusals) if len(refusals) > 1 else text or refusal
+    asked = replace(plain, prefix=begin, required=required, refusal=both)
+    check(asked, settings.search, eos, show=lambda ids: repr(tokenizer.decode(ids)))
     return asked
 
 
 def _ids(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     ids = tokenizer.encode(text.strip())
-    if not ids or UNK in ids:
+    if not ids or tokenizer.marks.unk in ids:
         raise ValueError(f"the model has no sub-words to write {text!r} with")
     return tuple(ids)
 

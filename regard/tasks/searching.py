@@ -7,18 +7,17 @@ from typing import cast
 import torch
 from torch import nn
 
+from regard.checks import at_least, one_of
 from regard.core.mixers import Tap
 from regard.data.spelling import whole
 from regard.data.tokenizers import Tokenizer
-from regard.data.vocabulary import PAD
 from regard.decoding import pool
 from regard.decoding.ensemble import Ensemble
-from regard.decoding.module import EncoderDecoder, Module
+from regard.decoding.module import Generative, Module
 from regard.decoding.protocol import Hypothesis, Request, Searchable
 from regard.decoding.rescoring import turned
 from regard.native import Native, Shortlists, UnavailableError, UnsupportedError
 from regard.tasks.asks import Settings
-from regard.tasks.requesting import SPECIAL
 
 ENGINES = ("auto", "native", "torch")
 
@@ -38,13 +37,11 @@ class Searcher:
         shortlists: Shortlists | None,
         backward: bool,
     ) -> None:
-        if engine not in ENGINES:
-            raise ValueError(f"engine = {engine!r}: choose one of {', '.join(ENGINES)}")
-        for name, value in (("workers", workers), ("rows", rows)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} = {value}: it must be at least 1")
+        one_of(ENGINES, engine=engine)
+        at_least(1, workers=workers, rows=rows)
         self.models = [each.eval() for each in models]
         self.model, self.tokenizer = self.models[0], tokenizer
+        self.bos, self.eos = tokenizer.marks.need("bos", "eos")
         self.engine, self.rows, self.bitwise, self.backward = engine, rows, bitwise, backward
         self._workers, self._shortlists = workers, shortlists
         self._made: tuple[object, Searchable] | None = None  # an engine, and what it was made from
@@ -84,14 +81,14 @@ class Searcher:
             raise ValueError(f"there is no native engine for this model ({reason}): use torch")
         if self._shortlists is not None:
             raise ValueError(f"shortlists are for the native engine, and it cannot be used ({reason})")
-        return Module(cast(EncoderDecoder, model), pad=PAD, bitwise=self.bitwise)
+        return Module(cast(Generative, model), bitwise=self.bitwise)
 
     def _search(self, requests: Sequence[Request], settings: Settings) -> list[list[Hypothesis]]:
         engine = self._alone() if len(requests) == 1 else self.searchable
         # PyTorch's products have threads of their own.
         torch_only = isinstance(engine, Module) or (isinstance(engine, Ensemble) and not engine.ragged)
         workers = self._workers or (1 if torch_only else torch.get_num_threads())
-        found = pool.search(engine, requests, settings.search, SPECIAL, rows=self.rows, workers=workers)
+        found = pool.search(engine, requests, settings.search, self.eos, rows=self.rows, workers=workers)
         return [[self._whole(turned(h) if self.backward else h) for h in row] for row in found]
 
     def _whole(self, h: Hypothesis) -> Hypothesis:
@@ -102,7 +99,7 @@ class Searcher:
     def _streamed(self, request: Request, settings: Settings) -> Iterator[list[int]]:
         """The tokens of an output, more and more of them: all that are certain, and make whole characters."""
         ids: list[int] = []
-        for more in pool.stream(self._alone(), request, settings.search, SPECIAL):
+        for more in pool.stream(self._alone(), request, settings.search, self.eos):
             ids += more
             yield ids[: whole(self.tokenizer, ids)]
 

@@ -4,34 +4,30 @@ import math
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, cast, overload
 
 import numpy as np
 import torch
 from torch import nn
 
+from regard.core.generation import EncoderDecoder
 from regard.data.batching import collate
 from regard.data.kept import Links
-from regard.data.sentences import FULL, stopped, unstopped
+from regard.data.sentences import FULL, UNSPACED, stopped, unstopped
 from regard.data.tokenizers import Tokenizer
-from regard.data.vocabulary import BOS, EOS
 from regard.decoding import scoring
 from regard.decoding.beam import length_penalty
-from regard.decoding.module import EncoderDecoder, longest_of
 from regard.decoding.protocol import Hypothesis, Request
 from regard.decoding.rescoring import rescore
 from regard.decoding.risk import choose
 from regard.evaluation.translation import sentence_chrf
-from regard.inspection.alignment import (
-    align_words,
-    attends_to_source,
-    source_attention,
-    words_of_prefixes,
-    words_of_spans,
-)
-from regard.inspection.maps import Words, in_words, translation_maps, without_special, words_of_pieces
+from regard.inspection.alignment import align_words, attends_to_source, source_attention
+from regard.inspection.axes import END
+from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap, attention_page
+from regard.inspection.words import Words, added, words_of_prefixes, words_of_spans
+from regard.inspection.words import words as words_of
 from regard.native import Shortlists
 from regard.recipes.recipe import DecodeConfig
 from regard.tasks.asks import (
@@ -48,7 +44,7 @@ from regard.tasks.asks import (
     unread,
     windows,
 )
-from regard.tasks.requesting import SPECIAL, in_parts, requested
+from regard.tasks.requesting import in_parts, requested
 from regard.tasks.searching import Searcher
 
 ALIGNED = 2_048  # tokens whose attention is held at a time
@@ -95,9 +91,8 @@ class Translator(Searcher):
         )
         self.decode = decode or DecodeConfig()
         self.second: tuple[Translator, float] | None = None  # another to rank outputs with, and the weight of its word
-        tables = [
-            n - 1 for each in self.models if (n := longest_of(each.config)) is not None
-        ]  # the end has a place, too
+        configs: list[Any] = [each.config for each in self.models]
+        tables = [each.longest - 1 for each in configs if each.longest is not None]  # the end has a place, too
         self.reach = min(tables, default=None)
         self.longest = min((n for n in (longest, self.reach) if n is not None), default=None)
 
@@ -172,9 +167,11 @@ class Translator(Searcher):
             raise ValueError(f"{len(sources)} sources and {len(targets)} targets: they must be as many")
         pairs = list(zip(map(self._ids, sources), map(self._ids, targets), strict=True))
         order = -1 if self.backward else 1
-        read = [([*source, EOS], target[::order]) for source, target in pairs]
+        read = [([*source, self.eos], target[::order]) for source, target in pairs]
         each = [
-            scoring.log_probabilities(cast(EncoderDecoder, model), read, special=SPECIAL, device=self.device)
+            scoring.log_probabilities(
+                cast(EncoderDecoder, model), read, first=self.bos, eos=self.eos, device=self.device
+            )
             for model in self.models
         ]
         found = []
@@ -198,20 +195,20 @@ class Translator(Searcher):
         self._forward_only("alternatives")
         chosen = Settings.of({**settings, "prefix": prefix}, self.decode)
         request = self._request(self._sentence(text, chosen, "alternatives are"), Ask(text), 1, chosen)
-        before = (BOS, *request.prefix)
+        before = (request.first, *request.prefix)
         rows = self.searchable.rows()
         rows.start([request.source])
         for token in before[:-1]:
             rows.step(np.array([token]))
         refused = set() if request.refusal is None else {*request.refusal.refused(request.prefix)}
         if len(request.prefix) < chosen.search.shortest:
-            refused.add(EOS)
+            refused.add(self.eos)
         best = rows.best(np.array(before[-1:]), count + len(refused))
         each = zip(best.tokens[0].tolist(), best.scores[0].tolist(), strict=True)
         tokens, scores = zip(*[pair for pair in each if pair[0] not in refused][:count], strict=True)
-        going = [replace(request, prefix=(*request.prefix, token)) for token in tokens if token != EOS]
+        going = [replace(request, prefix=(*request.prefix, token)) for token in tokens if token != self.eos]
         found = iter(self._search(going, chosen.bare()))
-        outputs = [list(request.prefix) if token == EOS else next(found)[0].tokens for token in tokens]
+        outputs = [list(request.prefix) if token == self.eos else next(found)[0].tokens for token in tokens]
         return [
             Alternative(piece, math.exp(log_p), said)
             for piece, log_p, said in zip(
@@ -247,12 +244,17 @@ class Translator(Searcher):
             written = self._search([self._request(read, Ask(text), 1, chosen)], chosen)[0][0].tokens
         if not (special or written):
             raise ValueError(f"{short(text)}: nothing is written, and special tokens are left out: there is no map")
-        batch = collate([(read.ids, written)]).to(self.device)
-        pieces = [[*self.tokenizer.pieces(ids), "</s>"] for ids in (read.ids, written)]
-        ids = batch["source"], batch["target"]
-        maps = translation_maps(self.model, *ids, *pieces, names=names, heads=heads, view=view)
-        if words:
-            maps = [in_words(each, self._in_words(read.ids), self._in_words(written)) for each in maps]
+        batch = collate([(read.ids, written)], marks=self.tokenizer.marks).to(self.device)
+        ids = {"source": read.ids, "target": written}
+        maps = attention_maps(
+            self.model,
+            batch.inputs,
+            {name: [*self.tokenizer.pieces(each), END] for name, each in ids.items()},
+            words={name: self._in_words(each) for name, each in ids.items()} if words else None,
+            names=names,
+            heads=heads,
+            view=view,
+        )
         return maps if special else list(map(without_special, maps))
 
     def attention_page(self, text: str, target: str | None = None) -> str:
@@ -395,15 +397,14 @@ class Translator(Searcher):
         return words_of_prefixes(self.tokenizer.decode_batch([ids[: i + 1] for i in range(len(ids))]))
 
     def _in_words(self, ids: list[int]) -> Words:
-        """The words that some ids make."""
-        of = words_of_pieces(self.tokenizer.pieces(ids), self.tokenizer.kind)
-        groups: list[list[int]] = [[] for _ in set(of)]
+        """The words that some ids make, and the end symbol."""
+        pieces, groups = self.tokenizer.pieces(ids), dict[int, list[int]]()
+        of = words_of(map(added, pieces, [None, *pieces], repeat(self.tokenizer.kind)), UNSPACED)
         for word, id in zip(of, ids, strict=True):
-            groups[word].append(id)
-        texts = self.tokenizer.decode_batch(groups)
-        return Words(
-            of, [text.strip() or "".join(self.tokenizer.pieces(g)) for text, g in zip(texts, groups, strict=True)]
-        )
+            groups.setdefault(word, []).append(id)
+        texts = zip(self.tokenizer.decode_batch(groups.values()), groups.values(), strict=True)
+        read = [text.strip() or "".join(self.tokenizer.pieces(group)) for text, group in texts]
+        return Words([*of, len(read)], [*read, END])
 
     def _aligned(
         self, given: Iterable[tuple[str, list[int], list[int], list[int]]], layer: int | None = None
@@ -412,8 +413,8 @@ class Translator(Searcher):
         pairs = list(given)
         links: list[Links] = [[] for _ in pairs]
         for rows in scoring.batches([(source, target) for _, source, target, _ in pairs], ALIGNED):
-            batch = collate([(pairs[i][1], pairs[i][2]) for i in rows]).to(self.device)
-            weights = [source_attention(model, batch["source"], batch["target"], layer=layer) for model in self.models]
+            batch = collate([(pairs[i][1], pairs[i][2]) for i in rows], marks=self.tokenizer.marks).to(self.device)
+            weights = [source_attention(model, batch.inputs, layer=layer) for model in self.models]
             for i, row in zip(rows, torch.stack(weights).mean(0), strict=True):
                 text, _, _, words = pairs[i]
                 links[i] = align_words(row, words_of_spans(text, self.tokenizer.spans(text)), words)

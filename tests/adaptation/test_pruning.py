@@ -11,7 +11,7 @@ from regard.core.heads import Headless, kept_keys, read_heads, write_heads
 from regard.core.quantised import quantise
 from regard.inspection.taps import attentions, edit, record
 from regard.models import storage
-from regard.models.accounting import activations, footprint, parameters
+from regard.models.costs import activations, footprint, parameters
 from regard.models.transformer import Transformer, TransformerConfig
 
 SOURCE = torch.tensor([[5, 9, 3, 7, 2, 4], [8, 6, 1, 0, 0, 0]])

@@ -10,7 +10,7 @@ import torch
 from regard.data.batching import collate
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
-from regard.models.catalogue import build
+from regard.models.family import build
 from regard.models.transformer import TransformerConfig
 from regard.studies.atlas import make_atlas
 from regard.training.loop import fit

@@ -18,8 +18,8 @@ import regard
 from regard import cli
 from regard.cli import command, telling
 from regard.experiments import lab
-from regard.models.accounting import forward_flops, parameters
-from regard.models.catalogue import configure
+from regard.models.costs import forward_flops, parameters
+from regard.models.family import configure
 from regard.models.transformer import TransformerConfig
 
 
@@ -208,16 +208,16 @@ NAMES = "tiny, shallow, small, base, big, rnn, gru, lstm, linear-rnn, convs2s, b
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bsae"], f"error: unknown preset 'bsae': did you mean 'base'? There are {NAMES}"),
-        (["gigantic"], f"error: unknown preset 'gigantic': There are {NAMES}"),
-        (["base", "head=16"], "error: a Transformer has no setting 'head': did you mean 'heads'?"),
+        (["bsae"], "error: unknown preset 'bsae': did you mean 'base'?"),
+        (["gigantic"], f"error: unknown preset 'gigantic': there are {NAMES}"),
+        (["base", "head=16"], "error: a Transformer model has no setting 'head': did you mean 'heads'?"),
         (["base", "heads"], "error: 'heads' is not a change: write key=value, as in heads=16"),
-        (["base", "heads=1.5"], "error: heads='1.5': expected a whole number"),
-        (["base", "d_k=wide"], "error: d_k='wide': expected a whole number or none"),
-        (["base", "heads=none"], "error: heads='none': expected a whole number"),
-        (["base", "bias=maybe"], "error: bias='maybe': expected true or false"),
-        (["base", "dropout=nan"], "error: dropout='nan': expected a number"),
-        (["base", "scale="], "error: scale='': expected a number or none"),
+        (["base", "heads=1.5"], "error: heads = '1.5': expected a whole number"),
+        (["base", "d_k=wide"], "error: d_k = 'wide': expected a whole number or none"),
+        (["base", "heads=none"], "error: heads = 'none': expected a whole number"),
+        (["base", "bias=maybe"], "error: bias = 'maybe': expected true or false"),
+        (["base", "dropout=nan"], "error: dropout = nan: expected a number"),
+        (["base", "scale="], "error: scale = '': expected a number or none"),
         (["base", "encoder_layers=-1"], "error: encoder_layers = -1: it must be at least 1"),
     ],
 )
@@ -288,7 +288,7 @@ def test_interruption_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("regard.models.catalogue.configure", interrupt)
+    monkeypatch.setattr("regard.models.family.configure", interrupt)
     monkeypatch.setattr(sys, "argv", ["regard", "info", "base"])
     with pytest.raises(SystemExit) as end:
         cli.main()

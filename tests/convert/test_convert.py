@@ -11,7 +11,7 @@ from torch import nn
 from regard.convert import FORMATS, export
 from regard.convert.source import Source
 from regard.models import storage
-from regard.models.accounting import forward_flops, parameters
+from regard.models.costs import forward_flops, parameters
 from regard.models.transformer import Transformer, TransformerConfig
 from tests.convert.toys import SHAPE, learn
 

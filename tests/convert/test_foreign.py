@@ -114,7 +114,7 @@ def test_a_text_is_cut_as_before(tmp_path: Path, kind: Any) -> None:
             continue
         expected = theirs(text)["input_ids"]
         names = [renamed.get(i, theirs.convert_ids_to_tokens(i)) for i in expected]
-        assert [tokenizer._rust.id_to_token(i) for i in tokenizer.encode(text)] == names[:-1]
+        assert [tokenizer.rust.id_to_token(i) for i in tokenizer.encode(text)] == names[:-1]
         if 3 not in tokenizer.encode(text):
             assert tokenizer.decode(tokenizer.encode(text)) == theirs.decode(expected, skip_special_tokens=True)
     rows = tokenizer.encode_batch(sentences(4, seed=2))
@@ -123,8 +123,8 @@ def test_a_text_is_cut_as_before(tmp_path: Path, kind: Any) -> None:
     start = torch.full((4, 1), model.config.decoder_start_token_id)
     expected_logits = logits(model, theirs_of, start, theirs.pad_token_id)[:, 0]
     found = ours(padded(rows), target)[:, 0]
-    same = [i for i in range(4, len(tokenizer)) if tokenizer._rust.id_to_token(i) in theirs.get_vocab()]
-    numbers = [theirs.get_vocab()[tokenizer._rust.id_to_token(i)] for i in same]
+    same = [i for i in range(4, len(tokenizer)) if tokenizer.rust.id_to_token(i) in theirs.get_vocab()]
+    numbers = [theirs.get_vocab()[tokenizer.rust.id_to_token(i)] for i in same]
     assert len(same) > 20
     torch.testing.assert_close(found[:, same], expected_logits[:, numbers], atol=1e-4, rtol=0)
 

@@ -9,17 +9,16 @@ import pytest
 from regard.convert import export
 from regard.convert.onnx import Onnx, _Decoder
 from regard.data.tokenizers import Tokenizer
-from regard.data.vocabulary import BOS, EOS, PAD
+from regard.data.vocabulary import EOS
 from regard.decoding.module import Module
-from regard.decoding.pool import search
-from regard.decoding.protocol import Request, SearchConfig, Special
+from regard.decoding.protocol import SearchConfig
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
 from tests.convert.toys import sentences
+from tests.decoding.toys import asking, search
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)
-SPECIAL = Special(BOS, EOS, PAD)
 
 
 def check(directory: Path, out: Path) -> None:
@@ -27,12 +26,12 @@ def check(directory: Path, out: Path) -> None:
     export(directory, out, "onnx")
     model, tokenizer = storage.load(directory), Tokenizer.load(out / "tokenizer.json")
     assert isinstance(model, Transformer)
-    graphs, module = Onnx(out), Module(model, pad=PAD)
+    graphs, module = Onnx(out), Module(model)
     assert (graphs.vocabulary, graphs.longest) == (module.vocabulary, module.longest)
-    requests = [Request([*ids, EOS]) for ids in tokenizer.encode_batch(sentences(9, seed=4))]
+    requests = [asking([*ids, EOS]) for ids in tokenizer.encode_batch(sentences(9, seed=4))]
     for config in (SearchConfig(beam=1, extra=5), SearchConfig(beam=3, best=2, extra=5)):
         # Six rows are few: sentences take the places of those that are done.
-        found, expected = (search(each, requests, config, SPECIAL, rows=6) for each in (graphs, module))
+        found, expected = (search(each, requests, config, rows=6) for each in (graphs, module))
         assert [[h.tokens for h in row] for row in found] == [[h.tokens for h in row] for row in expected]
         for ours, theirs in zip(found, expected, strict=True):
             assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)

@@ -16,15 +16,15 @@ from regard.core.masks import padding
 from regard.core.scores import SCORES, Additive, make_score
 from regard.data.batching import collate
 from regard.data.generated import sequence_pairs
-from regard.data.vocabulary import BOS, EOS, PAD, Vocabulary
+from regard.data.vocabulary import EOS, Vocabulary
 from regard.decoding.module import Module
-from regard.decoding.pool import search
-from regard.decoding.protocol import Request, SearchConfig, Special
+from regard.decoding.protocol import SearchConfig
 from regard.inspection.taps import edit, record
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
+from tests.decoding.toys import asking, search
 
 B, H, T, S, d_q, d_k = 2, 3, 4, 5, 6, 7
 CLOSE = {"atol": 1e-11, "rtol": 0}
@@ -346,13 +346,13 @@ def test_a_small_model_learns_to_copy(variant: str) -> None:
     model = Transformer(TransformerConfig(len(VOCABULARY), **shape | changes))
     pairs, steps = sequence_pairs("copy", symbols="01234567", lengths=range(3, 6), seed=0), 200
     batches = (
-        collate((VOCABULARY.encode(p["source"]), VOCABULARY.encode(p["target"])) for p in islice(pairs, 32))
+        collate((VOCABULARY.encode(p.source), VOCABULARY.encode(p.target)) for p in islice(pairs, 32))
         for _ in range(steps)
     )
     for _ in fit(model, batches, lambda step: linear_to_zero(step, peak=5e-3, warmup=20, total=steps), smoothing=0.0):
         pass
     test = list(islice(sequence_pairs("copy", symbols="01234567", lengths=range(3, 6), seed=1), 200))
-    requests = [Request([*VOCABULARY.encode(pair.source), EOS]) for pair in test]
-    found = search(Module(model.eval(), pad=PAD), requests, SearchConfig(beam=2), Special(BOS, EOS, PAD))
-    right = sum(VOCABULARY.decode(best.tokens) == list(p["target"]) for (best, *_), p in zip(found, test, strict=True))
+    requests = [asking([*VOCABULARY.encode(pair.source), EOS]) for pair in test]
+    found = search(Module(model.eval()), requests, SearchConfig(beam=2))
+    right = sum(VOCABULARY.decode(best.tokens) == list(p.target) for (best, *_), p in zip(found, test, strict=True))
     assert right / len(test) >= 0.6  # by chance: one in a thousand

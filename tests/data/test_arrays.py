@@ -110,7 +110,7 @@ def test_the_first_of_two_builders_wins(tmp_path: Path) -> None:
 
 def test_many_may_build_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        builds = [pool.submit(Table.build, tmp_path / "a", PAIRS, vocabulary=10) for _ in range(8)]
+        builds = [pool.submit(Table.build, tmp_path / "a", PAIRS, pairs_of(10)) for _ in range(8)]
         assert all(read(build.result()) == PAIRS for build in builds)
     assert list(tmp_path.iterdir()) == [tmp_path / "a"]
 

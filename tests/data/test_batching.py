@@ -151,7 +151,7 @@ def test_little_of_multi30k_is_padding(tokens: int, sides: tuple[str, str]) -> N
 def test_a_pair_beyond_the_budget_fails_before_the_first_batch() -> None:
     table = Lengths([[3, 4], [5, 5], [2, 19], [1, 1]])
     assert sum(map(len, token_batches(table, tokens=20, seed=0, epoch=0))) == 4
-    message = r"target of pair 2 has 20 tokens .* batch has 19: raise train\.batch_tokens, or lower data\.max_length"
+    message = r"example 2 has 20 tokens .* batch has 19: raise train\.batch_tokens, or lower data\.max_length"
     with pytest.raises(ValueError, match=message):
         token_batches(table, tokens=19, seed=0, epoch=0, pool=2)
     with pytest.raises(ValueError, match=message):
@@ -159,7 +159,7 @@ def test_a_pair_beyond_the_budget_fails_before_the_first_batch() -> None:
 
 
 def test_no_pairs_and_a_negative_seed_are_errors() -> None:
-    with pytest.raises(ValueError, match="no pairs"):
+    with pytest.raises(ValueError, match="no examples"):
         token_batches(Lengths([]), tokens=19, seed=0, epoch=0)
     with pytest.raises(ValueError, match="from 0, got -1"):
         token_batches(TABLE, tokens=100, seed=-1, epoch=0)
@@ -217,9 +217,9 @@ def test_collate_pads_arrays_as_it_pads_lists(pairs: list[tuple[list[int], list[
     again = collate(pairs)
     assert batch.count == sum(len(target) + 1 for _, target in pairs)
     for name in ("source", "target", "labels"):
-        ours = getattr(batch, name)
+        ours = batch[name]
         assert ours.dtype == torch.int64
-        assert torch.equal(ours, getattr(again, name))
+        assert torch.equal(ours, again[name])
         rows = [
             {"source": [*source, EOS], "target": [BOS, *target], "labels": [*target, EOS]}[name]
             for source, target in pairs

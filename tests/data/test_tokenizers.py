@@ -20,8 +20,9 @@ import tokenizers as rust
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data.tokenizers import KINDS, RESERVED, UNK, Tokenizer, TokensConfig
-from regard.data.vocabulary import BOS, EOS, PAD
+from regard.data.batching import collate
+from regard.data.tokenizers import KINDS, RESERVED, UNK, Tokenizer, TokensConfig, state
+from regard.data.vocabulary import BOS, EOS, PAD, Marks
 
 LINES = [
     "The cat sat on the mat, and the other cat sat on the other mat.",
@@ -351,7 +352,7 @@ TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": F
 def test_one_number_in_a_file_costs_neither_minutes_nor_gigabytes(
     change: Callable[[dict[str, Any]], None], message: str
 ) -> None:
-    about = json.loads(learnt("bpe")._rust.to_str())
+    about = json.loads(learnt("bpe").rust.to_str())
     change(about)
     start = time.perf_counter()
     with pytest.raises(ValueError, match=message):
@@ -360,7 +361,7 @@ def test_one_number_in_a_file_costs_neither_minutes_nor_gigabytes(
 
 
 def test_what_is_put_around_a_text_is_known() -> None:
-    about = json.loads(learnt("bpe")._rust.to_str())
+    about = json.loads(learnt("bpe").rust.to_str())
     far = {"id": "x", "ids": [2**31], "tokens": ["x"]}
     single = [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     about["post_processor"] = {
@@ -374,7 +375,7 @@ def test_what_is_put_around_a_text_is_known() -> None:
 
 
 def test_an_unknown_token_that_is_none_is_noticed_before_a_text_needs_it() -> None:
-    about = json.loads(learnt("char")._rust.to_str())
+    about = json.loads(learnt("char").rust.to_str())
     about["model"]["unk_token"] = "nothing"
     with pytest.raises(ValueError, match=r"this text cannot read a text: the tokenizer is damaged .*Missing"):
         Tokenizer(json.dumps(about))
@@ -387,7 +388,7 @@ def test_a_panic_is_told_as_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     def panic(*_: object, **options: object) -> None:
         raise PanicException("index out of bounds")
 
-    content = learnt("bpe")._rust.to_str()
+    content = learnt("bpe").rust.to_str()
     with monkeypatch.context() as patch:
         patch.setattr("regard.data.tokenizers.Rust", type("Rust", (), {"from_str": panic}))
         with pytest.raises(ValueError, match=r"can read: the tokenizer is damaged .index out of bounds"):
@@ -476,3 +477,22 @@ def test_text_that_is_already_tokens_comes_back_as_words() -> None:
     counts = Counter(token for line in lines for token in line.split())
     assert tokens.pieces(range(4, len(tokens))) == sorted(counts, key=lambda token: (-counts[token], token))
     assert tokens.decode_batch(tokens.encode_batch(lines)) == [line.replace("@@ ", "") for line in lines]
+
+
+def test_an_imported_one_keeps_its_ids_and_states_its_marks() -> None:
+    words = ["a", "</s>", "b", "<pad>", "en", "<unk>", "c"]
+    theirs = rust.Tokenizer(rust.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    theirs.pre_tokenizer = rust.pre_tokenizers.WhitespaceSplit()
+    theirs.post_processor = state(Marks(pad=3, bos=3, eos=1, unk=5), [("en", 4)])
+    tokens = pickle.loads(pickle.dumps(Tokenizer(theirs.to_str())))
+    assert (tokens.kind, tokens.marks) == ("other", Marks(pad=3, bos=3, eos=1, unk=5))
+    assert tokens.encode("a c d") == [4, 0, 6, 5]
+    assert tokens.decode([3, 4, 0, 6, 5, 1, 2]) == "a c"
+    assert [tokens.spelled(i) for i in (0, 1, 3, 4, 5)] == [b"a", b"", b"", b"", b""]
+    assert collate([([0], [2, 6])], marks=tokens.marks)["target"].tolist() == [[3, 2, 6]]
+    with pytest.raises(ValueError, match="the tokenizer has no mark `mask`, which is needed here"):
+        tokens.marks.need("pad", "mask")
+
+
+def test_its_own_have_the_marks_they_always_had() -> None:
+    assert Tokenizer.learn(TokensConfig("char", 0), ["ab"]).marks == Marks(pad=0, bos=1, eos=2, unk=3)

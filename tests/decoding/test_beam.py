@@ -15,14 +15,12 @@ from transformers import MarianMTModel
 
 from regard.decoding.beam import FLOOR, Beam, length_penalty, whole
 from regard.decoding.edits import edit, log_soft_max
-from regard.decoding.module import EncoderDecoder, Module
-from regard.decoding.pool import search
-from regard.decoding.protocol import Floats, Hypothesis, Request, SearchConfig, Special
+from regard.decoding.module import Generative, Module
+from regard.decoding.protocol import Floats, Hypothesis, Request, SearchConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from tests.decoding.toys import SPECIAL, Markov, drive, random_markov
+from tests.decoding.toys import BOS, EOS, Markov, asking, drive, random_markov, roomy, search
 from tests.models.test_transformer import marian
 
-PAD, BOS = 0, 1
 LENGTHS = (3, 9, 1, 6, 4, 7)
 
 
@@ -31,9 +29,9 @@ LENGTHS = (3, 9, 1, 6, 4, 7)
 Scores = Callable[[Sequence[int]], Floats]  # what is written, without BOS -> logits of the next token (V,)
 
 
-def definition(scores: Scores, request: Request, config: SearchConfig, special: Special) -> list[Hypothesis]:
+def definition(scores: Scores, request: Request, config: SearchConfig, eos: int) -> list[Hypothesis]:
     """Beam search in lists: one sentence, everything read again at each step, no early stop but those asked for."""
-    W, limit, prefix = config.beam // config.groups, len(request.source) + config.extra, request.prefix
+    W, limit, prefix = config.beam // config.groups, request.room, request.prefix
     groups: list[list[tuple[float, list[int], list[float]]]] = [[(0.0, [], [])] for _ in range(config.groups)]
     finished: list[list[Hypothesis]] = [[] for _ in groups]
     ended = 0
@@ -49,20 +47,20 @@ def definition(scores: Scores, request: Request, config: SearchConfig, special: 
                     token = prefix[length - 1]
                     gains = {token: max(float(log_p[0, token]), FLOOR)}
                 else:
-                    edit(log_p, [y], [request], config, special)
+                    edit(log_p, [y], [request], config, eos)
                     gains = {int(t): float(log_p[0, t]) for t in np.argsort(-log_p[0], kind="stable")}
                 for t, gain in gains.items():
                     if gain > -math.inf:
                         candidates.append((p + gain, [*y, t], [*parts, max(float(own[t]), FLOOR)]))
             candidates.sort(key=lambda c: -c[0] + config.diversity * said[c[1][-1]])  # stable
             for p, y, parts in candidates[:W]:
-                if y[-1] == special.eos or length == limit:
+                if y[-1] == eos or length == limit:
                     ended += 1
                     if W > 1 or not kept:
-                        kept.append(Hypothesis(y[: len(y) - (y[-1] == special.eos)], p / norm, math.fsum(parts), parts))
+                        kept.append(Hypothesis(y[: len(y) - (y[-1] == eos)], p / norm, math.fsum(parts), parts))
             kept.sort(key=lambda h: -h.score)
             del kept[config.best if config.groups == 1 else W :]
-            groups.append([c for c in candidates if c[1][-1] != special.eos][:W])
+            groups.append([c for c in candidates if c[1][-1] != eos][:W])
             said.update(c[1][-1] for c in groups[-1])
         if config.patience is not None and ended >= config.patience * config.beam:
             break
@@ -108,12 +106,12 @@ def sentences(seed: int, vocabulary: int = 13) -> list[list[int]]:
     return [random.integers(3, vocabulary, n).tolist() for n in LENGTHS]
 
 
-def find(model: EncoderDecoder, sources: list[list[int]], eos: int, **changes: Any) -> list[list[Hypothesis]]:
-    requests = [Request(source) for source in sources]
-    return search(Module(model, pad=PAD), requests, SearchConfig(**changes), Special(BOS, eos, PAD))
+def find(model: Generative, sources: list[list[int]], eos: int, **changes: Any) -> list[list[Hypothesis]]:
+    requests = [asking(source) for source in sources]
+    return search(Module(model), requests, SearchConfig(**changes), eos)
 
 
-def an_end(model: EncoderDecoder, source: list[int]) -> int:
+def an_end(model: Generative, source: list[int]) -> int:
     """A token to count as </s>, which an untrained model never learnt to say: one that it says fourth or later."""
     ((one,),) = find(model, [source], -1, beam=1, extra=30)
     return next(token for token in one.tokens[3:] if token > BOS)
@@ -142,7 +140,7 @@ def test_equals_the_definition(seeds: range, width: int, alpha: float) -> None:
         eos = an_end(model, rows[0])
         config = SearchConfig(beam=width, best=width, alpha=alpha, extra=2)
         for ours, row in zip(find(model, rows, eos, **vars(config)), rows, strict=True):
-            same(ours, definition(reading(model, row), Request(row), config, Special(BOS, eos, PAD)))
+            same(ours, definition(reading(model, row), *roomy([asking(row)], config), config, eos))
             lengths += [(len(h.tokens), len(row) + 2) for h in ours]
     assert 0 < sum(length == limit for length, limit in lengths) < len(lengths)  # some are cut, others end
 
@@ -152,7 +150,7 @@ def test_whatever_the_cache_remembers_follows_its_hypothesis(changes: dict[str, 
     model, rows = build(1, vocabulary=20, **changes), sentences(1, 20)
     eos, config = an_end(model, rows[0]), SearchConfig(best=4, extra=5)
     for ours, row in zip(find(model, rows, eos, **vars(config)), rows, strict=True):
-        same(ours, definition(reading(model, row), Request(row), config, Special(BOS, eos, PAD)))
+        same(ours, definition(reading(model, row), *roomy([asking(row)], config), config, eos))
 
 
 @st.composite
@@ -162,13 +160,13 @@ def problems(draw: st.DrawFn) -> tuple[Markov, list[Request], SearchConfig]:
     random = np.random.default_rng(seed)
     tables = random.integers(-2, 3, (4, V, V)).astype(np.float32)
     tables[random.random((4, V, V)) < draw(st.sampled_from([0.0, 0.3]))] = -np.inf
-    tables[:, :, SPECIAL.eos] += 1.0
+    tables[:, :, EOS] += 1.0
     tables[:, :, 0] = 0.0  # something may always follow
-    words = st.integers(0, V - 1).filter(lambda token: token != SPECIAL.eos)
+    words = st.integers(0, V - 1).filter(lambda token: token != EOS)
     phrases = st.lists(words, max_size=3).map(tuple)
     plain = draw(st.booleans())
     requests = [
-        Request(
+        asking(
             [draw(st.integers(0, 3))] * draw(st.integers(1, 5)),
             prefix=() if plain else draw(phrases),
             forbidden=() if plain else tuple(draw(st.lists(phrases.filter(bool), max_size=2))),
@@ -198,13 +196,13 @@ def test_whatever_is_asked_for_it_equals_the_definition(
     problem: tuple[Markov, list[Request], SearchConfig], ahead: int
 ) -> None:
     model, requests, config = problem
-    found = drive(Beam(config, SPECIAL, None), model, requests, ahead=ahead)
+    found = drive(Beam, config, model, requests, ahead=ahead)
     for ours, request in zip(found, requests, strict=True):
 
         def scores(y: Sequence[int], sentence: int = request.source[0]) -> Floats:
             return model.tables[sentence, [BOS, *y][-1]]
 
-        same(ours, definition(scores, request, config, SPECIAL), 1e-9)
+        same(ours, definition(scores, *roomy([request], config), config, EOS), 1e-9)
         assert all(tuple(h.tokens[: len(request.prefix)]) == request.prefix for h in ours)
 
 
@@ -277,8 +275,8 @@ def table(*rows: list[float]) -> Floats:
 
 def by_table(tables: Floats, eos: int, *, sources: Sequence[Sequence[int]] = ((0,),), **changes: Any) -> Any:
     model = Markov(tables)
-    requests = [Request(source) for source in sources]
-    return search(model, requests, SearchConfig(**changes), Special(BOS, eos, PAD)), model.steps
+    requests = [asking(source) for source in sources]
+    return search(model, requests, SearchConfig(**changes), eos), model.steps
 
 
 EITHER = table(  # 0 </s>, 1 BOS, 2 a, 3 b
@@ -323,20 +321,20 @@ def test_ties_go_to_the_better_beginning_and_the_lower_id() -> None:
 
 def test_a_prefix_is_said_first_and_counts() -> None:
     model = Markov(EITHER)
-    (found,) = search(model, [Request([0], prefix=(2,))], SearchConfig(best=2), Special(BOS, 0, PAD))
+    (found,) = search(model, [asking([0], prefix=(2,))], SearchConfig(best=2), 0)
     assert [h.tokens for h in found] == [[2, 3], [2]]
     assert found[0].token_scores == pytest.approx([math.log(0.55), math.log(0.8), 0.0], abs=1e-6)
     assert model.steps[:2] == [1, 1]  # one row as long as all beginnings are one
-    ((odd,),) = search(model, [Request([0], prefix=(3, 3))], SearchConfig(), Special(BOS, 0, PAD))
+    ((odd,),) = search(model, [asking([0], prefix=(3, 3))], SearchConfig(), 0)
     assert odd.tokens == [3, 3]  # whatever the model thinks of it
-    ((cut,),) = search(model, [Request([0], prefix=(2, 3))], SearchConfig(extra=1), Special(BOS, 0, PAD))
+    ((cut,),) = search(model, [asking([0], prefix=(2, 3))], SearchConfig(extra=1), 0)
     assert cut.tokens == [2, 3]
 
 
 def test_a_sentence_that_may_neither_end_nor_go_on_keeps_what_it_has() -> None:
-    request = Request([0], forbidden=((0,), (3, 2), (3, 3)))
+    request = asking([0], forbidden=((0,), (3, 2), (3, 3)))
     config = SearchConfig(beam=3, best=3, shortest=4)
-    ((found,),) = search(Markov(EITHER), [request], config, Special(BOS, 0, PAD))
+    ((found,),) = search(Markov(EITHER), [request], config, 0)
     assert found.tokens == [2, 3]  # then only </s> could follow
     assert found.log_probability == pytest.approx(math.log(0.55 * 0.8), abs=1e-6)
 
@@ -346,9 +344,9 @@ def test_a_sentence_that_may_neither_end_nor_go_on_keeps_what_it_has() -> None:
 def test_an_end_that_comes_too_soon_needs_no_more_than_one_candidate_more(shortest: int, scores: bool) -> None:
     silent = table(*[[0.7, 0.0, 0.2, 0.1]] * 4)  # 0 is </s>
     config = SearchConfig(beam=1, shortest=shortest, scores=scores)
-    assert not whole(config, Request([0]))
+    assert not whole(config, asking([0]))
     for ahead in (1, 9):  # alone, and beside others that are older
-        found = drive(Beam(config, Special(BOS, 0, PAD), None), Markov(silent), [Request([0])] * 3, ahead=ahead)
+        found = drive(Beam, config, Markov(silent), [asking([0])] * 3, eos=0, ahead=ahead)
         assert [one.tokens for (one,) in found] == [[2] * shortest] * 3
         for (one,) in found:
             assert not scores or one.log_probability == pytest.approx(
@@ -358,7 +356,7 @@ def test_an_end_that_comes_too_soon_needs_no_more_than_one_candidate_more(shorte
 
 @pytest.mark.parametrize("changes", [{"block": 2}, {"repetition": 0.9}])
 def test_other_wishes_need_all_scores(changes: dict[str, Any]) -> None:
-    assert whole(SearchConfig(**changes), Request([5]))
+    assert whole(SearchConfig(**changes), asking([5]))
 
 
 def test_groups_that_must_differ_do() -> None:
@@ -407,12 +405,17 @@ def test_an_open_hypothesis_holds_its_sentence_while_it_may_win() -> None:
 
 def test_the_past_is_forgotten_when_nobody_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model, config = random_markov(0), SearchConfig(best=4, extra=8)
-    requests = [Request([i % 3] * 4) for i in range(20)]
-    expected = drive(Beam(config, SPECIAL, None), model, requests, ahead=2)
+    requests = [asking([i % 3] * 4) for i in range(20)]
+    expected = drive(Beam, config, model, requests, ahead=2)
     monkeypatch.setattr("regard.decoding.beam.PAST", 3)
-    fleet, start = Beam(config, SPECIAL, None), len(model.steps)
-    assert drive(fleet, model, requests, ahead=2) == expected
-    assert len(fleet._past) <= 12 < 30 < len(model.steps) - start
+    start, fleets = len(model.steps), list[Beam]()
+
+    def kept(config: SearchConfig, eos: int) -> Beam:
+        fleets.append(Beam(config, eos))
+        return fleets[0]
+
+    assert drive(kept, config, model, requests, ahead=2) == expected
+    assert len(fleets[0]._past) <= 12 < 30 < len(model.steps) - start
 
 
 # Hugging Face

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,21 +11,19 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from regard.decoding.beam import Beam, length_penalty, maximum
+from regard.decoding.beam import Beam, length_penalty
 from regard.decoding.constrained import FLOOR, Beginning, Candidate, Constrained, Goal, Lacking, check, share
-from regard.decoding.pool import search, stream
-from regard.decoding.protocol import Hypothesis, Request, SearchConfig, Special
-from tests.decoding.toys import SPECIAL, Markov, drive, random_markov
+from regard.decoding.protocol import Hypothesis, Request, SearchConfig
+from tests.decoding.toys import EOS, Markov, asking, drive, random_markov, roomy, search, stream
 
-EOS = SPECIAL.eos
 V = 11  # 3 to 7 occur in phrases, 8 to 10 do not
 
 
 def constrained(
     model: Markov, requests: Sequence[Request], *, ahead: int = 99, longest: int | None = None, **changes: Any
 ) -> list[list[Hypothesis]]:
-    fleet = Constrained(SearchConfig(**{"extra": 10} | changes), SPECIAL, longest)
-    return drive(fleet, model, requests, ahead=ahead)
+    config = SearchConfig(**{"extra": 10} | changes)
+    return drive(Constrained, config, model, requests, ahead=ahead, longest=longest)
 
 
 def places(tokens: Sequence[int], phrase: Sequence[int]) -> list[int]:
@@ -82,11 +81,11 @@ def test_required_phrases_are_there_and_forbidden_ones_are_not(
     all_of_them: bool,
 ) -> None:
     limit = len(prefix) + sum(map(len, required)) + longer
-    request = Request([0, EOS], prefix=prefix, required=required, forbidden=forbidden)
+    request = asking([0, EOS], prefix=prefix, required=required, forbidden=forbidden)
     changes = config | {"extra": limit - 2, "best": config["beam"] if all_of_them else 1}
     assume(limit >= max(2, config.get("shortest", 0)))
     try:
-        check(request, SearchConfig(**changes), SPECIAL, limit)
+        check(replace(request, room=limit), SearchConfig(**changes), EOS)
     except ValueError:
         texts = (prefix, *required)
         at_odds = any(places(text, other) for text in texts for other in forbidden)
@@ -112,13 +111,13 @@ def test_scores_are_the_models(seed: int, required: tuple[tuple[int, ...], ...],
     model = random_markov(seed, V, 1)
     limit = 22
     (found,) = constrained(
-        model, [Request([0, EOS], required=required)], beam=beam, best=beam, extra=limit - 2, ordered=ordered
+        model, [asking([0, EOS], required=required)], beam=beam, best=beam, extra=limit - 2, ordered=ordered
     )
     for h in found:
         ended = [*h.tokens, EOS][:limit]
         assert h.token_scores == pytest.approx(model.log_probabilities(0, ended), abs=1e-5)
         assert h.score == pytest.approx(h.log_probability / length_penalty(len(ended), 0.6))
-    (worse,) = constrained(model, [Request([0, EOS], required=required)], extra=limit - 2, repetition=1.5)
+    (worse,) = constrained(model, [asking([0, EOS], required=required)], extra=limit - 2, repetition=1.5)
     for h in worse:
         assert h.token_scores == pytest.approx(model.log_probabilities(0, [*h.tokens, EOS][:limit]), abs=1e-5)
         assert h.log_probability == pytest.approx(sum(h.token_scores))
@@ -144,13 +143,13 @@ def test_with_nothing_required_it_is_beam_search(changes: dict[str, Any]) -> Non
     for seed in range(6):
         model = random_markov(seed, 30, 3, sharpness=1.5)
         requests = [
-            Request([0, *[4] * seed, EOS]),
-            Request([1, EOS], prefix=(5, 6)),
-            Request([2, 3, EOS], forbidden=((7,), (8, 9))),
+            asking([0, *[4] * seed, EOS]),
+            asking([1, EOS], prefix=(5, 6)),
+            asking([2, 3, EOS], forbidden=((7,), (8, 9))),
         ]
         config = SearchConfig(**{"extra": 10} | changes)
-        plain = drive(Beam(config, SPECIAL, 12), model, requests)
-        assert drive(Constrained(config, SPECIAL, 12), model, requests) == plain
+        plain = drive(Beam, config, model, requests, longest=12)
+        assert drive(Constrained, config, model, requests, longest=12) == plain
 
 
 def everything(model: Markov, limit: int, alpha: float) -> list[Hypothesis]:
@@ -173,7 +172,7 @@ def test_a_wide_beam_finds_the_best_of_all_that_contain_them(
     required: tuple[tuple[int, ...], ...], ordered: bool, alpha: float
 ) -> None:
     for seed in range(3):
-        model, request = random_markov(seed, 6, 1), Request([0, EOS], required=required)
+        model, request = random_markov(seed, 6, 1), asking([0, EOS], required=required)
         right = [h for h in everything(model, 5, alpha) if satisfied(h.tokens, required, ordered=ordered)][:10]
         changes: dict[str, Any] = {"beam": 400, "best": len(right), "extra": 3, "alpha": alpha, "ordered": ordered}
         (found,) = constrained(model, [request], **changes)
@@ -187,7 +186,7 @@ def test_phrases_may_overlap(required: tuple[tuple[int, ...], ...]) -> None:
     # Room is counted for one phrase after the other, so the longest outputs with an overlap are out of reach.
     lengths = set()
     for seed in range(8):
-        model, request = random_markov(seed, 6, 1), Request([0, EOS], required=required)
+        model, request = random_markov(seed, 6, 1), asking([0, EOS], required=required)
         right = [h for h in everything(model, 6, 0.0) if satisfied(h.tokens, required, ordered=False)]
         best = next(h for h in right if len(h.tokens) <= 6 - 2)
         ((found,),) = constrained(model, [request], beam=400, extra=4, alpha=0.0)
@@ -201,8 +200,8 @@ def test_a_beam_of_four_beats_saying_the_phrases_at_the_ends() -> None:
     wins = 0
     for seed in range(30):
         model = random_markov(seed, V, 1)
-        request = Request([0, EOS], required=((3, 4),))
-        ((plain,),) = drive(Beam(SearchConfig(beam=1, extra=6), SPECIAL, None), model, [Request([0, EOS])])
+        request = asking([0, EOS], required=((3, 4),))
+        ((plain,),) = drive(Beam, SearchConfig(beam=1, extra=6), model, [asking([0, EOS])])
         ((found,),) = constrained(model, [request], beam=4, extra=10, alpha=1.0, penalty="mean")
         naive = []
         for y in ([3, 4, *plain.tokens], [*plain.tokens, 3, 4]):
@@ -219,21 +218,21 @@ def test_a_beam_of_four_beats_saying_the_phrases_at_the_ends() -> None:
 def test_company_order_and_refill_change_nothing(ordered: bool) -> None:
     model = random_markov(0, V)
     needs = [((3, 4), (5,)), ((6, 7, 6),), ((3,),), ()]
-    requests = [Request([i % 3, *[5] * (i % 5), EOS], prefix=(4, 3)[: i % 3], required=needs[i % 4]) for i in range(12)]
+    requests = [asking([i % 3, *[5] * (i % 5), EOS], prefix=(4, 3)[: i % 3], required=needs[i % 4]) for i in range(12)]
     together = constrained(model, requests, best=2, ordered=ordered)
     assert together == constrained(model, requests, ahead=2, best=2, ordered=ordered)
     assert together == constrained(model, requests[::-1], ahead=5, best=2, ordered=ordered)[::-1]
     assert together == [constrained(model, [request], best=2, ordered=ordered)[0] for request in requests]
     config = SearchConfig(extra=10, best=2, ordered=ordered)
-    assert together == search(model, requests, config, SPECIAL, rows=10, workers=2)
+    assert together == search(model, requests, config, rows=10, workers=2)
 
 
 def test_streaming_says_the_same() -> None:
     model = random_markov(1, V)
     config = SearchConfig(extra=10)
-    request = Request([0, EOS], prefix=(8, 9), required=((3, 4), (5,)))
-    pieces = list(stream(model, request, config, SPECIAL))
-    ((found,),) = search(model, [request], config, SPECIAL)
+    request = asking([0, EOS], prefix=(8, 9), required=((3, 4), (5,)))
+    pieces = list(stream(model, request, config))
+    ((found,),) = search(model, [request], config)
     assert list(itertools.chain(*pieces)) == found.tokens
     assert pieces[:2] == [[8], [9]]
 
@@ -242,7 +241,7 @@ def test_streaming_says_the_same() -> None:
 
 
 def test_progress_falls_back_as_far_as_it_must() -> None:
-    goal = Goal(Request([EOS], required=((5, 6, 5, 7), (6, 5, 5))), SearchConfig())
+    goal = Goal(asking([EOS], required=((5, 6, 5, 7), (6, 5, 5))), SearchConfig())
     steps = [(5,), (5, 6), (5, 6, 5), (5, 6), (5, 6, 5), (5,), (5,)]
     lacking = goal.start
     for token, begun in zip([5, 6, 5, 6, 5, 5, 5], steps, strict=True):
@@ -255,7 +254,7 @@ def test_progress_falls_back_as_far_as_it_must() -> None:
 
 def test_in_order_the_next_begins_after_the_last() -> None:
     for ordered, left in ((True, ((4, 5),)), (False, ())):
-        goal = Goal(Request([EOS], required=((3, 4), (4, 5))), SearchConfig(ordered=ordered))
+        goal = Goal(asking([EOS], required=((3, 4), (4, 5))), SearchConfig(ordered=ordered))
         assert goal.after(goal.start, [3, 4, 5]).phrases == left
         assert goal.after(goal.start, [3, 4, 4, 5]).phrases == ()
 
@@ -280,23 +279,23 @@ def test_banks_take_turns() -> None:
 def test_what_the_model_holds_impossible_is_said_if_it_must_be() -> None:
     model = random_markov(0, V, 1)
     model.tables[:, :, 5] = -np.inf
-    ((found,),) = constrained(model, [Request([0, EOS], required=((4, 5),))], extra=4)
+    ((found,),) = constrained(model, [asking([0, EOS], required=((4, 5),))], extra=4)
     assert places(found.tokens, (4, 5))
     assert found.token_scores[found.tokens.index(5)] == FLOOR
 
 
 def test_a_required_phrase_outranks_blocked_repetition() -> None:
     model = random_markov(0, V, 1)
-    ((found,),) = constrained(model, [Request([0, EOS], required=((4, 5, 4, 5), (6,), (6,)))], block=1)
+    ((found,),) = constrained(model, [asking([0, EOS], required=((4, 5, 4, 5), (6,), (6,)))], block=1)
     assert satisfied(found.tokens, ((4, 5, 4, 5), (6,), (6,)), ordered=False)
     others = [token for token in found.tokens if token not in (4, 5, 6)]
     assert len(others) == len(set(others))
 
 
 def test_phrases_that_must_not_meet_are_kept_apart() -> None:
-    request = Request([0, EOS], required=((3, 4), (5, 6)), forbidden=((4, 5), (6, 3)))
+    request = asking([0, EOS], required=((3, 4), (5, 6)), forbidden=((4, 5), (6, 3)))
     with pytest.raises(ValueError, match=r"\(3, 4\), \(5, 6\) do not fit into 4 tokens without"):
-        search(random_markov(0, V, 1), [request], SearchConfig(extra=2), SPECIAL)
+        search(random_markov(0, V, 1), [request], SearchConfig(extra=2))
     for seed in range(5):
         ((found,),) = constrained(random_markov(seed, V, 1), [request], extra=3)
         assert len(found.tokens) == 5
@@ -306,10 +305,10 @@ def test_phrases_that_must_not_meet_are_kept_apart() -> None:
 
 def test_where_everything_is_forbidden_it_ends_as_it_is_or_says_why_it_cannot() -> None:
     model = random_markov(0, 6, 1)
-    request = Request([0, EOS], prefix=(3,), required=((3,),), forbidden=((3, 3), (4,), (5,)))
+    request = asking([0, EOS], prefix=(3,), required=((3,),), forbidden=((3, 3), (4,), (5,)))
     ((found,),) = constrained(model, [request], shortest=3)
     assert found.tokens == [3]
-    stuck = Request([0, EOS], required=((3,), (3,)), forbidden=((3, 3), (4,), (5,)))
+    stuck = asking([0, EOS], required=((3,), (3,)), forbidden=((3, 3), (4,), (5,)))
     with pytest.raises(ValueError, match=r"no output was found that contains \(3,\), \(3,\)"):
         constrained(model, [stuck])
 
@@ -318,12 +317,9 @@ def test_where_everything_is_forbidden_it_ends_as_it_is_or_says_why_it_cannot() 
     ("asked", "changes", "message"),
     [
         ({"required": ((3,), ())}, {}, "a required phrase is empty"),
-        ({"required": ((3, EOS),)}, {}, r"phrase \(3, 2\) holds the mark 2"),
-        ({"required": ((0, 3),)}, {}, r"phrase \(0, 3\) holds the mark 0"),
-        ({"required": ((SPECIAL.bos,),)}, {}, r"phrase \(1,\) holds the mark 1"),
+        ({"required": ((3, EOS),)}, {}, r"phrase \(3, 2\) holds the end, 2"),
         ({"required": ((3, 4, 5),), "forbidden": ((7,), (4, 5))}, {}, r"\(3, 4, 5\) contains \(4, 5\), which is forb"),
         ({"required": ((3,),), "prefix": (4, 5), "forbidden": ((5,),)}, {}, r"prefix \(4, 5\) contains \(5,\)"),
-        ({"required": ((3,),), "prefix": (4, EOS)}, {}, r"prefix \(4, 2\) holds the mark 2"),
         (
             {"required": ((3, 4), (5, 6, 7))},
             {"extra": 2},
@@ -334,13 +330,13 @@ def test_where_everything_is_forbidden_it_ends_as_it_is_or_says_why_it_cannot() 
     ],
 )
 def test_what_cannot_be_is_refused(asked: dict[str, Any], changes: dict[str, Any], message: str) -> None:
-    request, config = Request([0, EOS], **asked), SearchConfig(**changes)
+    request, config = asking([0, EOS], **asked), SearchConfig(**changes)
     with pytest.raises(ValueError, match=message):
-        check(request, config, SPECIAL, maximum(request, config, None))
+        check(*roomy([request], config), config, EOS)
 
 
 def test_phrases_that_are_hopelessly_entangled_are_refused_at_once() -> None:
     ids = range(10, 40)
     required, forbidden = tuple((i,) for i in ids), tuple((a, b) for a in ids for b in ids if a != b)
     with pytest.raises(ValueError, match="do not fit"):
-        check(Request([2], required=required, forbidden=forbidden), SearchConfig(), Special(1, 2, 0), 58)
+        check(asking([2], room=58, required=required, forbidden=forbidden), SearchConfig(), EOS)

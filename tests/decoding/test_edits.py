@@ -18,9 +18,10 @@ from transformers.generation.logits_process import (
 )
 
 from regard.decoding.edits import edit, log_soft_max
-from regard.decoding.protocol import Floats, Request, SearchConfig, Special, best_of
+from regard.decoding.protocol import Floats, Request, SearchConfig, best_of
+from tests.decoding.toys import asking
 
-SPECIAL = Special(bos=1, eos=2, pad=0)
+EOS = 2
 V = 7
 
 phrase = st.lists(st.integers(0, V - 1), min_size=1, max_size=4).map(tuple)
@@ -42,7 +43,7 @@ def hugging_face(log_p: Floats, written: list[list[int]], requests: list[Request
         if request.forbidden:
             processors.append(NoBadWordsLogitsProcessor([list(p) for p in request.forbidden], eos_token_id=-1))
         if config.shortest:
-            processors.append(MinLengthLogitsProcessor(config.shortest, SPECIAL.eos))
+            processors.append(MinLengthLogitsProcessor(config.shortest, EOS))
         said = torch.tensor([tokens], dtype=torch.long)
         scored: Tensor = torch.from_numpy(row[None].copy())
         for process in processors:
@@ -67,10 +68,10 @@ def test_equals_hugging_face(
     repetition: float,
 ) -> None:
     config = SearchConfig(shortest=shortest, block=block, repetition=repetition)
-    requests = [Request([5, 2], forbidden=phrases) for phrases in forbidden[: len(written)]]
+    requests = [asking([5, 2], forbidden=phrases) for phrases in forbidden[: len(written)]]
     log_p = scores(len(written))
     expected = hugging_face(log_p, written, requests, config)
-    edit(log_p, written, requests, config, SPECIAL)
+    edit(log_p, written, requests, config, EOS)
     np.testing.assert_allclose(log_p, expected, rtol=1e-6)
 
 
@@ -90,7 +91,7 @@ def test_equals_hugging_face(
 )
 def test_by_hand(changes: dict[str, Any], request_changes: dict[str, Any], written: list[int], gone: list[int]) -> None:
     log_p, before = scores(1), scores(1)
-    edit(log_p, [written], [Request([5, 2], **request_changes)], SearchConfig(**changes), SPECIAL)
+    edit(log_p, [written], [asking([5, 2], **request_changes)], SearchConfig(**changes), EOS)
     assert np.flatnonzero(np.isneginf(log_p[0])).tolist() == gone
     rest = [token for token in range(V) if token not in gone]
     assert log_p[0, rest].tolist() == before[0, rest].tolist()
@@ -98,12 +99,12 @@ def test_by_hand(changes: dict[str, Any], request_changes: dict[str, Any], writt
 
 def test_repetition_counts_a_token_once_and_keeps_what_is_impossible_so() -> None:
     log_p = np.array([[-1.0, -2.0, 0.0, -math.inf]], dtype=np.float32)
-    edit(log_p, [[1, 1, 2, 3]], [Request([3])], SearchConfig(repetition=2.0), SPECIAL)
+    edit(log_p, [[1, 1, 2, 3]], [asking([3])], SearchConfig(repetition=2.0), EOS)
     assert log_p.tolist() == [[-1.0, -4.0, 0.0, -math.inf]]
 
 
 def test_no_row_at_all() -> None:
-    edit(scores(0), [], [], SearchConfig(shortest=1, block=2, repetition=2.0), SPECIAL)
+    edit(scores(0), [], [], SearchConfig(shortest=1, block=2, repetition=2.0), EOS)
 
 
 def test_log_soft_max_is_torchs_and_rounds_like_the_slow_truth() -> None:

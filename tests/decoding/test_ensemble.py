@@ -8,7 +8,7 @@ import pytest
 from regard.decoding.edits import log_soft_max
 from regard.decoding.ensemble import Ensemble
 from regard.decoding.protocol import Floats
-from tests.decoding.toys import SPECIAL, Markov, random_markov
+from tests.decoding.toys import BOS, PAD, Markov, random_markov
 
 SOURCES = [[0, 5, 2], [2, 2], [1, 2]]
 
@@ -17,7 +17,7 @@ def probabilities(model: Any, tokens: list[int]) -> Floats:
     rows = model.rows()
     rows.start(SOURCES)
     rows.reorder(np.array([2, 2, 0]))
-    rows.step(np.full(3, SPECIAL.bos))
+    rows.step(np.full(3, BOS))
     return np.exp(log_soft_max(rows.step(np.array(tokens))))
 
 
@@ -37,7 +37,7 @@ def test_of_one_model_any_number_of_times_is_the_model() -> None:
         ours, theirs = ensemble.rows(), model.rows()
         for rows in (ours, theirs):
             rows.start(SOURCES)
-        found, expected = (rows.best(np.full(3, SPECIAL.bos), 6) for rows in (ours, theirs))
+        found, expected = (rows.best(np.full(3, BOS), 6) for rows in (ours, theirs))
         assert found.tokens.tolist() == expected.tokens.tolist()
         np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
 
@@ -47,15 +47,15 @@ def test_an_ensemble_may_be_a_member_and_what_no_member_says_is_never_said() -> 
     flat = probabilities(Ensemble(models), [3, 4, 5])
     nested = Ensemble([Ensemble(models[:2]), Ensemble(models[2:])])
     np.testing.assert_allclose(probabilities(nested, [3, 4, 5]), flat, rtol=1e-5)
-    assert (flat[:, [SPECIAL.bos, SPECIAL.pad]] == 0).all()
+    assert (flat[:, [BOS, PAD]] == 0).all()
     assert (flat[:, 2:] > 0).all()
 
 
 def test_limits_are_the_strictest() -> None:
     table = np.zeros((1, 4, 4), dtype=np.float32)
     free, short, long = Markov(table), Markov(table, longest=7), Markov(table, longest=9, ragged=False)
-    assert (Ensemble([free, long, short]).longest, Ensemble([free, long, short]).ragged) == (7, False)
-    assert (Ensemble([free, free]).longest, Ensemble([free, free]).ragged) == (None, True)
+    assert (Ensemble([free, long, short]).room([1]), Ensemble([free, long, short]).ragged) == (7, False)
+    assert (Ensemble([free, free]).room([1]), Ensemble([free, free]).ragged) == (None, True)
     assert Ensemble([free, short]).vocabulary == 4
 
 

@@ -14,11 +14,10 @@ import torch
 from regard.data.treebank import from_linear
 from regard.decoding.grammar import TreeRule
 from regard.decoding.module import Module
-from regard.decoding.pool import search, stream
 from regard.decoding.protocol import Request, SamplingConfig, Searchable, SearchConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import Native
-from tests.decoding.toys import SPECIAL, Markov, random_markov
+from tests.decoding.toys import EOS, Markov, asking, random_markov, search, stream
 
 NAMES = ["<pad>", "<s>", "</s>", "(S", "(NP", ")S", ")NP", "XX"]
 RULE = TreeRule({3: 5, 4: 6}, leaf=7, eos=2)
@@ -50,7 +49,7 @@ def ways(source: list[int], written: list[int], room: int) -> Iterator[tuple[int
     allowed = RULE.allowed(source, written, room)
     assert len(set(allowed)) == len(allowed) > 0
     for token in allowed:
-        if token == SPECIAL.eos:
+        if token == EOS:
             yield tuple(written)
         else:
             yield from ways(source, [*written, token], room - 1)
@@ -66,11 +65,11 @@ def test_the_rule_allows_every_tree_and_nothing_else(leaves: int, room: int) -> 
 def requests(count: int) -> list[Request]:
     draw = random.Random(7)
     sources = ([*draw.choices(range(8, V), k=draw.randint(1, 9)), 2] for _ in range(count))
-    return [Request(source, seed=i, rule=RULE) for i, source in enumerate(sources)]
+    return [asking(source, seed=i, rule=RULE) for i, source in enumerate(sources)]
 
 
 def check(model: Searchable, config: SearchConfig, asked: list[Request]) -> None:
-    for request, outputs in zip(asked, search(model, asked, config, SPECIAL, rows=24), strict=True):
+    for request, outputs in zip(asked, search(model, asked, config, rows=24), strict=True):
         assert outputs
         for output in outputs:
             assert is_tree(output.tokens, len(request.source) - 1)
@@ -90,7 +89,7 @@ def test_any_model_writes_trees(engine: str, name: str) -> None:
         model = Transformer(config).eval()
         with torch.no_grad():
             model.output.weight.mul_(sharpness)  # sure of things that are no trees
-        check(Native(model) if engine == "native" else Module(model, pad=0), SEARCHES[name], requests(12))
+        check(Native(model) if engine == "native" else Module(model), SEARCHES[name], requests(12))
 
 
 def test_both_engines_write_the_same_trees() -> None:
@@ -99,7 +98,7 @@ def test_both_engines_write_the_same_trees() -> None:
     torch.manual_seed(4)
     model = Transformer(TransformerConfig.tiny(V, d_model=32, d_ff=32, heads=2)).eval()
     for config in (SEARCHES["greedy"], SEARCHES["beam"]):
-        ours, theirs = (search(each, requests(20), config, SPECIAL) for each in (Native(model), Module(model, pad=0)))
+        ours, theirs = (search(each, requests(20), config) for each in (Native(model), Module(model)))
         assert [[h.tokens for h in each] for each in ours] == [[h.tokens for h in each] for each in theirs]
 
 
@@ -115,7 +114,7 @@ def test_a_wide_beam_finds_the_best_of_all_trees() -> None:
         model = random_markov(seed, vocabulary=8)
         source = [1, 1, 1, 2]
         config = SearchConfig(beam=600, alpha=0.0, extra=6)
-        best = search(model, [Request(source, rule=RULE)], config, SPECIAL)[0][0]
+        best = search(model, [asking(source, rule=RULE)], config)[0][0]
         every = ways(source, [], len(source) + config.extra)
         scores = {tokens: math.fsum(model.log_probabilities(1, [*tokens, 2])) for tokens in every}
         assert tuple(best.tokens) == max(scores, key=scores.__getitem__)
@@ -124,36 +123,36 @@ def test_a_wide_beam_finds_the_best_of_all_trees() -> None:
 
 def test_those_without_a_rule_are_as_they_were() -> None:
     model, config = random_markov(3), SearchConfig(beam=3, extra=6)
-    free = [Request([i % 3, 1, 2]) for i in range(6)]
-    alone = search(model, free, config, SPECIAL)
-    mixed = search(model, [*free, Request([1, 1, 2], rule=RULE)], config, SPECIAL)
+    free = [asking([i % 3, 1, 2]) for i in range(6)]
+    alone = search(model, free, config)
+    mixed = search(model, [*free, asking([1, 1, 2], rule=RULE)], config)
     assert mixed[:-1] == alone
     assert is_tree(mixed[-1][0].tokens, 2)
 
 
 def test_a_tree_is_streamed_and_continues_a_prefix() -> None:
     model, config = random_markov(5), SearchConfig(beam=3, extra=8)
-    request = Request([1, 1, 1, 2], prefix=(4, 3, 7), rule=RULE)
-    best = search(model, [request], config, SPECIAL)[0][0].tokens
+    request = asking([1, 1, 1, 2], prefix=(4, 3, 7), rule=RULE)
+    best = search(model, [request], config)[0][0].tokens
     assert best[:3] == [4, 3, 7]
     assert is_tree(best, 3)
-    assert [token for some in stream(model, request, config, SPECIAL) for token in some] == best
+    assert [token for some in stream(model, request, config) for token in some] == best
 
 
 @pytest.mark.parametrize(
     ("request_", "config", "match"),
     [
-        (Request([5, 2], rule=RULE), SearchConfig(extra=1), "needs 4 tokens, and there is room for 3"),
-        (Request([2], rule=RULE), SearchConfig(), "sentence 0: a tree has at least 1 leaf"),
-        (Request([5, 2], prefix=(3, 5), rule=RULE), SearchConfig(), "token 5 of the prefix of sentence 0 breaks"),
-        (Request([5, 2], forbidden=((7,),), rule=RULE), SearchConfig(), "leave required and forbidden"),
-        (Request([5, 2], required=((7,),), rule=RULE), SearchConfig(), "leave required and forbidden"),
-        (Request([5, 2], rule=RULE), SearchConfig(block=2), "`block` out"),
+        (asking([5, 2], rule=RULE), SearchConfig(extra=1), "needs 4 tokens, and there is room for 3"),
+        (asking([2], rule=RULE), SearchConfig(), "sentence 0: a tree has at least 1 leaf"),
+        (asking([5, 2], prefix=(3, 5), rule=RULE), SearchConfig(), "sentence 0: token 5 of its prefix breaks"),
+        (asking([5, 2], forbidden=((7,),), rule=RULE), SearchConfig(), "leave required and forbidden"),
+        (asking([5, 2], required=((7,),), rule=RULE), SearchConfig(), "leave required and forbidden"),
+        (asking([5, 2], rule=RULE), SearchConfig(block=2), "`block` out"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_search(request_: Request, config: SearchConfig, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        search(random_markov(0), [request_], config, SPECIAL)
+        search(random_markov(0), [request_], config)
 
 
 @dataclass(frozen=True)
@@ -170,4 +169,4 @@ class Always:
 @pytest.mark.parametrize("config", [SearchConfig(beam=2), SearchConfig(sampling=SamplingConfig())])
 def test_a_rule_that_allows_nothing_that_there_is_gives_no_output(ids: list[int], config: SearchConfig) -> None:
     with pytest.raises(ValueError, match=r"a rule allows \[.*\] after \[\]: it must be one id at least"):
-        search(random_markov(0, vocabulary=V), [Request([1, 2], rule=Always(ids))], config, SPECIAL)
+        search(random_markov(0, vocabulary=V), [asking([1, 2], rule=Always(ids))], config)

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regard.core.generation import EncoderDecoder
 from regard.decoding.module import Module
-from regard.decoding.pool import search
-from regard.decoding.protocol import DAMAGED, Request, SearchConfig, Special, best_of
+from regard.decoding.protocol import DAMAGED, SearchConfig, best_of
 from regard.models.transformer import Memory, Transformer, TransformerConfig
+from tests.decoding.toys import asking, search
 
-V, PAD = 11, 0
+V = 11
 
 
 def build(**changes: Any) -> Transformer:
@@ -27,7 +28,7 @@ def build(**changes: Any) -> Transformer:
     return model
 
 
-class Fixed:
+class Fixed(EncoderDecoder):
     """A model whose logits are what it is told."""
 
     def __init__(self, logits: Tensor) -> None:
@@ -56,7 +57,7 @@ def test_whatever_happens_to_rows_each_is_the_model_alone(
     story: list[tuple[int, int, bool]], bitwise: bool, changes: dict[str, Any]
 ) -> None:
     model = build(**changes)
-    rows = Module(model, pad=PAD, bitwise=bitwise).rows()
+    rows = Module(model, bitwise=bitwise).rows()
     at_work: list[list[tuple[list[int], list[int]]]] = []  # for each sentence its rows: source, and what was read
     for new, seed, even in story:
         random = np.random.default_rng(seed)
@@ -88,21 +89,21 @@ def test_whatever_happens_to_rows_each_is_the_model_alone(
 
 
 def test_a_memory_is_copied_for_no_row_of_an_even_beam() -> None:
-    rows = Module(build(), pad=PAD).rows()
+    rows = Module(build()).rows()
     rows.start([[1, 2, 3], [4, 5]])
     rows.step(np.array([1, 1]))
     (group,) = rows._groups
-    keys, memory = [layer.cross_attention.keys for layer in group.cache], group.memory
+    keys, memory = [layer.cross_attention.keys for layer in group.state.cache], group.state.memory
     rows.reorder(np.array([0, 0, 0, 1, 1, 1]))
     rows.step(np.arange(1, 7))
     rows.reorder(np.array([2, 0, 1, 5, 5, 3]))
-    assert all(layer.cross_attention.keys is old for layer, old in zip(group.cache, keys, strict=True))
-    assert group.memory is memory
-    past = group.cache[0].self_attention.keys
+    assert all(layer.cross_attention.keys is old for layer, old in zip(group.state.cache, keys, strict=True))
+    assert group.state.memory is memory
+    past = group.state.cache[0].self_attention.keys
     rows.reorder(np.arange(6))
-    assert group.cache[0].self_attention.keys is past  # nor is anything, where nothing changes
+    assert group.state.cache[0].self_attention.keys is past  # nor is anything, where nothing changes
     rows.reorder(np.array([3, 4, 5]))
-    assert len(group.memory.states) == len(group.cache[0].cross_attention.keys) == 1
+    assert len(group.state.memory.states) == len(group.state.cache[0].cross_attention.keys) == 1
     rows.reorder(np.array([], np.int64))
     assert rows._groups == []
 
@@ -113,7 +114,7 @@ def test_the_best_are_those_of_the_slow_truth(n: int, normalise: bool) -> None:
     g = torch.Generator().manual_seed(n)
     for logits in (torch.randint(-3, 3, (30, 40), generator=g).float(), torch.randn(30, 40, generator=g)):
         logits[torch.rand(30, 40, generator=g) < 0.2] = -torch.inf
-        module = Module(Fixed(logits), pad=PAD)
+        module = Module(Fixed(logits))
         rows = module.rows()
         rows.start([[1]] * 30)
         best = rows.best(np.ones(30, np.int64), n, normalise=normalise)
@@ -128,14 +129,14 @@ def test_the_best_are_those_of_the_slow_truth(n: int, normalise: bool) -> None:
 def test_scores_that_are_no_numbers_are_refused(value: float, n: int, normalise: bool) -> None:
     logits = torch.zeros(3, 40)
     logits[1, 7] = value
-    rows = Module(Fixed(logits), pad=PAD).rows()
+    rows = Module(Fixed(logits)).rows()
     rows.start([[1]] * 3)
     with pytest.raises(ValueError, match=DAMAGED[:30]):
         rows.best(np.ones(3, np.int64), n, normalise=normalise)
 
 
 def test_bitwise_every_bit_hangs_on_the_sentence_alone() -> None:
-    module = Module(build(d_model=64, d_ff=128), pad=PAD, bitwise=True)
+    module = Module(build(d_model=64, d_ff=128), bitwise=True)
     random = np.random.default_rng(0)
     sources = [random.integers(1, V, n).tolist() for n in (9, 3, 14, 1, 5, 5, 7)]
     together = module.rows()
@@ -156,16 +157,16 @@ def test_bitwise_every_bit_hangs_on_the_sentence_alone() -> None:
 
 
 def test_it_knows_the_model_and_refuses_what_does_not_fit() -> None:
-    assert Module(build(), pad=PAD).longest is None
-    learned = Module(build(positions="learned", max_length=33), pad=PAD)
-    assert (learned.longest, learned.vocabulary, learned.ragged) == (33, V, False)
-    apart = Module(build(tie="target", source_vocabulary=20), pad=PAD).rows()
+    assert Module(build()).room([1] * 99) is None
+    learned = Module(build(positions="learned", max_length=33))
+    assert (learned.room([1]), learned.vocabulary, learned.ragged) == (33, V, False)
+    apart = Module(build(tie="target", source_vocabulary=20)).rows()
     apart.start([[19]])
     assert apart.step(np.array([1])).shape == (1, V)
     with pytest.raises(ValueError, match="the ids 3 to 20, the model reads 0 to 19"):
         apart.start([[5], [20, 3]])
     with pytest.raises(ValueError, match=r"in training mode.* model\.eval\(\)"):
-        Module(build().train(), pad=PAD)
+        Module(build().train())
 
 
 @pytest.mark.parametrize("repetition", [1.0, 1.2])  # the best of each row alone, or all scores
@@ -174,14 +175,12 @@ def test_bitwise_scores_hang_neither_on_company_nor_on_threads(repetition: float
     model.encoder.register_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
     model.decoder.register_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
     random, before = np.random.default_rng(0), torch.get_num_threads()
-    requests = [Request([*random.integers(3, V, n).tolist(), 2]) for n in (3, 9, 1, 12, 5, 7)]
-    config, module = SearchConfig(beam=3, best=3, extra=8, repetition=repetition), Module(model, pad=PAD, bitwise=True)
+    requests = [asking([*random.integers(3, V, n).tolist(), 2]) for n in (3, 9, 1, 12, 5, 7)]
+    config, module = SearchConfig(beam=3, best=3, extra=8, repetition=repetition), Module(model, bitwise=True)
     torch.set_num_threads(2)
     try:
         found = [
-            search(module, requests, config, Special(1, 2, PAD), rows=rows, workers=workers)
-            for workers in (1, 2, 3)
-            for rows in (3, 100)
+            search(module, requests, config, rows=rows, workers=workers) for workers in (1, 2, 3) for rows in (3, 100)
         ]
         assert torch.get_num_threads() == 2
     finally:

@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.decoding.pool import search, stream
-from regard.decoding.protocol import Floats, Hypothesis, Ints, Request, SamplingConfig, SearchConfig, Special
-from tests.decoding.toys import SPECIAL, Markov, MarkovRows, random_markov
+from regard.decoding.protocol import Floats, Hypothesis, Ints, Request, SamplingConfig, SearchConfig
+from tests.decoding.toys import Markov, MarkovRows, asking, random_markov, search, stream
 
 
 def requests(seed: int, count: int, vocabulary: int = 8) -> list[Request]:
     """Sentences of many lengths; some have prefixes, or words that are forbidden."""
     random = np.random.default_rng(seed)
     return [
-        Request(
+        asking(
             [int(random.integers(3))] * int(random.integers(1, 9)),
             prefix=tuple(random.integers(3, vocabulary, random.choice([0, 0, 3])).tolist()),
             forbidden=((4,),) if random.random() < 0.2 else (),
@@ -53,12 +52,12 @@ def test_neither_company_nor_order_nor_threads_change_anything(
 ) -> None:
     model, config = random_markov(seed % 7, ragged=ragged), SearchConfig(**{"extra": 5} | CONFIGS[name])
     asked = requests(seed, count)
-    alone = [search(model, [one], config, SPECIAL)[0] for one in asked]
+    alone = [search(model, [one], config)[0] for one in asked]
     model.steps.clear()
-    assert key(search(model, asked, config, SPECIAL, **limits)) == key(alone)
+    assert key(search(model, asked, config, **limits)) == key(alone)
     assert max(model.steps, default=0) <= max(limits["rows"], 1 if config.sampling else config.beam)
     order = np.random.default_rng(seed).permutation(count).tolist()
-    shuffled = search(model, [asked[i] for i in order], config, SPECIAL, **limits)
+    shuffled = search(model, [asked[i] for i in order], config, **limits)
     assert key(shuffled) == key([alone[i] for i in order])
 
 
@@ -78,15 +77,15 @@ def test_a_refusal_may_sleep_until_it_matters(seed: int, name: str, workers: int
     model, config = random_markov(seed % 7), SearchConfig(**{"extra": 5} | CONFIGS[name])
     asked = [replace(request, prefix=()) for request in requests(seed, 6)]
     awake, asleep = ([replace(one, refusal=After(sleeps)) for one in asked] for sleeps in (False, True))
-    found = search(model, awake, config, SPECIAL, workers=workers)
+    found = search(model, awake, config, workers=workers)
     if name == "bare":  # a greedy search without scores has some where everything is looked at
-        said = [[h.tokens for h in row] for row in search(model, asleep, config, SPECIAL, workers=workers)]
+        said = [[h.tokens for h in row] for row in search(model, asleep, config, workers=workers)]
         assert said == [[h.tokens for h in row] for row in found]
     else:
-        assert key(search(model, asleep, config, SPECIAL, workers=workers)) == key(found)
+        assert key(search(model, asleep, config, workers=workers)) == key(found)
     if config.sampling is None:
         for request, row in zip(asleep, found, strict=True):
-            assert [token for piece in stream(model, request, config, SPECIAL) for token in piece] == row[0].tokens
+            assert [token for piece in stream(model, request, config) for token in piece] == row[0].tokens
 
 
 def key(found: list[list[Hypothesis]]) -> str:
@@ -98,9 +97,9 @@ def key(found: list[list[Hypothesis]]) -> str:
 def test_a_stream_is_the_best_output_in_pieces(seed: int, name: str) -> None:
     model, config = random_markov(seed % 7), SearchConfig(**{"extra": 9} | CONFIGS[name])
     for request in requests(seed, 3):
-        pieces = list(stream(model, request, config, SPECIAL))
+        pieces = list(stream(model, request, config))
         assert all(pieces)
-        assert [token for piece in pieces for token in piece] == search(model, [request], config, SPECIAL)[0][0].tokens
+        assert [token for piece in pieces for token in piece] == search(model, [request], config)[0][0].tokens
 
 
 def test_greedy_search_streams_token_by_token_and_a_beam_as_soon_as_it_is_sure() -> None:
@@ -109,12 +108,12 @@ def test_greedy_search_streams_token_by_token_and_a_beam_as_soon_as_it_is_sure()
         sure[0, a, b] = 0.0
     for beam in (1, 4):
         model, said = Markov(sure), list[tuple[int, int]]()
-        for piece in stream(model, Request([0], prefix=(3,)), SearchConfig(beam=beam), SPECIAL):
+        for piece in stream(model, asking([0], prefix=(3,)), SearchConfig(beam=beam)):
             said += [(token, len(model.steps)) for token in piece]
         assert [token for token, _ in said] == [3, 4, 0]
         assert said[0] == (3, 1)  # a prefix is certain
     model = Markov(sure)
-    greedy = stream(model, Request([0]), SearchConfig(beam=1), SPECIAL)
+    greedy = stream(model, asking([0]), SearchConfig(beam=1))
     assert [(piece, len(model.steps)) for piece in greedy] == [([3], 1), ([4], 2), ([0], 3)]
 
 
@@ -147,10 +146,10 @@ def clock() -> Floats:
 
 
 def test_places_are_filled_again_at_once_or_when_half_are_free() -> None:
-    asked = [Request([0] * n) for n in (1, 2, 3, 4, 5, 6, 7, 8)]  # each takes as many steps
+    asked = [asking([0] * n) for n in (1, 2, 3, 4, 5, 6, 7, 8)]  # each takes as many steps
     ragged, padded = Watched(clock(), ragged=True), Watched(clock(), ragged=False)
     for model in (ragged, padded):
-        found = search(model, asked, SearchConfig(beam=1, extra=0), SPECIAL, rows=4)
+        found = search(model, asked, SearchConfig(beam=1, extra=0), rows=4)
         assert [len(one.tokens) for (one,) in found] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert ragged.starts == [(4, 0), (1, 3), (1, 3), (1, 3), (1, 3)]  # the longest first
     assert padded.starts == [(4, 0), (2, 2), (2, 2)]
@@ -158,8 +157,8 @@ def test_places_are_filled_again_at_once_or_when_half_are_free() -> None:
 
 def test_sentences_share_the_tokens_there_are_and_one_may_have_them_all() -> None:
     model = Watched(clock(), ragged=True)
-    asked = [Request([0] * n) for n in (9, 4, 3, 2)]
-    search(model, asked, SearchConfig(beam=1, extra=0), SPECIAL, tokens=7)
+    asked = [asking([0] * n) for n in (9, 4, 3, 2)]
+    search(model, asked, SearchConfig(beam=1, extra=0), tokens=7)
     assert model.starts == [(1, 0), (2, 0), (1, 1)]  # 9; 4 and 3; 2, when 3 is done
 
 
@@ -172,7 +171,7 @@ def test_workers_share_the_sentences() -> None:
             names.add(threading.current_thread().name)
             return super().rows()
 
-    found = search(Met(clock()), [Request([0] * n) for n in range(1, 30)], SearchConfig(), SPECIAL, workers=2)
+    found = search(Met(clock()), [asking([0] * n) for n in range(1, 30)], SearchConfig(), workers=2)
     assert all(found)
     assert len(names) == 2
 
@@ -191,17 +190,17 @@ def test_an_error_in_a_worker_stops_all_and_is_raised(workers: int) -> None:
 
     model = Broken(clock())
     with pytest.raises(ValueError, match="the disk is full"):
-        search(model, [Request([0] * 20)] * 200, SearchConfig(), SPECIAL, rows=8, workers=workers)
+        search(model, [asking([0] * 20)] * 200, SearchConfig(), rows=8, workers=workers)
     assert len(model.steps) < 200  # of the thousands there would have been
 
 
 def test_many_draws_take_no_more_rows_than_there_are_and_a_far_limit_no_memory() -> None:
     model, config = random_markov(1), SearchConfig(best=50, extra=10**9, sampling=SamplingConfig())
-    asked = [Request([0, 2], seed=7), Request([1, 2], seed=8)]
-    expected = search(model, asked, config, SPECIAL, rows=100)
+    asked = [asking([0, 2], seed=7), asking([1, 2], seed=8)]
+    expected = search(model, asked, config, rows=100)
     for rows in (1, 7, 49):
         model.steps.clear()
-        assert search(model, asked, config, SPECIAL, rows=rows) == expected
+        assert search(model, asked, config, rows=rows) == expected
         assert max(model.steps) <= rows
 
 
@@ -211,35 +210,35 @@ def test_many_draws_take_no_more_rows_than_there_are_and_a_far_limit_no_memory()
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request([]), "sentence 1 is empty"),
-        (Request([0] * 41), "sentence 1 has 41 tokens, the model reads 40 at most: split it"),
-        (Request([0], prefix=(3,) * 12), "the prefix of sentence 1 has 12 tokens, its output may have 11"),
-        (Request([0], prefix=(3, 2)), "the prefix of sentence 1 contains the end token 2"),
-        (Request([0], prefix=(3, 8)), r"token 8 \(prefix, sentence 1\) is none of the model's: they are 0 to 7"),
-        (Request([0], required=((3,), (-1,))), r"token -1 \(required, sentence 1\)"),
-        (Request([0], forbidden=((3,), ())), "a forbidden phrase of sentence 1 is empty"),
-        (Request([0], forbidden=((99, 3),)), r"token 99 \(forbidden, sentence 1\)"),
+        (asking([]), "sentence 1: it is empty"),
+        (asking([0] * 41), "sentence 1: it has 41 tokens, the model reads 40 at most: split it"),
+        (asking([0], prefix=(3,) * 12), "sentence 1: its prefix has 12 tokens, its output may have 11"),
+        (asking([0], prefix=(3, 2)), "sentence 1: its prefix contains the end token 2"),
+        (asking([0], prefix=(3, 8)), r"sentence 1: token 8 \(prefix\) is none of the model's: they are 0 to 7"),
+        (asking([0], required=((3,), (-1,))), r"sentence 1: token -1 \(required\)"),
+        (asking([0], forbidden=((3,), ())), "sentence 1: a forbidden phrase is empty"),
+        (asking([0], forbidden=((99, 3),)), r"sentence 1: token 99 \(forbidden\)"),
     ],
 )
 def test_what_cannot_be_searched_for_is_refused_before_anything_is(request_: Request, message: str) -> None:
     model = random_markov(0)
     model.longest = 40
     with pytest.raises(ValueError, match=message):
-        search(model, [Request([0]), request_], SearchConfig(extra=10), SPECIAL)
+        search(model, [asking([0]), request_], SearchConfig(extra=10))
     with pytest.raises(ValueError, match=message.replace("sentence 1", "sentence 0")):
-        list(stream(model, request_, SearchConfig(extra=10), SPECIAL))
+        list(stream(model, request_, SearchConfig(extra=10)))
     assert model.steps == []
 
 
 def test_contradictions_and_nothing_at_all() -> None:
     model = random_markov(0)
-    with pytest.raises(ValueError, match="shortest = 9: an output for these 2 tokens has at most 8: lower it"):
-        search(model, [Request([0, 2])], SearchConfig(shortest=9, extra=6), SPECIAL)
-    ((cut,),) = search(model, [Request([0, 2])], SearchConfig(shortest=8, extra=6), SPECIAL)
+    with pytest.raises(ValueError, match="shortest = 9: its output has at most 8 tokens: lower it"):
+        search(model, [asking([0, 2])], SearchConfig(shortest=9, extra=6))
+    ((cut,),) = search(model, [asking([0, 2])], SearchConfig(shortest=8, extra=6))
     assert len(cut.tokens) == 8
     for name in ("rows", "tokens", "workers"):
         with pytest.raises(ValueError, match=f"{name} = 0: it must be at least 1"):
-            search(model, [], SearchConfig(), SPECIAL, **{name: 0})
+            search(model, [], SearchConfig(), **{name: 0})
     with pytest.raises(ValueError, match="required phrases, which need a beam search"):
-        search(model, [Request([0], required=((3,),))], SearchConfig(sampling=SamplingConfig()), SPECIAL)
-    assert search(model, [], SearchConfig(), Special(1, 2, 0), workers=2) == []
+        search(model, [asking([0], required=((3,),))], SearchConfig(sampling=SamplingConfig()))
+    assert search(model, [], SearchConfig(), workers=2) == []

@@ -24,9 +24,7 @@ from transformers.generation.logits_process import (
 
 from regard.decoding.protocol import Hypothesis, Request, SamplingConfig, SearchConfig
 from regard.decoding.sampling import Sampling, chances, distribution
-from tests.decoding.toys import SPECIAL, Markov, drive, random_markov
-
-EOS = SPECIAL.eos
+from tests.decoding.toys import BOS, EOS, Markov, asking, drive, random_markov
 
 
 def sample(
@@ -34,7 +32,7 @@ def sample(
 ) -> list[list[Hypothesis]]:
     sampling = SamplingConfig(**{name: changes.pop(name) for name in list(changes) if hasattr(SamplingConfig, name)})
     config = SearchConfig(**{"sampling": sampling, "extra": 10} | changes)
-    return drive(Sampling(config, SPECIAL, longest), model, requests, ahead=ahead)
+    return drive(Sampling, config, model, requests, ahead=ahead, longest=longest)
 
 
 # Filters
@@ -123,9 +121,9 @@ QUANTILE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52}
 def test_frequencies_match_the_distribution(asked: dict[str, Any]) -> None:
     """Of the first token, and of the second after each first."""
     model, n = random_markov(3, 8, sharpness=1.0), 4000
-    (drawn,) = sample(model, [Request([1, EOS], seed=5)], best=n, extra=0, **asked)
+    (drawn,) = sample(model, [asking([1, EOS], seed=5)], best=n, extra=0, **asked)
     says = [h.tokens if len(h.tokens) == 2 else [*h.tokens, EOS] for h in drawn]
-    after: dict[int, list[int]] = {SPECIAL.bos: [y[0] for y in says]}
+    after: dict[int, list[int]] = {BOS: [y[0] for y in says]}
     for y in says:
         if y[0] != EOS:
             after.setdefault(y[0], []).append(y[1])
@@ -144,7 +142,7 @@ def test_frequencies_match_the_distribution(asked: dict[str, Any]) -> None:
 @pytest.mark.parametrize("best", [1, 3])
 def test_company_order_and_refill_change_nothing(best: int) -> None:
     model = random_markov(0)
-    requests = [Request([i % 3, *[5] * (i % 4), EOS], prefix=(4, 3)[: i % 3], seed=i // 2) for i in range(12)]
+    requests = [asking([i % 3, *[5] * (i % 4), EOS], prefix=(4, 3)[: i % 3], seed=i // 2) for i in range(12)]
     together = sample(model, requests, best=best, top_p=0.9)
     assert together == sample(model, requests, best=best, top_p=0.9)
     assert together == sample(model, requests, ahead=2, best=best, top_p=0.9)
@@ -157,7 +155,7 @@ def test_company_order_and_refill_change_nothing(best: int) -> None:
 
 def test_more_draws_begin_with_the_fewer_and_may_repeat() -> None:
     model = random_markov(1, 5)
-    requests = [Request([0, EOS], seed=4), Request([2, EOS], seed=4)]
+    requests = [asking([0, EOS], seed=4), asking([2, EOS], seed=4)]
     many, few = sample(model, requests, best=40), sample(model, requests, best=7)
     assert [each[:7] for each in many] == few
     assert len({tuple(h.tokens) for h in many[0]}) not in (1, 40)
@@ -167,7 +165,7 @@ def test_scores_are_the_models_own() -> None:
     model = random_markov(2)
     changes = {"temperature": 3.0, "top_k": 4, "repetition": 1.3, "shortest": 2, "alpha": 1.0}
     cut = 0
-    for i, drawn in enumerate(sample(model, [Request([i, 4, EOS], seed=i) for i in range(3)], best=20, **changes)):
+    for i, drawn in enumerate(sample(model, [asking([i, 4, EOS], seed=i) for i in range(3)], best=20, **changes)):
         for h in drawn:
             ended = [*h.tokens, EOS][:13]
             assert h.token_scores == pytest.approx(model.log_probabilities(i, ended), abs=1e-5)
@@ -179,7 +177,7 @@ def test_scores_are_the_models_own() -> None:
 
 def test_edits_and_prefixes_are_held() -> None:
     model = random_markov(4, sharpness=1.0)
-    request = Request([0, 5, EOS], prefix=(4, 5), forbidden=((6,), (5, 3)), seed=1)
+    request = asking([0, 5, EOS], prefix=(4, 5), forbidden=((6,), (5, 3)), seed=1)
     (drawn,) = sample(model, [request], best=200, shortest=4, block=2)
     said = {tuple(h.tokens) for h in drawn}
     assert len(said) > 20
@@ -194,19 +192,19 @@ def test_edits_and_prefixes_are_held() -> None:
 
 def test_a_prefix_costs_one_row_and_may_fill_the_output() -> None:
     model = random_markov(4)
-    (drawn,) = sample(model, [Request([0, EOS], prefix=(4, 5, 3, 4))], best=3, extra=2)
+    (drawn,) = sample(model, [asking([0, EOS], prefix=(4, 5, 3, 4))], best=3, extra=2)
     assert model.steps == [1, 1, 1, 1]
     assert [h.tokens for h in drawn] == [[4, 5, 3, 4]] * 3
     model.steps.clear()
-    sample(model, [Request([0, EOS], prefix=(4, 5))], best=3, extra=2)
+    sample(model, [asking([0, EOS], prefix=(4, 5))], best=3, extra=2)
     assert model.steps[:3] == [1, 1, 1]
-    (short,) = sample(model, [Request([0, EOS])], best=50, extra=40, longest=2)
+    (short,) = sample(model, [asking([0, EOS])], best=50, extra=40, longest=2)
     assert {len(h.tokens) for h in short} <= {0, 1, 2}
 
 
 def test_where_everything_is_forbidden_it_ends_as_it_is() -> None:
     model = random_markov(0, 5)
-    (drawn,) = sample(model, [Request([0, EOS], prefix=(3,), forbidden=((3,), (4,)))], best=2, shortest=3)
+    (drawn,) = sample(model, [asking([0, EOS], prefix=(3,), forbidden=((3,), (4,)))], best=2, shortest=3)
     assert [h.tokens for h in drawn] == [[3], [3]]
     assert all(math.isfinite(h.score) and len(h.token_scores) == 1 for h in drawn)
 
@@ -214,9 +212,9 @@ def test_where_everything_is_forbidden_it_ends_as_it_is() -> None:
 def test_settled_is_what_all_draws_share() -> None:
     model = random_markov(0)
     config = SearchConfig(best=2, sampling=SamplingConfig())
-    fleet, rows = Sampling(config, SPECIAL, None), model.rows()
+    fleet, rows = Sampling(config, EOS), model.rows()
     rows.start([[0, EOS], [1, EOS]])
-    fleet.add([(7, Request([0, EOS], prefix=(4, 5, 3), seed=1)), (8, Request([1, EOS], seed=2))])
+    fleet.add([(7, asking([0, EOS], prefix=(4, 5, 3), seed=1)), (8, asking([1, EOS], seed=2))])
     known: dict[int, list[list[int]]] = {7: [], 8: []}
     results: dict[int, list[Hypothesis]] = {}
     while len(fleet):
@@ -236,7 +234,7 @@ def test_random_numbers_are_uniform_and_a_seed_is_a_whole_number_from_0() -> Non
     assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # the 0.999 quantile of 19 degrees of freedom
     assert len(np.unique(numbers)) == numbers.size
     with pytest.raises(ValueError, match="seed = -1"):
-        sample(random_markov(0), [Request([0], seed=-1)])
+        sample(random_markov(0), [asking([0], seed=-1)])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -244,4 +242,4 @@ def test_scores_that_are_no_numbers_are_refused(value: float) -> None:
     model = random_markov(0)
     model.tables[0, :, 5] = value
     with pytest.raises(ValueError, match="the model's scores are not numbers"):
-        sample(model, [Request([0, EOS])])
+        sample(model, [asking([0, EOS])])

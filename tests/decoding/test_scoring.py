@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.decoding.module import Module
-from regard.decoding.pool import search
-from regard.decoding.protocol import Request, SearchConfig, Special
+from regard.decoding.protocol import SearchConfig
 from regard.decoding.scoring import batches, log_probabilities
 from regard.models.transformer import Transformer, TransformerConfig
+from tests.decoding.toys import asking, search
 
-SPECIAL = Special(bos=1, eos=2, pad=0)
+BOS, EOS = 1, 2
 V = 30
 
 
@@ -30,7 +30,7 @@ def some_pairs(n: int) -> list[tuple[list[int], list[int]]]:
     def side(low: int) -> list[int]:
         return [draw.randrange(3, V) for _ in range(draw.randint(low, 12))]
 
-    return [([*side(1), SPECIAL.eos], side(0)) for _ in range(n)]
+    return [([*side(1), EOS], side(0)) for _ in range(n)]
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope", "t5"])
@@ -38,22 +38,22 @@ def some_pairs(n: int) -> list[tuple[list[int], list[int]]]:
 def test_each_token_has_its_cross_entropy(positions: str, tokens: int) -> None:
     """Against the model's own forward pass, a pair at a time and in fp64."""
     transformer, pairs = model(positions=positions).double(), some_pairs(9)
-    found = log_probabilities(transformer, pairs, special=SPECIAL, tokens=tokens)
+    found = log_probabilities(transformer, pairs, first=BOS, eos=EOS, tokens=tokens)
     assert [len(row) for row in found] == [len(target) + 1 for _, target in pairs]
     for (source, target), row in zip(pairs, found, strict=True):
         with torch.inference_mode():
-            logits = transformer(torch.tensor([source]), torch.tensor([[SPECIAL.bos, *target]]))[0]
-        expected = -F.cross_entropy(logits, torch.tensor([*target, SPECIAL.eos]), reduction="none")
+            logits = transformer(torch.tensor([source]), torch.tensor([[BOS, *target]]))[0]
+        expected = -F.cross_entropy(logits, torch.tensor([*target, EOS]), reduction="none")
         torch.testing.assert_close(torch.tensor(row).double(), expected, atol=1e-5, rtol=0)
 
 
 def test_it_agrees_with_what_a_search_says_of_its_outputs() -> None:
     transformer = model()
-    requests = [Request(source) for source, _ in some_pairs(6)]
+    requests = [asking(source) for source, _ in some_pairs(6)]
     config = SearchConfig(beam=3, best=3, extra=4)
-    outputs = search(Module(transformer, pad=0), requests, config, SPECIAL)
+    outputs = search(Module(transformer), requests, config)
     each = [(request, hypothesis) for request, row in zip(requests, outputs, strict=True) for hypothesis in row]
-    found = log_probabilities(transformer, [(r.source, h.tokens) for r, h in each], special=SPECIAL)
+    found = log_probabilities(transformer, [(r.source, h.tokens) for r, h in each], first=BOS, eos=EOS)
     for (_, hypothesis), row in zip(each, found, strict=True):
         scores = row[: len(hypothesis.token_scores)]  # an output that was cut has no end
         assert hypothesis.token_scores == pytest.approx(scores, abs=1e-4)
@@ -70,7 +70,7 @@ def test_no_more_logits_are_held_than_was_said(monkeypatch: pytest.MonkeyPatch) 
         return logits
 
     monkeypatch.setattr(transformer, "decode", watched)
-    log_probabilities(transformer, some_pairs(20), special=SPECIAL, tokens=8)
+    log_probabilities(transformer, some_pairs(20), first=BOS, eos=EOS, tokens=8)
     assert max(held) <= 8
 
 
@@ -80,11 +80,11 @@ def test_batches_hold_each_pair_once_and_little() -> None:
     assert sorted(i for batch in found for i in batch) == list(range(40))
     assert all(len(batch) * max(max(len(pairs[i][0]), len(pairs[i][1]) + 1) for i in batch) <= 32 for batch in found)
     assert list(batches([], 32)) == []
-    assert log_probabilities(model(), [], special=SPECIAL) == []
+    assert log_probabilities(model(), [], first=BOS, eos=EOS) == []
 
 
 def test_damaged_weights_are_refused() -> None:
     transformer = model()
     transformer.output.weight.data[5] = math.nan
     with pytest.raises(ValueError, match="not numbers"):
-        log_probabilities(transformer, some_pairs(1), special=SPECIAL)
+        log_probabilities(transformer, some_pairs(1), first=BOS, eos=EOS)

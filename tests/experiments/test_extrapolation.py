@@ -12,8 +12,7 @@ import torch
 from rich.console import Console
 
 from regard.core.positions import ABSOLUTE, RELATIVE
-from regard.data.corpora import RAW
-from regard.data.scan import SCAN, SUMS
+from regard.data.corpora import CORPORA
 from regard.experiments import extrapolation, lab
 from regard.experiments.extrapolation import ACTIONS, LETTERS, SIMPLE, WORDS, beyond, merged, reach
 from regard.experiments.lab import Result, Trial
@@ -29,18 +28,20 @@ TINY = {"d_model": 16, "layers": 1, "heads": 2, "dropout": 0.0}
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Multi30k of sentences of all lengths, and a SCAN of one verb; no cache but the test's own."""
     draw, words = random.Random(0), {"en": "a man dog runs sees red big", "de": "ein mann hund läuft sieht rot groß"}
-    for stem in RAW.stems:
+    texts = CORPORA["multi30k-en-de"].form
+    for stem in texts.stems:
         sentences = [[draw.randrange(7) for _ in range(draw.randint(3, 90))] for _ in range(200)]
         for language, own in words.items():
             text = "".join(" ".join(own.split()[i] for i in sentence) + " .\n" for sentence in sentences)
             _put(tmp_path / "data" / "multi30k" / f"{stem}.{language}", text)
-            monkeypatch.setitem(RAW.sums, f"{stem}.{language}", hashlib.sha256(text.encode()).hexdigest())
+            monkeypatch.setitem(texts.sums, f"{stem}.{language}", hashlib.sha256(text.encode()).hexdigest())
     for split in ("length", "simple"):
         for part, lengths in (("train", range(1, 23)), ("test", range(24, 49) if split == "length" else range(1, 49))):
             text = "".join(f"IN:{' walk' * n} OUT:{' I_WALK' * n}\n" for n in lengths for _ in range(2))
-            name = SCAN[split].files[part]
+            files = CORPORA[f"scan-in-out-{split}"].form.files
+            name, _ = files[part]
             _put(tmp_path / "data" / "scan" / name, text)
-            monkeypatch.setitem(SUMS, name, hashlib.sha256(text.encode()).hexdigest())
+            monkeypatch.setitem(files, part, (name, hashlib.sha256(text.encode()).hexdigest()))
     monkeypatch.setenv("REGARD_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
 

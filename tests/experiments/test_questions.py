@@ -343,5 +343,5 @@ def test_a_pass_can_be_timed_and_padding_is_not_in_it() -> None:
     found = cost.timed(Path(), QUIET, n=8, batch=2, d=16, repeats=1)
     assert set(found["training"]) == set(found["decoding"]) == set(cost.LAYERS)
     assert min(*found["training"].values(), *found["decoding"].values()) > 0
-    assert collate(unseen("sort", [scale.LENGTHS[-1]], 0, 4)).source.min() > 0
+    assert collate(unseen("sort", [scale.LENGTHS[-1]], 0, 4))["source"].min() > 0
     assert SIZES["smoke"].steps < SIZES["small"].steps < SIZES["full"].steps

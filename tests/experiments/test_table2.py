@@ -10,7 +10,7 @@ from regard.experiments import lab, table2
 from regard.experiments.charts import Chart
 from regard.experiments.lab import Result
 from regard.experiments.table2 import MODELS, PAPER, agreement, cost_of, level
-from regard.models.accounting import parameters
+from regard.models.costs import parameters
 from regard.recipes import recipe as recipes
 
 

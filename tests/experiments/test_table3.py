@@ -12,7 +12,7 @@ from regard.experiments import lab, runs, table3
 from regard.experiments.charts import Chart
 from regard.experiments.lab import Result
 from regard.experiments.table3 import ROWS, differences, spearman
-from regard.models.accounting import parameters
+from regard.models.costs import parameters
 from regard.recipes import recipe as recipes
 from regard.recipes import train as pipeline
 

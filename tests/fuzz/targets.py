@@ -20,7 +20,7 @@ from regard.core.quantised import quantise
 from regard.data.lexicon import Shortlist
 from regard.data.tokenizers import KINDS, Tokenizer, TokensConfig
 from regard.models import storage
-from regard.models.catalogue import build, configure
+from regard.models.family import build, configure
 from regard.recipes import recipe as recipes
 from regard.training.checkpoints import FILES, MANIFEST, Snapshots
 from regard.training.config import TrainConfig
@@ -167,7 +167,7 @@ def huggingface() -> list[Files]:
         tokens = Tokenizer.learn(TokensConfig("bpe", 280), LINES)
         torch.manual_seed(0)
         model: Any = build(configure("tiny", [*SMALL, "heads=2", "d_ff=8"], vocabulary=len(tokens)))
-        write_huggingface(Source(model, tokens._rust), directory)
+        write_huggingface(Source(model, tokens.rust), directory)
 
     return [made(write)]
 

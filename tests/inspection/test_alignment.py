@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.inspection.alignment import align_words, source_attention, words_of_prefixes, words_of_spans
+from regard.inspection.alignment import align_words, source_attention
 from regard.inspection.taps import edit, record
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -16,20 +16,22 @@ def model() -> Transformer:
 
 def test_attention_is_the_mean_over_heads_and_layers_or_of_one_layer() -> None:
     transformer, source, target = model(), torch.randint(3, 20, (2, 6)), torch.randint(3, 20, (2, 4))
+    inputs = {"source": source, "target": target}
     with record(transformer) as seen, torch.inference_mode():
         transformer(source, target)
     cross = [seen[f"decoder.layers.{i}.cross_attention"].mean(1) for i in range(3)]
-    torch.testing.assert_close(source_attention(transformer, source, target), sum(cross, torch.zeros(())) / 3)
-    torch.testing.assert_close(source_attention(transformer, source, target, layer=-2), cross[1])
+    torch.testing.assert_close(source_attention(transformer, inputs), sum(cross, torch.zeros(())) / 3)
+    torch.testing.assert_close(source_attention(transformer, inputs, layer=-2), cross[1])
     with pytest.raises(ValueError, match="layer = 3: the decoder has layers 0 to 2"):
-        source_attention(transformer, source, target, layer=3)
+        source_attention(transformer, inputs, layer=3)
     with pytest.raises(ValueError, match="no cross_attention"):
-        source_attention(torch.nn.Linear(2, 2), source, target)
+        source_attention(torch.nn.Linear(2, 2), inputs)
 
 
 def test_a_model_that_looks_at_known_places_is_aligned_there() -> None:
     """The weights are forced: token t of the target looks at token 4 - t of the source."""
     transformer, source, target = model(), torch.randint(3, 20, (1, 6)), torch.randint(3, 20, (1, 5))
+    inputs = {"source": source, "target": target}
 
     def backwards(weights: Tensor) -> Tensor:
         forced = torch.zeros_like(weights)
@@ -38,7 +40,7 @@ def test_a_model_that_looks_at_known_places_is_aligned_there() -> None:
         return forced
 
     with edit(transformer, {f"decoder.layers.{i}.cross_attention": backwards for i in range(3)}):
-        weights = source_attention(transformer, source, target)[0]
+        weights = source_attention(transformer, inputs)[0]
     assert align_words(weights, range(5), range(4)) == [(4, 0), (3, 1), (2, 2), (1, 3)]
     assert align_words(weights, [0, 1, 1, 1, 2], [0, 0, 0, 1]) == [(1, 0), (1, 1)]  # two of three parts in word 1
 
@@ -48,10 +50,3 @@ def test_an_end_never_counts_and_nothing_aligns_with_nothing() -> None:
     assert align_words(weights, [0, 1], [0]) == [(1, 0)]
     assert align_words(weights, [], [0]) == []
     assert align_words(weights, [0], []) == []
-
-
-def test_words_of_tokens() -> None:
-    assert words_of_prefixes(["", "▁", "a", "a b", "a b", "a b "]) == [0, 0, 0, 1, 1, 1]
-    text = "  one two\u2003three"
-    assert words_of_spans(text, [(0, 2), (2, 5), (5, 7), (7, 9), (9, 10), (10, 15)]) == [0, 0, 1, 1, 1, 2]
-    assert words_of_spans("", [(0, 0)]) == [0]

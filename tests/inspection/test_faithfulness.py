@@ -94,7 +94,7 @@ def test_what_is_left_out_is_left_out_one_at_a_time(rows: int) -> None:
 def test_each_step_compares_attention_with_both_over_the_words_alone() -> None:
     model, words = transformer(), [0, 1, 2, 3]
     found = faithfulness(model, SOURCE, TARGET, PREDICTED, {0, 1, 2}, tokens=20)
-    attended = source_attention(model, SOURCE, TARGET)[0][:, words]
+    attended = source_attention(model, {"source": SOURCE, "target": TARGET})[0][:, words]
     slopes = gradients(model, SOURCE, TARGET, PREDICTED)[:, words]
     changes = leave_one_out(model, SOURCE, TARGET, PREDICTED, words)
     for t in range(4):

@@ -1,12 +1,11 @@
 """Importance is the gradient that calculus says; a curve of silenced heads is what silencing them gives."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import Tensor
 
 from regard.core.quantised import quantise
+from regard.data.batching import Batch
 from regard.inspection.importance import (
     ablate_each,
     head_importance,
@@ -22,26 +21,20 @@ FIRST = "encoder.layers.0.self_attention"
 CROSS = "decoder.layers.1.cross_attention"
 
 
-@dataclass
-class Pairs:
-    source: Tensor
-    target: Tensor
-    labels: Tensor
-
-    def __getitem__(self, name: str) -> Tensor:
-        return getattr(self, name)
-
-    def row(self, i: int) -> "Pairs":
-        """One sentence without its padding."""
-        source, labels = self.source[i], self.labels[i]
-        T = int((labels != 0).sum())
-        return Pairs(source[source != 0][None], self.target[i, :T][None], labels[:T][None])
+def row(batch: Batch, i: int) -> Batch:
+    """One sentence without its padding."""
+    source, target, labels = (batch[name][i] for name in ("source", "target", "labels"))
+    T = int((labels != 0).sum())
+    return Batch({"source": source[source != 0][None], "target": target[:T][None], "labels": labels[:T][None]}, T)
 
 
-BATCH = Pairs(
-    source=torch.tensor([[5, 9, 3, 7, 2, 4], [8, 6, 2, 0, 0, 0], [3, 3, 4, 2, 0, 0]]),
-    target=torch.tensor([[1, 4, 4, 9], [1, 7, 0, 0], [1, 5, 6, 0]]),
-    labels=torch.tensor([[4, 4, 9, 2], [7, 2, 0, 0], [5, 6, 2, 0]]),
+BATCH = Batch(
+    {
+        "source": torch.tensor([[5, 9, 3, 7, 2, 4], [8, 6, 2, 0, 0, 0], [3, 3, 4, 2, 0, 0]]),
+        "target": torch.tensor([[1, 4, 4, 9], [1, 7, 0, 0], [1, 5, 6, 0]]),
+        "labels": torch.tensor([[4, 4, 9, 2], [7, 2, 0, 0], [5, 6, 2, 0]]),
+    },
+    count=9,
 )
 
 
@@ -52,15 +45,18 @@ def model() -> Transformer:
     return Transformer(config).double().eval()
 
 
-def of_one_sentence(model: Transformer, pair: Pairs, name: str, head: int, factor: float) -> float:
+def of_one_sentence(model: Transformer, pair: Batch, name: str, head: int, factor: float) -> float:
     with edit(model, {name: {head: factor}}):
-        return loss(model, [pair], pad=0) * pair.labels.numel()
+        return loss(model, [pair], pad=0) * pair["labels"].numel()
 
 
 def test_loss_is_the_mean_over_labels_and_padding_does_not_count(model: Transformer) -> None:
-    alone = [BATCH.row(i) for i in range(3)]
+    alone = [row(BATCH, i) for i in range(3)]
     by_hand = [
-        -model(pair.source, pair.target).log_softmax(-1)[0, range(pair.labels.numel()), pair.labels[0]].sum().item()
+        -model(pair["source"], pair["target"])
+        .log_softmax(-1)[0, range(pair["labels"].numel()), pair["labels"][0]]
+        .sum()
+        .item()
         for pair in alone
     ]
     assert loss(model, [BATCH], pad=0) == pytest.approx(sum(by_hand) / 9, abs=1e-6)
@@ -75,14 +71,14 @@ def test_importance_is_the_mean_of_absolute_slopes(model: Transformer, name: str
         slopes = [
             (of_one_sentence(model, pair, name, head, 1 + step) - of_one_sentence(model, pair, name, head, 1 - step))
             / (2 * step)
-            for pair in map(BATCH.row, range(3))
+            for pair in (row(BATCH, i) for i in range(3))
         ]
         assert found[name][head].item() == pytest.approx(sum(map(abs, slopes)) / 3, rel=1e-3, abs=1e-6)
 
 
 def test_batches_change_nothing(model: Transformer) -> None:
     together = head_importance(model, [BATCH], pad=0, normalise=False)
-    alone = head_importance(model, [BATCH.row(i) for i in range(3)], pad=0, normalise=False)
+    alone = head_importance(model, [row(BATCH, i) for i in range(3)], pad=0, normalise=False)
     assert list(together) == list(attentions(model))
     for name, x in together.items():
         torch.testing.assert_close(alone[name], x, atol=1e-6, rtol=1e-5)
@@ -95,12 +91,12 @@ def test_the_heads_of_an_attention_have_norm_one(model: Transformer) -> None:
 
 
 def test_importance_leaves_no_trace_and_silent_heads_have_none(model: Transformer) -> None:
-    before = model(BATCH.source, BATCH.target)
+    before = model(BATCH["source"], BATCH["target"])
     with edit(model, {FIRST: {1: 0.0, 2: 0.0}}):
         found = head_importance(model, [BATCH], pad=0)
     assert found[FIRST].gt(0).tolist() == [True, False, False, True]
     assert all(p.grad is None for p in model.parameters())
-    assert torch.equal(model(BATCH.source, BATCH.target), before)
+    assert torch.equal(model(BATCH["source"], BATCH["target"]), before)
 
 
 def test_whole_numbers_and_no_sentences_are_refused(model: Transformer) -> None:

@@ -3,14 +3,16 @@
 import pytest
 import torch
 
-from regard.inspection.maps import Words, in_words, merge, translation_maps, without_special, words_of_pieces
+from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap
 from regard.inspection.taps import record
+from regard.inspection.words import Words, merge
 from regard.models.transformer import Transformer, TransformerConfig
 
 READ = ["the", "cat", "sat", "</s>"]
 WRITTEN = ["el", "gato", "</s>"]
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 2]]), torch.tensor([[1, 8, 9]])
+INPUTS, TEXTS = {"source": SOURCE, "target": TARGET}, {"source": READ, "target": WRITTEN}
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +23,7 @@ def model() -> Transformer:
 
 @pytest.fixture(scope="module")
 def maps(model: Transformer) -> dict[str, AttentionMap]:
-    return {each.name: each for each in translation_maps(model.train(), SOURCE, TARGET, READ, WRITTEN)}
+    return {each.name: each for each in attention_maps(model.train(), INPUTS, TEXTS)}
 
 
 def test_cross_attention_comes_first_then_the_decoder_then_the_encoder_each_by_layer(
@@ -67,33 +69,33 @@ def test_a_word_is_predicted_from_the_words_before_it(maps: dict[str, AttentionM
 
 
 def test_a_source_that_is_padded_needs_a_text_for_its_padding_too(model: Transformer) -> None:
-    wider = torch.cat([SOURCE, torch.tensor([[0]])], dim=1)
-    maps = {each.name: each for each in translation_maps(model, wider, TARGET, [*READ, "<pad>"], WRITTEN)}
+    wider = INPUTS | {"source": torch.cat([SOURCE, torch.tensor([[0]])], dim=1)}
+    maps = {each.name: each for each in attention_maps(model, wider, TEXTS | {"source": [*READ, "<pad>"]})}
     assert not maps["decoder.layers.0.cross_attention"].weights[:, :, -1].any()
     with pytest.raises(ValueError, match=r"need \(5, 5\) queries and keys; got \(4, 4\) texts"):
-        translation_maps(model, wider, TARGET, READ, WRITTEN)
+        attention_maps(model, wider, TEXTS)
 
 
 def test_a_missing_word_is_named_with_its_map(model: Transformer) -> None:
     with pytest.raises(ValueError, match=r"decoder\.layers\.0\.self_attention: .* got \(2, 2\) texts"):
-        translation_maps(model, SOURCE, TARGET, READ, WRITTEN[1:])
+        attention_maps(model, INPUTS, TEXTS | {"target": WRITTEN[1:]})
 
 
 def test_names_and_heads_choose(model: Transformer, maps: dict[str, AttentionMap]) -> None:
-    some = translation_maps(model, SOURCE, TARGET, READ, WRITTEN, names="decoder.*.cross_attention", heads=[3, 0])
+    some = attention_maps(model, INPUTS, TEXTS, names="decoder.*.cross_attention", heads=[3, 0])
     assert [each.name for each in some] == [f"decoder.layers.{i}.cross_attention" for i in range(3)]
     for each in some:
         assert each.numbers == [3, 0]
         torch.testing.assert_close(each.weights, maps[each.name].weights[[3, 0]])
     with pytest.raises(ValueError, match=r"self_attention has heads 0\.\.3, not 4"):
-        translation_maps(model, SOURCE, TARGET, READ, WRITTEN, heads=[0, 4])
+        attention_maps(model, INPUTS, TEXTS, heads=[0, 4])
     with pytest.raises(ValueError, match=r"view = 'rollout': choose weights or norm"):
-        translation_maps(model, SOURCE, TARGET, READ, WRITTEN, view="rollout")
+        attention_maps(model, INPUTS, TEXTS, view="rollout")
 
 
 def test_norms_are_lengths_of_what_leaves_the_head(model: Transformer) -> None:
     name = "decoder.layers.1.cross_attention"
-    (found,) = translation_maps(model, SOURCE, TARGET, READ, WRITTEN, names=name, view="norm", heads=[2])
+    (found,) = attention_maps(model, INPUTS, TEXTS, names=name, view="norm", heads=[2])
     with record(model, name, what=("weights", "values")) as seen, torch.no_grad():
         model(SOURCE, TARGET)
     weights, values = seen.weights[name][0, 2], seen.values[name][0, 2]
@@ -121,10 +123,16 @@ WORDS = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_a_map_by_words_keeps_specials_by_themselves(maps: dict[str, AttentionMap], name: str) -> None:
+def test_a_map_by_words_keeps_specials_by_themselves(
+    model: Transformer, maps: dict[str, AttentionMap], name: str
+) -> None:
     """As if "the cat" were two tokens of one word, and "el gato" as well."""
     tokens = maps[name]
-    found = in_words(tokens, Words([0, 0, 1], ["the cat", "sat"]), Words([0, 0], ["el gato"]))
+    words = {
+        "source": Words([0, 0, 1, 2], ["the cat", "sat", "</s>"]),
+        "target": Words([0, 0, 1], ["el gato", "</s>"]),
+    }
+    (found,) = attention_maps(model, INPUTS, TEXTS, words=words, names=name)
     queries, keys = WORDS[name]
     assert (found.queries, found.keys) == (queries, keys)
     first = tokens.weights[:, :2].mean(1)  # the first word's two rows
@@ -150,21 +158,5 @@ def test_without_special_tokens_rows_are_shares_again(maps: dict[str, AttentionM
 
 
 def test_lengths_are_no_shares(model: Transformer) -> None:
-    for whole in translation_maps(model, SOURCE, TARGET, READ, WRITTEN, names="encoder.*", view="norm"):
+    for whole in attention_maps(model, INPUTS, TEXTS, names="encoder.*", view="norm"):
         torch.testing.assert_close(without_special(whole).weights, whole.weights[:, :-1, :-1])
-
-
-@pytest.mark.parametrize(
-    ("kind", "pieces", "words"),
-    [
-        ("bpe", ["▁", "s", "lo", "w", "▁dog", "."], [0, 0, 0, 0, 1, 1]),
-        ("char", ["a", "▁", "d", "o", "▁", "▁", "c"], [0, 1, 1, 1, 2, 2, 2]),
-        ("unigram", ["▁我", "们", "很", "好", "。", "▁OK"], [0, 1, 2, 3, 4, 5]),
-        ("wordpiece", ["play", "##ing", "##s", ",", "now"], [0, 0, 0, 1, 2]),
-        ("none", ["a", "pl@@", "ay@@", "ing", "<unk>"], [0, 1, 1, 1, 2]),
-        ("other", ["Hello", "Ġwor", "ld"], [0, 1, 1]),
-        ("bpe", [], []),
-    ],
-)
-def test_pieces_make_words(kind: str, pieces: list[str], words: list[int]) -> None:
-    assert words_of_pieces(pieces, kind) == words

@@ -1,33 +1,39 @@
 """Each measure on maps whose answer a person can work out, in each direction, with padding in the way."""
 
 from math import log
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from regard.data.batching import collate
+from regard.data.batching import Batch, collate
+from regard.inspection.axes import Axes, Axis
 from regard.inspection.measures import (
     HeadMeasures,
     Tokens,
     joined,
-    kind_of,
     measure,
     punctuation,
-    sentence_measures,
     tally,
 )
 from regard.inspection.taps import edit
 from regard.models.transformer import Transformer, TransformerConfig
+from tests.inspection.toys import encoder_only, language_model
 
 PAD, BOS, EOS = 0, 1, 2
 TOKENS = Tokens(PAD, BOS, EOS, frozenset({9}))
 
 
+SIDES = {
+    "encoder": Axes(Axis("source"), Axis("source")),
+    "decoder": Axes(Axis("target"), Axis("target", late=True), causal=True),
+    "cross": Axes(Axis("target"), Axis("source")),
+}
+
+
 def of(kind: str, weights: Tensor, tokens: Tokens = TOKENS, **ids: list[list[int]]) -> list[HeadMeasures]:
-    batch: Any = {name: torch.tensor(rows) for name, rows in ids.items()}
-    return tally(kind, weights, batch, tokens).measures()
+    batch = Batch({name: torch.tensor(rows) for name, rows in ids.items()}, count=0)
+    return tally(SIDES[kind], weights, batch, tokens).measures()
 
 
 def encoder(weights: list[list[float]], source: list[int], tokens: Tokens = TOKENS) -> HeadMeasures:
@@ -134,7 +140,7 @@ def test_entropy_is_smoothed_over_the_keys_in_sight() -> None:
 
 def test_rare_is_the_one_rarest_in_sight() -> None:
     counts = torch.tensor([0, 0, 0, 0, 0, 50, 3, 3, 10])
-    tokens = Tokens(PAD, BOS, EOS, source_counts=counts, target_counts=counts)
+    tokens = Tokens(PAD, BOS, EOS, counts={"source": counts, "target": counts})
     rows = [[0.1, 0.7, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], [0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7]]
     assert encoder(rows, [5, 6, 8, EOS], tokens).rare == pytest.approx(1 / 4)  # 6; the end is none
     assert encoder(rows, [5, 6, 7, EOS], tokens).rare is None  # 6 and 7 are as rare
@@ -148,7 +154,7 @@ def test_padding_changes_nothing() -> None:
     model = Transformer(TransformerConfig.tiny(12, encoder_layers=1, decoder_layers=1, d_model=16, d_ff=16)).eval()
     pairs = [([5, 6, 5, 9], [7, 8, 7]), ([5, 6, 7, 8, 9, 3, 4], [8, 9, 8, 7, 9, 8])]
     counts = torch.arange(12)
-    tokens = Tokens(PAD, BOS, EOS, frozenset({9}), counts, counts)
+    tokens = Tokens(PAD, BOS, EOS, frozenset({9}), {"source": counts, "target": counts})
     together = measure(model, [collate(pairs)], tokens)
     apart = measure(model, [collate(pairs[:1]), collate(pairs[1:])], tokens)
     assert list(together) == list(apart)
@@ -180,30 +186,48 @@ def test_what_a_model_is_made_to_look_at_is_what_is_measured() -> None:
 
 def test_sentences_are_kept_apart_and_can_be_joined() -> None:
     ids = {"source": [[5, 6, EOS]], "target": [[BOS]], "labels": [[EOS]]}
-    batch: Any = {name: torch.tensor(rows) for name, rows in ids.items()}
+    batch = Batch({name: torch.tensor(rows) for name, rows in ids.items()}, count=0)
     forward, backward = torch.eye(3).roll(1, 1)[None, None], torch.eye(3).roll(-1, 1)[None, None]
-    both = joined([tally("encoder", weights, batch, TOKENS) for weights in (forward, backward)])
+    both = joined([tally(SIDES["encoder"], weights, batch, TOKENS) for weights in (forward, backward)])
     assert both.of_sentence("next").tolist() == both.of_sentence("positional +1").tolist() == [[1.0], [0.0]]
     assert both.measures()[0].next == pytest.approx(0.5)
 
 
-def test_a_sentence_as_the_explorer_has_it() -> None:
+def test_measures_by_name_are_those_that_there_are() -> None:
     torch.manual_seed(0)
-    maps = {
-        "encoder.layers.0.self_attention": torch.rand(2, 4, 4).softmax(-1),
-        "decoder.layers.0.self_attention": torch.rand(2, 3, 3).tril().softmax(-1),
-        "decoder.layers.0.cross_attention": torch.rand(2, 3, 4).softmax(-1),
-    }
-    found = sentence_measures(maps, [5, 6, 9, EOS], [7, 8, EOS], TOKENS)
-    assert [(each["name"], each["head"]) for each in found] == [(name, head) for name in maps for head in range(2)]
-    assert found[0]["positional"].keys() == {"offset", "share"}
-    assert "next" in found[0]
-    assert "next" not in found[2]
-    unfinished = sentence_measures({"decoder.layers.0.self_attention": torch.ones(1, 1, 1)}, [5, EOS], [7], TOKENS)
-    assert unfinished == [{"name": "decoder.layers.0.self_attention", "head": 0}]  # one row, of one key: nothing
+    ids = {"source": [[5, 6, 9, EOS]], "target": [[BOS, 7, 8]], "labels": [[7, 8, EOS]]}
+    read, written = (
+        of(kind, torch.rand(1, 2, n, n).tril().softmax(-1), **ids) for kind, n in (("encoder", 4), ("decoder", 3))
+    )
+    assert read[0].named()["positional"].keys() == {"offset", "share"}
+    assert "next" in read[0].named()
+    assert "next" not in written[0].named()
+    unfinished = of("decoder", torch.ones(1, 1, 1, 1), source=[[5, EOS]], target=[[BOS]], labels=[[7]])
+    assert unfinished[0].named() == {}  # one row, of one key: nothing
 
 
-def test_kinds_and_punctuation() -> None:
-    names = ("encoder.layers.0.self_attention", "decoder.layers.0.self_attention", "decoder.layers.0.cross_attention")
-    assert [kind_of(name) for name in names] == ["encoder", "decoder", "cross"]
+def test_a_model_of_one_stack_is_measured_by_what_it_has() -> None:
+    """Of a language model and of an encoder: what is forced upon the first head is what is found."""
+    for model, labelled in ((language_model(), True), (encoder_only(), False)):
+        tokens = torch.tensor([[BOS, 5, 6, 5, 6], [BOS, 7, 8, PAD, PAD]])
+        labels = torch.tensor([[5, 6, 5, 6, EOS], [7, 8, EOS, PAD, PAD]])
+        batch = Batch({"tokens": tokens} | ({"labels": labels} if labelled else {}), count=8)
+        name = "stack.layers.0.self_attention"
+
+        def previous(weights: Tensor) -> Tensor:
+            T = weights.shape[-1]
+            forced = weights.clone()
+            forced[:, 0] = 0.0
+            forced[:, 0, range(1, T), range(T - 1)] = 1.0
+            return forced
+
+        with edit(model, {name: previous}):
+            found = measure(model, [batch], TOKENS)
+        assert len(found) == 4
+        assert found[name, 0].previous == pytest.approx(1.0)
+        assert found[name, 0].duplicate == pytest.approx(0.0)
+        assert (found[name, 1].next is None) == labelled  # who looks back only has no next
+
+
+def test_punctuation() -> None:
     assert punctuation(["▁", "--", "a.", ".@@", "##?", "。", "\\xe2", "Ġ!"]) == {1, 3, 4, 5, 7}

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.inspection.measures import Axes
+from regard.inspection.measures import Rows
 from regard.inspection.similarity import Likeness, divergences, scaling
 
 
-def axes(counted: Tensor, visible: Tensor) -> Axes:
+def of_rows(counted: Tensor, visible: Tensor) -> Rows:
     nothing = torch.empty(0)
-    return Axes(nothing, nothing, nothing, visible, counted, nothing, None)
+    return Rows(nothing, nothing, nothing, visible, counted, nothing)
 
 
 def js(p: list[float], q: list[float]) -> float:
@@ -54,7 +54,7 @@ def test_likeness_over_batches_with_padding() -> None:
         weights = [torch.rand(2, 2, T, T).masked_fill(~visible[:, None], -torch.inf).softmax(-1) for _ in range(2)]
         outputs = [torch.randn(2, 2, T, 6) for _ in range(2)]
         outputs[1][:, 0] = 3.0 * outputs[0][:, 1].flip(-1) + 7.0  # another basis, scale and centre
-        like.add(weights, outputs, axes(counted, visible))
+        like.add(weights, outputs, of_rows(counted, visible))
         heads, results = torch.cat(weights, 1), torch.cat(outputs, 1)
         for b, i in counted.nonzero().tolist():
             rows.append([heads[b, h, i, : int(counted[b].sum())].tolist() for h in range(4)])
@@ -73,7 +73,7 @@ def test_likeness_over_batches_with_padding() -> None:
 def test_a_silent_head_is_like_none() -> None:
     like, counted = Likeness(), torch.ones(1, 3, dtype=torch.bool)
     outputs = torch.cat([torch.zeros(1, 1, 3, 2), torch.randn(1, 1, 3, 2)], 1)
-    like.add([torch.full((1, 2, 3, 3), 1 / 3)], [outputs], axes(counted, counted[:, None].expand(1, 3, 3)))
+    like.add([torch.full((1, 2, 3, 3), 1 / 3)], [outputs], of_rows(counted, counted[:, None].expand(1, 3, 3)))
     assert like.cka()[0].tolist() == [0.0, 0.0]
 
 
@@ -102,6 +102,6 @@ def test_what_always_says_the_same_is_like_nothing() -> None:
     torch.manual_seed(0)
     likeness, said = Likeness(), torch.randn(1, 3, 50, 4)
     said[:, 0], said[:, 1] = 0.1, torch.tensor([0.3, 0.7, -1.1, 2.3])
-    everything = axes(torch.ones(1, 50, dtype=torch.bool), torch.ones(1, 50, 50, dtype=torch.bool))
+    everything = of_rows(torch.ones(1, 50, dtype=torch.bool), torch.ones(1, 50, 50, dtype=torch.bool))
     likeness.add([torch.full((1, 3, 50, 50), 0.02)], [said], everything)
     np.testing.assert_allclose(likeness.cka(), np.diag([0.0, 0.0, 1.0]), atol=1e-9)

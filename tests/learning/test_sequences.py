@@ -11,14 +11,14 @@ import torch
 from regard.core.quantised import quantise
 from regard.data.batching import Batch, collate
 from regard.data.generated import Pair, sequence_pairs
-from regard.data.vocabulary import BOS, EOS, PAD, Vocabulary
+from regard.data.vocabulary import EOS, Vocabulary
 from regard.decoding.module import Module
-from regard.decoding.pool import search
-from regard.decoding.protocol import Request, SearchConfig, Special
+from regard.decoding.protocol import SearchConfig
 from regard.evaluation.translation import bleu
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
+from tests.decoding.toys import asking, search
 
 DIGITS = "0123456789"
 LENGTHS = range(3, 11)
@@ -48,7 +48,7 @@ def test_a_small_model_learns(task: str) -> None:
     ):
         pass
     known = {pair.source for pairs in batches for pair in pairs}
-    unseen = (p for p in sequence_pairs(task, symbols=DIGITS, lengths=LENGTHS, seed=1) if p["source"] not in known)
+    unseen = (p for p in sequence_pairs(task, symbols=DIGITS, lengths=LENGTHS, seed=1) if p.source not in known)
     test = list(islice(unseen, 1000))
     references = [" ".join(pair.target) for pair in test]
     written = translations(model.eval(), test)
@@ -59,6 +59,6 @@ def test_a_small_model_learns(task: str) -> None:
 
 
 def translations(model: Transformer, pairs: list[Pair]) -> list[str]:
-    requests = [Request([*VOCABULARY.encode(pair.source), EOS]) for pair in pairs]
-    found = search(Module(model, pad=PAD), requests, SearchConfig(beam=1, scores=False), Special(BOS, EOS, PAD))
+    requests = [asking([*VOCABULARY.encode(pair.source), EOS]) for pair in pairs]
+    found = search(Module(model), requests, SearchConfig(beam=1, scores=False))
     return [" ".join(VOCABULARY.decode(best.tokens)) for (best,) in found]

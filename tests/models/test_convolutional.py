@@ -14,14 +14,14 @@ from regard.core.losses import linear_cross_entropy
 from regard.core.quantised import quantise
 from regard.data.batching import collate
 from regard.data.generated import sequence_pairs
-from regard.data.vocabulary import BOS, EOS, PAD, Vocabulary
+from regard.data.vocabulary import EOS, Vocabulary
 from regard.decoding.module import Module
-from regard.decoding.pool import search
-from regard.decoding.protocol import Request, SearchConfig, Special
+from regard.decoding.protocol import SearchConfig
 from regard.inspection.taps import attentions, record
-from regard.models.convolutional import PRESETS, Convolution, Convolutional, ConvolutionalConfig
+from regard.models.convolutional import FAMILY, Convolution, Convolutional, ConvolutionalConfig
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
+from tests.decoding.toys import asking, search
 
 SHAPE: dict[str, Any] = {"vocabulary": 23, "encoder_layers": 3, "decoder_layers": 3, "d_model": 16, "max_length": 40}
 BYTENET: dict[str, Any] = {"style": "bytenet", "attention": False, "positions": "none", "dilations": 2}
@@ -233,9 +233,9 @@ def test_every_parameter_learns_from_the_chunked_loss(variant: str) -> None:
 @every_variant
 def test_beam_search_finds_what_it_scores(variant: str) -> None:
     model = build(torch.float32, **VARIANTS[variant])
-    requests = [Request([*row[row != 0].tolist()]) for row in SOURCE]
-    special, settings = Special(bos=1, eos=2, pad=0), SearchConfig(beam=3, best=3, extra=4)
-    for request, found in zip(requests, search(Module(model, pad=0), requests, settings, special), strict=True):
+    requests = [asking([*row[row != 0].tolist()]) for row in SOURCE]
+    settings = SearchConfig(beam=3, best=3, extra=4)
+    for request, found in zip(requests, search(Module(model), requests, settings), strict=True):
         assert len(found) == 3
         for hypothesis in found:
             written = [*hypothesis.tokens, 2][: len(hypothesis.token_scores)]  # without its end, if it was cut
@@ -308,13 +308,13 @@ def test_a_gated_layer_begins_with_about_the_variance_of_its_input(dropout: floa
     assert 1.1 < model.encoder.layers[0](x).var() < 1.3
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", FAMILY.presets)
 def test_presets_are_about_as_large_as_the_transformers_tiny(name: str) -> None:
-    config = PRESETS[name](8000)
+    config = FAMILY.presets[name](8000)
     model = Convolutional(config)
     body = sum(p.numel() for part in (model.encoder, model.decoder) for p in part.parameters())
     assert 1.2e6 < body < 1.5e6
-    assert PRESETS[name](8000, dropout=0.3) == config.but(dropout=0.3) != config
+    assert FAMILY.presets[name](8000, dropout=0.3) == config.but(dropout=0.3) != config
 
 
 @pytest.mark.parametrize(("tie", "matrices"), [("all", 1), ("target", 2), ("none", 3)])
@@ -327,9 +327,9 @@ def test_tying_shares_parameters(tie: str, matrices: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"style": "wavenet"}, "unknown style 'wavenet': choose one of convs2s, bytenet"),
-        ({"positions": "rope"}, "unknown positions 'rope': choose one of none, sinusoidal, learned"),
-        ({"tie": "source"}, "unknown tie 'source'"),
+        ({"style": "wavenet"}, "style = 'wavenet': choose convs2s or bytenet"),
+        ({"positions": "rope"}, "positions = 'rope': choose none, sinusoidal or learned"),
+        ({"tie": "source"}, "tie = 'source'"),
         ({"kernel": 4}, "kernel = 4: .* it must be odd"),
         ({"kernel": 0}, "kernel = 0: it must be at least 1"),
         ({"dilations": 0}, "dilations = 0: it must be at least 1"),
@@ -388,7 +388,7 @@ def test_a_small_model_learns(style: str, task: str) -> None:
     torch.manual_seed(0)
     vocabulary, steps = Vocabulary(tuple("0123456789")), 200
     layers = {"convs2s": (3, 2), "bytenet": (5, 5)}[style]
-    config = PRESETS[style](len(vocabulary), d_model=64, dropout=0.0)
+    config = FAMILY.presets[style](len(vocabulary), d_model=64, dropout=0.0)
     model = Convolutional(config.but(encoder_layers=layers[0], decoder_layers=layers[1]))
     pairs = sequence_pairs(task, symbols="0123456789", lengths=range(3, 11), seed=0)
     batches = [list(islice(pairs, 64)) for _ in range(steps)]
@@ -402,10 +402,10 @@ def test_a_small_model_learns(style: str, task: str) -> None:
         pass
     known = {pair.source for pairs in batches for pair in pairs}
     unseen = (
-        p for p in sequence_pairs(task, symbols="0123456789", lengths=range(3, 11), seed=1) if p["source"] not in known
+        p for p in sequence_pairs(task, symbols="0123456789", lengths=range(3, 11), seed=1) if p.source not in known
     )
     test = list(islice(unseen, 300))
-    requests = [Request([*vocabulary.encode(pair.source), EOS]) for pair in test]
-    found = search(Module(model.eval(), pad=PAD), requests, SearchConfig(beam=1, scores=False), Special(BOS, EOS, PAD))
+    requests = [asking([*vocabulary.encode(pair.source), EOS]) for pair in test]
+    found = search(Module(model.eval()), requests, SearchConfig(beam=1, scores=False))
     right = sum(vocabulary.decode(h.tokens) == list(pair.target) for (h,), pair in zip(found, test, strict=True))
     assert right / len(test) >= 0.97

@@ -13,9 +13,8 @@ from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.cache import KeyValues
 from regard.core.masks import causal
 from regard.inspection.taps import attentions
-from regard.models.accounting import activations, breakdown, footprint, forward_flops, parameters, training_flops
 from regard.models.convolutional import Convolutional, ConvolutionalConfig
-from regard.models.costs import attention
+from regard.models.costs import activations, breakdown, flops_of, footprint, forward_flops, parameters, training_flops
 from regard.models.transformer import Transformer, TransformerConfig
 
 SCORES = ["dot", "general", "additive", "concat", "location"]
@@ -36,9 +35,10 @@ def test_an_attention_costs_what_it_has_and_does(changes: dict[str, Any], score:
     module = MultiHeadAttention(config, d_memory=d_memory).eval()
     with FlopCounterMode(display=False) as counter:
         module(torch.randn(3, 5, 16), torch.randn(3, 7, d_memory))
-    numbers, flops = attention(config, d_memory, sentences=3, queries=5, keys=7)
-    assert numbers == sum(p.numel() for p in module.parameters())
-    assert flops == counter.get_total_flops() + unseen(config, sentences=3, queries=5, keys=7)
+    flops = flops_of(
+        module.to("meta"), torch.empty(3, 5, 16, device="meta"), torch.empty(3, 7, d_memory, device="meta")
+    )
+    assert flops.total() == counter.get_total_flops() + unseen(config, sentences=3, queries=5, keys=7)
 
 
 def unseen(c: AttentionConfig, sentences: int, queries: int, keys: int) -> int:
@@ -72,11 +72,9 @@ def test_an_efficient_attention_costs_what_it_has_and_does(
     module = MultiHeadAttention(config)
     with FlopCounterMode(display=False) as counter:
         module(torch.randn(3, n, 16), mask=causal() if is_causal else None)
-    state = torch.get_rng_state()
-    numbers, flops = attention(config, 16, 3, n, n, is_causal)
-    assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn to count it
-    assert numbers == sum(p.numel() for p in module.parameters())
-    assert flops == counter.get_total_flops()
+    x = torch.empty(3, n, 16, device="meta")
+    flops = flops_of(module.to("meta"), x, mask=causal() if is_causal else None)
+    assert flops.total() == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,7 +89,9 @@ def test_a_transformer_is_charged_for_the_kinds_of_its_attention(kind: str) -> N
             each.weights.watchers.append(lambda weights: weights)
     with FlopCounterMode(display=False) as counter:
         model(tokens(2, 150), tokens(2, 140))
+    state = torch.get_rng_state()
     assert forward_flops(config, 2, 150, 140) == counter.get_total_flops()
+    assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn to count it
     assert forward_flops(backend, 2, 150, 140) == forward_flops(config, 2, 150, 140)
 
 
@@ -162,7 +162,7 @@ def counted_flops(config: ConvolutionalConfig, sentences: int, source: int, targ
 @given(configs())
 @settings(max_examples=40, deadline=None)
 def test_each_part_has_the_parameters_of_its_modules(config: ConvolutionalConfig) -> None:
-    own = {part.name: 0 for part in breakdown(config)}
+    own = {part.name: 0 for part in breakdown(config, 1, 5, 5)}
     for name, p in Convolutional(config).named_parameters():  # a shared parameter comes once, by its first name
         stack, *path = name.split(".")
         if "positions" in path:
@@ -177,7 +177,7 @@ def test_each_part_has_the_parameters_of_its_modules(config: ConvolutionalConfig
             own[f"{stack} convolutions"] += p.numel()
         else:
             own["output" if stack == "output" else "embeddings"] += p.numel()
-    assert {part.name: part.parameters for part in breakdown(config)} == own
+    assert {part.name: part.parameters for part in breakdown(config, 1, 5, 5)} == own
 
 
 @given(configs(), st.integers(1, 3), st.integers(1, 7), st.integers(1, 7))

@@ -15,14 +15,14 @@ from regard.data.batching import Batch, collate
 from regard.data.generated import Pair, sequence_pairs
 from regard.data.vocabulary import BOS, EOS, PAD, Vocabulary
 from regard.decoding.module import Module
-from regard.decoding.pool import search
-from regard.decoding.protocol import Request, SearchConfig, Special
-from regard.inspection.maps import translation_maps
+from regard.decoding.protocol import SearchConfig
+from regard.inspection.maps import attention_maps
 from regard.inspection.taps import attentions, edit, record
-from regard.models.accounting import footprint, forward_flops, parameters
-from regard.models.recurrent import PRESETS, Cell, CellDecoder, Recurrent, RecurrentConfig
+from regard.models.costs import footprint, forward_flops, parameters
+from regard.models.recurrent import FAMILY, Cell, CellDecoder, Recurrent, RecurrentConfig
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
+from tests.decoding.toys import asking, search
 
 V = 13
 
@@ -141,7 +141,7 @@ def test_several_rows_may_read_one_memory_and_be_reordered(kind: str) -> None:
 def test_a_beam_wide_enough_finds_what_trying_everything_finds(kind: str) -> None:
     model, sources = build(kind, torch.float32, vocabulary=5), [[3, 4, 4, EOS], [4, EOS]]
     config = SearchConfig(beam=64, best=20, alpha=0.0, extra=0)
-    found = search(Module(model, pad=PAD), [Request(source) for source in sources], config, Special(BOS, EOS, PAD))
+    found = search(Module(model), [asking(source) for source in sources], config)
     for source, hypotheses in zip(sources, found, strict=True):
         ended = {tuple(h.tokens): h.log_probability for h in hypotheses if len(h.token_scores) > len(h.tokens)}
         tried: dict[tuple[int, ...], float] = {}
@@ -302,7 +302,7 @@ def test_an_edit_of_attention_changes_what_comes_after() -> None:
 @every_kind
 def test_maps_of_a_translation(kind: str) -> None:
     model, source, target = build(kind), tokens(1, 6), tokens(1, 5, 2)
-    maps = translation_maps(model, source, target, [*"abcdef"], [*"vwxyz"])
+    maps = attention_maps(model, {"source": source, "target": target}, {"source": [*"abcdef"], "target": [*"vwxyz"]})
     assert len(maps) == len(attentions(model)) > 0
     for shown in maps:
         assert shown.weights.shape == (model.config.heads, 5, 6)
@@ -350,8 +350,8 @@ def test_a_linear_model_keeps_states_of_one_size() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cell": "ltsm"}, "unknown cell 'ltsm': choose one of rnn, gru, lstm, linear"),
-        ({"attention": "bahdanaux"}, "unknown attention 'bahdanaux': choose one of luong, bahdanau"),
+        ({"cell": "ltsm"}, "cell = 'ltsm': choose rnn, gru, lstm or linear"),
+        ({"attention": "bahdanaux"}, "attention = 'bahdanaux': choose luong or bahdanau"),
         ({"score": "cosine"}, "score = 'cosine'"),
         ({"normaliser": "max"}, "unknown normaliser 'max'"),
         ({"d_model": 7}, "d_model = 7 does not halve into two directions"),
@@ -382,16 +382,16 @@ def test_rows_that_do_not_fit_are_refused(kind: str) -> None:
 @pytest.mark.parametrize("cell", ["lstm-one-way", "linear"])
 def test_a_location_score_reaches_as_far_as_told(cell: str) -> None:
     model = build(cell, score="location", max_length=9)
-    assert Module(model, pad=PAD).longest == 9  # so that a search refuses what is longer before it begins
+    assert Module(model).room([1]) == 9  # so that a search refuses what is longer before it begins
     assert model(tokens(2, 9), tokens(2, 3)).shape == (2, 3, V)
     with pytest.raises(ValueError, match="10 keys are more than the 9 positions"):
         model(tokens(2, 10), tokens(2, 3))
     assert parameters(model.config) == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", FAMILY.presets)
 def test_presets_have_the_size_of_a_tiny_transformer(name: str) -> None:
-    model = Recurrent(PRESETS[name](V))
+    model = Recurrent(FAMILY.presets[name](V))
     words = model.output.weight.numel()
     assert 1.1e6 < sum(p.numel() for p in model.parameters()) - words < 1.5e6  # tiny: 1.3 million
 
@@ -406,6 +406,7 @@ def test_parameters_of_the_account_are_those_of_the_model(kind: str) -> None:
 @every_kind
 def test_flops_of_the_account_are_those_that_torch_counts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(kind, torch.float32, d_model=12)
+    account = forward_flops(model.config, 3, 7, 5)
     # PyTorch counts matrix products alone: v · tanh(q + k) as one.
     added = lambda q, k, v: ((q[:, :, :, None] + k[:, :, None]).tanh() @ v[:, None]).squeeze(-1)  # noqa: E731
     monkeypatch.setattr("regard.core.scores._added", added)
@@ -413,7 +414,7 @@ def test_flops_of_the_account_are_those_that_torch_counts(kind: str, monkeypatch
     slow = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
     with slow[0], slow[1], FlopCounterMode(display=False) as counter:
         model(tokens(3, 7), tokens(3, 5, 2))
-    assert forward_flops(model.config, 3, 7, 5) == counter.get_total_flops()
+    assert account == counter.get_total_flops()
 
 
 @every_kind
@@ -455,9 +456,9 @@ def test_a_small_model_learns(kind: str, task: str) -> None:
     ):
         pass
     known = {pair.source for pairs in batches for pair in pairs}
-    unseen = (p for p in sequence_pairs(task, symbols=DIGITS, lengths=lengths, seed=1) if p["source"] not in known)
+    unseen = (p for p in sequence_pairs(task, symbols=DIGITS, lengths=lengths, seed=1) if p.source not in known)
     test = list(islice(unseen, 300))
-    requests = [Request([*VOCABULARY.encode(pair.source), EOS]) for pair in test]
-    found = search(Module(model.eval(), pad=PAD), requests, SearchConfig(beam=2), Special(BOS, EOS, PAD))
+    requests = [asking([*VOCABULARY.encode(pair.source), EOS]) for pair in test]
+    found = search(Module(model.eval()), requests, SearchConfig(beam=2))
     right = sum(VOCABULARY.decode(h.tokens) == list(pair.target) for (h,), pair in zip(found, test, strict=True))
     assert right / len(test) >= 0.95

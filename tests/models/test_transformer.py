@@ -14,7 +14,7 @@ from transformers import MarianConfig, MarianMTModel
 from regard.core.attention import MultiHeadAttention
 from regard.core.losses import linear_cross_entropy
 from regard.core.positions import ABSOLUTE, RELATIVE, Positions, sinusoid
-from regard.models.transformer import PRESETS, Memory, Transformer, TransformerConfig
+from regard.models.transformer import FAMILY, Memory, Transformer, TransformerConfig
 
 SHAPE: dict[str, Any] = {
     "vocabulary": 23,
@@ -288,14 +288,14 @@ def test_scaled_embeddings_begin_with_unit_variance(tie: str) -> None:
     ],
 )
 def test_presets(name: str, layers: int, d_model: int, d_ff: int, heads: int, dropout: float) -> None:
-    c = PRESETS[name](37_000)
+    c = FAMILY.presets[name](37_000)
     assert (c.vocabulary, c.encoder_layers, c.decoder_layers) == (37_000, layers, layers)
     assert (c.d_model, c.d_ff, c.heads, c.dropout) == (d_model, d_ff, heads, dropout)
-    assert PRESETS[name](37_000, norm_kind="rms") == c.but(norm_kind="rms") != c
+    assert FAMILY.presets[name](37_000, norm_kind="rms") == c.but(norm_kind="rms") != c
 
 
 def test_the_shallow_preset_has_its_depth_in_the_encoder() -> None:
-    tiny, shallow = (PRESETS[name](10_000) for name in ("tiny", "shallow"))
+    tiny, shallow = (FAMILY.presets[name](10_000) for name in ("tiny", "shallow"))
     assert (shallow.encoder_layers, shallow.decoder_layers, shallow.norm) == (6, 1, "pre")
     same = ("d_model", "d_ff", "heads", "dropout", "tie", "positions")
     assert all(getattr(shallow, key) == getattr(tiny, key) for key in same)
@@ -380,11 +380,11 @@ def test_every_parameter_learns_from_the_chunked_loss_as_from_the_logits() -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"positions": "rotary"}, "unknown positions 'rotary': choose one of none, .*rope"),
-        ({"norm": "sandwich"}, "unknown norm 'sandwich': choose one of post, pre"),
-        ({"norm_kind": "batch"}, "unknown norm_kind 'batch': choose one of layer, rms"),
-        ({"feed_forward": "tanh"}, "unknown feed_forward 'tanh': choose one of relu, gelu, silu, .*convolution"),
-        ({"tie": "source"}, "unknown tie 'source': choose one of all, target, none"),
+        ({"positions": "rotary"}, "positions = 'rotary': choose none, .*rope"),
+        ({"norm": "sandwich"}, "norm = 'sandwich': choose post or pre"),
+        ({"norm_kind": "batch"}, "norm_kind = 'batch': choose layer or rms"),
+        ({"feed_forward": "tanh"}, "feed_forward = 'tanh': choose relu, gelu, silu, .*convolution"),
+        ({"tie": "source"}, "tie = 'source': choose all, target or none"),
         ({"backend": "flash"}, "backend = 'flash': choose auto"),
         ({"source_vocabulary": 30}, "they have 30 and 23 entries: use one joint vocabulary, or tie='target'"),
         ({"heads": 3}, "d_model = 16 does not divide into 3 heads"),

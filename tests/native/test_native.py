@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from regard.adaptation.pruning import prune
 from regard.core.layers import FeedForward
 from regard.core.quantised import quantise
-from regard.decoding.pool import search
-from regard.decoding.protocol import Request, SamplingConfig, SearchConfig, Special, best_of
+from regard.decoding.protocol import SamplingConfig, SearchConfig, best_of
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import Native, UnavailableError
+from tests.decoding.toys import asking, search
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 pytestmark = needs_compiler
@@ -289,10 +289,10 @@ def test_a_forked_process_waits_for_no_thread_that_it_has_not() -> None:
 
 
 def test_a_prefix_outside_the_shortlist_has_a_score() -> None:
-    engine, request = Native(build_model(), shortlists=Lists()), Request([5, 5, 2], prefix=(100,))
+    engine, request = Native(build_model(), shortlists=Lists()), asking([5, 5, 2], prefix=(100,))
     for config in (SearchConfig(extra=3), SearchConfig(extra=3, sampling=SamplingConfig())):
         assert 100 not in Lists().of([5, 5, 2])
-        ((output,),) = search(engine, [request], config, Special(1, 2, 0))
+        ((output,),) = search(engine, [request], config)
         assert output.tokens[0] == 100
         assert output.token_scores[0] == -100.0
 

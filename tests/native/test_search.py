@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from regard.core.quantised import quantise
 from regard.decoding.module import Module
-from regard.decoding.pool import search, stream
-from regard.decoding.protocol import Request, SamplingConfig, SearchConfig, Special
+from regard.decoding.protocol import Request, SamplingConfig, SearchConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import Native
+from tests.decoding.toys import asking, search, stream
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
-V, SPECIAL = 211, Special(bos=1, eos=2, pad=0)
+V = 211
 GREEDY, BEAM = SearchConfig(beam=1, extra=8), SearchConfig(beam=4, best=2, extra=8)
 DRAWN = SearchConfig(best=3, extra=8, sampling=SamplingConfig(top_k=20))
 
@@ -35,26 +35,26 @@ def model() -> Transformer:
 
 def requests(count: int) -> list[Request]:
     draw = random.Random(5)
-    return [Request([*draw.choices(range(4, V), k=draw.randint(1, 24)), 2], seed=i) for i in range(count)]
+    return [asking([*draw.choices(range(4, V), k=draw.randint(1, 24)), 2], seed=i) for i in range(count)]
 
 
 @pytest.mark.parametrize("config", [GREEDY, BEAM, DRAWN], ids=["greedy", "beam", "drawn"])
 @pytest.mark.parametrize("int8", [False, True])
 def test_company_changes_no_bit(model: Transformer, config: SearchConfig, int8: bool) -> None:
     engine, asked = Native(quantise(copy.deepcopy(model)) if int8 else model), requests(150)
-    expected = [search(engine, [request], config, SPECIAL)[0] for request in asked]
+    expected = [search(engine, [request], config)[0] for request in asked]
     for rows in (7, 64):
         for workers in (1, 3):
-            assert search(engine, asked, config, SPECIAL, rows=rows, workers=workers) == expected
+            assert search(engine, asked, config, rows=rows, workers=workers) == expected
     order = random.Random(1).sample(range(len(asked)), len(asked))
-    shuffled = search(engine.with_threads(2), [asked[i] for i in order], config, SPECIAL)
+    shuffled = search(engine.with_threads(2), [asked[i] for i in order], config)
     assert shuffled == [expected[i] for i in order]
 
 
 @pytest.mark.parametrize("config", [GREEDY, BEAM], ids=["greedy", "beam"])
 def test_pytorch_finds_the_same(model: Transformer, config: SearchConfig) -> None:
-    ours = search(Native(model), requests(60), config, SPECIAL)
-    theirs = search(Module(model, pad=0), requests(60), config, SPECIAL)
+    ours = search(Native(model), requests(60), config)
+    theirs = search(Module(model), requests(60), config)
     for a, b in zip(ours, theirs, strict=True):
         assert [h.tokens for h in a] == [h.tokens for h in b]
         np.testing.assert_allclose([h.score for h in a], [h.score for h in b], atol=1e-4)
@@ -64,8 +64,8 @@ def test_a_stream_says_what_the_search_says(model: Transformer) -> None:
     engine = Native(model)
     for config in (GREEDY, BEAM):
         for request in requests(10):
-            said = [token for tokens in stream(engine, request, config, SPECIAL) for token in tokens]
-            assert said == search(engine, [request], config, SPECIAL)[0][0].tokens
+            said = [token for tokens in stream(engine, request, config) for token in tokens]
+            assert said == search(engine, [request], config)[0][0].tokens
 
 
 class Everything:
@@ -77,12 +77,12 @@ class Everything:
 
 def test_a_shortlist_of_everything_changes_nothing(model: Transformer) -> None:
     config = replace(BEAM, best=1)
-    plain, listed = (search(Native(model, shortlists=s), requests(40), config, SPECIAL) for s in (None, Everything()))
+    plain, listed = (search(Native(model, shortlists=s), requests(40), config) for s in (None, Everything()))
     assert [h[0].tokens for h in plain] == [h[0].tokens for h in listed]
     np.testing.assert_allclose([h[0].score for h in plain], [h[0].score for h in listed], atol=1e-5)
 
 
 def test_greedy_without_scores_says_the_same(model: Transformer) -> None:
     engine = Native(model)
-    plain, bare = (search(engine, requests(40), replace(GREEDY, scores=s), SPECIAL) for s in (True, False))
+    plain, bare = (search(engine, requests(40), replace(GREEDY, scores=s)) for s in (True, False))
     assert [h[0].tokens for h in plain] == [h[0].tokens for h in bare]

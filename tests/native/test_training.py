@@ -16,7 +16,7 @@ from regard.core.layers import Embedding, FeedForward, Residual, linear
 from regard.core.losses import cross_entropy_in_blocks, linear_cross_entropy
 from regard.core.masks import causal, padding
 from regard.core.positions import Positions
-from regard.models.transformer import PRESETS, Transformer
+from regard.models.transformer import FAMILY, Transformer, TransformerConfig
 from regard.native import training
 from regard.native.lend import lend, lending, lent
 from regard.native.training import NativeKernels
@@ -148,7 +148,7 @@ def test_dropout_draws_as_the_core_does(shape: tuple[int, ...], p: float) -> Non
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_a_models_loss_and_gradients_are_those_without(norm: str) -> None:
     torch.manual_seed(0)
-    model = Transformer(PRESETS["tiny"](300, dropout=0.2, norm=norm))
+    model = Transformer(FAMILY.presets["tiny"](300, dropout=0.2, norm=norm))
     source, target = (torch.randint(3, 300, (9, n)) for n in (17, 13))
     source[3, 9:] = target[5, 4:] = 0
     labels = torch.where(target != 0, target.roll(-1, 1), 0)
@@ -167,7 +167,7 @@ def test_a_models_loss_and_gradients_are_those_without(norm: str) -> None:
 
 
 def test_each_kernel_has_a_place_in_a_model_and_no_other_thread_comes_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Transformer(PRESETS["tiny"](300, feed_forward_dropout=0.1))
+    model = Transformer(TransformerConfig.tiny(300, feed_forward_dropout=0.1))
     tokens, asked = torch.randint(3, 300, (2, 7)), set()
     lend(model)
     for name in ("attend", "linear", "split", "embedding", "feed_forward", "residual", "dropout", "cross_entropy"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from regard.data.text import PairFiles
 from regard.data.tokenizers import TokensConfig
-from regard.models.catalogue import FAMILIES, PRESETS
+from regard.models.family import FAMILIES, presets
 from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import TransformerConfig
 from regard.recipes import recipe as module
@@ -285,7 +285,7 @@ NO_TAGS = "a recipe has no anchors, aliases or tags (& * !): quote it, or write 
         (GOOD + "  clip: -1\n", "my.yaml:8: train.clip = -1.0: it must be at least 0"),
         (
             GOOD.replace("tiny", "huge"),
-            "my.yaml:4: model.preset = 'huge': choose one of " + ", ".join(PRESETS),
+            "my.yaml:4: model.preset = 'huge': choose one of " + ", ".join(presets()),
         ),
         (GOOD.replace("preset: tiny", "preset: [tiny]"), "my.yaml:4: model.preset: expected text, got ['tiny']"),
         ("data: {}\ntrain: {steps: 1}", "my.yaml:1: data: give exactly one of corpus (a name) and train (your files)"),
@@ -328,7 +328,7 @@ def test_a_mistake_in_a_file_is_told_in_one_line(text: str | bytes, message: str
         (f"tokens.size={10**20}", f"tokens.size = {10**20} is too large: it is at most 16,777,216"),
         (f"train.batch_tokens={10**20}", f"train.batch_tokens = {10**20}: it must be below 2³¹"),
         ("model.vocabulary=8000", "model.vocabulary comes from the tokens: leave it out"),
-        ("model.preset=huge", "model.preset = 'huge': choose one of " + ", ".join(PRESETS)),
+        ("model.preset=huge", "model.preset = 'huge': choose one of " + ", ".join(presets())),
     ],
 )
 def test_a_mistake_in_an_override_looks_alike(text: str, message: str) -> None:

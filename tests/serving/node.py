@@ -18,6 +18,10 @@ const token = (text, word, special = false) => ({ text, space: true, word, speci
 const source = [{ text: "un", space: true, word: 0 }, { text: "do", space: false, word: 0 },
                 { text: "it", space: true, word: 1 }, { text: "</s>", space: false, word: null, special: true }];
 const target = [token("hazlo", 0), token("</s>", null, true)];
+const [reads, writes] = [{ input: "source", late: false }, { input: "target", late: false }];
+const encoder = { queries: reads, keys: reads, causal: false, role: "read" };
+const decoder = { queries: writes, keys: { ...writes, late: true }, causal: true, role: "predicted" };
+const cross = { queries: writes, keys: reads, causal: false, role: "predicted" };
 const colours = scale("linear", 1, "light");
 """
 
@@ -35,7 +39,8 @@ def run(script: str) -> Any:
         "pairs": "besides, carried, changes, comparable, counterpart, linked",
         "seen": "fileName, plain, seen as files",
         "sight": "besideOf, sentence, viewShown",
-        "state": "decode, encode, initial, looking, partner, towards",
+        "state": "createStore, decode, encode, initial, looking, partner, towards",
+        "table": "mount as table",
     }
     imports = "\n".join(f'import {{ {what} }} from "{(WEB / name).as_uri()}.js";' for name, what in names.items())
     script = f"{imports}\n{TOKENS}\nlet out;\n{script}\nconsole.log(JSON.stringify(out));"

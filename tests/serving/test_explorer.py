@@ -76,7 +76,13 @@ def test_models_are_described(client: TestClient, models: list[Path]) -> None:
     assert (first["id"], second["id"], first["source"], first["target"]) == ("one", "two", "en", "es")
     assert (first["layers"], first["d_model"], first["beam"]) == ({"encoder": 2, "decoder": 2}, 32, 3)
     assert first["parameters"] == sum(p.numel() for p in regard.load(models[0]).model.parameters())
-    assert first["attentions"][0] == {"name": ENCODER, "kind": "encoder", "layer": 0, "heads": 4, "dots": True}
+    read, written = ({"input": name, "late": False} for name in ("source", "target"))
+    sides = {"queries": read, "keys": read, "causal": False, "role": "read"}
+    assert first["attentions"][0] == {
+        "name": ENCODER, "kind": "encoder", **sides, "layer": 0, "heads": 4, "dots": True
+    }  # fmt: skip
+    sides = {"queries": written, "keys": written | {"late": True}, "causal": True, "role": "predicted"}
+    assert sides.items() <= first["attentions"][2].items()
     assert [a["kind"] for a in first["attentions"]] == ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
     assert 3 <= len(first["examples"]) <= 6
     assert (first["atlas"], first["note"]) == (False, "")

@@ -55,7 +55,7 @@ def unpack(data: bytes) -> tuple[dict, list[np.ndarray]]:
 def test_weights_are_those_of_the_changed_model(live: Live, look: Look) -> None:
     names = list(live.attentions)
     with record(live.model) as seen, edit(live.model, EDITS):
-        live.model(batch().source, batch().target)
+        live.model(**batch().inputs)
     found = list(looks.maps(live, look, "weights", [(name, None) for name in names]))
     assert [name for name, _, _ in found] == names
     for name, heads, weights in found:
@@ -80,7 +80,7 @@ def test_norms_are_of_what_a_head_adds(live: Live, look: Look) -> None:
         record(live.model, what=("weights", "values")) as seen,
         edit(live.model, EDITS, what="outputs"),
     ):
-        live.model(batch().source, batch().target)
+        live.model(**batch().inputs)
     ((_, _, norms),) = looks.maps(live, look, "norm", [(CROSS, None)])
     W_O = attention.output.weight.detach()
     for head, factor in enumerate((1.0, -2.0, 1.0, 1.0)):
@@ -154,7 +154,7 @@ def test_measures_are_of_this_sentence_and_every_head(live: Live, look: Look) ->
 def test_faithfulness_is_that_of_the_changed_model(live: Live, look: Look) -> None:
     found = looks.faithfulness(live, look)
     with edit(live.model, EDITS, what="outputs"):
-        expected = faithfulness(live.model, batch().source, batch().target, TARGET, {PAD, BOS, EOS})
+        expected = faithfulness(live.model, *batch().inputs.values(), TARGET, {PAD, BOS, EOS})
     assert found["gradient"] == {"tau": expected.gradient_tau, "steps": expected.gradient_steps}
     assert found["leave_one_out"] == {"tau": expected.leave_one_out_tau, "steps": expected.leave_one_out_steps}
     assert found["tokens"] == 4

@@ -19,7 +19,7 @@ def test_words_sum_over_key_pieces_and_average_over_query_pieces() -> None:
     weights = [[0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.2, 0.1], [0.5, 0.1, 0.2, 0.2], [0.0, 0.0, 0.0, 1.0]]
     out = run(f"""
       const raw = {{ data: Float32Array.from({json.dumps(weights)}.flat()), shape: [4, 4] }};
-      const ends = axes("encoder", source, target, "predicted");
+      const ends = axes(encoder, {{ source, target }}, "predicted");
       const seen = figure(raw, ends, {{ words: true, special: true, view: "weights" }});
       out = {{ rows: seen.rows.map((row) => row.text), weights: [...seen.weights], normalised: seen.normalised }};
     """)
@@ -33,7 +33,7 @@ def test_hidden_special_tokens_leave_rows_that_sum_to_one_but_lengths_as_they_ar
     weights = [[0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.2, 0.1], [0.5, 0.1, 0.2, 0.2], [0.0, 0.0, 0.0, 1.0]]
     out = run(f"""
       const raw = {{ data: Float32Array.from({json.dumps(weights)}.flat()), shape: [4, 4] }};
-      const ends = axes("encoder", source, target, "predicted");
+      const ends = axes(encoder, {{ source, target }}, "predicted");
       out = ["weights", "norm"].map((view) => {{
         const seen = figure(raw, ends, {{ words: false, special: false, view }});
         return [[...seen.weights], seen.normalised, seen.top];
@@ -51,9 +51,9 @@ def test_a_decoder_row_is_labelled_by_what_it_predicts_or_by_what_it_reads_and_i
     out = run("""
       const text = (tokens) => tokens.map((token) => token.text);
       out = ["predicted", "read"].map((axis) => {
-        const { rows, columns, role } = axes("decoder", source, target, axis);
+        const { rows, columns, role } = axes(decoder, { source, target }, axis);
         return [text(rows), text(columns), role];
-      }).concat([text(axes("cross", source, target, "predicted").columns)]);
+      }).concat([text(axes(cross, { source, target }, "predicted").columns)]);
     """)
     assert out[0] == [["hazlo", "</s>"], ["<s>", "hazlo"], "predicts"]
     assert out[1] == [["<s>", "hazlo"], ["<s>", "hazlo"], "reads"]
@@ -273,3 +273,32 @@ def test_every_text_is_there_in_both_languages_with_the_same_blanks() -> None:
     assert "focus.js" in parts
     assert len(used) > 50
     assert out == {"differ": [], "missing": []}
+
+
+def test_the_table_follows_the_map_though_the_browser_never_finds_an_idle_moment() -> None:
+    out = run("""
+      class Node {
+        constructor() { this.children = []; this.dataset = {}; }
+        append(...more) { this.children.push(...more); }
+        replaceChildren(...these) { this.children = these; }
+        get text() { return this.children.map((each) => each.text ?? each).join(" "); }
+        setAttribute() {} removeAttribute() {} addEventListener() {}
+        querySelectorAll() { return []; }
+      }
+      globalThis.document = { hidden: true, createElement: () => new Node() };
+      globalThis.window = { requestIdleCallback: (callback, how) => how?.timeout && setTimeout(callback, how.timeout) };
+      const [root, store] = [new Node(), createStore(initial())];
+      const label = (text, i) => ({ text, members: [i] });
+      const shows = (value) => store.set({ figure: {
+        rows: [label("row", 0)], columns: [label("column", 0)], weights: Float32Array.of(value), role: "reads",
+      } });
+      const seen = () => root.children[1].text.match(/0[.][0-9]+/)?.[0];
+      table(root, store, { t: (key) => key });
+      out = [];
+      for (const value of [0.25, 0.75]) {
+        shows(value);
+        await new Promise((wake) => setTimeout(wake, 1500));
+        out.push(seen());
+      }
+    """)
+    assert out == ["0.2500", "0.7500"]

@@ -95,8 +95,10 @@ def test_its_figures_are_those_of_its_parts(place: Path, atlas: dict[str, Any]) 
         example = each["example"]
         assert len(example["weights"]) == len(example["rows"])
         assert {len(row) for row in example["weights"]} == {len(example["columns"])}
-        assert example["row"] == ("predicts" if each["kind"] == "cross" else "reads")
-        assert ("</s>" in example["rows"]) == (each["kind"] != "decoder")  # a decoder reads no end
+        assert example["row"] == ("reads" if each["kind"] == "encoder" else "predicts")
+        assert example["rows"][-1] == "</s>"
+        assert ("</s>" in example["columns"]) == (each["kind"] != "decoder")  # a decoder has read no end
+        assert (example["columns"][0] == "<s>") == (each["kind"] == "decoder")
         assert all(sum(row) == pytest.approx(1, abs=0.02) for row in example["weights"])
 
 

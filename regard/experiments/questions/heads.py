@@ -32,8 +32,9 @@ from regard.experiments.questions.frame import (
 )
 from regard.experiments.questions.tasks import BATCH, SIZES, learnt, measured, pairs_of, unseen, untaught
 from regard.experiments.runs import Pair, batched, taught
+from regard.inspection.axes import axes
 from regard.inspection.importance import Pruned, head_importance, pruning_curve, random_curve
-from regard.inspection.measures import Tokens, axes_of, kind_of
+from regard.inspection.measures import Tokens, rows_of
 from regard.inspection.similarity import Likeness
 from regard.inspection.taps import attentions, record
 from regard.shipped import DEFAULT, shipped
@@ -151,12 +152,12 @@ def _point(pruned: Pruned[dict[str, float]]) -> dict[str, float]:
 
 def likeness(model: nn.Module, pairs: list[Pair]) -> dict[str, float | None]:
     """Of the pairs of heads in one attention: their mean Jensen-Shannon divergence, and how many are redundant."""
-    (batch,), tokens, found = batched(model, pairs, len(pairs)), Tokens(PAD, BOS, EOS), []
+    (batch,), tokens, found, laid = batched(model, pairs, len(pairs)), Tokens(PAD, BOS, EOS), [], axes(model)
     with record(model, what=("weights", "outputs")) as flow, torch.inference_mode():
         model(batch["source"], batch["target"])
     for name, weights in flow.weights.items():
         like = Likeness()
-        like.add([weights], [flow.outputs[name]], axes_of(kind_of(name), batch, tokens))
+        like.add([weights], [flow.outputs[name]], rows_of(laid[name], batch, tokens))
         found += like.distances()[np.triu_indices(weights.shape[1], 1)].tolist()
     if not found:
         return {"distance": None, "alike": None}

@@ -8,6 +8,7 @@ import { heatmap } from "./heatmap.js";
 import { headLabel } from "./i18n.js";
 import { plain } from "./seen.js";
 import { body, atlasOf, modelShown, roleText, sentence } from "./sight.js";
+import { KINDS } from "./state.js";
 import { texts as words } from "./atlas-texts.js";
 
 export const texts = words;
@@ -206,7 +207,7 @@ export function mount(root, store, { api, t, fail }) {
     if (state.tab !== "atlas" || !shown) return;
     const { atlas, heads } = shown;
     const chosen = heads.find(({ name, head }) => name === state.head?.name && head === state.head?.head);
-    const legend = h("p", { class: "kinds" }, ...["encoder", "decoder", "cross"].map((kind) =>
+    const legend = h("p", { class: "kinds" }, ...KINDS.map((kind) =>
       h("span", {}, tiny(kind), t(`grid.${kind}`)),
     ));
     if (!atlas) {

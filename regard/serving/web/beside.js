@@ -96,7 +96,7 @@ export const beside = (store, t, { point, pick, tell, remark }) => {
   /** `chosen` is what is chosen in the first map; what is said of it here. */
   const mark = (chosen) => {
     const { beside: second, step } = state;
-    const at = step === null || second.kind === "encoder" ? [] : shownAt(second.rows, [step]);
+    const at = step === null || !second.steps ? [] : shownAt(second.rows, [step]);
     const now = besides(chosen, link, at);
     if (own) now.hover = own;
     heat.mark(now);

@@ -1,4 +1,4 @@
-// The three things about elements that every component needs.
+// What every component needs: elements, and the right moment.
 
 /** An element: h("button", {class: "quiet", onclick: f, "aria-label": "…"}, "text", child). */
 export const h = (tag, attributes = {}, ...children) => {
@@ -30,3 +30,7 @@ export const debounced = (callback) => {
     else callback();
   };
 };
+
+/** `callback` when nothing else is going on, but within half a second: a busy browser may never find a better moment. */
+export const idle = (callback) =>
+  window.requestIdleCallback ? window.requestIdleCallback(callback, { timeout: 500 }) : setTimeout(callback);

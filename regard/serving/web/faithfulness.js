@@ -1,6 +1,6 @@
 // The note beside every map: attention is not explanation, and how far it agrees with other evidence in this sentence.
 
-import { h } from "./dom.js";
+import { h, idle } from "./dom.js";
 import { body, kindsOf, sentence } from "./sight.js";
 
 const LONGEST = 128; // source tokens; each is left out once, and the server does so for no more
@@ -30,7 +30,7 @@ export const faithfulness = (root, store, { api, t }) => {
     shown = { key: about.key, found: null };
     write();
     if (about.source.length > LONGEST || !kindsOf(state).includes("cross")) return;
-    timer = setTimeout(() => (window.requestIdleCallback ?? setTimeout)(() => ask(about)), 800);
+    timer = setTimeout(() => idle(() => ask(about)), 800);
   };
   store.subscribe(["done", "edited", "other", "side", "tab"], look);
   store.subscribe(["language"], write);

@@ -69,13 +69,13 @@ export function mount(root, store, services) {
   const links = lines(right, { point, pick });
 
   const chosen = () => {
-    const { figure: shown, locked, step, kind } = state;
+    const { figure: shown, locked, step } = state;
     const { row = null, column = null } = state.hover ?? {};
     // a new sentence may be shorter than what was pointed at
     const hover = row < shown.rows.length && column < shown.columns.length ? state.hover : null;
     const rows = shownAt(shown.rows, locked?.rows ?? []);
     const columns = shownAt(shown.columns, locked?.columns ?? []);
-    const at = step == null || kind === "encoder" ? [] : shownAt(shown.rows, [step]);
+    const at = step == null || !shown.steps ? [] : shownAt(shown.rows, [step]);
     return { rows, columns, step: at, hover, combine: state.combine };
   };
 
@@ -167,7 +167,8 @@ export function mount(root, store, services) {
       return store.set(kind ? { kind } : { head: null });
     }
     if (attentions.some(({ name }) => name === state.head?.name)) return undefined;
-    const layer = Number(state.head?.name.match(/\d+/)?.[0] ?? attentions.length - 1);
+    const before = state.models.flatMap((model) => model.attentions ?? []).find(({ name }) => name === state.head?.name);
+    const layer = before?.layer ?? attentions.length - 1;
     const { name, heads } = attentions[Math.min(layer, attentions.length - 1)];
     return store.set({ head: { name, head: Math.min(state.head?.head ?? 0, heads - 1) } });
   };
@@ -192,7 +193,7 @@ export function mount(root, store, services) {
     const { words, special, kind, axis } = state;
     const look = async (seen) => {
       const raw = await headMap(api, seen.about, seen.name, seen.head, view, signal);
-      const ends = axes(kind, seen.about.source, seen.about.target, axis);
+      const ends = axes(attention, seen.about, axis);
       return { ...figure(raw, ends, { words, special, view }), ...seen, kind, view, words };
     };
     const first = { side: shown(state).side, about, name: attention.name, head };

@@ -155,7 +155,9 @@ export function mount(root, store, { api, t, announce, fail }) {
   const draw = (about, name, map) => {
     const { state } = store;
     const [heads, height, width] = map.shape;
-    const { rows, columns } = axes(state.kind, about.source, about.target, state.axis);
+    const attention = attentionsOf(state).find((each) => each.name === name);
+    if (!attention) return; // another kind is shown by now
+    const { rows, columns } = axes(attention, about, state.axis);
     const whole = height === rows.length && width === columns.length;
     const [down, across] = whole ? [rows, columns].map((tokens) => labels(tokens, state)) : [];
     const normalise = !state.special && viewShown(store.state) !== "norm";
@@ -195,8 +197,10 @@ export function mount(root, store, { api, t, announce, fail }) {
     note.hidden = !none && (about ? !pooled(about) : waits);
     note.textContent = t(none ? "grid.none" : about ? "grid.pooled" : "grid.empty");
   };
-  const pooled = ({ source, target }) => {
-    const { rows, columns } = axes(store.state.kind, source, target, store.state.axis);
+  const pooled = (about) => {
+    const [attention] = attentionsOf(store.state);
+    if (!attention) return false;
+    const { rows, columns } = axes(attention, about, store.state.axis);
     return Math.max(rows.length, columns.length) > WHOLE;
   };
 

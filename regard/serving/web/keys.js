@@ -1,9 +1,9 @@
 // One key for everything that is often wanted; the list of them is the help.
 
-import { edited, editsShown, factorOf, modelOf, shown, switched } from "./state.js";
+import { KINDS, edited, editsShown, factorOf, modelOf, shown, switched } from "./state.js";
 import { h } from "./dom.js";
 import { headLabel } from "./i18n.js";
-import { dotsIn, kindsOf } from "./sight.js";
+import { dotsIn, kindsOf, rollsOut } from "./sight.js";
 
 const after = (values, value) => values[(values.indexOf(value) + 1) % values.length];
 const typing = (element) => element.matches("textarea, select, input:not([type=radio], [type=checkbox], [type=range])");
@@ -25,9 +25,9 @@ export const mount = (dialog, store, { t, announce }) => {
     if (n && at >= 0 && at <= n) set({ step: at ? at - 1 : null });
   };
   const look = (kind) => () => kindsOf(state).includes(kind) && set({ kind, tab: "heads" });
-  const kinds = ["encoder", "decoder", "cross"].map((kind, k) => (
+  const kinds = KINDS.map((kind, k) => (
     { key: String(k + 1), act: look(kind), say: () => t(`kind.${state.kind}`) }));
-  const there = () => ({ rollout: state.kind === "encoder", neuron: dotsIn(state) });
+  const there = () => ({ rollout: rollsOut(state), neuron: dotsIn(state) });
   const views = () => ["weights", "norm", "rollout", "neuron"].filter((view) => there()[view] ?? true);
   const more = () => [...(state.edited ? ["edited"] : []), ...(state.other ? ["other"] : [])];
   const sides = () => ["original", ...more(), ...(more().length ? ["both"] : [])];

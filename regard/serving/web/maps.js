@@ -4,21 +4,19 @@
 
 const START = { text: "<s>", space: false, word: null, special: true };
 
-/** The decoder READS (<s>, y_0, y_1, ...) and PREDICTS (y_0, y_1, ...): what is read at each position. */
+/** A decoder READS (<s>, y_0, y_1, ...) and PREDICTS (y_0, y_1, ...): what is read at each position. */
 const readBy = (target) => (target.length ? [START, ...target.slice(0, -1)] : []);
 
 /**
- * The tokens along both axes of the maps of a `kind`; `axis` says how the rows of a decoder are labelled.
- * Keys of a decoder's self-attention are always what it has read.
+ * The tokens of a sentence along both axes of an attention's maps, which /models tells; `axis` says how rows that are
+ * steps of the output are labelled.
  */
-export const axes = (kind, source, target, axis) => {
-  if (kind === "encoder") return { rows: source, columns: source, role: "reads" };
-  const rows = axis === "read" ? readBy(target) : target;
-  return {
-    rows,
-    columns: kind === "cross" ? source : readBy(target),
-    role: axis === "read" ? "reads" : "predicts",
-  };
+export const axes = ({ queries, keys, role }, sentence, axis) => {
+  const along = ({ input, late }) => (late ? readBy(sentence[input]) : sentence[input]);
+  const steps = role === "predicted";
+  const predicts = steps && axis === "predicted";
+  const rows = along({ ...queries, late: steps && !predicts });
+  return { rows, columns: along(keys), role: predicts ? "predicts" : "reads", steps };
 };
 
 /**
@@ -62,14 +60,14 @@ export const reduce = (data, width, rows, columns, normalise, factor = 1) => {
 };
 
 /** A figure: one map as it is seen, with its labels. `raw` is {data, shape: [T, S]} of one head. */
-export const figure = (raw, { rows, columns, role }, { words, special, view }) => {
+export const figure = (raw, { rows, columns, role, steps }, { words, special, view }) => {
   const seen = { words, special };
   const across = labels(columns, seen);
   const down = labels(rows, seen);
   const left = columns.some((token) => token.special) && !special;
   const normalised = left && view !== "norm"; // lengths are no shares: they do not sum to anything
   const weights = reduce(raw.data, raw.shape[1], down, across, normalised);
-  return { rows: down, columns: across, weights, role, normalised, top: top(weights, view) };
+  return { rows: down, columns: across, weights, role, steps, normalised, top: top(weights, view) };
 };
 
 /** The value that gets the last colour: 1 for shares, so that heads compare; else the greatest there is. */

@@ -3,7 +3,7 @@
 import { shade, signed } from "./colour.js";
 import { h } from "./dom.js";
 import { axes, digits, fixed } from "./maps.js";
-import { body, dotsIn, sentence } from "./sight.js";
+import { attentionsOf, body, dotsIn, sentence } from "./sight.js";
 
 export const texts = {
   en: {
@@ -109,20 +109,21 @@ export function mount(root, store, { api, t, fail }) {
   const load = async () => {
     const about = sentence(state);
     if (state.view !== "neuron" || !dotsIn(state) || !state.figure) return draw();
-    if (!about || !state.head || state.figure.name !== state.head.name) return undefined;
+    const attention = attentionsOf(state).find(({ name }) => name === state.head?.name);
+    if (!about || !attention || state.figure.name !== attention.name) return undefined;
     controller.abort();
     controller = new AbortController();
     const { signal } = controller;
     const { kind, head: { name, head } } = state;
-    const { rows, columns } = axes(kind, about.source, about.target, state.axis);
-    const step = kind === "encoder" ? null : state.step;
+    const { rows, columns, steps } = axes(attention, about, state.axis);
+    const step = steps ? state.step : null;
     const query = Math.min(state.locked?.rows[0] ?? step ?? 0, rows.length - 1);
     const asked = { ...body(about), attention: name, head, query };
     try {
       const found = await api.neuron(asked, signal);
       if (signal.aborted) return undefined;
-      // a decoder does not see what comes after: those keys take no part
-      const count = kind === "decoder" ? query + 1 : columns.length;
+      // what comes after is not seen where heads look back only: those keys take no part
+      const count = attention.causal ? query + 1 : columns.length;
       const parts = ["keys", "products", "scores", "bias", "weights"].map((part) => [part, found[part].slice(0, count)]);
       const labels = columns.slice(0, count).map(({ text }) => text);
       const whose = { about, name, head, kind, position: query, token: rows[query].text, labels };

@@ -48,7 +48,7 @@ const mapsSeen = (state, t, api) => {
   const colours = scale(state.colour, topOf(state), shade());
   const rows = shownAt(figure.rows, state.locked?.rows ?? []);
   const columns = shownAt(figure.columns, state.locked?.columns ?? []);
-  const stepIn = (each) => (state.step === null || each.kind === "encoder" ? [] : shownAt(each.rows, [state.step]));
+  const stepIn = (each) => (state.step === null || !each.steps ? [] : shownAt(each.rows, [state.step]));
   const choice = { rows, columns, step: stepIn(figure), combine };
   const choices = [choice, ...(beside ? [besides(choice, linked(figure, beside), stepIn(beside))] : [])];
   const maps = beside ? [figure, beside] : [figure];

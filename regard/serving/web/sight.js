@@ -2,9 +2,8 @@
 
 import { headLabel } from "./i18n.js";
 import { counterpart } from "./pairs.js";
-import { modelOf, partner, shown } from "./state.js";
+import { KINDS, modelOf, partner, shown } from "./state.js";
 
-const KINDS = ["encoder", "decoder", "cross"];
 const BUDGET = 96 * 2 ** 20; // bytes of maps kept, the longest unused dropped first
 const kept = new Map(); // key -> {promise, signal, bytes}, in order of use; no bytes yet while it is on its way
 const atlases = new Map(); // model -> promise of its atlas, or of null
@@ -100,9 +99,12 @@ export const atlasOf = (api, model) => {
   return atlases.get(model.id);
 };
 
-/** The view whose maps are shown: the neuron view adds to the weights, and a roll-out is the encoder's alone. */
-export const viewShown = ({ view, kind }) =>
-  view === "neuron" || (view === "rollout" && kind !== "encoder") ? "weights" : view;
+/** Whether there is a roll-out of the chosen kind: it goes through an encoder alone. */
+export const rollsOut = ({ kind }) => kind === "encoder";
+
+/** The view whose maps are shown: the neuron view adds to the weights. */
+export const viewShown = (state) =>
+  state.view === "neuron" || (state.view === "rollout" && !rollsOut(state)) ? "weights" : state.view;
 
 /** A role in the page's language: "positional +1" names its offset; one that the page does not know stays as it is. */
 export const roleText = (t, role) => {

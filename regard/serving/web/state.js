@@ -1,6 +1,8 @@
 // What the page knows, in one place. Components read `store.state`, change it by `store.set(patch)` and are told
 // by `store.subscribe`. What a person chose is kept in the address, so that a link shows the same thing again.
 
+export const KINDS = ["encoder", "decoder", "cross"]; // of attention, as /models names them
+
 export const initial = () => ({
   models: [], model: "", compare: "", text: "", sentence: 0, beam: 1,
   prefix: [], edits: {},
@@ -72,7 +74,7 @@ const written = {
   edits: factors,
   step: { write: String, read: whole },
   side: choice("original", "edited", "other", "both"),
-  kind: choice("encoder", "decoder", "cross"),
+  kind: choice(...KINDS),
   head: oneHead,
   view: choice("weights", "norm", "rollout", "neuron"),
   colour: choice("linear", "log"),

@@ -1,6 +1,6 @@
 // The numbers of the focused head as a table: screen readers always find it, eyes on request.
 
-import { h } from "./dom.js";
+import { h, idle } from "./dom.js";
 import { digits, shownAt } from "./maps.js";
 import { nameOf } from "./beside.js";
 import { titleOf } from "./sight.js";
@@ -85,7 +85,7 @@ export function mount(root, store, { t }) {
   /** Thousands of cells are made when nothing else is going on. */
   const soon = () => {
     clearTimeout(waiting);
-    waiting = setTimeout(() => (window.requestIdleCallback ?? setTimeout)(build), 120);
+    waiting = setTimeout(() => idle(build), 120);
   };
   store.subscribe(["figure", "beside", "language"], soon);
   store.subscribe(["locked"], mark);

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { choice, tick } from "./elements.js";
-import { dotsIn, viewShown } from "./sight.js";
+import { attentionsOf, dotsIn, rollsOut, viewShown } from "./sight.js";
 
 /** The switches in `root`: which view, how rows are named and combined, words, special tokens, colours. */
 export const tools = (root, store, { t }) => {
@@ -27,10 +27,10 @@ export const tools = (root, store, { t }) => {
   };
   const show = () => {
     views.set(state.view === "neuron" && dotsIn(state) ? "neuron" : viewShown(state));
-    views.inputs[2].disabled = state.kind !== "encoder"; // a roll-out is the encoder's alone
+    views.inputs[2].disabled = !rollsOut(state);
     views.inputs[3].disabled = !dotsIn(state);
     axis.set(state.axis);
-    axis.node.hidden = state.kind === "encoder";
+    axis.node.hidden = attentionsOf(state)[0]?.role !== "predicted";
     combine.set(state.combine);
     combine.node.hidden = (state.locked?.rows.length ?? 0) < 2 && (state.locked?.columns.length ?? 0) < 2;
     words.set(state.words);

@@ -1,0 +1,110 @@
+"""How a model is continued token by token: what a search starts, steps and reorders.
+
+Letters: B sources, S their length, R rows, V vocabulary.
+
+A source is what a model reads before it writes the first token: a sentence, or a prompt without its last token, which
+the first step reads. A model that is one of these two shapes has the rest from here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Source = Sequence[int]
+
+
+def padded(rows: Sequence[Source], pad: int, vocabulary: int) -> Tensor:
+    """Rows of ids, of which there are so many -> (B, longest), filled up with `pad`.
+
+    >>> padded([[5, 6], [7]], pad=0, vocabulary=8).tolist()
+    [[5, 6], [7, 0]]
+    """
+    for ids in filter(len, rows):
+        if not 0 <= min(ids) <= max(ids) < vocabulary:
+            raise ValueError(
+                f"a sentence has the ids {min(ids)} to {max(ids)}, the model reads 0 to {vocabulary - 1}: was it made "
+                "with another tokenizer?"
+            )
+    longest = max(map(len, rows), default=0)
+    return torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in rows], dtype=torch.int64)
+
+
+def room_beside(source: Source, longest: int | None) -> int | None:
+    """Tokens that an output may have which has positions of its own."""
+    if not len(source):
+        raise ValueError("it is empty: give it at least its end token")
+    if longest is not None and len(source) > longest:
+        raise ValueError(f"it has {len(source)} tokens, the model reads {longest} at most: split it")
+    return longest
+
+
+@dataclass
+class Reading:
+    """An encoder-decoder at work: R rows, of which K in a row read one row of the memory."""
+
+    memory: Any  # `reorder(index)` returns those rows of it
+    cache: Any
+
+    def reorder(self, rows: Tensor | None, memory: Tensor | None) -> None:
+        """Keep these rows (n,) of what was decoded, and these of the memory, in that order; None leaves them alone."""
+        if memory is not None:
+            self.memory = self.memory.reorder(memory)
+        self.cache.reorder(rows, memory)
+
+
+class EncoderDecoder:
+    """What reads a source into a memory, and writes beside it."""
+
+    config: Any  # vocabulary, source_vocabulary, pad, longest
+    alike = False  # sources that start together may differ in length: they are padded
+
+    encode: Any  # (B, S) -> memory
+    decode: Any  # the newest tokens (R, 1), memory, cache -> logits (R, 1, V)
+    new_cache: Any  # what `decode` remembers of the tokens before
+
+    def start(self, sources: Sequence[Source], device: torch.device) -> Reading:
+        """B sources -> what `step` continues, a row for each."""
+        source = padded(sources, self.config.pad, self.config.source_vocabulary or self.config.vocabulary)
+        return Reading(self.encode(source.to(device)), self.new_cache())
+
+    def step(self, tokens: Tensor, state: Reading) -> Tensor:
+        """The newest token of each row, (R,) -> logits of the next one (R, V)."""
+        return self.decode(tokens[:, None], state.memory, state.cache)[:, -1]
+
+    def room(self, source: Source) -> int | None:
+        """Tokens that the output may have; a `ValueError` says why the source cannot be read."""
+        return room_beside(source, self.config.longest)
+
+
+class DecoderOnly:
+    """What goes on with what it has read: a language model. Sources that start together are equally long, so that no
+    row has padding before it."""
+
+    config: Any  # vocabulary, longest
+    alike = True
+
+    features: Any  # tokens (R, T), cache -> (R, T, d)
+    output: Any  # (R, T, d) -> logits (R, T, V)
+    new_cache: Any
+
+    def start(self, sources: Sequence[Source], device: torch.device) -> Any:
+        """B prompts without their last tokens -> a cache of them, a row for each."""
+        cache, read = self.new_cache(), padded(sources, 0, self.config.vocabulary)
+        if read.shape[1]:
+            self.features(read.to(device), cache)
+        return cache
+
+    def step(self, tokens: Tensor, state: Any) -> Tensor:
+        """The newest token of each row, (R,) -> logits of the next one (R, V)."""
+        return self.output(self.features(tokens[:, None], state))[:, -1]
+
+    def room(self, source: Source) -> int | None:
+        """Tokens that the output may have: the positions that the prompt has left."""
+        if self.config.longest is None:
+            return None
+        if (room := self.config.longest - len(source)) < 1:
+            raise ValueError(f"it has {len(source) + 1} tokens, the model has {self.config.longest} places: shorten it")
+        return int(room)

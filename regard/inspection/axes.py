@@ -1,0 +1,94 @@
+"""What stands along the two sides of an attention's maps: decided here, for every view of them (decision 0020).
+
+Rows of a map are positions that look (queries), columns those that are looked at (keys). A position of a text that a
+model writes has read one token and predicts the next: as a row it is named by what it predicts, as a column by what it
+has read. A position of a text that is only read is named by its token.
+"""
+
+from collections.abc import Mapping, Sequence
+from inspect import Parameter, signature
+from typing import NamedTuple, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from regard.core.blocks import DecoderLayer
+from regard.inspection.taps import attentions
+
+START, END = "<s>", "</s>"
+KINDS = ("encoder", "decoder", "cross")
+Item = TypeVar("Item")
+
+
+class Axis(NamedTuple):
+    """One side of a map: the positions of an input, by its name."""
+
+    input: str
+    late: bool = False  # named by the token before the one that is predicted there
+
+    def along(self, given: Mapping[str, Sequence[Item]], start: Item) -> Sequence[Item]:
+        """What stands along it, where `given` has of each input what is read, or predicted if the model writes it.
+
+        >>> Axis("target", late=True).along({"target": ["un", "gato", "</s>"]}, "<s>")
+        ['<s>', 'un', 'gato']
+        """
+        return [start, *given[self.input][:-1]] if self.late else given[self.input]
+
+
+class Axes(NamedTuple):
+    """Both sides of the maps of an attention, and whether a query sees only the keys up to its own position."""
+
+    queries: Axis
+    keys: Axis
+    causal: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What the attention is for a person: encoder, decoder or cross."""
+        return "cross" if self.queries.input != self.keys.input else "decoder" if self.causal else "encoder"
+
+    @property
+    def role(self) -> str:
+        """Whether rows are named by the tokens "read" at each position, or "predicted" there."""
+        return "read" if self.kind == "encoder" else "predicted"
+
+
+class Taught(Protocol):
+    """Tensors by name, right-padded: the inputs of a model (B, S), and `labels` (B, T), what it must say."""
+
+    @property
+    def inputs(self) -> Mapping[str, Tensor]: ...
+
+    def __getitem__(self, name: str, /) -> Tensor: ...
+
+
+def axes(model: nn.Module) -> dict[str, Axes]:
+    """The axes of every attention of a model, by name: by what it is handed, and the layer that it is in.
+
+    >>> from regard.models.transformer import Transformer, TransformerConfig
+    >>> found = axes(Transformer(TransformerConfig.tiny(100, encoder_layers=1, decoder_layers=1)))
+    >>> found["decoder.layers.0.cross_attention"].queries.input, found["decoder.layers.0.cross_attention"].keys.input
+    ('target', 'source')
+    >>> [each.kind for each in found.values()]
+    ['encoder', 'decoder', 'cross']
+    """
+    given = signature(model.forward).parameters.values()
+    names = [p.name for p in given if p.default is Parameter.empty]  # what a model cannot do without
+    looks_back = {id(part) for layer in model.modules() if isinstance(layer, DecoderLayer) for part in layer.modules()}
+    found = {}
+    for name, attention in attentions(model).items():
+        if attention.cross:
+            found[name] = Axes(Axis(names[-1]), Axis(names[0]))
+        elif id(attention) in looks_back:
+            found[name] = Axes(Axis(names[-1]), Axis(names[-1], late=True), causal=True)
+        else:
+            found[name] = Axes(Axis(names[0]), Axis(names[0]))
+    return found
+
+
+def layer_of(name: str) -> int:
+    """The number of an attention's layer, by its name; where layers have no numbers, there is one.
+
+    >>> layer_of("decoder.layers.2.cross_attention"), layer_of("decoder.cross_attention")
+    (2, 0)
+    """
+    return int(next(filter(str.isdigit, name.split(".")), 0))
