@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import hint
-from regard.core.attention import MultiHeadAttention, Tap
+from regard.core.attention import MultiHeadAttention
+from regard.core.mixers import Tap
 
 Replace = Callable[[Tensor], Tensor]
 Change = Mapping[int, float | Replace] | Replace

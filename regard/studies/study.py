@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.api import Translator, load
+from regard.api import Translator, load, told
 from regard.core.generation import of_like_length
 from regard.data.batching import Batch, collate
 from regard.data.text import read_lines
@@ -23,9 +24,9 @@ from regard.inspection.measures import Tokens, punctuation
 from regard.inspection.syntax import Arc, arcs, read_conllu
 from regard.inspection.taps import attentions, edit
 from regard.inspection.words import Words, added, words, words_of_spans
-from regard.recipes import recipe as recipes
-from regard.recipes.recipe import EvaluateConfig, Recipe
-from regard.recipes.train import find_splits
+from regard.recipes import reading as recipes
+from regard.recipes.prepare import find_splits
+from regard.recipes.recipe import Recipe
 
 TOKENS = 4096  # of a batch
 
@@ -107,7 +108,7 @@ class Translations(Study):
     """A translator and sentences with their translations."""
 
     translator: Translator
-    evaluate: EvaluateConfig
+    task: Any  # how translations are scored
     lines: list[int]  # of each sentence in its file, from 0
     filled: list[int]  # the same, where blank lines of the source do not count
     texts: list[tuple[str, str]]
@@ -125,8 +126,7 @@ class Translations(Study):
         def batch(examples: list[dict[str, list[int]]]) -> Batch:
             return collate([(each["source"], each["target"]) for each in examples], marks=tokenizer.marks)
 
-        how = translator, recipe.evaluate if recipe else EvaluateConfig()
-        found, filled = cls(translator.model, tokenizer, [], batch, *how, [], [], []), 0
+        found, filled = cls(translator.model, tokenizer, [], batch, translator, told(model).task, [], [], []), 0
         for line, texts in enumerate(_texts(model, recipe, source, reference)):
             if len(found.lines) == limit:
                 break
@@ -146,7 +146,7 @@ class Translations(Study):
         """BLEU of greedy translations of the sources."""
         said = list(self.translator.translate_lines((self.texts[i][0] for i in which), beam=1))
         references = [self.tokenizer.joined(self.texts[i][1]) for i in which]
-        return bleu(said, references, tokenize=self.evaluate.tokenize, lowercase=self.evaluate.lowercase)
+        return bleu(said, references, tokenize=self.task.tokenize, lowercase=self.task.lowercase)
 
     def words(self, sentence: int) -> tuple[list[int], list[int]]:
         """Of which word of its text each token of a source, and of a target, is a part."""
@@ -202,4 +202,4 @@ def _texts(model: Path, recipe: Recipe | None, source: Path | None, reference: P
         raise ValueError("a text and its translation go together: give --source and --reference, or neither")
     if recipe is None:
         raise ValueError(f"{model} has no recipe that names a text: give --source and --reference")
-    return list(find_splits(recipe).pairs("test"))
+    return list(find_splits(recipe).rows("test"))

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.core.attention import MultiHeadAttention, Tap
+from regard.core.attention import MultiHeadAttention
+from regard.core.mixers import Tap
 from regard.inspection.taps import TAPS, attentions, edit, record
 from regard.models.transformer import Transformer, TransformerConfig
 

@@ -29,10 +29,11 @@ from regard.inspection.measures import measure
 from regard.inspection.taps import attentions, edit, record
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.recipes import recipe as recipes
-from regard.recipes.recipe import DataConfig, Recipe
+from regard.recipes import reading as recipes
+from regard.recipes.recipe import Recipe
 from regard.studies.atlas import GATES, How, analysed, atlas_page, make_atlas
 from regard.studies.study import Study, Translations
+from regard.tasks.translate import DataConfig
 from regard.training.config import TrainConfig
 from tests.inspection.toys import encoder_only, language_model
 
