@@ -222,7 +222,11 @@ def test_what_a_family_cannot_do_is_one_clear_line(folder: Path, tmp_path: Path,
 def test_the_explorer_shows_what_there_is(folder: Path) -> None:
     lstm, bytenet = (Live(regard.load(learn(folder, name))) for name in ("lstm", "bytenet"))
     (only,) = lstm.about()["attentions"]
-    assert only == {"name": "decoder.cross_attention", "kind": "cross", "layer": 0, "heads": 1, "dots": False}
+    sides = {name: {"input": each, "late": False} for name, each in (("queries", "target"), ("keys", "source"))}
+    assert only == {
+        "name": "decoder.cross_attention", "kind": "cross", **sides, "causal": False, "role": "predicted",
+        "layer": 0, "heads": 1, "dots": False,
+    }  # fmt: skip
     look = lstm.look(*([*lstm.tokenizer.encode(text), EOS] for text in (TEXT, "1987-03-05")), {})
     ((name, heads, weights),) = looks.maps(lstm, look, "weights", [("decoder.cross_attention", None)])
     assert (name, heads) == ("decoder.cross_attention", [0])
