@@ -87,9 +87,11 @@ def _without(attention: MultiHeadAttention, left: list[int], kv_heads: int) -> n
         positions = attention.positions.of(left)
         shape = replace(attention.config, heads=len(left), kv_heads=kv_heads, d_k=attention.d_k, d_v=attention.d_v)
         made = MultiHeadAttention(shape, d_memory=d_memory)
-    made.positions, made.score = positions, attention.score.of(left, keys)
-    if isinstance(attention.normalise, Monotonic):
-        made.normalise = attention.normalise.of(left)
+    mix: Any = attention.mix
+    made.positions = positions
+    made.score = made.mix.score = mix.score.of(left, keys)
+    if isinstance(mix.normalise, Monotonic):
+        made.normalise = made.mix.normalise = mix.normalise.of(left)
     if attention.cross:
         made.query = _product(attention.query, made.query, rows=q)
         made.key_value = _product(attention.key_value, made.key_value, rows=torch.cat([k, K + v]))

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.checks import choose
 from regard.core.chunked import chunked
 from regard.core.dropout import dropout as drop
 from regard.core.masks import AnyMask, Mask, Shape
@@ -53,6 +54,11 @@ def fused(
 
 Backend = Callable[[Tensor, Tensor, Tensor, AnyMask | None, Tensor | None, float, float], Tensor]
 BACKENDS: dict[str, Backend] = {"math": math, "fused": fused, "chunked": chunked}
+
+
+def backend_of(name: str) -> Backend:
+    """The one of this name; `auto` chooses by shapes."""
+    return auto if name == "auto" else choose("attention backend", name, BACKENDS)
 
 
 @Ways

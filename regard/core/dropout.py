@@ -117,8 +117,13 @@ class Dropout(nn.Module):
         super().__init__()
         self.p = check_probability(p)
 
+    @property
+    def now(self) -> float:
+        """p while training, otherwise 0."""
+        return self.p if self.training else 0.0
+
     def forward(self, x: Tensor) -> Tensor:
-        return dropout(x, self.p) if self.training else x
+        return dropout(x, self.now)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

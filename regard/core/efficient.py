@@ -12,8 +12,9 @@
 
 Each is a module between the projections of a `MultiHeadAttention`, with three ways through it: called, it mixes a
 whole sequence, q, k (B, H, n, d_k) and v (B, H, n, d_v) -> (B, H, n, d_v); `step` goes on from what `past()` began;
-`weights` writes out (B, H, T, S) what values are multiplied with: the slow truth, and what a watcher sees. A `step`
-takes k and v of G key/value heads, G a divisor of H, and remembers only these.
+`weights` writes out (B, H, T, S) what values are multiplied with, under the mask and what the kind has `allowed`: the
+slow truth, and what a watcher sees. A `step` takes k and v of G key/value heads, G a divisor of H, and remembers only
+these.
 """
 
 from dataclasses import dataclass
@@ -21,12 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.core.kernels import Elu, Exponential, Kernel, Relu
+from regard.core.linear import Elu, Exponential, Linear, Relu
 from regard.core.linformer import Linformer, check_rank
 from regard.core.masks import AnyMask, Mask
 from regard.core.sparse import SIZE, Band, Blocks, Sparse
 
-Efficient = Sparse | Kernel | Linformer
+Inner = Sparse | Linear | Linformer
 FORMS = {
     "full": "full",
     "window": "window:64",
@@ -89,7 +90,7 @@ class Kind:
                 return max(W, G, (R - 1) * SIZE + 1)  # R blocks, of which the last may be a short one
         return max(self.numbers) if self.name in PATTERNS else 0
 
-    def make(self, *, d_k: int, max_length: int) -> Efficient | None:
+    def make(self, *, d_k: int, max_length: int) -> Inner | None:
         """Its module; None for full attention."""
         match self.name, self.numbers:
             case (("window" | "dilated"), numbers):
@@ -103,9 +104,9 @@ class Kind:
             case "linformer", (R,):
                 return Linformer(R, max_length)
             case "performer", (features,):
-                return Kernel(Relu(features, d_k) if self.relu else Exponential(features, d_k))
+                return Linear(Relu(features, d_k) if self.relu else Exponential(features, d_k))
             case "linear", _:
-                return Kernel(Elu())
+                return Linear(Elu())
         return None
 
 

@@ -3,10 +3,10 @@
 Letters: B batch, H heads, T queries, S keys, R rank, d_k and d_v widths of keys and values.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
+
+from regard.core.normalisers import See
 
 
 def check_rank(rank: int, max_length: int) -> None:
@@ -56,17 +56,10 @@ class Linformer(nn.Module):
     def step(self, q: Tensor, k: Tensor, v: Tensor, past: object, *, scale: float) -> Tensor:
         raise AssertionError("no causal form: refused before")
 
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        mask: Tensor | None,
-        *,
-        is_causal: bool,
-        offset: int,
-        scale: float,
-        see: Callable[[Tensor], Tensor],
-    ) -> Tensor:
+    def allowed(self, T: int, S: int, is_causal: bool, device: torch.device) -> None:
+        """Whatever the mask leaves."""
+
+    def weights(self, q: Tensor, k: Tensor, allowed: Tensor | None, scale: float, see: See) -> Tensor:
         """softmax(scale · Q (EK)ᵀ) F, which may be negative. There are no scores of single keys to see."""
-        E, F = self._projections(k.shape[2], None if mask is None else mask[:, 0, 0])
+        E, F = self._projections(k.shape[2], None if allowed is None else allowed[:, 0, 0])
         return ((q * scale) @ (E @ k).mT).softmax(-1) @ F

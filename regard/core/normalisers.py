@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 Normaliser = Callable[[Tensor, Tensor | None], Tensor]
+See = Callable[[Tensor], Tensor]  # of scores, by whoever watches
 
 
 def exact(x: Tensor) -> torch.autocast:

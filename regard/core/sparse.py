@@ -7,7 +7,7 @@ the columns that any row of the block sees. Each block is a small dense attentio
 kept but its output; the backward pass computes its weights again. So time is O(n w) and memory O(n).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from regard.core.backends import each_head
 from regard.core.cache import Recent
 from regard.core.dropout import fresh_seed, keep_mask, keep_scale
 from regard.core.masks import Mask, causal, diagonal_blocks, first, random_blocks, random_picks, window
-from regard.core.normalisers import exact, softmax
+from regard.core.normalisers import See, exact, softmax
 
 ROWS = 128  # of a block, where the pattern does not ask for others
 SIZE = 32  # of a random block
@@ -229,7 +229,7 @@ def _drop(x: Tensor, p: float, seed: int, rows: slice) -> Tensor:
 
 
 class Sparse(nn.Module):
-    """A pattern as the inner part of an attention: see `regard.core.efficient.Efficient`."""
+    """A pattern as the inner part of an attention: see `regard.core.efficient`."""
 
     def __init__(self, pattern: Pattern) -> None:
         super().__init__()
@@ -254,18 +254,10 @@ class Sparse(nn.Module):
     def past(self) -> Recent | None:
         return self.pattern.past()
 
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        mask: Tensor | None,
-        *,
-        is_causal: bool,
-        offset: int,
-        scale: float,
-        see: Callable[[Tensor], Tensor],
-    ) -> Tensor:
-        T, S, device = q.shape[2], k.shape[2], q.device
-        queries, keys = torch.arange(offset, offset + T, device=device), torch.arange(S, device=device)
-        allowed = self.pattern.mask(is_causal).block(queries, keys)
-        return softmax(see((q * scale) @ k.mT), allowed if mask is None else allowed & mask)
+    def allowed(self, T: int, S: int, is_causal: bool, device: torch.device) -> Tensor:
+        """What the pattern leaves of T queries, the last of them the last of S keys."""
+        at = torch.arange(S, device=device)
+        return self.pattern.mask(is_causal).block(at[S - T :], at)
+
+    def weights(self, q: Tensor, k: Tensor, allowed: Tensor | None, scale: float, see: See) -> Tensor:
+        return softmax(see((q * scale) @ k.mT), allowed)

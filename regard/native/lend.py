@@ -69,13 +69,13 @@ def _embedding(kernels: NativeKernels, m: nn.Embedding, tokens: Tensor) -> Tenso
 def _feed_forward(kernels: NativeKernels, m: FeedForward, x: Tensor, **_: Any) -> Tensor | None:
     if m.activation is not relu or not type(m.inner) is type(m.outer) is nn.Linear:
         return None
-    return None if _hooked(m.inner, m.dropout, m.outer) else kernels.feed_forward(x, m.inner, m.outer, _p(m.dropout))
+    return None if _hooked(m.inner, m.dropout, m.outer) else kernels.feed_forward(x, m.inner, m.outer, m.dropout.now)
 
 
 def _residual(kernels: NativeKernels, m: Residual, x: Tensor, s: Tensor) -> Tensor | None:
     if _hooked(m.dropout, m.norm):
         return None
-    return kernels.residual(x, s, _p(m.dropout), m.norm if m.place == "post" else None)
+    return kernels.residual(x, s, m.dropout.now, m.norm if m.place == "post" else None)
 
 
 def _split(kernels: NativeKernels, m: MultiHeadAttention, x: Tensor, widths: list[int]) -> Any:
@@ -90,10 +90,6 @@ FAST: dict[type[nn.Module], tuple[str, Callable[..., Any]]] = {
     Residual: ("add", _residual),
     MultiHeadAttention: ("split", _split),
 }
-
-
-def _p(module: dropout.Dropout) -> float:
-    return module.p if module.training else 0.0
 
 
 def _hooked(*modules: nn.Module) -> bool:

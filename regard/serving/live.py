@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.api import Translator
-from regard.core.attention import Tap
+from regard.core.mixers import Tap
 from regard.core.quantised import dequantise, is_quantised
 from regard.data.batching import Batch
 from regard.data.sentences import split

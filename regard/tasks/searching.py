@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from regard.checks import at_least, one_of
-from regard.core.attention import Tap
+from regard.core.mixers import Tap
 from regard.data.spelling import whole
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool

@@ -318,7 +318,7 @@ def test_rows_that_read_one_memory_share_it(K: int, T: int, watched: bool) -> No
     [
         ({"d_model": 10, "heads": 3}, "d_model = 10 does not divide into 3 heads"),
         ({"d_model": 12, "heads": 4, "kv_heads": 3}, "kv_heads = 3 does not divide heads = 4"),
-        ({"d_model": 12, "heads": 4, "backend": "flash"}, "unknown attention backend 'flash'"),
+        ({"d_model": 12, "heads": 4, "backend": "flash"}, "backend = 'flash': choose auto, math, fused or chunked"),
         ({"d_model": 12, "heads": 0}, "heads = 0"),
         ({"d_model": 12, "heads": 4, "scale": math.nan}, "scale = nan: it must be a finite number"),
     ],

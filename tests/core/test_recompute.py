@@ -48,7 +48,11 @@ def test_in_shards_too(kind: str) -> None:
     for model in (transformer(None), transformer(kind)):
         torch.manual_seed(1)
         with Shards(2) as shards:
-            shards.backward(lambda s, t, m=model: m(s, t).square().sum(), list(model.parameters()), batch())
+            shards.backward(
+                lambda s, t, m=model: m(s, t).square().sum(),
+                list(model.parameters()),
+                dict(zip("st", batch(), strict=True)),
+            )
         gradients.append([p.grad for p in model.parameters()])
     for plain, recomputed in zip(*gradients, strict=True):
         assert plain is not None

@@ -352,7 +352,7 @@ def test_a_linear_model_keeps_states_of_one_size() -> None:
     [
         ({"cell": "ltsm"}, "cell = 'ltsm': choose rnn, gru, lstm or linear"),
         ({"attention": "bahdanaux"}, "attention = 'bahdanaux': choose luong or bahdanau"),
-        ({"score": "cosine"}, "unknown score 'cosine'"),
+        ({"score": "cosine"}, "score = 'cosine'"),
         ({"normaliser": "max"}, "unknown normaliser 'max'"),
         ({"d_model": 7}, "d_model = 7 does not halve into two directions"),
         ({"d_model": 10, "heads": 4}, "d_model = 10 does not divide into 4 heads"),

@@ -385,7 +385,7 @@ def test_every_parameter_learns_from_the_chunked_loss_as_from_the_logits() -> No
         ({"norm_kind": "batch"}, "norm_kind = 'batch': choose layer or rms"),
         ({"feed_forward": "tanh"}, "feed_forward = 'tanh': choose relu, gelu, silu, .*convolution"),
         ({"tie": "source"}, "tie = 'source': choose all, target or none"),
-        ({"backend": "flash"}, "unknown attention backend 'flash'"),
+        ({"backend": "flash"}, "backend = 'flash': choose auto"),
         ({"source_vocabulary": 30}, "they have 30 and 23 entries: use one joint vocabulary, or tie='target'"),
         ({"heads": 3}, "d_model = 16 does not divide into 3 heads"),
         ({"kv_heads": 3}, "kv_heads = 3 does not divide heads = 4"),

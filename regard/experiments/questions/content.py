@@ -41,8 +41,8 @@ class Fixed(nn.Module):
 def fix(model: nn.Module, *, learns: bool) -> None:
     """Replace the scores of every attention of a model, for good; its W_Q and W_K are left without effect."""
     for attention in attentions(model).values():
-        attention.scores.fixed = Fixed(attention.heads, learns)
-        attention.scores.watchers.append(attention.scores.fixed)
+        attention.mix.scores.fixed = Fixed(attention.heads, learns)
+        attention.mix.scores.watchers.append(attention.mix.scores.fixed)
 
 
 def averaged(

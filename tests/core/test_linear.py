@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.core import kernels
+from regard.core import linear
 from regard.core.cache import Sums
-from regard.core.kernels import Elu, Exponential, Kernel, Relu, orthogonal_features
+from regard.core.linear import Elu, Exponential, Linear, Relu, orthogonal_features
 from regard.core.linformer import Linformer
 
 MAPS = {"linear": Elu, "exponential": lambda: Exponential(24, 6), "relu": lambda: Relu(24, 6)}
@@ -18,7 +18,7 @@ MAPS = {"linear": Elu, "exponential": lambda: Exponential(24, 6), "relu": lambda
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "CHUNK", 4)
+    monkeypatch.setattr(linear, "CHUNK", 4)
 
 
 def written_out(name: str, directions: Tensor | None, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def test_value_and_gradient_are_those_of_the_kernel_written_out(
     name: str, n: int, seed: int, is_causal: bool, padded: bool
 ) -> None:
     torch.manual_seed(seed)
-    kernel = Kernel(MAPS[name]()).double()
+    kernel = Linear(MAPS[name]()).double()
     inputs = [torch.randn(2, 2, n, d, dtype=torch.float64, requires_grad=True) for d in (6, 6, 3)]
     g, keep = torch.randn(2, 2, n, 3, dtype=torch.float64), torch.rand(2, n) < 0.6 if padded else None
     allowed = torch.ones(n, n).tril() if is_causal else torch.ones(n, n)
@@ -53,9 +53,7 @@ def test_value_and_gradient_are_those_of_the_kernel_written_out(
     torch.testing.assert_close(ours, truth)
     for one, other in zip(torch.autograd.grad(ours, inputs, g), torch.autograd.grad(truth, inputs, g), strict=True):
         torch.testing.assert_close(one, other, atol=1e-8, rtol=1e-6)
-    weights = kernel.weights(
-        *inputs[:2], allowed.bool(), is_causal=is_causal, offset=0, scale=6**-0.5, see=lambda scores: scores
-    )
+    weights = kernel.weights(*inputs[:2], allowed.bool(), scale=6**-0.5, see=lambda scores: scores)
     torch.testing.assert_close(weights @ inputs[2], truth)
 
 
@@ -63,7 +61,7 @@ def test_value_and_gradient_are_those_of_the_kernel_written_out(
 @pytest.mark.parametrize("steps", [[1] * 11, [4, 1, 6], [11], [9, 2]])
 def test_the_recurrent_form_is_the_parallel_one_and_its_state_never_grows(name: str, steps: list[int]) -> None:
     torch.manual_seed(0)
-    kernel, past, parts, sizes = Kernel(MAPS[name]()), Sums(), [], set()
+    kernel, past, parts, sizes = Linear(MAPS[name]()), Sums(), [], set()
     q, k, v = (3 * x for x in torch.randn(3, 2, 2, 11, 6).unbind())
     k[:, :, 5:] *= 3  # levels that rise on the way
     for x, y, z in zip(*(x.split(steps, 2) for x in (q, k, v)), strict=True):
@@ -80,7 +78,7 @@ def test_the_recurrent_form_is_the_parallel_one_and_its_state_never_grows(name: 
 @pytest.mark.parametrize("size", [5, 50, 5000])
 def test_large_keys_never_overflow(dtype: torch.dtype, is_causal: bool, size: float) -> None:
     torch.manual_seed(0)
-    kernel = Kernel(Exponential(16, 6))
+    kernel = Linear(Exponential(16, 6))
     q, k, v = (x.to(dtype).requires_grad_() for x in torch.randn(3, 1, 1, 9, 6).mul(size).unbind())
     out = kernel(q, k, v, is_causal=is_causal, keep=None, scale=1.0, dropout=0.0)
     out.sum().backward()
@@ -91,7 +89,7 @@ def test_large_keys_never_overflow(dtype: torch.dtype, is_causal: bool, size: fl
 
 def test_keys_that_grow_do_not_drown_those_before_them() -> None:
     torch.manual_seed(0)
-    kernel = Kernel(Exponential(16, 6))
+    kernel = Linear(Exponential(16, 6))
     q, k, v = torch.randn(3, 1, 1, 9, 6).unbind()
     k = k / k.norm(dim=-1, keepdim=True) * torch.linspace(40, 1, 9)[:, None]  # -|k|²/2 rises from -800
     out = kernel(q, k, v, is_causal=True, keep=None, scale=1.0, dropout=0.0)
@@ -104,7 +102,7 @@ def test_a_query_that_sees_only_padding_gives_zeros() -> None:
     q, k, v = torch.randn(3, 1, 1, 9, 6).unbind()
     for make in MAPS.values():
         keep = torch.zeros(1, 9, dtype=torch.bool)
-        assert Kernel(make())(q, k, v, is_causal=False, keep=keep, scale=1.0, dropout=0.0).eq(0).all()
+        assert Linear(make())(q, k, v, is_causal=False, keep=keep, scale=1.0, dropout=0.0).eq(0).all()
 
 
 def test_directions_are_orthogonal_in_blocks_and_as_long_as_normal_vectors() -> None:
@@ -129,7 +127,7 @@ def test_the_error_of_a_performer_falls_with_one_over_the_root_of_its_features()
 
     def error(features: int) -> float:
         tries = [
-            Kernel(Exponential(features, 16))(q, k, v, is_causal=False, keep=None, scale=0.25, dropout=0.0)
+            Linear(Exponential(features, 16))(q, k, v, is_causal=False, keep=None, scale=0.25, dropout=0.0)
             for _ in range(12)
         ]
         return float(torch.stack([(x - exact).square().mean() for x in tries]).mean().sqrt())
@@ -147,7 +145,7 @@ def test_orthogonal_directions_err_less_than_independent_ones() -> None:
     errors = {True: 0.0, False: 0.0}
     for _ in range(40):
         for orthogonal in errors:
-            kernel = Kernel(Exponential(16, 16))
+            kernel = Linear(Exponential(16, 16))
             if not orthogonal:
                 kernel.features.directions = torch.randn(16, 16)
             out = kernel(q, k, v, is_causal=False, keep=None, scale=0.25, dropout=0.0)
@@ -170,7 +168,7 @@ def test_a_linformer_is_its_formula_and_padding_changes_nothing() -> None:
     keep = torch.arange(9).expand(2, 9) < 7
     out = mix(q, k, v, is_causal=False, keep=keep, scale=0.5, dropout=0.0)
     torch.testing.assert_close(out[:, :, :7], short)
-    weights = mix.weights(q, k, keep[:, None, None], is_causal=False, offset=0, scale=0.5, see=lambda scores: scores)
+    weights = mix.weights(q, k, keep[:, None, None], scale=0.5, see=lambda scores: scores)
     torch.testing.assert_close(weights @ v, out)
     assert weights[..., 7:].eq(0).all()
 

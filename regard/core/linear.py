@@ -11,7 +11,6 @@ A feature map gives φ(x) as a pair: numbers of moderate size, and a level in th
 The level of a query cancels in the fraction; those of keys are compared with the largest seen.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.core.backends import each_head
 from regard.core.cache import Sums
-from regard.core.normalisers import exact, softmax
+from regard.core.normalisers import See, exact, softmax
 
 CHUNK = 128  # positions that look at each other directly; what is before them they see as sums
 
@@ -139,7 +138,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, levels: Tensor, before: Tensor, bel
     return (q @ before) * (below - level).exp() + ((q @ k.mT) * share) @ v
 
 
-class Kernel(nn.Module):
+class Linear(nn.Module):
     """A feature map as the inner part of an attention: see `regard.core.efficient`."""
 
     def __init__(self, features: nn.Module) -> None:
@@ -163,20 +162,13 @@ class Kernel(nn.Module):
     def past(self) -> Sums:
         return Sums()
 
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        mask: Tensor | None,
-        *,
-        is_causal: bool,
-        offset: int,
-        scale: float,
-        see: Callable[[Tensor], Tensor],
-    ) -> Tensor:
+    def allowed(self, T: int, S: int, is_causal: bool, device: torch.device) -> None:
+        """Whatever the mask leaves."""
+
+    def weights(self, q: Tensor, k: Tensor, allowed: Tensor | None, scale: float, see: See) -> Tensor:
         """Its scores are the logarithms of the kernel: the soft-max of them are its weights."""
         wide = torch.promote_types(q.dtype, torch.float32)
         with exact(q):
             (phi_q, _), (phi_k, levels) = self.features(q.to(wide), scale), self.features(k.to(wide), scale)
             scores = (phi_q @ phi_k.mT).clamp(min=torch.finfo(wide).tiny).log() + levels.mT  # (B, H, T, S)
-        return softmax(see(scores), mask).to(q.dtype)
+        return softmax(see(scores), allowed).to(q.dtype)

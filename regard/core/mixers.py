@@ -1,0 +1,168 @@
+"""What stands between the projections of an attention and W_O: from queries, keys and values to what each head mixes.
+
+Letters: B batch, H heads, G key/value heads, T queries, S keys, d_k and d_v widths of a head; K rows of x read one row
+of a memory, as the hypotheses of a beam read one sentence.
+
+`Full` is eq. 1 with any score and normaliser, `Efficient` what looks at fewer pairs (`regard.core.efficient`). A mixer
+has a `Tap` for each of the things that pass from one to the next, for whoever looks.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from regard.core.backends import backend_of, dense, fitted
+from regard.core.cache import KeyValues, Recent, Sums
+from regard.core.dropout import Dropout
+from regard.core.efficient import Inner, causal_and_keep, check_causal
+from regard.core.linformer import Linformer
+from regard.core.masks import AnyMask
+from regard.core.monotonic import Monotonic
+from regard.core.normalisers import Normaliser, softmax
+from regard.core.scores import Score
+
+Past = KeyValues | Recent | Sums
+
+
+class Tap(nn.Module):
+    """An identity with a name in the module tree: who adds a watcher sees what flows through, and may replace it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watchers: list[Callable[[Tensor], Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        for watch in self.watchers:
+            x = watch(x)
+        return x
+
+
+class Mixer(nn.Module):
+    """q (B, H, T, d_k), k (B, G, S, d_k), v (B, G, S, d_v) -> (B, H, T, d_v).
+
+    It is no child of its attention, which takes its parts for its own: so their names are as short as they can be.
+    """
+
+    def __init__(self, *, dropout: float, backend: str) -> None:
+        super().__init__()
+        self.backend = backend
+        self.queries, self.keys, self.values = Tap(), Tap(), Tap()
+        self.scores, self.weights, self.outputs = Tap(), Tap(), Tap()
+        self.dropout = Dropout(dropout)
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody looks at a tap."""
+        taps = (self.queries, self.keys, self.values, self.scores, self.weights, self.outputs)
+        return any(tap.watchers for tap in taps)
+
+    def prepared(self, k: Tensor) -> Tensor:
+        """What is made of each key once, however often it is read: a cache holds this."""
+        return k
+
+    def past(self) -> Past:
+        """An empty past, as small as it can be; of all keys while somebody watches."""
+        return KeyValues()
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: AnyMask | None,
+        bias: Tensor | None,
+        scale: float,
+        rows: int,
+        cache: Past | None,
+    ) -> Tensor:
+        """`rows` are those of x: B, or K times as many, a row of B then has K · T queries and becomes K of them."""
+        raise NotImplementedError
+
+
+class Full(Mixer):
+    """Score, mask, normalise, mix: eq. 1 where the score is dot and the normaliser soft-max."""
+
+    def __init__(
+        self, score: Score, normalise: Normaliser | Monotonic, key_width: int, *, dropout: float, backend: str
+    ) -> None:
+        super().__init__(dropout=dropout, backend=backend)
+        self.score, self.normalise, self.width = score, normalise, score.width or key_width
+        self.plain = type(score) is Score and normalise is softmax
+
+    def prepared(self, k: Tensor) -> Tensor:
+        return self.score.keys(k)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: AnyMask | None,
+        bias: Tensor | None,
+        scale: float,
+        rows: int,
+        cache: Past | None,
+    ) -> Tensor:
+        k, v = fitted(q, k, v, mask, bias, self.width)
+        if self.plain and not self.watched:
+            return backend_of(self.backend)(q, k, v, mask, bias, scale, self.dropout.now)
+        allowed, K = dense(mask, q, k), max(1, rows // max(1, len(q)))
+        if K > 1:
+            allowed, bias = (None if x is None else _apart(x.expand(len(k), -1, -1, -1), K) for x in (allowed, bias))
+            q, k, v = _apart(q, K), k.repeat_interleave(K, 0), v.repeat_interleave(K, 0)
+        q, k, v = self.queries(q), self.keys(k), self.values(v)
+        scores = self.score(q, k, scale)  # (B·K, H, T, S)
+        scores = self.scores(scores if bias is None else scores + bias)
+        along = (q, k, scale, cache) if isinstance(self.normalise, Monotonic) else ()
+        weights = self.weights(self.normalise(scores, allowed, *along))
+        return self.outputs(self.dropout(weights) @ v)  # (B·K, H, T, d_v)
+
+
+class Efficient(Mixer):
+    """Fewer pairs than all: whole, or on from a cache; or by its weights, where somebody looks."""
+
+    def __init__(self, kind: str, efficient: Inner, *, dropout: float, backend: str) -> None:
+        super().__init__(dropout=dropout, backend=backend)
+        self.kind, self.efficient = kind, efficient
+
+    def past(self) -> Past:
+        return KeyValues() if self.watched or self.backend == "math" else self.efficient.past() or KeyValues()
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: AnyMask | None,
+        bias: Tensor | None,
+        scale: float,
+        rows: int,
+        cache: Past | None,
+    ) -> Tensor:
+        if bias is not None:
+            raise ValueError(f"attention {self.kind!r} takes no bias: it has no scores to add it to")
+        is_causal, keep = (True, None) if cache is not None else causal_and_keep(mask, k.shape[2], self.kind)
+        if is_causal and isinstance(self.efficient, Linformer):
+            raise ValueError(f"attention {self.kind!r} has no causal form: take another one for decoding")
+        if isinstance(cache, Recent | Sums):
+            if self.watched:
+                raise ValueError("this cache keeps no keys to look at: begin with a new one, made while watching")
+            check_causal(mask, self.kind)
+            return self.efficient.step(q, k, v, cache, scale=scale)
+        k, v = fitted(q, k, v, mask, bias)
+        if not (self.watched or self.backend == "math" or cache is not None):
+            return self.efficient(q, k, v, is_causal=is_causal, keep=keep, scale=scale, dropout=self.dropout.now)
+        q, k, v = self.queries(q), self.keys(k), self.values(v)
+        allowed, pattern = dense(mask, q, k), self.efficient.allowed(q.shape[2], k.shape[2], is_causal, q.device)
+        if pattern is not None:
+            allowed = pattern if allowed is None else pattern & allowed
+        weights = self.efficient.weights(q, k, allowed, scale, self.scores)  # (B, H, T, S)
+        return self.outputs(self.dropout(self.weights(weights)) @ v)
+
+
+def _apart(x: Tensor, K: int) -> Tensor:
+    """x (B, H, K·T, d) -> (B·K, H, T, d), a row for each of K that read one memory; (B, H, 1, d) serves them all."""
+    return x.repeat_interleave(K, 0) if x.shape[2] == 1 else x.unflatten(2, (K, -1)).transpose(1, 2).flatten(0, 1)
