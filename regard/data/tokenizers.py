@@ -111,7 +111,7 @@ class Tokenizer:
             )
         self.kind = kinds[0] if kinds and own else "other"
         self.marks, before = _stated(about)
-        if own:
+        if own and self.marks == Marks():
             self.marks = MARKS._replace(unk=UNK)
         self.silent = frozenset(i for i in (*self.marks, *before) if i is not None)
         try:  # its token for the unknown, and what it puts around a text, come from its file

@@ -12,7 +12,7 @@ import pytest
 
 from regard.adaptation.quantise import quantize_directory
 from regard.convert import export, import_
-from regard.convert.huggingface import read
+from regard.convert.foreign import read
 from regard.models import storage
 
 VERBS: dict[str, tuple[Callable[[Path, Path], object], Callable[[Path], object]]] = {
