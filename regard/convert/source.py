@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.adaptation.change import listed
 from regard.data.tokenizers import Tokenizer
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
@@ -32,7 +33,7 @@ class Source(NamedTuple):
         if type(model) is not Transformer:
             raise ValueError(f"{directory} holds a {type(model).__name__} model: only a Transformer can be exported")
         refuse(model.config, "another program", **PAPERS)
-        if model.config.kept_heads:
+        if any("prune" in change for change in listed(model)):
             raise ValueError(
                 f"{directory} has lost some heads, and other formats have one number of heads for all attentions: "
                 "export the model that it was pruned from"

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from regard import cli
 from regard.adaptation.gates import GateConfig
-from regard.adaptation.pruning import prune
+from regard.adaptation.prune import prune
 from regard.data.dates import date_pairs
 from regard.data.text import PairFiles
 from regard.data.tokenizers import Tokenizer, TokensConfig
