@@ -24,9 +24,9 @@ from rich.table import Table
 from regard.api import Translator, load
 from regard.convert.precision import quantize_directory
 from regard.evaluation.translation import bleu
-from regard.recipes import recipe as recipes
+from regard.recipes import reading as recipes
+from regard.recipes.prepare import find_splits
 from regard.recipes.shortlist import make_shortlist
-from regard.recipes.train import find_splits
 
 BEAMS = (1, 5)
 

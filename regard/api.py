@@ -1,20 +1,26 @@
 """regard for a person: `load` a model directory, and use it."""
 
-import math
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
+from regard.checks import at_least
 from regard.core.quantised import is_quantised, quantise
 from regard.data.lexicon import Shortlist
 from regard.data.tokenizers import Tokenizer
+from regard.files import read_whole
 from regard.models import storage
-from regard.recipes import recipe as recipes
-from regard.recipes.recipe import DataConfig
+from regard.recipes import reading
 from regard.shipped import located
 from regard.shipped import shipped as shipped  # regard.api.shipped() is part of this door
-from regard.tasks.translate import Translator as Translator
+from regard.tasks.asks import DecodeConfig
+from regard.tasks.task import Task, task
+from regard.tasks.translate import Translate
+from regard.tasks.translator import Translator as Translator
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": None}
 
@@ -31,7 +37,7 @@ def load(
     shortlist: bool = False,
     rescore: str | Path | None = None,
     weight: float = 1.0,
-) -> Translator:
+) -> Any:
     """The model in a directory that `regard train` has written; several directories make an ensemble.
 
     Without a directory, the model that comes with regard: English to Spanish, which also goes by its name, en-es.
@@ -59,31 +65,64 @@ def load(
     for place in places:
         if (known := storage.config(place).vocabulary) < (count := len(tokenizers[0])):
             raise ValueError(f"{place} has {count:,} tokens, and its model {known:,}: they do not belong together")
-    all_told = [recipes.load(str(file)) if (file := place / "recipe.yaml").exists() else None for place in places]
-    told, orders = all_told[0], [each is not None and each.data.target_order == "backward" for each in all_told]
-    if len(set(orders)) > 1:
-        raise ValueError("some of these models write from left to right and others not: an ensemble has one order")
-    longest = DataConfig.max_length if told is None else told.data.max_length
+    all_told = [told(place) for place in places]
+    first = all_told[0].task
+    if len({(each.task.name, getattr(each.task, "order", "")) for each in all_told}) > 1:
+        raise ValueError(
+            "these models have different tasks or write in different orders: an ensemble has one order and one task"
+        )
     listed = Shortlist.load(places[0]) if shortlist else None
     if listed is not None and len(listed.offsets) - 1 != len(tokenizers[0]):
         raise ValueError(
             f"{places[0]} has a shortlist for {len(listed.offsets) - 1:,} tokens, not for its {len(tokenizers[0]):,}: "
             f"make it again with `regard shortlist {places[0]}`"
         )
-    translator = Translator(
-        models,
-        tokenizers[0],
-        recipes.imported_decode(places[0]) if told is None else told.decode,
-        engine=engine,
-        workers=workers,
-        rows=rows,
-        bitwise=bitwise,
-        longest=longest,
-        shortlists=listed,
-        backward=orders[0],
-    )
+    how = {"engine": engine, "workers": workers, "rows": rows, "bitwise": bitwise, "shortlists": listed}
+    predictor = first.open(models, tokenizers[0], all_told[0].use, **how)
     if rescore is not None:
-        if not 0.0 <= weight < math.inf:
-            raise ValueError(f"weight = {weight}: that of a second opinion is at least 0")
-        translator.second = load(rescore, device=device, precision=precision), weight
-    return translator
+        at_least(0, weight=weight)
+        predictor.second = load(rescore, device=device, precision=precision), weight
+    return predictor
+
+
+class Told(NamedTuple):
+    """What a model directory says of its model."""
+
+    task: Task
+    use: Any  # of the section `decode` of the task
+
+
+def told(directory: Path) -> Told:
+    """What the model of a directory is for, and how it is used: of an older regard, as its recipe has it."""
+    purpose, recipe = storage.purpose(directory), directory / "recipe.yaml"
+    if purpose is None and recipe.exists():
+        known = reading.load(str(recipe))
+        return Told(known.purpose(), known.decode)
+    if purpose is None:
+        return Told(Translate(), _of(DecodeConfig, directory / "decode.json"))
+    path, (own, use) = directory / storage.CONFIG, purpose
+    try:
+        kind = task(own["name"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    facts = {key: value for key, value in own.items() if key != "name"}
+    return Told(_made(kind, facts, f"{path}: task"), _made(kind.sections.decode, use, f"{path}: use"))
+
+
+def _of(kind: type[Any], path: Path) -> Any:
+    """What a file of settings says, if it is there."""
+    if not path.exists():
+        return kind()
+    try:
+        return _made(kind, json.loads(read_whole(path, storage.LARGEST)), str(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}: mend or remove it") from None
+
+
+def _made(kind: type[Any], settings: Any, place: str) -> Any:
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(settings), strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        key = ".".join(map(str, problem["loc"]))
+        raise ValueError(f"{place}{key and '.'}{key}: {problem['msg']}") from None

@@ -6,17 +6,18 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
+INF = float("inf")
 
 
 def hint(name: str, among: Iterable[str]) -> str:
     """What may have been meant by a name that is none of these.
 
-    >>> hint("beem", ["beam", "best"]), hint("x", ["beam", "best"])
+    >>> hint("Beem", ["beam", "best"]), hint("x", ["beam", "best"])
     ("did you mean 'beam'?", 'there are beam, best')
     """
-    names = list(among)
-    near = get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+    names = {each.lower(): each for each in among}
+    near = get_close_matches(name.lower(), names, n=1)
+    return f"did you mean {names[near[0]]!r}?" if near else f"there are {', '.join(names.values())}"
 
 
 def choose(what: str, name: str, among: Mapping[str, Item]) -> Item:
@@ -52,15 +53,15 @@ def at_least(low: float, **values: float | None) -> None:
     ValueError: beam = 0: it must be at least 1
     """
     for name, value in values.items():
-        if value is not None and not low <= value < float("inf"):
-            raise ValueError(f"{name} = {value}: it must be at least {low}")
+        if value is not None and not low <= value < INF:
+            raise ValueError(f"{name} = {value}: it must be {'finite' if value == INF else f'at least {low}'}")
 
 
 def above(low: float, **values: float | None) -> None:
     """Each value is a number above `low`, and no infinite one, or None."""
     for name, value in values.items():
-        if value is not None and not low < value < float("inf"):
-            raise ValueError(f"{name} = {value}: it must be above {low}")
+        if value is not None and not low < value < INF:
+            raise ValueError(f"{name} = {value}: it must be {'finite' if value == INF else f'above {low}'}")
 
 
 def probability(**values: float | None) -> None:

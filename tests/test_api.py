@@ -49,7 +49,7 @@ def make(seed: int = 3, kind: str = "bpe", **changes: object) -> Translator:
     settings = {"encoder_layers": 1, "decoder_layers": 2, "d_model": 32, "d_ff": 32, "heads": 2, **changes}
     model = Transformer(TransformerConfig.tiny(len(tokens), **settings))
     model.output.weight.data *= 4.0  # surer of itself
-    return Translator(model, tokens, regard.recipes.recipe.DecodeConfig(extra=6), engine="torch")
+    return Translator(model, tokens, regard.tasks.asks.DecodeConfig(extra=6), engine="torch")
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,11 @@ from regard.data.dates import date_pairs
 from regard.data.text import PairFiles
 from regard.experiments.lab import NAMES, SCALES
 from regard.models.transformer import FAMILY
-from regard.recipes import recipe as recipes
-from regard.recipes.recipe import DataConfig, Recipe
+from regard.recipes import reading as recipes
+from regard.recipes.recipe import Recipe
 from regard.recipes.train import train
 from regard.tasks.asks import SETTINGS, Settings
+from regard.tasks.translate import DataConfig
 from regard.training.config import TrainConfig
 
 ROOT = Path(__file__).parents[1]

@@ -21,7 +21,7 @@ from regard.data.vocabulary import EOS
 from regard.models import storage
 from regard.models.family import FAMILIES, build, configure, family, family_of, presets
 from regard.models.transformer import TransformerConfig
-from regard.recipes import recipe as recipes
+from regard.recipes import reading as recipes
 from regard.recipes.train import train
 from regard.serving import looks
 from regard.serving.live import Live

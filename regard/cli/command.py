@@ -130,7 +130,7 @@ def train(
     dump: Annotated[bool, typer.Option("--dump", help="Print the whole recipe and stop.")] = False,
 ) -> None:
     """Train a translator from raw text: one recipe in, one model directory out."""
-    from regard.recipes import recipe as recipes
+    from regard.recipes import reading as recipes
 
     directory, resume = out or Path("runs") / Path(recipe).stem, False
     if Path(recipe).is_dir() and recipe not in recipes.shipped():
@@ -153,7 +153,7 @@ def train(
 @app.command(rich_help_panel=TRAIN)
 def recipes() -> None:
     """List the recipes that come with regard."""
-    from regard.recipes.recipe import shipped
+    from regard.recipes.reading import shipped
 
     table = _table("recipes", "Train one: regard train NAME [section.key=value ...]", "name", "")
     table.show_header, table.columns[1].justify, table.columns[1].no_wrap = False, "left", False
@@ -339,7 +339,7 @@ def distill(
     mix: Annotated[bool, typer.Option("--mix", help="Learn from people's translations, too.")] = False,
 ) -> None:
     """Train a student on a teacher's translations; the same command again goes on where it was stopped."""
-    from regard.recipes import recipe as recipes
+    from regard.recipes import reading as recipes
     from regard.recipes.distil import distil
 
     name = Path(recipe).stem

@@ -6,7 +6,7 @@ A source is what a model reads before it writes the first token: a sentence, or 
 the first step reads. A model that is one of these two shapes has the rest from here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,19 @@ def padded(rows: Sequence[Source], pad: int, vocabulary: int) -> Tensor:
             )
     longest = max(map(len, rows), default=0)
     return torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in rows], dtype=torch.int64)
+
+
+def of_like_length(lengths: Sequence[int], tokens: int, rows: int | None = None) -> Iterator[list[int]]:
+    """Which sequences go together, each once, the longest first: at most `rows`, and so many `tokens`, or one sequence.
+
+    >>> list(of_like_length([2, 9, 3, 3], tokens=8))
+    [[1], [2, 3], [0]]
+    """
+    order, start = sorted(range(len(lengths)), key=lambda i: -lengths[i]), 0
+    while start < len(order):
+        n = max(1, tokens // max(1, lengths[order[start]]))
+        yield order[start : start + (n if rows is None else min(n, rows))]
+        start += n if rows is None else min(n, rows)
 
 
 def room_beside(source: Source, longest: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""The loss of §5.4 without the (tokens x vocabulary) table of logits.
+"""The loss of §5.4, and the likelihood of each label, without the (tokens x vocabulary) table of logits.
 
 Letters: N tokens, V vocabulary, d width. With logits z = h Wᵀ + b, smoothing ε and label y the loss of a token is
 
@@ -9,6 +9,7 @@ The soft-max is the only part that needs every logit. A block of tokens at a tim
 the result. mean(z) is h · mean(W) + mean(b), and the other two terms of the gradient are sums of rows.
 """
 
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -58,6 +59,32 @@ def linear_cross_entropy(
     if not torch.is_grad_enabled():  # nobody will ask for gradients: do not compute them
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     return _LinearCrossEntropy.apply(hidden[count], weight, bias, y, smoothing)
+
+
+def label_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    """log p of each label: logits (..., V), labels (...) -> (...), in fp32. What every faster way is held to."""
+    return logits.float().log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+
+
+def logits_in_blocks(
+    model: Any, inputs: Mapping[str, Tensor], labels: Tensor, *, ignore: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The logits (n, V) that a model gives for its inputs where labels (B, T) count, and these labels (n,), in order.
+
+    The model has features(**inputs) (B, T, d), and an `output` layer that makes logits of them; so many are held at a
+    time as a block has.
+    """
+    count = labels != ignore
+    rows = max(1, BLOCK // len(model.output.weight))
+    for h, y in zip(model.features(**inputs)[count].split(rows), labels[count].split(rows), strict=True):
+        yield model.output(h), y
+
+
+def token_log_probabilities(model: Any, inputs: Mapping[str, Tensor], labels: Tensor, *, ignore: int) -> Tensor:
+    """log p of each label (B, T), given what a model reads -> (B, T), in fp32; 0 where a label is `ignore`."""
+    found = [label_log_probabilities(z, y) for z, y in logits_in_blocks(model, inputs, labels, ignore=ignore)]
+    every = torch.zeros(labels.shape, device=labels.device)
+    return every.masked_scatter(labels != ignore, torch.cat(found)) if found else every
 
 
 class LossAndGradients(NamedTuple):

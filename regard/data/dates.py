@@ -8,7 +8,6 @@ put in the digits CLDR prefers (ar_EG, fa, bn, ne, my). A new babel may bring ne
 """
 
 import datetime
-import difflib
 import hashlib
 import random
 import unicodedata
@@ -20,6 +19,7 @@ from typing import Literal, NamedTuple
 from babel import Locale
 from babel.dates import format_date, tokenize_pattern
 
+from regard.checks import hint
 from regard.data.vocabulary import Vocabulary
 
 FIRST, LAST = datetime.date(1583, 1, 1), datetime.date(2199, 12, 31)  # 1583: the first whole Gregorian year
@@ -61,9 +61,7 @@ def forms(name: str) -> tuple[Form, ...]:
     ['jueves, 5 de marzo de 1987', '5 de marzo de 1987', '5 mar 1987']
     """
     if name not in LOCALES:
-        known = {locale.lower(): locale for locale in LOCALES}
-        nearest = known[difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]]
-        raise ValueError(f"unknown locale {name!r}; did you mean {nearest!r}? Known: {', '.join(LOCALES)}")
+        raise ValueError(f"unknown locale {name!r}: {hint(name, LOCALES)}")
     locale = Locale.parse(name)
     skeletons = locale.datetime_skeletons
     patterns = [locale.date_formats[key].pattern for key in FORMATS]

@@ -4,6 +4,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from regard.checks import one_of
+
 TASKS = ("copy", "reverse", "sort", "count", "parity")
 
 
@@ -23,8 +25,7 @@ def sequence_pairs(task: str, *, symbols: Sequence[str], lengths: Sequence[int],
     >>> next(sequence_pairs("sort", symbols="abcde", lengths=range(4, 8), seed=1))
     Pair(source=('c', 'e', 'a', 'a', 'd'), target=('a', 'a', 'c', 'd', 'e'))
     """
-    if task not in TASKS:
-        raise ValueError(f"unknown task {task!r}; choose one of {', '.join(TASKS)}")
+    one_of(TASKS, task=task)
     if not symbols or not lengths:
         raise ValueError("a task needs at least one symbol and one length")
     if task == "parity" and len(symbols) < 2:

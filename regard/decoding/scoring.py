@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from regard.core.generation import EncoderDecoder, padded
+from regard.core.generation import EncoderDecoder, of_like_length, padded
+from regard.core.losses import label_log_probabilities
 from regard.decoding.protocol import DAMAGED
 
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -50,21 +51,12 @@ def log_probabilities(
 
 def batches(pairs: Sequence[Pair], tokens: int) -> Iterator[list[int]]:
     """The indices of pairs, each once, those of like length together: B · max(S, T) <= tokens, or one pair."""
-    lengths = [max(len(source), len(target) + 1) for source, target in pairs]
-    batch: list[int] = []
-    for i in sorted(range(len(pairs)), key=lambda i: -lengths[i]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > tokens:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
+    return of_like_length([max(len(source), len(target) + 1) for source, target in pairs], tokens)
 
 
 def _chosen(logits: Tensor, labels: Tensor) -> Tensor:
     """logits (B, T, V), labels (B, T) -> log p of the labels (B, T), in fp32 on the CPU."""
-    logits = logits.float()
-    found = logits.gather(2, labels[:, :, None])[:, :, 0] - logits.logsumexp(2)
+    found = label_log_probabilities(logits, labels)
     if found.isnan().any():
         raise ValueError(DAMAGED)
-    return found.clamp(max=0.0).cpu()  # rounding may leave a little above 0
+    return found.cpu()

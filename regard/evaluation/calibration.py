@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from regard.checks import need
+from regard.checks import at_least, need
 from regard.files import write_whole
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def reliability(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> Re
         raise ValueError(f"confidence {p.shape} and correct {right.shape} must have one shape")
     if p.size == 0:
         raise ValueError("there is nothing to calibrate: 0 predictions")
-    if bins < 1:
-        raise ValueError(f"bins = {bins}: it must be at least 1")
+    at_least(1, bins=bins)
     if not ((inside := (p >= -TOLERANCE) & (p <= 1 + TOLERANCE)).all()):  # NaN is not
         raise ValueError(f"confidence must lie in [0, 1], got {p[~inside][0]:g}: give probabilities, not scores")
     if not ((known := (right == 0) | (right == 1)).all()):

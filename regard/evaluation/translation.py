@@ -7,6 +7,10 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
+from regard.checks import choose
+
+TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "spm", "flores101", "flores200", "none")
+
 
 @dataclass(frozen=True)
 class Score:
@@ -39,8 +43,7 @@ def bleu(
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    if tokenize not in BLEU.TOKENIZERS:
-        raise ValueError(f"unknown tokenisation {tokenize!r}: choose one of {', '.join(BLEU.TOKENIZERS)}")
+    choose("tokenisation", tokenize, dict.fromkeys(BLEU.TOKENIZERS))
     try:
         metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
     except (ImportError, RuntimeError) as error:  # some tokenisers are packages of their own

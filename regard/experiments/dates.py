@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from regard.checks import at_least
 from regard.data.batching import Batch, collate
 from regard.data.dates import LOCALES, WrittenDate, date_pairs, vocabulary
 from regard.data.vocabulary import BOS, EOS
@@ -45,8 +46,7 @@ class Answer:
 def demo(directory: Path, *, steps: int = 800, seed: int = 0, console: Console | None = None) -> float:
     """Train, test on unseen dates, write an attention page into `directory`; returns the share of dates read right."""
     console = console or Console()
-    if steps < 1:
-        raise ValueError(f"training takes at least 1 step, got {steps}")
+    at_least(1, steps=steps)
     directory.mkdir(parents=True, exist_ok=True)  # before training: a wrong name must not cost two minutes
     torch.manual_seed(seed)
     model = Transformer(

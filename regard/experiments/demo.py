@@ -12,7 +12,7 @@ from regard.api import load
 from regard.data.corpora import obtain
 from regard.experiments import dates as generated
 from regard.inspection.page import write_page
-from regard.recipes import recipe as recipes
+from regard.recipes import reading as recipes
 from regard.recipes.recipe import Recipe
 from regard.recipes.train import begun, check_place, train
 from regard.training.display import fetching

@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +26,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.text import Text
 
-from regard.checks import need
+from regard.checks import choose, need
 from regard.experiments.charts import Bars, Chart
 from regard.files import write_whole
 
@@ -84,12 +83,9 @@ def find(name: str) -> Experiment:
 
     >>> find("tabel3")
     Traceback (most recent call last):
-    ValueError: there is no experiment 'tabel3': did you mean 'table3'? There are table1, table2, table3, table4, ...
+    ValueError: unknown experiment 'tabel3': did you mean 'table3'?
     """
-    if name not in NAMES:
-        near = get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"there is no experiment {name!r}: {hint}There are {', '.join(NAMES)}")
+    choose("experiment", name, NAMES)
     found: Experiment = import_module(f"regard.experiments.{name}").EXPERIMENT
     return found
 
@@ -108,8 +104,7 @@ def experiment(
     Trials whose results are there already, of the same settings, are not run `again` unless asked for. `ray` is the
     address of a cluster ("local" starts one here) on which the trials run side by side.
     """
-    if scale not in SCALES:
-        raise ValueError(f"unknown scale {scale!r}: choose one of {', '.join(SCALES)}")
+    choose("scale", scale, SCALES)
     this, console = find(name), console or Console()
     need("matplotlib", "plot")  # for the report: which is to be known now, and not after hours of work
     folder = out or Path("runs/experiments") / f"{name}-{scale}"
@@ -147,7 +142,7 @@ def experiment(
 
 def _texts(trials: Iterable[Trial]) -> tuple[list[str], dict[str, str]]:
     """The corpora that trials learn from by name, and the files, each with the recipe that names it."""
-    from regard.recipes import recipe as recipes
+    from regard.recipes import reading as recipes
 
     corpora: list[str] = []
     files: dict[str, str] = {}

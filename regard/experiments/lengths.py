@@ -25,8 +25,8 @@ from regard.experiments.lab import Result
 from regard.experiments.runs import Pair, batched, foretold, taught, written
 from regard.models.family import build, presets
 from regard.models.transformer import TransformerConfig
-from regard.recipes import recipe as recipes
-from regard.recipes.train import prepare
+from regard.recipes import reading as recipes
+from regard.recipes.prepare import prepare
 from regard.training.validation import foretell
 
 KINDS = ("sinusoidal", "learned", "shaw", "t5", "rope", "alibi", "none")

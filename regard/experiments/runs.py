@@ -21,9 +21,10 @@ from regard.decoding.protocol import SearchConfig
 from regard.evaluation.calibration import perplexity
 from regard.models import storage
 from regard.models.costs import training_flops
-from regard.recipes import recipe as recipes
+from regard.recipes import reading as recipes
+from regard.recipes.prepare import Prepared, prepare
 from regard.recipes.recipe import Recipe
-from regard.recipes.train import Prepared, begun, prepare, train
+from regard.recipes.train import begun, train
 from regard.training.loop import fit
 from regard.training.schedules import linear_to_zero
 from regard.training.validation import foretell

@@ -19,8 +19,9 @@ from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Experiment, Report, Result, Results, Trial, table
 from regard.models.costs import breakdown
 from regard.models.family import build
-from regard.recipes import recipe as recipes
-from regard.recipes.train import interrupting, prepare
+from regard.recipes import reading as recipes
+from regard.recipes.prepare import prepare
+from regard.recipes.train import interrupting
 from regard.training.distributed import world
 from regard.training.loop import Learner
 from regard.training.objectives import NextToken

@@ -25,7 +25,9 @@ from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Experiment, Report, Result, Results, Trial, table
 from regard.experiments.runs import trained
 from regard.files import write_whole
-from regard.recipes.recipe import DataConfig, DecodeConfig, EvaluateConfig, ModelConfig, Recipe
+from regard.recipes.recipe import ModelConfig, Recipe
+from regard.tasks.asks import DecodeConfig
+from regard.tasks.translate import DataConfig, EvaluateConfig
 from regard.training.config import TrainConfig
 from regard.training.optimisers import OptimiserConfig
 from regard.training.schedules import ScheduleConfig

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.layers import Embedding
+from regard.core.losses import token_log_probabilities
 from regard.core.quantised import is_quantised
 from regard.inspection.alignment import source_attention
 
@@ -110,8 +111,8 @@ def leave_one_out(
     labels = torch.tensor(list(predicted), device=target.device)
 
     def log_p(sources: Tensor) -> Tensor:
-        logits = model(sources, target.expand(len(sources), -1)).float()  # (rows, T, V)
-        return logits.log_softmax(-1)[:, range(len(labels)), labels].cpu()  # (rows, T)
+        inputs = {"source": sources, "target": target.expand(len(sources), -1)}
+        return token_log_probabilities(model, inputs, labels.expand(len(sources), -1), ignore=-1).cpu()  # (rows, T)
 
     keep = ~torch.eye(source.shape[1], dtype=torch.bool, device=source.device)[list(content)]  # (n, S)
     without = source.expand(len(content), -1)[keep].unflatten(0, (len(content), -1))  # (n, S - 1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.checks import one_of
 from regard.inspection.axes import END, KINDS, START, Axis, axes
 from regard.inspection.page import VIEWS, AttentionMap
-from regard.inspection.taps import Names, attentions, record
+from regard.inspection.taps import Names, attentions, checked_heads, record
 from regard.inspection.views import norm_maps
 from regard.inspection.words import Words, merge
 
@@ -45,17 +45,12 @@ def attention_maps(
         shown = weights if view == "weights" else norm_maps(known[name], weights, seen.values[name])
         queries, keys = (axis.along(texts, START) for axis in (sides.queries, sides.keys))
         whole = AttentionMap(name, shown[0].float(), queries, keys, sides.role, view=view)
-        maps.append(_of_heads(whole if words is None else _in_words(whole, sides.queries, sides.keys, words), heads))
+        if words is not None:
+            whole = _in_words(whole, sides.queries, sides.keys, words)
+        if (some := checked_heads(heads, known[name], name)) is not None:
+            whole = replace(whole, weights=whole.weights[list(some)], heads=list(some))
+        maps.append(whole)
     return sorted(maps, key=lambda each: -KINDS.index(laid[each.name].kind))
-
-
-def _of_heads(whole: AttentionMap, heads: Sequence[int] | None) -> AttentionMap:
-    if heads is None:
-        return whole
-    for head in heads:
-        if not 0 <= head < len(whole.weights):
-            raise ValueError(f"{whole.name} has heads 0..{len(whole.weights) - 1}, not {head}")
-    return replace(whole, weights=whole.weights[list(heads)], heads=list(heads))
 
 
 def _in_words(tokens: AttentionMap, queries: Axis, keys: Axis, words: Mapping[str, Words]) -> AttentionMap:

@@ -104,15 +104,20 @@ def attention_page(maps: Sequence[AttentionMap], *, title: str, note: str = "", 
         }
         for each in maps
     ]
+    slots = {"note": escape(note), "log": "checked" if log else ""}
+    return filled("page.html", title, {"scale": SCALE, "maps": entries}, **slots)
+
+
+def filled(name: str, title: str, data: object, **slots: str) -> str:
+    """A template of this room as a document that holds its data, and fetches nothing."""
+    template = resources.files("regard.inspection").joinpath(name).read_text("utf-8")
     # In JSON "<" occurs only within strings; written as an escape, no token can close the script element.
-    data = json.dumps({"scale": SCALE, "maps": entries}, separators=(",", ":")).replace("<", "\\u003c")
-    template = resources.files("regard.inspection").joinpath("page.html").read_text("utf-8")
-    slots = {"policy": policy(template), "title": escape(title), "note": escape(note), "data": data}
-    slots["log"] = "checked" if log else ""
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    slots |= {"policy": _policy(template), "title": escape(title), "data": text}
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], template)  # one pass: a title names no slot
 
 
-def policy(template: str) -> str:
+def _policy(template: str) -> str:
     """The content-security policy under which the template's own style and script run and nothing loads."""
     rules = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]
     for tag in ("style", "script"):

@@ -9,7 +9,6 @@ Letters: B batch, H heads, T queries, S keys, d_k and d_v widths of a head.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, overload
@@ -17,6 +16,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
+from regard.checks import hint
 from regard.core.attention import MultiHeadAttention
 from regard.core.mixers import Tap
 
@@ -107,7 +107,7 @@ def record(
     """
     seen: Seen[Any] = Seen()
     watchers = [
-        (_tap(attention, kind), _remembering(getattr(seen, kind), name, _checked(heads, attention, name), every))
+        (_tap(attention, kind), _remembering(getattr(seen, kind), name, checked_heads(heads, attention, name), every))
         for name, attention in _chosen(model, names).items()
         for kind in _listed(what)
     ]
@@ -133,10 +133,9 @@ def edit(model: nn.Module, changes: Mapping[str, Change], *, what: str = "weight
     watchers = []
     for name, change in changes.items():
         if name not in known:
-            near = get_close_matches(name, known, n=1) or list(known)
-            raise ValueError(f"no attention is named {name!r}: did you mean {' or '.join(near)}?")
+            raise ValueError(f"no attention is named {name!r}: {hint(name, known)}")
         if not callable(change):
-            _checked(list(change), known[name], name)
+            checked_heads(list(change), known[name], name)
         watchers.append((_tap(known[name], what), change if callable(change) else _changing(change)))
     with _watching(watchers):
         yield
@@ -162,7 +161,8 @@ def _tap(attention: MultiHeadAttention, kind: str) -> Tap:
     return getattr(attention, kind)
 
 
-def _checked(heads: Sequence[int] | None, attention: MultiHeadAttention, name: str) -> Sequence[int] | None:
+def checked_heads(heads: Sequence[int] | None, attention: MultiHeadAttention, name: str) -> Sequence[int] | None:
+    """The numbers of some heads of an attention, if it has them."""
     for head in heads or ():
         if not 0 <= head < attention.heads:
             raise ValueError(f"{name} has heads 0..{attention.heads - 1}, not {head}")

@@ -17,12 +17,13 @@ from rich.console import Console
 
 from regard.api import Translator, load
 from regard.data.corpora import CORPORA
-from regard.data.text import PairFiles, fingerprint
+from regard.data.text import PairFiles
 from regard.data.tokenizers import Tokenizer
 from regard.files import alone_in, sync, vacant, write_whole
-from regard.recipes import recipe as recipes
+from regard.recipes import reading as recipes
+from regard.recipes.prepare import Splits, find_splits
 from regard.recipes.recipe import Recipe
-from regard.recipes.train import Splits, find_splits, train
+from regard.recipes.train import train
 from regard.training.display import Display
 
 TEACHER = ("config.json", "model.safetensors", "tokenizer.json", "recipe.yaml")  # what its translations depend on
@@ -69,15 +70,15 @@ def distil(
             found = {key: getattr(before.train, key) for key in FOUND if not getattr(student.train, key)}
             student = replace(student, train=replace(student.train, **found))
         for split in ("valid", "test"):
-            write_whole(folder / f"{split}.jsonl", "".join(_line(*pair) for pair in splits.pairs(split)))
+            write_whole(folder / f"{split}.jsonl", "".join(_line(*pair) for pair in splits.rows(split)))
         if not (folder / "train.jsonl").exists():
             if teacher.tokenizer.kind == "none":
                 teacher.tokenizer = _InPieces.load(teacher_dir / "tokenizer.json")
-            total = sum(1 for _ in islice(splits.pairs("train"), recipe.data.limit))
+            total = sum(1 for _ in islice(splits.rows("train"), recipe.data.limit))
             done = _whole(folder / "train.partial", 1 + mix)
             left = f", from {done + 1:,} on" if done else ""
             Display(console).line("teacher", f"translates {total:,} sentences by a beam of {beam}{left}")
-            pairs = islice(splits.pairs("train"), done, recipe.data.limit)
+            pairs = islice(splits.rows("train"), done, recipe.data.limit)
             numbered = enumerate(_translated(teacher, pairs, beam=beam, mix=mix), start=done + 1)
             with (folder / "train.partial").open("a", encoding="utf-8") as file, telling("teaching") as show:
                 for number, lines in numbered:
@@ -104,7 +105,7 @@ def _identity(teacher_dir: Path, recipe: Recipe, splits: Splits, beam: int, mix:
         if (teacher_dir / file).exists():
             with (teacher_dir / file).open("rb") as stream:
                 teacher[file] = hashlib.file_digest(stream, "sha256").hexdigest()
-    text = {split: fingerprint(files) for split, files in splits.files.items()}
+    text = {split: splits.task.fingerprint(files) for split, files in splits.files.items()}
     what = json.dumps([teacher, text, splits.modulus, recipe.data.limit, beam, mix])
     return hashlib.sha256(what.encode()).hexdigest()[:16]
 

@@ -12,8 +12,9 @@ from regard.data.text import PairFiles, read_pairs
 from regard.data.tokenizers import Tokenizer
 from regard.models import storage
 from regard.native import Native, UnavailableError, UnsupportedError
-from regard.recipes import recipe as recipes
-from regard.recipes.train import Pair, find_splits
+from regard.recipes import reading as recipes
+from regard.recipes.prepare import find_splits
+from regard.tasks.translate import Pair
 
 ENCODED = 10_000  # pairs at a time
 MEASURED = 2_000  # pairs on which the coverage is measured
@@ -64,7 +65,7 @@ def _trained_on(model_dir: Path) -> Iterator[Pair]:
     if not path.exists():
         raise ValueError(f"{model_dir} has no recipe.yaml that says what it was trained on: name --source and --target")
     recipe = recipes.load(str(path))
-    return islice(find_splits(recipe).pairs("train"), recipe.data.limit)
+    return islice(find_splits(recipe).rows("train"), recipe.data.limit)
 
 
 def _encoded(tokenizer: Tokenizer, text: Iterator[Pair]) -> Iterator[tuple[list[int], list[int]]]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from regard.checks import at_least
+
 KEYS = "REGARD_API_KEYS"
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+?)\.?)(?::\d*)?", re.ASCII)  # an address in brackets, or a name
 
@@ -33,9 +35,7 @@ class ServeConfig:
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port = {self.port}: it is a number from 0 to {2**16 - 1}")
         for name in ("rate", "characters", "tokens", "queue", "batch_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} = {value}: it must be at least 1")
+            at_least(1, **{name: getattr(self, name)})
         for name in self.host_names:
             if name != "*" and host_name(name) is None:
                 raise ValueError(f"host_names = {name!r}: write the name of a host, as translate.example.org")

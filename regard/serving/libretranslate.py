@@ -90,7 +90,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter(tags=["LibreTranslate"])
     pairs: dict[tuple[str, str], Served] = {}
     for served in service.registry:
-        if served.kind == "translation":
+        if served.task.name == "translate":
             pairs.setdefault(served.languages, served)
 
     @routes.post(

@@ -84,10 +84,10 @@ def router(service: Service) -> APIRouter:
         async def refuse(request: Request) -> None:
             asked = forms.checked(WorkRequest, forms.json_object(await request.body()), typed=True)
             served = _named(service, asked.model)
-            message = f"{served.id} is a {served.kind} model: ask it by {ROUTES[served.kind]}"
+            message = f"{served.id} is a {served.task.kind} model: ask it by {ROUTES[served.task.kind]}"
             raise RefusalError(404, message, param="model", code="model_not_supported")
 
-    for kind in ROUTES.keys() - {served.kind for served in service.registry}:
+    for kind in ROUTES.keys() - {served.task.kind for served in service.registry}:
         unserved(kind)
     return routes
 

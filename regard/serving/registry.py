@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, count
-from pathlib import Path, PurePath
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from regard import api
 from regard.api import Translator
-from regard.data.corpora import CORPORA
-from regard.data.text import PairFiles
+from regard.checks import hint, one_of
 from regard.models import storage
-from regard.recipes import recipe as recipes
 
 FILES = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "recipe.yaml")  # of which a translator is made
 Stamp = list[tuple[int, int, int]]  # of each file there is: its identity, time and size
@@ -28,8 +26,8 @@ class Served:
         """`how` it is loaded: the keyword arguments of `regard.load`."""
         self.id, self.path = id, path
         storage.config(path)  # now, not when the first request comes
-        self.kind = "translation"  # what a model is for
-        self.languages = languages(path)  # source, target
+        self.task = api.told(path).task  # what a model is for
+        self.languages: tuple[str, str] = getattr(self.task, "languages", ("", ""))  # source, target
         self._how, self._lock = how, Lock()
         self._loaded: tuple[Stamp, Translator] | None = None
 
@@ -62,8 +60,7 @@ class Registry:
         """`how` models are loaded: the keyword arguments of `regard.load`, such as precision and workers."""
         if not paths:
             raise ValueError("there is no model to serve: name at least one model directory")
-        if how.get("precision") not in (None, *api.PRECISIONS):  # now, not when the first request comes
-            raise ValueError(f"precision = {how['precision']!r}: choose one of {', '.join(api.PRECISIONS)}")
+        one_of(api.PRECISIONS, precision=how.get("precision"))  # now, not when the first request comes
         self._models: dict[str, Served] = {}
         for path in paths:
             name = path.resolve().name or "model"
@@ -83,32 +80,5 @@ class Registry:
         if id is None:
             return next(iter(self))
         if id not in self._models:
-            raise UnknownModelError(f"there is no model {id!r}: choose one of {', '.join(self._models)}")
+            raise UnknownModelError(f"there is no model {id!r}: {hint(id, self._models)}")
         return self._models[id]
-
-
-def languages(directory: Path) -> tuple[str, str]:
-    """Which languages a model reads and writes, as its recipe says; `source` and `target` if nobody knows.
-
-    Where the recipe names none, they are those of its corpus, or the endings of its files.
-    """
-    recipe = directory / "recipe.yaml"
-    if not recipe.exists():
-        return "source", "target"
-    data = recipes.load(str(recipe)).data
-    if any(data.languages):
-        source, target = data.languages
-    elif data.corpus in CORPORA:
-        source, target = CORPORA[data.corpus].languages
-    else:
-        source, target = _endings(data.train)
-    return source or "source", target or "target"
-
-
-def _endings(files: PairFiles | None) -> tuple[str, str]:
-    """Of train.en and train.de.gz: en and de."""
-    if files is None or files.source is None or files.target is None:
-        return "", ""
-    source, target = (PurePath(name.removesuffix(".gz")).suffix[1:] for name in (files.source, files.target))
-    named = source != target and all(2 <= len(code) <= 3 and code.isalpha() for code in (source, target))
-    return (source, target) if named else ("", "")

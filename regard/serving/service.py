@@ -27,7 +27,7 @@ class Service:
         self.registry, self.config, self.metrics = registry, config, Metrics()
         self.queues = {served.id: Queue(served, config, self.metrics) for served in registry}
         self.door = Doorkeeper(config)
-        self.detector = Detector(served.languages[0] for served in registry if served.kind == "translation")
+        self.detector = Detector(served.languages[0] for served in registry if served.task.name == "translate")
 
     async def translate(
         self, served: Served, texts: Sequence[str], *, best: int = 1, align: bool = False

@@ -1,6 +1,8 @@
 """Tokens as a page shows them: their text, whether white space comes before it, and the word that they are part of."""
 
+import json
 from collections.abc import Sequence
+from importlib import resources
 from itertools import repeat
 from typing import Any
 
@@ -81,59 +83,12 @@ def _visible(text: str) -> str:
     return text.strip() or "".join(_BLANKS.get(blank, "␣") for blank in text)
 
 
-_EXAMPLES = {
-    "en": (
-        "Where is the library?",
-        "She forgot her keys because she was tired.",
-        "The book that I bought yesterday is on the table.",
-        "If it rains tomorrow, we will stay at home.",
-        "My brother works with a friend of my father.",
-    ),
-    "de": (
-        "Wo ist die Bibliothek?",
-        "Sie hat ihre Schlüssel vergessen, weil sie müde war.",
-        "Das Buch, das ich gestern gekauft habe, liegt auf dem Tisch.",
-        "Wenn es morgen regnet, bleiben wir zu Hause.",
-    ),
-    "es": (
-        "¿Dónde está la biblioteca?",
-        "Olvidó sus llaves porque estaba cansada.",
-        "El libro que compré ayer está en la mesa.",
-        "Si llueve mañana, nos quedaremos en casa.",
-    ),
-    "fr": (
-        "Où est la bibliothèque ?",
-        "Elle a oublié ses clés parce qu'elle était fatiguée.",
-        "Le livre que j'ai acheté hier est sur la table.",
-        "S'il pleut demain, nous resterons à la maison.",
-    ),
-    "zh": ("图书馆在哪里？", "她忘了带钥匙，因为她很累。", "我昨天买的书在桌子上。", "如果明天下雨，我们就待在家里。"),
-}
-# Text that is cut into tokens already, and in small letters, is most often that of captions of pictures.
-_PLAIN = {
-    "en": (
-        "two men are sitting on a bench .",
-        "a young girl in a red dress is jumping into the water .",
-        "a man with a hat plays the guitar while people watch .",
-        "a brown dog runs through the grass .",
-    ),
-    "de": (
-        "zwei männer sitzen auf einer bank .",
-        "ein mädchen in einem roten kleid springt ins wasser .",
-        "ein brauner hund rennt durch das gras .",
-    ),
-    "fr": (
-        "deux hommes sont assis sur un banc .",
-        "une fille en robe rouge saute dans l' eau .",
-        "un chien brun court dans l' herbe .",
-    ),
-}
-
-
 def examples(language: str, kind: str) -> list[str]:
     """Sentences to try with a model that reads a language in tokens of a kind; none for a language unknown here.
 
     >>> examples("en", "bpe")[0], examples("en", "none")[0]
     ('Where is the library?', 'two men are sitting on a bench .')
     """
-    return list((_PLAIN if kind == "none" else _EXAMPLES).get(language.split("-")[0].lower(), ()))
+    known = json.loads(resources.files("regard.serving").joinpath("examples.json").read_text("utf-8"))
+    # Text that is cut into tokens already, and in small letters, is most often that of captions of pictures.
+    return list(known["cut" if kind == "none" else "plain"].get(language.split("-")[0].lower(), ()))

@@ -11,25 +11,26 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from statistics import fmean
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.adaptation.gates import GateConfig, learn_gates
-from regard.data.batching import collate
+from regard.checks import at_least
 from regard.files import write_whole
-from regard.inspection.atlas_page import atlas_page
-from regard.inspection.axes import END, KINDS, START, layer_of
+from regard.inspection.axes import KINDS, START, layer_of
 from regard.inspection.importance import ablate_each, head_importance, pruning_curve, random_curve
 from regard.inspection.links import Gold, Link, error_rate, head_links, lexical_links
 from regard.inspection.measures import OFFSETS, Tally, joined, rows_of, tally
-from regard.inspection.roles import BETTER, Aligned, roles
+from regard.inspection.page import filled
+from regard.inspection.roles import ABOUT, BETTER, Aligned, roles
 from regard.inspection.similarity import Likeness, scaling
 from regard.inspection.syntax import FEWEST, Arc, Grammar
 from regard.inspection.taps import attentions, record
-from regard.studies.study import Study
+from regard.studies.study import Study, Translations
 
 FORMAT = 1
 FILE, PAGE = "heads.json", "heads.html"
@@ -38,6 +39,7 @@ PAIRS = 60  # redundant pairs that are named, at most
 PRICES = 0.005, 0.02  # nats that a head must be worth to stay
 GATES = GateConfig(steps=200)
 GATED = 512  # tokens of a batch for learning gates: many small steps
+DIGITS = {"bleu": 2, "loss": 4}
 EXAMPLE = range(6, 18)  # tokens of the sentence that shows a head
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is, of how much
@@ -67,44 +69,68 @@ def make_atlas(
     dependencies of its sources. `ablate` silences each head in turn. `prune` takes away a `share` of them at a time, by
     importance and, with so many `seeds`, by chance; and it learns gates at each of the `prices`.
     """
-    for name, value in (("seeds", seeds), ("limit", limit)):
-        if value < 1:
-            raise ValueError(f"{name} = {value}: it must be at least 1")
+    at_least(1, seeds=seeds, limit=limit)
     if not 0.0 < share <= 1.0:
         raise ValueError(f"share = {share}: it must be above 0, and 1 at most")
     if source is None and (gold or parse):
         raise ValueError(f"{gold or parse} has a line for each one of a text: give --source and --reference as well")
-    gates = [replace(GATES, price=price) for price in prices]
+    how = How(ablate, prune, share, seeds, [replace(GATES, price=price) for price in prices], progress)
     place = model if out is None else out
     if not writable(place):  # which is to be known now, and not after minutes of work
         raise ValueError(f"{place} is no directory that can be written into: name one with -o")
-    study = Study.of(model, source, reference, limit)
-    known = None if gold is None else study.gold(gold)
-    seen = _look(study, known, None if parse is None else study.arcs(parse), progress)
-    everything = range(len(study.pairs))
-    importance = head_importance(study.model, study.batches(everything), pad=study.pad)
-    heads = _heads(study, seen, importance)
-    score, whole = study.bleu(everything), study.loss(everything)
-    if ablate:
-        for entry, (less, more) in zip(heads, _ablations(study, progress), strict=True):
-            entry["ablation"] = {"loss": round(more - whole, 4), "bleu": round(less - score.value, 2)}
-    atlas = {
-        "format": FORMAT,
-        "model": model.resolve().name,
-        "sentences": len(study.pairs),
-        "tokens": sum(len(target) + 1 for _, target in study.pairs),
-        "bleu": score.value,
-        "signature": score.signature,
-        "loss": whole,
-        "heads": heads,
-        "redundant": _redundant(study, seen),
-        "pruning": _pruning(study, share, seeds, gates, progress) if prune else None,
-        "aer": None if known is None else _error_rates(study, seen, known, heads),
-        "syntax": None if seen.grammar is None else _relations(seen.grammar, heads),
-    }
+    study = Translations.of(model, source, reference, limit)
+    known, parsed = None if gold is None else study.gold(gold), None if parse is None else study.arcs(parse)
+    atlas = {"format": FORMAT, "model": model.resolve().name, **analysed(study, known, parsed, how)}
     write_whole(place / FILE, json.dumps(atlas, ensure_ascii=False, separators=(",", ":")))
     write_whole(place / PAGE, atlas_page(atlas))
     return atlas
+
+
+class How(NamedTuple):
+    """What is done besides looking."""
+
+    ablate: bool
+    prune: bool
+    share: float
+    seeds: int
+    gates: list[GateConfig]
+    progress: Progress
+
+
+def analysed(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, how: How) -> dict[str, Any]:
+    """All that an atlas says of a model. Without a score there is no `bleu`, and heads are pruned by the loss alone."""
+    seen = _look(study, gold, parsed, how.progress)
+    everything = range(len(study.examples))
+    batches = study.batches(everything)
+    importance = head_importance(study.model, batches, pad=study.pad)
+    heads = _heads(study, seen, importance)
+    score, whole = study.score(everything), study.loss(everything)
+    if how.ablate:
+        for entry, (less, more) in zip(heads, _ablations(study, how.progress), strict=True):
+            bleu = {} if score is None or less is None else {"bleu": round(less - score.value, 2)}
+            entry["ablation"] = {"loss": round(more - whole, 4), **bleu}
+    return {
+        "sentences": len(study.examples),
+        "tokens": sum(batch.count for batch in batches),
+        **({} if score is None else {"bleu": score.value, "signature": score.signature}),
+        "loss": whole,
+        "heads": heads,
+        "redundant": _redundant(study, seen),
+        "pruning": _pruning(study, how) if how.prune else None,
+        "aer": None if gold is None else _error_rates(study, seen, gold, heads),
+        "syntax": None if seen.grammar is None else _relations(seen.grammar, heads),
+    }
+
+
+def atlas_page(atlas: Mapping[str, Any]) -> str:
+    """An HTML document of what `make_atlas` has found; style, script and data are inside.
+
+    >>> found = {"format": 1, "model": "<b>", "sentences": 1, "tokens": 3, "bleu": 0.0, "loss": 1.0, "heads": [],
+    ...          "redundant": [], "pruning": None, "aer": None}
+    >>> "<title>The heads of &lt;b&gt;</title>" in atlas_page(found)
+    True
+    """
+    return filled("atlas.html", f"The heads of {atlas['model']}", {**atlas, "about": ABOUT})
 
 
 def writable(place: Path) -> bool:
@@ -126,13 +152,16 @@ class Seen:
 
 
 def _look(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, progress: Progress) -> Seen:
-    seen, tokens, lexical, laid = Seen(), study.tokens(), lexical_links(study.pairs), study.axes
+    seen, tokens, laid = Seen(), study.tokens(), study.axes
+    across = next((sides for sides in laid.values() if sides.kind == "cross"), None)
+    sides = () if across is None else (across.keys.input, across.queries.input)
+    lexical = lexical_links([(each[sides[0]], each[sides[1]]) for each in study.examples]) if sides else []
     seen.grammar = None if parsed is None else Grammar()
     parts: dict[str, list[Tally]] = {}
     hits: dict[str, Tensor] = {}  # (H, 2): lexical links that the rows that predict, and read, look at
-    work = study.rows(range(len(study.pairs)))
+    work = study.rows(range(len(study.examples)))
     for done, rows in enumerate(work, 1):
-        batch = collate([study.pairs[i] for i in rows], marks=study.translator.tokenizer.marks)
+        batch = study.collate([study.examples[i] for i in rows])
         with record(study.model, what=("weights", "outputs")) as flow, torch.inference_mode():
             study.model(**batch.inputs)
         for kind in KINDS:
@@ -146,9 +175,11 @@ def _look(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, 
                 if kind == "cross":
                     hits[name] = hits.get(name, torch.zeros(())) + _agree(weights, [lexical[i] for i in rows])
             if kind == "encoder" and seen.grammar is not None and parsed is not None:
+                assert isinstance(study, Translations)
                 for b, i in enumerate(rows):
                     seen.grammar.add({name: weights[b] for name, weights in maps.items()}, study.words(i)[0], parsed[i])
             if kind == "cross" and gold is not None:
+                assert isinstance(study, Translations)
                 maps["mean"] = torch.stack([weights.mean(1) for weights in maps.values()]).mean(0)[:, None]
                 for place, links in _links(study, rows, maps):
                     seen.links.setdefault(place, []).append(links)
@@ -172,7 +203,7 @@ def _agree(weights: Tensor, lexical: Sequence[set[Link]]) -> Tensor:
 
 
 def _links(
-    study: Study, rows: Sequence[int], maps: Mapping[str, Tensor]
+    study: Translations, rows: Sequence[int], maps: Mapping[str, Tensor]
 ) -> Iterator[tuple[tuple[str, int, str], set[Link]]]:
     for b, sentence in enumerate(rows):
         read, written = study.words(sentence)
@@ -219,15 +250,12 @@ def _example(study: Study, seen: Seen, name: str, head: int, role: str) -> dict[
     measure = {"broad": "evenness", "mixed": "confidence", "aligner": "confidence", "aligner of the read": "confidence"}
     chosen = "confidence" if role.startswith("syntactic") else measure.get(role, role)
     scores = seen.tallies[name].of_sentence(chosen)[:, head].nan_to_num(-1.0)
-    lengths = torch.tensor([max(map(len, study.pairs[i])) for i in seen.order])
+    lengths = torch.tensor([max(map(len, study.examples[i].values())) for i in seen.order])
     fit = (lengths >= EXAMPLE.start) & (lengths < EXAMPLE.stop)
     sentence = seen.order[int((scores.where(fit, -2.0) if fit.any() else -lengths).argmax())]
-    source, target = study.pairs[sentence]
-    batch = collate([(source, target)], marks=study.translator.tokenizer.marks)
     with record(study.model, name, heads=[head]) as flow, torch.inference_mode():
-        study.model(**batch.inputs)
-    pieces, sides = study.translator.tokenizer.pieces, study.axes[name]
-    texts = {"source": [*pieces(source), END], "target": [*pieces(target), END]}
+        study.model(**study.collate([study.examples[sentence]]).inputs)
+    texts, sides = study.pieces(sentence), study.axes[name]
     return {
         "row": {"read": "reads", "predicted": "predicts"}[sides.role],
         "rows": sides.queries.along(texts, START),
@@ -249,24 +277,31 @@ def _redundant(study: Study, seen: Seen) -> list[dict[str, Any]]:
     return sorted(found, key=lambda pair: pair["distance"])[:PAIRS]
 
 
-def _ablations(study: Study, progress: Progress) -> Iterator[tuple[float, float]]:
-    """BLEU and loss without each head, in the order of the model."""
-    everything = range(len(study.pairs))
+def _ablations(study: Study, progress: Progress) -> Iterator[tuple[float | None, float]]:
+    """The score, if there is one, and the loss without each head, in the order of the model."""
+    everything = range(len(study.examples))
     total = sum(attention.heads for attention in attentions(study.model).values())
     losses = ablate_each(study.model, _ticking(lambda: study.loss(everything), "silencing each: loss", total, progress))
     for done, ((name, head), found) in enumerate(losses.items(), 1):
         with study.without({name: [head]}):
-            score = study.bleu(everything).value
-        progress("silencing each: BLEU", done, total)
-        yield score, found
+            score = study.score(everything)
+        if score is not None:
+            progress("silencing each: BLEU", done, total)
+        yield None if score is None else score.value, found
 
 
-def _pruning(study: Study, share: float, seeds: int, gates: Sequence[GateConfig], progress: Progress) -> dict[str, Any]:
+def _scored(study: Study, which: Sequence[int], loss: float) -> dict[str, float]:
+    score = study.score(which)
+    return {**({} if score is None else {"bleu": round(score.value, 2)}), "loss": round(loss, 4)}
+
+
+def _pruning(study: Study, how: How) -> dict[str, Any]:
     """What is left of the model as heads go, by importance, by chance, and by gates that are learned."""
+    _, _, share, seeds, gates, progress = how
     total = sum(attention.heads for attention in attentions(study.model).values())
     points = 1 - (-total // max(1, round(share * total)))
     # A text of one sentence has to serve for both.
-    chosen_on, measured_on = range(0, len(study.pairs), 2), range(1, len(study.pairs), 2) or range(1)
+    chosen_on, measured_on = range(0, len(study.examples), 2), range(1, len(study.examples), 2) or range(1)
     batches_ = study.batches(chosen_on)
 
     def curve(stage: str, run: Callable[[Callable[[], float]], Any]) -> list[dict[str, Any]]:
@@ -274,11 +309,9 @@ def _pruning(study: Study, share: float, seeds: int, gates: Sequence[GateConfig]
         measured = []
         for done, point in enumerate(found, points + 1):
             with study.without(point.silenced):
-                score = study.bleu(measured_on).value
+                figures = _scored(study, measured_on, point.found)
             progress(stage, done, 2 * points)
-            measured.append(
-                {"kept": point.kept, "bleu": round(score, 2), "loss": round(point.found, 4), "silenced": point.silenced}
-            )
+            measured.append({"kept": point.kept, **figures, "silenced": point.silenced})
         return measured
 
     def rescored() -> dict[str, Tensor]:
@@ -288,7 +321,7 @@ def _pruning(study: Study, share: float, seeds: int, gates: Sequence[GateConfig]
         progress(f"learning gates of price {config.price:g}", 0, 1)
         shut = learn_gates(study.model, study.batches(chosen_on, GATED), pad=study.pad, config=config).shut
         with study.without(shut):
-            found = {"bleu": round(study.bleu(measured_on).value, 2), "loss": round(study.loss(measured_on), 4)}
+            found = _scored(study, measured_on, study.loss(measured_on))
         progress(f"learning gates of price {config.price:g}", 1, 1)
         return {"price": config.price, "kept": total - sum(map(len, shut.values())), **found, "silenced": shut}
 
@@ -308,10 +341,10 @@ def _pruning(study: Study, share: float, seeds: int, gates: Sequence[GateConfig]
 
 
 def _spread(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean of several curves at one point, and between which figures they lie."""
-    scores, losses = [point["bleu"] for point in points], [point["loss"] for point in points]
-    mean = {"kept": points[0]["kept"], "bleu": round(sum(scores) / len(scores), 2)}
-    return {**mean, "low": min(scores), "high": max(scores), "loss": round(sum(losses) / len(losses), 4)}
+    """The mean of several curves at one point, and between which figures they lie: BLEU, or else losses."""
+    mean = {name: round(fmean(p[name] for p in points), digits) for name, digits in DIGITS.items() if name in points[0]}
+    drawn = [point[next(iter(mean))] for point in points]
+    return {"kept": points[0]["kept"], **mean, "low": min(drawn), "high": max(drawn)}
 
 
 def _relations(grammar: Grammar, heads: list[dict[str, Any]]) -> dict[str, Any]:
@@ -333,6 +366,7 @@ def _error_rates(study: Study, seen: Seen, gold: list[Gold], heads: list[dict[st
         if entry["kind"] == "cross":
             place = entry["name"], entry["head"]
             entry["measures"] |= {"aer": rates[*place, "predicts"], "aer_read": rates[*place, "reads"]}
+    assert isinstance(study, Translations)
     words = [study.words(i) for i in seen.order]
 
     def shifted(offset: int) -> float:

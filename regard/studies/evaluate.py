@@ -4,14 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regard.api import load
+from regard.api import load, told
 from regard.data.text import read_lines
 from regard.evaluation.calibration import check_picture, perplexity, reliability
 from regard.evaluation.calibration import picture as draw
 from regard.evaluation.translation import bleu, chrf
 from regard.files import write_whole
-from regard.recipes import recipe as recipes
-from regard.recipes.recipe import EvaluateConfig
+from regard.shipped import located
 from regard.training.validation import foretell
 
 
@@ -34,8 +33,7 @@ def evaluate(
     lines were read for translation is said by `read`; what is foretold is whole lines.
     """
     translator = load(directory)
-    recipe = directory / "recipe.yaml"
-    given = recipes.load(str(recipe)).evaluate if recipe.exists() else EvaluateConfig()
+    given: Any = told(located(directory)).task
     tokenize = given.tokenize if tokenize is None else tokenize
     lowercase = given.lowercase if lowercase is None else lowercase
     bleu(["a"], ["a"], tokenize=tokenize)  # a wrong name must not cost a translation

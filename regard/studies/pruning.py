@@ -10,13 +10,14 @@ import torch
 
 from regard.adaptation.gates import GateConfig, learn_gates
 from regard.adaptation.prune import check_prunable, prune
+from regard.checks import one_of
 from regard.convert.precision import USED
 from regard.data.batching import Batch
 from regard.files import new_directory, read_whole, write_whole
 from regard.inspection.importance import Importance, head_importance, least_important, loss, pruning_curve
 from regard.inspection.taps import attentions
 from regard.models import storage
-from regard.studies.study import Study
+from regard.studies.study import Translations
 
 ATLAS = "heads.json"  # of `regard heads`, in a model directory
 WAYS = ("importance", "gates", "atlas")
@@ -65,8 +66,8 @@ def prune_directory(
     with new_directory(out_dir) as made:
         model: Any = storage.load(model_dir)
         check_prunable(model)  # before anything is measured
-        study = Study.of(model_dir, source, reference, limit) if source and reference else None
-        given = study.batches(range(len(study.pairs)), TOKENS) if study else []
+        study = Translations.of(model_dir, source, reference, limit) if source and reference else None
+        given = study.batches(range(len(study.examples)), TOKENS) if study else []
         gone = {name: sorted(set(numbers)) for name, numbers in heads.items()} if heads is not None else {}
         if heads is None:
             known = {name: attention.heads for name, attention in attentions(model).items()}
@@ -87,8 +88,7 @@ def prune_directory(
 
 
 def _check(heads: object, keep: float | None, by: str, source: Path | None, reference: Path | None) -> None:
-    if by not in WAYS:
-        raise ValueError(f"by = {by!r}: choose one of {', '.join(WAYS)}")
+    one_of(WAYS, by=by)
     if (source is None) != (reference is None):
         raise ValueError("source and reference belong together: give both, line by line")
     if heads is not None:

@@ -6,16 +6,15 @@ between them is never read, and stands in the answer where it stood in the text;
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
+from regard.checks import hint
 from regard.data.kept import Links as Links
 from regard.data.kept import Without
 from regard.data.sentences import Piece
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.evaluation.calibration import perplexity
-from regard.recipes.recipe import DecodeConfig
 
 AHEAD, CHARACTERS = 2_000, 2**20  # lines, and characters of them, that are translated together
 SAMPLING = [each.name for each in fields(SamplingConfig)]
@@ -23,6 +22,15 @@ SEARCH = [each.name for each in fields(SearchConfig) if each.name not in ("score
 PHRASES = ("require", "forbid")
 LONG = ("split", "refuse")
 TEXT = SearchConfig(shortest=1)  # what is not blank has a translation
+
+
+@dataclass(frozen=True)
+class DecodeConfig(SearchConfig):
+    """How a text is read, and how its translation is searched for (§6.1)."""
+
+    shortest: int = 1  # tokens that an output has at least: what is not blank has a translation
+    split: bool | None = None  # read sentence by sentence; left out: unless most training lines have several
+    stops: bool | None = None  # no full stop where the input has none; left out: if training pairs have it so
 
 
 @dataclass(frozen=True)
@@ -59,25 +67,17 @@ class Settings:
         Traceback (most recent call last):
         ValueError: there is no setting 'beem': did you mean 'beam'?
         """
-        given = {name: value for name, value in given.items() if value is not None}
-        for name in given.keys() - set(SETTINGS):
-            near = get_close_matches(name, SETTINGS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SETTINGS)}"
-            raise ValueError(f"there is no setting {name!r}: {hint}")
-        base = default or DecodeConfig()
-        search: dict[str, Any] = {"beam": base.beam, "alpha": base.alpha, "extra": base.extra}
-        search |= {name: given[name] for name in SEARCH if name in given}
-        sampling = {name: given[name] for name in SAMPLING if name in given}
-        mbr = given.get("mbr", 0)
+        given = given_of(given, cls)
+        base, mbr = default or DecodeConfig(), given.get("mbr", 0)
+        search = search_of(given, base)
         if mbr > 1:
             if "best" in given:
                 raise ValueError(f"best = {given['best']}: mbr chooses one of its {mbr} outputs; leave one of them out")
-            search["best"] = mbr
-        config = SamplingConfig(**sampling) if sampling or mbr else None
+            search = replace(search, best=mbr, sampling=search.sampling or SamplingConfig())
         own: dict[str, Any] = {"split": base.split is not False, "stops": base.stops is True}
         own |= {each.name: given[each.name] for each in fields(cls) if each.name in given}
         own |= {name: _phrases(given[name]) for name in PHRASES if name in given}
-        return cls(replace(TEXT, **search, sampling=config), **own)
+        return cls(search, **own)
 
     def bare(self) -> "Settings":
         """The same where nobody asks for scores: greedy search does without a soft-max."""
@@ -85,11 +85,37 @@ class Settings:
         return replace(self, search=replace(self.search, scores=False)) if alone else self
 
 
+def names_of(settings: type[Any]) -> list[str]:
+    """All that can be said of a search, and of what else there is in some settings."""
+    return [*SEARCH, *SAMPLING, *(each.name for each in fields(settings) if each.name != "search")]
+
+
+def given_of(given: Mapping[str, Any], settings: type[Any]) -> dict[str, Any]:
+    """What is given of some settings and those of a search, None left out; a name that is none of them is an error."""
+    known, given = names_of(settings), {name: value for name, value in given.items() if value is not None}
+    for name in given.keys() - set(known):
+        raise ValueError(f"there is no setting {name!r}: {hint(name, known)}")
+    return given
+
+
+def search_of(given: Mapping[str, Any], base: SearchConfig) -> SearchConfig:
+    """A search with what is given of its settings, by name; of the others, it has those of `base`.
+
+    Where outputs are drawn by chance unless somebody asks for a beam, `beam` does so.
+    """
+    search = {each.name: getattr(base, each.name) for each in fields(SearchConfig)}
+    search |= {name: given[name] for name in SEARCH if name in given}
+    sampling = {name: given[name] for name in SAMPLING if name in given}
+    if base.sampling is not None and "beam" not in given:
+        sampling = asdict(base.sampling) | sampling
+    return SearchConfig(**search | {"sampling": SamplingConfig(**sampling) if sampling else None})
+
+
 def _phrases(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-SETTINGS = [*SEARCH, *SAMPLING, *(each.name for each in fields(Settings) if each.name != "search")]
+SETTINGS = names_of(Settings)
 Item = TypeVar("Item")
 
 

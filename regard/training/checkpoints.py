@@ -1,9 +1,9 @@
 """Exact state on disk: a run that stops, for whatever reason, goes on as if it had not.
 
-A state is made of dicts, lists and tuples around tensors, numpy arrays, numbers, strings and None. On the disk it is
-a directory of three files, none of them code:
+A state is made of dicts, lists and tuples around tensors, numbers, strings and None. On the disk it is a directory of
+three files, none of them code:
 
-    tensors.safetensors    the tensors and arrays, bit by bit
+    tensors.safetensors    the tensors, bit by bit
     state.json             all else, with a marker where each tensor was
     MANIFEST.json          size and SHA-256 of the other two
 
@@ -17,15 +17,15 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from regard.checks import at_least
 from regard.files import discard, read_whole, sync
 
 FORMAT = 1
@@ -116,8 +116,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, *, keep: int = 2, warn: Callable[[str], None] = warnings.warn) -> None:
-        if keep < 1:
-            raise ValueError(f"keep = {keep}: at least 1 checkpoint must stay")
+        at_least(1, keep=keep)
         self.directory, self.keep, self.warn = Path(directory), keep, warn
 
     def save(self, step: int, state: Any) -> Path:
@@ -276,7 +275,7 @@ def _take_apart(state: Any) -> tuple[Any, dict[str, Tensor]]:
     """The state as JSON, and its tensors by name.
 
     Each object of the JSON has one key, the kind of what it stands for: a dict by its pairs, since keys may be
-    numbers, a tuple by its items, a tensor or an array by its name. A name reads as the way to its tensor.
+    numbers, a tuple by its items, a tensor by its name. A name reads as the way to its tensor.
 
     >>> _take_apart({"lr": 0.1, 7: (torch.tensor(1.0),)})
     ({'dict': [['lr', 0.1], [7, {'tuple': [{'tensor': 'state[7][0]'}]}]]}, {'state[7][0]': tensor(1.)})
@@ -296,17 +295,14 @@ def _take_apart(state: Any) -> tuple[Any, dict[str, Tensor]]:
             return value
         if isinstance(value, Tensor):
             return {"tensor": store(value, where)}
-        if isinstance(value, np.ndarray):
-            with suppress(TypeError, ValueError):  # of objects or of strings: refused below
-                return {"array": store(torch.from_numpy(value.copy()), where)}
         if isinstance(value, list | tuple):
             items = [walk(item, f"{where}[{i}]") for i, item in enumerate(value)]
             return items if isinstance(value, list) else {"tuple": items}
         if isinstance(value, dict) and all(isinstance(key, int | str) for key in value):
             return {"dict": [[key, walk(item, f"{where}[{key!r}]")] for key, item in value.items()]}
         raise ValueError(
-            f"{where} is of type {type(value).__name__} ({value!r:.50}): a state is made of tensors, numeric arrays, "
-            "numbers, strings and None in lists, tuples, and dicts by strings or whole numbers"
+            f"{where} is of type {type(value).__name__} ({value!r:.50}): a state is made of tensors, numbers, strings "
+            "and None in lists, tuples, and dicts by strings or whole numbers"
         )
 
     return walk(state, "state"), tensors
@@ -320,8 +316,6 @@ def _assemble(skeleton: Any, tensor: Callable[[str], Any]) -> Any:
     ((kind, content),) = skeleton.items()
     if kind == "tensor":
         return tensor(content)
-    if kind == "array":
-        return None if (found := tensor(content)) is None else found.numpy()
     if kind == "tuple":
         return tuple(_assemble(content, tensor))
     if kind != "dict":

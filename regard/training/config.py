@@ -1,8 +1,9 @@
 """How a model is trained: the section `train` of a recipe."""
 
-import math
 from dataclasses import dataclass, field
+from typing import Any
 
+from regard.checks import above, at_least, one_of
 from regard.training.optimisers import OptimiserConfig
 from regard.training.schedules import ScheduleConfig
 
@@ -10,6 +11,10 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 RECOMPUTE = ("nothing", "feed_forward", "layers")
 DISTRIBUTED = ("ddp", "fsdp")
 LENGTHS = ("steps", "epochs", "minutes")  # the ways to say how long; exactly one is given
+COUNTED = (  # from 1 on
+    *("steps", "accumulate", "validate_sentences", "shards", "snapshot_every", "validate_every"),
+    *("checkpoint_every", "keep", "patience"),
+)
 
 
 @dataclass(frozen=True)
@@ -53,25 +58,18 @@ class TrainConfig:
         if len(given) != 1:
             got = " and ".join(given) or "none"
             raise ValueError(f"train: give exactly one of {', '.join(LENGTHS)}; got {got}")
-        for name in (
-            *("steps", "accumulate", "validate_sentences", "shards", "snapshot_every", "validate_every"),
-            *("checkpoint_every", "keep", "patience"),
-        ):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"train.{name} = {value}: it must be at least 1")
-        for name in ("epochs", "minutes", "checkpoint_minutes"):
-            if (value := getattr(self, name)) is not None and not 0.0 < value < math.inf:
-                raise ValueError(f"train.{name} = {value}: it must be above 0 and finite")
-        for name in ("batch_tokens", "clip", "average"):
-            if not (value := getattr(self, name)) >= 0:  # so NaN is none either
-                raise ValueError(f"train.{name} = {value}: it must be at least 0")
+        at_least(1, **self._named(*COUNTED))
+        above(0, **self._named("epochs", "minutes", "checkpoint_minutes"))
+        at_least(0, **self._named("batch_tokens", "clip", "average"))
         if self.batch_tokens >= 2**31:
             raise ValueError(f"train.batch_tokens = {self.batch_tokens}: it must be below 2³¹")
         for name in ("smoothing", "ema"):
-            if not 0.0 <= (value := getattr(self, name)) < 1.0:
-                raise ValueError(f"train.{name} = {value}: it lies in [0, 1)")
+            if not 0.0 <= (share := getattr(self, name)) < 1.0:
+                raise ValueError(f"train.{name} = {share}: it lies in [0, 1)")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"train.seed = {self.seed}: it lies in 0..2⁶³-1")
         for name, valid in (("precision", PRECISIONS), ("recompute", RECOMPUTE), ("distributed", DISTRIBUTED)):
-            if (value := getattr(self, name)) not in valid:
-                raise ValueError(f"train.{name} = {value!r}: choose one of {', '.join(valid)}")
+            one_of(valid, **self._named(name))
+
+    def _named(self, *settings: str) -> dict[str, Any]:
+        return {f"train.{name}": getattr(self, name) for name in settings}

@@ -73,8 +73,8 @@ class Display:
         text = Text.assemble(
             ("  valid    ", "dim"), (figures, "bold"), " ", (rise, "green" if event.best else "yellow")
         )
-        for source, said, _ in event.samples[:1]:
-            text.append(f"\n           “{source}” → “{said}”")
+        for sample in event.samples[:1]:
+            text.append(f"\n           {sample.line()}")
         return text
 
 

@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
+from regard.checks import above, at_least, one_of
 from regard.core.blocks import layers_of
 from regard.core.positions import Positions
 
@@ -36,17 +36,12 @@ class OptimiserConfig:
     relative_step: bool = False  # adafactor: min(0.01, 1/√step) in place of the schedule
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMISERS:
-            (near,) = get_close_matches(self.name, OPTIMISERS, n=1, cutoff=0.0)
-            raise ValueError(f"unknown optimiser {self.name!r}: did you mean {near!r}? Known: {', '.join(OPTIMISERS)}")
+        one_of(OPTIMISERS, optimiser=self.name)
         for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
             if not 0.0 <= value < 1.0:
                 raise ValueError(f"{name} = {value}: it lies in [0, 1)")
-        for name, value in (("eps", self.eps), ("adam_ratio", self.adam_ratio)):
-            if not 0.0 < value < math.inf:
-                raise ValueError(f"{name} = {value}: it must be above 0")
-        if not 0.0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay = {self.weight_decay}: it must be at least 0")
+        above(0, eps=self.eps, adam_ratio=self.adam_ratio)
+        at_least(0, weight_decay=self.weight_decay)
         if self.name == "adam" and self.weight_decay:
             raise ValueError(f"weight_decay = {self.weight_decay} does nothing in adam: use adamw, or set it to 0")
 

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,18 @@ class Work:
     after: Position
 
 
+class Sample(NamedTuple):
+    """What a model makes of something that it has not learnt from."""
+
+    asked: str
+    said: str
+    expected: str
+
+    def line(self) -> str:
+        """For a person to read."""
+        return f"“{self.asked}” → “{self.said}”"
+
+
 @dataclass(frozen=True)
 class Validation:
     """How good the model is by now; `score` is what is to be as large as possible."""
@@ -37,7 +49,7 @@ class Validation:
     step: int
     score: float
     measures: dict[str, float]
-    samples: list[tuple[str, str, str]]  # source, what the model says, reference
+    samples: list[Sample]
     best: bool = False
 
 

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
+
+from regard.checks import above, at_least, one_of
 
 SCHEDULES = ("paper", "inverse_sqrt", "constant", "linear", "cosine", "trapezoid")
 ENDING = ("linear", "cosine", "trapezoid")  # those that need to know the last step
@@ -53,13 +54,9 @@ class ScheduleConfig:
     floor: float = 0.0  # cosine: where it ends, as a share of peak
 
     def __post_init__(self) -> None:
-        if self.name not in SCHEDULES:
-            (near,) = get_close_matches(self.name, SCHEDULES, n=1, cutoff=0.0)
-            raise ValueError(f"unknown schedule {self.name!r}: did you mean {near!r}? Known: {', '.join(SCHEDULES)}")
-        if self.warmup < 1:
-            raise ValueError(f"warmup = {self.warmup}: it is at least 1, which is no warm-up")
-        if self.peak is not None and not 0.0 < self.peak < math.inf:
-            raise ValueError(f"peak = {self.peak}: a learning rate is above 0")
+        one_of(SCHEDULES, schedule=self.name)
+        at_least(1, warmup=self.warmup)
+        above(0, peak=self.peak)
         for setting, value in (("decay", self.decay), ("floor", self.floor)):
             if value is not None and not 0.0 <= value <= 1.0:
                 raise ValueError(f"{setting} = {value}: a share lies in [0, 1]")

@@ -3,17 +3,17 @@
 Letters: N labels, V vocabulary.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard.core.generation import of_like_length
+from regard.core.losses import logits_in_blocks
 from regard.data.batching import Batch, collate
-from regard.data.vocabulary import PAD
+from regard.data.vocabulary import MARKS, Marks
 
-BLOCK = 2**22  # logits held at a time
 TOKENS = 8192  # of a batch, at most, unless one pair has more
 
 
@@ -37,24 +37,21 @@ class Foretold:
 
 
 @torch.inference_mode()
-def foretell(model: nn.Module, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], rows: int = 64) -> Foretold:
-    """Each label of the targets of (source ids, target ids), one pair or more; eval mode is the caller's to set."""
-    ordered = sorted(pairs, key=lambda pair: -max(map(len, pair)))  # the longest first: it decides about its batch
+def foretold(model: nn.Module, batches: Iterable[Batch], ignore: int) -> Foretold:
+    """Each label of some batches, one or more, that is not `ignore`; eval mode is the caller's to set."""
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    start = 0
-    while start < len(ordered):
-        n = min(rows, max(1, TOKENS // (max(map(len, ordered[start])) + 1)))
-        parts += _labels(model, collate(ordered[start : start + n]))
-        start += n
+    for batch in (batch.to(next(model.parameters()).device) for batch in batches):
+        for logits, y in logits_in_blocks(model, batch.inputs, batch["labels"], ignore=ignore):
+            z = logits.float().log_softmax(-1)  # (n, V)
+            top, likeliest = z.max(-1)
+            parts.append((z.gather(1, y[:, None])[:, 0].cpu(), top.exp().cpu(), (likeliest == y).cpu()))
     return Foretold(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _labels(model: Any, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    batch = batch.to(model.output.weight.device)
-    count = batch["labels"] != PAD
-    hidden, labels = model.features(**batch.inputs)[count], batch["labels"][count]
-    rows = max(1, BLOCK // len(model.output.weight))
-    for h, y in zip(hidden.split(rows), labels.split(rows), strict=True):
-        z = model.output(h).float().log_softmax(-1)  # (n, V)
-        top, likeliest = z.max(-1)
-        yield z.gather(1, y[:, None])[:, 0].cpu(), top.exp().cpu(), (likeliest == y).cpu()
+def foretell(
+    model: nn.Module, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], rows: int = 64, marks: Marks = MARKS
+) -> Foretold:
+    """Each label of the targets of (source ids, target ids), one pair or more; eval mode is the caller's to set."""
+    given, (pad,) = list(pairs), marks.need("pad")
+    some = of_like_length([max(map(len, pair)) + 1 for pair in given], TOKENS, rows)
+    return foretold(model, (collate([given[i] for i in each], marks=marks) for each in some), pad)

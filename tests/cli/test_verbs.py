@@ -15,8 +15,8 @@ from regard import cli
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.recipes import recipe as recipes
-from regard.recipes.train import prepare
+from regard.recipes import reading as recipes
+from regard.recipes.prepare import prepare
 from regard.training.validation import Foretold
 
 ENGLISH = ["a dog runs", "two men sit on a bench", "a woman reads", "", "the man in the hat looks at a dog"]

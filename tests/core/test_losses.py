@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from regard.core import losses
-from regard.core.losses import linear_cross_entropy
+from regard.core.losses import label_log_probabilities, linear_cross_entropy, token_log_probabilities
 
 V = 11
 Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor]
@@ -210,3 +210,49 @@ def test_half_precision_survives_a_large_vocabulary(dtype: torch.dtype) -> None:
     assert W.grad is not None
     assert h.grad.isfinite().all()
     assert W.grad.isfinite().all()
+
+
+class Reader(nn.Module):
+    """Features of each token by itself, and logits of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(V, 5), nn.Linear(5, V)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        return self.embedding(tokens).tanh()
+
+
+@pytest.mark.parametrize("block", [1, 3 * V, 2**22])
+def test_the_likelihood_of_each_label_is_the_cross_entropy_whatever_the_block(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "BLOCK", block)
+    torch.manual_seed(0)
+    model, tokens = Reader(), torch.randint(V, (3, 7))
+    labels = torch.randint(1, V, (3, 7))
+    labels[1, 4:] = labels[2] = 0
+    logits = model.output(model.features(tokens))
+    expected = -F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=0, reduction="none").view(3, 7)
+    found = token_log_probabilities(model, {"tokens": tokens}, labels, ignore=0)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(label_log_probabilities(logits, labels)[labels != 0], expected[labels != 0])
+    mine, theirs = (torch.autograd.grad(x.sum(1)[0], list(model.parameters())) for x in (found, expected))
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_where_no_label_counts_nothing_is_likely_or_unlikely() -> None:
+    tokens = torch.zeros(2, 3, dtype=torch.int64)
+    assert torch.equal(token_log_probabilities(Reader(), {"tokens": tokens}, tokens, ignore=0), torch.zeros(2, 3))
+
+
+def test_no_more_logits_are_held_than_a_block_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "BLOCK", 4 * V)
+    model, held = Reader(), list[int]()
+    model.output.register_forward_hook(lambda module, given, out: held.append(out.numel()))
+    with torch.inference_mode():
+        token_log_probabilities(
+            model, {"tokens": torch.ones(5, 6, dtype=torch.int64)}, torch.ones(5, 6).long(), ignore=0
+        )
+    assert len(held) == 8
+    assert max(held) == 4 * V

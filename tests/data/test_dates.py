@@ -144,9 +144,9 @@ def test_the_vocabulary_is_sorted_and_has_nothing_it_does_not_need() -> None:
 
 
 def test_wrong_arguments_fail_at_the_call() -> None:
-    with pytest.raises(ValueError, match=r"'fr_FR'; did you mean 'fr'\?"):
+    with pytest.raises(ValueError, match=r"unknown locale 'fr_FR': there are en, en_GB, fr"):
         date_pairs(seed=0, locales=["en", "fr_FR"])
-    with pytest.raises(ValueError, match=r"'ZH_HANT'; did you mean 'zh_Hant'\?"):
+    with pytest.raises(ValueError, match=r"unknown locale 'ZH_HANT': did you mean 'zh_Hant'"):
         forms("ZH_HANT")
     with pytest.raises(ValueError, match="at least one locale"):
         date_pairs(seed=0, locales=[])

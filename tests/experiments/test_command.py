@@ -88,8 +88,8 @@ def test_an_address_of_a_cluster_is_passed_on(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["tabel3"], "there is no experiment 'tabel3': did you mean 'table3'? There are table1, table2, "),
-        (["toy", "--scale", "tiny"], "unknown scale 'tiny': choose one of smoke, small, full"),
+        (["tabel3"], "unknown experiment 'tabel3': did you mean 'table3'?"),
+        (["toy", "--scale", "tiny"], "unknown scale 'tiny': there are smoke, small, full"),
         (["table3", "--scale", "full"], "wmt14/train.en (nor train.de, newstest2013.en, newstest2013.de), which the"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from regard.experiments import dates, demo
-from regard.recipes import recipe as recipes
+from regard.recipes import reading as recipes
 from regard.recipes.recipe import Recipe
 
 REASON = "could not download [bold]tatoeba[/x] (:boom: [Errno 111] refused); check the connection"

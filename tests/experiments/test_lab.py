@@ -300,8 +300,8 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("name", "scale", "says"),
     [
-        ("tabel3", "smoke", "no experiment 'tabel3': did you mean 'table3'"),
-        ("table3", "tiny", "unknown scale 'tiny': choose one of smoke, small, full"),
+        ("tabel3", "smoke", "unknown experiment 'tabel3': did you mean 'table3'"),
+        ("table3", "tiny", "unknown scale 'tiny': there are smoke, small, full"),
     ],
 )
 def test_what_does_not_exist_is_named(tmp_path: Path, name: str, scale: str, says: str) -> None:

@@ -34,8 +34,8 @@ def test_a_model_is_taught_on_a_gpu_where_there_is_one(gpu: bool, device: str, m
 
 def test_batches_are_where_the_model_is() -> None:
     first, second = batched(nn.Linear(1, 1, device="meta"), PAIRS, 2)
-    assert {x.device.type for x in (first.source, second.target, second.labels)} == {"meta"}
-    assert (len(first.source), len(second.source)) == (2, 1)
+    assert {x.device.type for x in (first["source"], second["target"], second["labels"])} == {"meta"}
+    assert (len(first["source"]), len(second["source"])) == (2, 1)
 
 
 def test_what_is_foretold_does_not_hang_on_batches() -> None:
@@ -46,6 +46,6 @@ def test_what_is_foretold_does_not_hang_on_batches() -> None:
     taught(model, iter(pairs), Console(quiet=True), steps=30, batch=8, peak=0.01)
     whole, right = foretold(model.eval(), batched(model, PAIRS, 2))
     labels = [collate([pair]) for pair in PAIRS]
-    good = [(model(b.source, b.target).argmax(-1) == b.labels)[b.labels != PAD] for b in labels]
+    good = [(model(b["source"], b["target"]).argmax(-1) == b["labels"])[b["labels"] != PAD] for b in labels]
     assert whole == sum(bool(each.all()) for each in good) / 3
     assert right == torch.cat(good).double().mean()

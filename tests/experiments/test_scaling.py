@@ -13,7 +13,7 @@ from rich.console import Console
 
 from regard.experiments import lab, scaling
 from regard.experiments.lab import SCALES, Experiment, Result
-from regard.recipes import recipe as recipes
+from regard.recipes import reading as recipes
 
 QUIET = Console(quiet=True)
 

@@ -11,7 +11,7 @@ from regard.experiments.charts import Chart
 from regard.experiments.lab import Result
 from regard.experiments.table2 import MODELS, PAPER, agreement, cost_of, level
 from regard.models.costs import parameters
-from regard.recipes import recipe as recipes
+from regard.recipes import reading as recipes
 
 
 def result(bleu: float, flops: float = 8e12, seconds: float | None = 100.0) -> Result:

@@ -13,7 +13,7 @@ from regard.experiments.charts import Chart
 from regard.experiments.lab import Result
 from regard.experiments.table3 import ROWS, differences, spearman
 from regard.models.costs import parameters
-from regard.recipes import recipe as recipes
+from regard.recipes import reading as recipes
 from regard.recipes import train as pipeline
 
 

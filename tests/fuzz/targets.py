@@ -14,6 +14,7 @@ import yaml
 from hypothesis import strategies as st
 
 from regard.adaptation.prune import prune
+from regard.api import told
 from regard.convert.huggingface import read as read_huggingface
 from regard.convert.huggingface import write as write_huggingface
 from regard.convert.source import Source
@@ -22,7 +23,7 @@ from regard.data.lexicon import Shortlist
 from regard.data.tokenizers import KINDS, Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.family import build, configure
-from regard.recipes import recipe as recipes
+from regard.recipes import reading as recipes
 from regard.training.checkpoints import FILES, MANIFEST, Snapshots
 from regard.training.config import TrainConfig
 from regard.training.loop import Learner
@@ -196,7 +197,7 @@ TARGETS = {
     "recipe": Target(
         lambda: [{"r.yaml": RECIPE.encode()}], {"r.yaml": other_recipe}, lambda d: recipes.load(f"{d}/r.yaml")
     ),
-    "decode": Target(lambda: [{"decode.json": b'{"beam": 3}'}], {"": other_json}, recipes.imported_decode),
+    "decode": Target(lambda: [{"decode.json": b'{"beam": 3}'}], {"": other_json}, lambda d: told(d)),
     "checkpoint": Target(
         checkpoints, {".json": other_json, ".safetensors": other_tensors}, lambda d: trainer(d).resume(), forged
     ),

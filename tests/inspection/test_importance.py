@@ -13,9 +13,11 @@ from regard.inspection.importance import (
     loss,
     pruning_curve,
     random_curve,
+    sentence_losses,
 )
 from regard.inspection.taps import attentions, edit
 from regard.models.transformer import Transformer, TransformerConfig
+from tests.inspection.toys import language_model
 
 FIRST = "encoder.layers.0.self_attention"
 CROSS = "decoder.layers.1.cross_attention"
@@ -156,3 +158,23 @@ def test_chance_is_a_function_of_the_seed(model: Transformer) -> None:
     assert [point.kept for point in first] == [*range(24, 0, -2), 0]
     with pytest.raises(ValueError, match=r"share = 0\.0"):
         random_curve(model, lambda: 0, seed=1, share=0.0)
+
+
+def test_the_heads_of_a_language_model_are_measured_by_its_loss() -> None:
+    model = language_model().double()
+    labels = torch.tensor([[5, 6, 5, 6, 2], [7, 8, 2, 0, 0]])
+    batch = Batch({"tokens": torch.tensor([[1, 5, 6, 5, 6], [1, 7, 8, 0, 0]]), "labels": labels}, count=8)
+    by_hand = -model(batch["tokens"]).log_softmax(-1).gather(-1, labels[..., None])[..., 0][labels != 0].mean()
+    assert loss(model, [batch], pad=0) == pytest.approx(by_hand.item(), abs=1e-6)
+    name, step = "stack.layers.1.self_attention", 1e-3
+    found = head_importance(model, [batch], pad=0, normalise=False)
+    for head in range(2):
+        sides = []
+        for factor in (1 + step, 1 - step):
+            with edit(model, {name: {head: factor}}), torch.inference_mode():
+                sides.append(sentence_losses(model, batch, 0))
+        slopes = (sides[0] - sides[1]).abs() / (2 * step)
+        assert found[name][head].item() == pytest.approx(slopes.mean().item(), rel=2e-2, abs=1e-4)
+    curve = pruning_curve(model, found, lambda: loss(model, [batch], pad=0), share=0.5)
+    assert [point.kept for point in curve] == [4, 2, 0]
+    assert curve[0].found == loss(model, [batch], pad=0)

@@ -187,8 +187,8 @@ def test_the_model_is_left_as_it_was_also_after_an_error(model: Transformer) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"encoder.layer.0.self_attention": {0: 0.0}}, r"did you mean encoder\.layers\.0\.self_attention\?"),
-        ({"decoder.layers.1.crossattention": {0: 0.0}}, r"did you mean decoder\.layers\.1\.cross_attention\?"),
+        ({"encoder.layer.0.self_attention": {0: 0.0}}, r"did you mean 'encoder\.layers\.0\.self_attention'\?"),
+        ({"decoder.layers.1.crossattention": {0: 0.0}}, r"did you mean 'decoder\.layers\.1\.cross_attention'\?"),
         ({FIRST: {4: 0.0}}, r"encoder\.layers\.0\.self_attention has heads 0\.\.3, not 4"),
         ({FIRST: {-1: 0.0}}, r"heads 0\.\.3, not -1"),
     ],

@@ -88,7 +88,7 @@ def test_the_same_model_gives_the_same_bytes_and_other_files_stay(tmp_path: Path
     assert files[0].keys() == {"config.json", "model.safetensors", "tokenizer.json"}
     about = json.loads(files[0]["config.json"])
     assert about.keys() == {"format", "family", "regard", "config"}
-    assert (about["format"], about["family"], about["regard"]) == (1, "transformer", version("regard"))
+    assert (about["format"], about["family"], about["regard"]) == (2, "transformer", version("regard"))
     assert TransformerConfig(**about["config"]) == build(positions="t5").config
 
 
@@ -178,9 +178,9 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no settings": (put("config.json", '{"format": 1}'), r"config.json is not the config of a model"),
     "no format": (
         put("config.json", '{"config": {}}'),
-        r"config.json is of unknown format None, this regard reads up to 1",
+        r"config.json is of unknown format None, this regard reads up to 2",
     ),
-    "newer": (put("config.json", '{"format": 2, "config": {}}'), "format 2, this regard reads up to 1: upgrade regard"),
+    "newer": (put("config.json", '{"format": 3, "config": {}}'), "format 3, this regard reads up to 2: upgrade regard"),
     "family": (
         put("config.json", '{"format": 1, "family": "bert", "config": {}}'),
         r"config.json: unknown family 'bert': there are transformer",

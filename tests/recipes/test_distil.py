@@ -14,10 +14,11 @@ from regard.api import Translator
 from regard.data.dates import date_pairs
 from regard.data.text import PairFiles
 from regard.data.tokenizers import UNK
-from regard.recipes import recipe as recipes
+from regard.recipes import reading as recipes
 from regard.recipes.distil import distil
+from regard.recipes.prepare import find_splits
 from regard.recipes.shortlist import make_shortlist
-from regard.recipes.train import find_splits, train
+from regard.recipes.train import train
 
 QUIET = Console(quiet=True)
 YAML = """
@@ -86,14 +87,14 @@ def test_a_student_learns_what_the_teacher_says_and_is_tested_on_what_people_sai
     recipe = student(made)
     assert distil(made / "teacher", recipe, tmp_path / "run", name="student", beam=3, console=QUIET)
     splits = find_splits(recipe)
-    sources = [source for source, _ in splits.pairs("train")]
+    sources = [source for source, _ in splits.rows("train")]
     assert [line["source"] for line in lines(tmp_path / "run")] == sources
     said = [line["target"] for line in lines(tmp_path / "run")]
     assert said == regard.load(made / "teacher").translate(sources, beam=3)
     assert len({*said}) > 20  # the teacher has learnt something
     for split in ("valid", "test"):
         kept = [(line["source"], line["target"]) for line in lines(tmp_path / "run", split)]
-        assert kept == list(splits.pairs(split))
+        assert kept == list(splits.rows(split))
         assert not {source for source, _ in kept} & {*sources}
     run = recipes.load(str(tmp_path / "run" / "recipe.yaml"))
     assert run.data.languages == ("xx", "yy")
@@ -145,7 +146,7 @@ def test_an_interrupted_teacher_goes_on_and_a_finished_one_is_not_asked_again(
 def test_mixed_each_sentence_has_both_translations(made: Path, tmp_path: Path) -> None:
     recipe = student(made, "data.limit=40", "tokens.size=270", "train.steps=1")
     assert distil(made / "teacher", recipe, tmp_path, name="student", beam=1, mix=True, console=QUIET)
-    people = list(islice(find_splits(recipe).pairs("train"), 40))
+    people = list(islice(find_splits(recipe).rows("train"), 40))
     said = regard.load(made / "teacher").translate([source for source, _ in people], beam=1)
     found = [(line["source"], line["target"]) for line in lines(tmp_path)]
     assert found[1::2] == people

@@ -21,8 +21,9 @@ from safetensors.torch import load_file
 import regard
 from regard.data.corpora import letters
 from regard.data.dates import date_pairs
-from regard.recipes import recipe as recipes
-from regard.recipes.train import DERIVED, prepare, train
+from regard.recipes import reading as recipes
+from regard.recipes.prepare import prepare
+from regard.recipes.train import DERIVED, train
 from regard.training.checkpoints import read_state, write_state
 from regard.training.loop import Learner
 from regard.training.run import Trainer
@@ -167,7 +168,7 @@ def test_sub_words_are_learnt_from_a_sample_and_everything_is_counted(
     folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every second pair is in other letters, and not learnt from; `none` has to know all tokens."""
-    monkeypatch.setattr("regard.recipes.train.SAMPLE", 500)
+    monkeypatch.setattr("regard.recipes.prepare.SAMPLE", 500)
     for side in ("src", "tgt"):
         (folder / f"train.{side}").write_text("aa bb\nxx yy\n" * 450 + "\n")
     (folder / "held").write_text("aa\n" * 9)
@@ -270,7 +271,7 @@ def test_leaks_and_what_is_skipped_in_given_splits_are_told(folder: Path) -> Non
 
 def test_a_hopeless_model_has_an_infinite_perplexity(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hopeless = Foretold(torch.tensor([-1000.0]), torch.tensor([1.0]), torch.tensor([False]))
-    monkeypatch.setattr("regard.recipes.train.foretell", lambda model, pairs: hopeless)
+    monkeypatch.setattr("regard.tasks.translate.foretell", lambda model, pairs, **_: hopeless)
     lines = [json.loads(line) for line in (learn(folder) / "metrics.jsonl").read_text().splitlines()]
     assert [line["perplexity"] for line in lines if line["kind"] == "validation"] == [None, None]
 

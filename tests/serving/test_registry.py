@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from regard.models import storage
+from regard.recipes import reading
 from regard.serving import registry as room
-from regard.serving.registry import Registry, UnknownModelError, languages
+from regard.serving.registry import Registry, UnknownModelError
+from regard.tasks.translate import Translate
 from tests.serving.servers import directory
 from tests.serving.toys import LINES
 
@@ -19,8 +21,8 @@ def test_models_go_by_the_names_of_their_directories_made_unique(tmp_path: Path)
     assert found.ids == ["a", "a~2", "c", "a~2~2", "a~3"]
     assert found.get().id == "a"
     assert found.get("c").path == paths[2]
-    assert [served.kind for served in found] == ["translation"] * 5
-    with pytest.raises(UnknownModelError, match="no model 'd': choose one of a, a~2, c"):
+    assert [served.task.kind for served in found] == ["translation"] * 5
+    with pytest.raises(UnknownModelError, match="no model 'd': there are a, a~2, c"):
         found.get("d")
 
 
@@ -29,7 +31,7 @@ def test_what_is_no_model_is_refused_at_once(tmp_path: Path) -> None:
         Registry([])
     with pytest.raises(ValueError, match="is not a directory"):
         Registry([tmp_path / "nowhere"])
-    with pytest.raises(ValueError, match="precision = 'fp64': choose one of fp32"):
+    with pytest.raises(ValueError, match="precision = 'fp64': choose fp32"):
         Registry([directory(tmp_path / "a")], precision="fp64")
     with pytest.raises(ValueError, match=r"has no config\.json"):
         Registry([tmp_path])
@@ -51,11 +53,11 @@ def test_languages_are_those_of_the_recipe_the_corpus_or_the_files(
     tmp_path: Path, data: str, expected: tuple[str, str]
 ) -> None:
     (tmp_path / "recipe.yaml").write_text(f"data: {data}\ntrain: {{steps: 1}}\n")
-    assert languages(tmp_path) == expected
+    assert reading.load(str(tmp_path / "recipe.yaml")).purpose().languages == expected
 
 
-def test_without_a_recipe_nobody_knows(tmp_path: Path) -> None:
-    assert languages(tmp_path) == ("source", "target")
+def test_without_a_recipe_nobody_knows() -> None:
+    assert Translate().languages == ("source", "target")
 
 
 def test_a_model_is_loaded_once_when_it_is_first_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

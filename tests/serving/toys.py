@@ -9,7 +9,7 @@ from regard.api import Translator
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.recipes.recipe import DecodeConfig
+from regard.tasks.asks import DecodeConfig
 
 LINES = ["a dog runs", "two men sit on a bench", "a woman reads.", "the man in the hat looks at a dog, don't ☕ 中文"]
 RECIPE = (

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,25 @@ from typer.testing import CliRunner
 from regard import cli
 from regard.adaptation.gates import GateConfig
 from regard.adaptation.prune import prune
+from regard.core.generation import padded
+from regard.data.batching import Batch
 from regard.data.dates import date_pairs
 from regard.data.text import PairFiles
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.data.vocabulary import PAD
-from regard.inspection.atlas_page import atlas_page
 from regard.inspection.importance import head_importance
 from regard.inspection.links import head_links
 from regard.inspection.measures import measure
 from regard.inspection.taps import attentions, edit, record
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.recipes import recipe as recipes
-from regard.recipes.recipe import DataConfig, Recipe
-from regard.studies.atlas import make_atlas
-from regard.studies.study import Study
+from regard.recipes import reading as recipes
+from regard.recipes.recipe import Recipe
+from regard.studies.atlas import GATES, How, analysed, atlas_page, make_atlas
+from regard.studies.study import Study, Translations
+from regard.tasks.translate import DataConfig
 from regard.training.config import TrainConfig
+from tests.inspection.toys import encoder_only, language_model
 
 FIRST = "encoder.layers.0.self_attention"
 CROSS = "decoder.layers.0.cross_attention"
@@ -56,8 +60,8 @@ def made(place: Path, **options: Any) -> dict[str, Any]:
     return make_atlas(place / "model", place / "text.src", place / "text.tgt", **options)
 
 
-def studied(place: Path, limit: int = 1000) -> Study:
-    return Study.of(place / "model", place / "text.src", place / "text.tgt", limit)
+def studied(place: Path, limit: int = 1000) -> Translations:
+    return Translations.of(place / "model", place / "text.src", place / "text.tgt", limit)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +182,7 @@ def test_dependencies(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name, lines in (("src", texts), ("tgt", targets)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
     (tmp_path / "p.conllu").write_text("".join(conllu(text) for text in texts if text), "utf-8")
-    study = Study.of(place / "model", tmp_path / "src", tmp_path / "tgt", 1000)
+    study = Translations.of(place / "model", tmp_path / "src", tmp_path / "tgt", 1000)
     counts = [len(study.texts[i][0].split()) for i in range(12)]
     assert [len(each) for each in study.arcs(tmp_path / "p.conllu")] == [count - 1 for count in counts]
 
@@ -224,7 +228,7 @@ def test_an_unknown_token_is_joined_as_any_other(tmp_path: Path) -> None:
     storage.save(Transformer(TransformerConfig.tiny(len(tokenizer), **shape)), tmp_path / "model")
     tokenizer.save(tmp_path / "model" / "tokenizer.json")
     (tmp_path / "text").write_text("the Lx@@ brary .\n")
-    study = Study.of(tmp_path / "model", tmp_path / "text", tmp_path / "text", 1)
+    study = Translations.of(tmp_path / "model", tmp_path / "text", tmp_path / "text", 1)
     assert study.words(0) == ([0, 1, 1, 2], [0, 1, 1, 2])
     (tmp_path / "p.conllu").write_text(conllu("The Lxbrary."))
     assert study.arcs(tmp_path / "p.conllu") == [{(0, 1, "dep"), (1, 2, "dep")}]
@@ -264,6 +268,48 @@ def test_a_pruned_model_has_an_atlas_of_what_is_left(place: Path, tmp_path: Path
     (tmp_path / "model" / "tokenizer.json").write_bytes((place / "model" / "tokenizer.json").read_bytes())
     found = make_atlas(tmp_path / "model", place / "text.src", place / "text.tgt", seeds=1, share=0.5, prices=())
     assert [(each["name"], each["head"]) for each in found["heads"]] == [(FIRST, 0), (CROSS, 0), (CROSS, 1)]
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_a_model_that_does_not_translate_has_an_atlas_without_what_it_cannot_have(kind: str, tmp_path: Path) -> None:
+    texts = ["abab", "cdcdcd", "abcabc", "aa"]
+    tokenizer = Tokenizer.learn(TokensConfig("char", size=0), texts)
+    model = (language_model if kind == "decoder" else encoder_only)(len(tokenizer))
+    pad, bos, eos = tokenizer.marks.need("pad", "bos", "eos")
+
+    def batch(examples: list[dict[str, list[int]]]) -> Batch:
+        rows = [each["tokens"] for each in examples]
+        shift = 0 if kind == "encoder" else 1  # who sees everything says what is there, the other what comes next
+        read = [[*[bos] * shift, *row, *[eos] * (1 - shift)] for row in rows]
+        sides = {"tokens": read, "labels": [[*row, eos] for row in rows]}
+        tensors = {name: padded(some, pad, len(tokenizer)) for name, some in sides.items()}
+        return Batch(tensors, sum(map(len, read)))
+
+    study = Study(model, tokenizer, [{"tokens": tokenizer.encode(text)} for text in texts], batch)
+    how = How(True, True, 0.5, 1, [replace(GATES, steps=3)], lambda *_: None)
+    found = analysed(study, None, None, how)
+    assert [each["kind"] for each in found["heads"]] == [kind] * 4
+    assert found["tokens"] == sum(len(text) + 1 for text in texts)
+    assert "bleu" not in found
+    assert found["aer"] is None
+    everything = range(len(texts))
+    for each in found["heads"]:
+        assert not {"aligned", "aer"} & each["measures"].keys()
+        assert ("next" in each["measures"]) == (kind == "encoder")
+        assert {"entropy", "previous", "induction"} <= each["measures"].keys()
+        with edit(model, {each["name"]: {each["head"]: 0.0}}):
+            assert each["ablation"] == {"loss": pytest.approx(study.loss(everything) - found["loss"], abs=1e-3)}
+        example = each["example"]
+        assert example["row"] == ("predicts" if kind == "decoder" else "reads")
+        assert (example["columns"][0] == "<s>") == (kind == "decoder")
+        assert len(example["rows"]) == len(example["weights"])
+    pruning = found["pruning"]
+    assert [point["kept"] for point in pruning["importance"]] == [4, 2, 0]
+    assert pruning["random"][0].keys() == {"kept", "loss", "low", "high"}
+    assert pruning["random"][1]["low"] == pruning["random"][1]["loss"]
+    (gates,) = pruning["gates"]["points"]
+    assert "bleu" not in gates
+    assert "<title>The heads of toy</title>" in atlas_page({"model": "toy", **found})
 
 
 def test_the_verb_says_what_it_wrote(place: Path, tmp_path: Path) -> None:
@@ -315,7 +361,7 @@ def test_without_a_text_it_is_what_the_run_held_out(place: Path, tmp_path: Path)
     given = DataConfig(train=PairFiles("a", "b"), valid=PairFiles("a", "b"), test=PairFiles(**test))
     text = recipes.dump(Recipe(data=given, train=TrainConfig(steps=1)))
     (tmp_path / "model" / "recipe.yaml").write_text(text, "utf-8")
-    assert Study.of(tmp_path / "model", None, None, 5).texts == studied(place, 5).texts
+    assert Translations.of(tmp_path / "model", None, None, 5).texts == studied(place, 5).texts
 
 
 def test_a_model_without_a_recipe_needs_a_text(place: Path) -> None:

@@ -118,7 +118,7 @@ def test_the_atlas_may_choose(model: Path) -> None:
         ({}, "say which heads go, by heads, or how many stay, by keep"),
         ({"keep": 3}, "importance is measured on a text: give source and reference"),
         ({"keep": 3, "by": "atlas"}, r"has no heads\.json: make it with"),
-        ({"keep": 3, "by": "luck"}, "by = 'luck': choose one of importance, gates, atlas"),
+        ({"keep": 3, "by": "luck"}, "by = 'luck': choose importance, gates or atlas"),
         ({"keep": 3, "heads": {ENCODER: [0]}}, "give one of them"),
         ({"keep": 3, "source": True}, "source and reference belong together"),
         ({"keep": 13, "source": True, "reference": True}, "keep = 13: the model has 12 heads"),

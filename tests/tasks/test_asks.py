@@ -3,9 +3,8 @@
 import pytest
 
 from regard.decoding.protocol import SamplingConfig, SearchConfig
-from regard.recipes.recipe import DecodeConfig
 from regard.tasks import asks
-from regard.tasks.asks import Ask, Part, Settings, Translation, joined, one_sentence, windows
+from regard.tasks.asks import Ask, DecodeConfig, Part, Settings, Translation, joined, one_sentence, windows
 
 
 def test_settings_go_where_they_belong_and_none_is_left_out() -> None:

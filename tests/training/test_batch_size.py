@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.data.batching import Batch
+from regard.data.batching import Batch, collate
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.train import _longest
 from regard.training import batch_size
@@ -56,7 +56,9 @@ class Machine:
 def find(model: Transformer, world: World | None = None, length: int = LENGTH) -> int:
     config = TrainConfig(steps=1, batch_tokens=0)
     objective = NextToken(model, config.smoothing)
-    return largest_batch(objective, config, world or World(), length=length, probe=partial(_longest, V, length))
+    return largest_batch(
+        objective, config, world or World(), length=length, probe=partial(_longest, collate, V, 2, length)
+    )
 
 
 @pytest.mark.parametrize(("free", "expected"), [(10, 512), (1_500_000, 1024), (4_000_000, 2048), (10**7, 4096)])

@@ -20,7 +20,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -34,8 +33,6 @@ def same(a: Any, b: Any) -> bool:
         return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(x, y)
     if type(a) is not type(b):
         return False
-    if isinstance(a, np.ndarray):
-        return (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes()
     if isinstance(a, dict):
         return same([*a.keys()], [*b.keys()]) and same([*a.values()], [*b.values()])
     if isinstance(a, list | tuple):
@@ -60,7 +57,6 @@ leaves = st.one_of(
     st.floats(allow_nan=False) | st.just(float("nan")),
     st.text(st.characters(), max_size=5),  # lone surrogates too
     st.builds(noise, st.sampled_from([*CODES]), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 99)),
-    arrays(st.sampled_from(["f8", "f4", "f2", "i8", "u4", "u2", "i1", "?"]), st.sampled_from([(), (0,), (2, 3)])),
 )
 keys = st.text(max_size=3) | st.sampled_from(["dict", "tensor", "__metadata__", "a/b", "'"]) | st.integers(-3, 3)
 
@@ -81,7 +77,7 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.recursive(leaves, nested, max_leaves=12))
 @example([{0: torch.zeros(1), "0": torch.ones(1)}, {"a][b": torch.ones(2), "a": {"b": torch.zeros(2)}}])
 @example([0.1, -0.0, 5e-324, 1.7976931348623157e308, float("inf"), -float("inf"), 2 / 3, 2**127 + 1])
-@example([random.Random(0).getstate(), np.random.default_rng(0).bit_generator.state, np.ones((2, 3))[::-1].T])
+@example([random.Random(0).getstate(), np.random.default_rng(0).bit_generator.state])
 def test_any_state_comes_back(state: Any) -> None:
     with tempfile.TemporaryDirectory() as directory:
         write_state(Path(directory) / "state", state)
@@ -244,7 +240,7 @@ def test_without_a_checkpoint_there_is_none_and_without_a_good_one_an_error(tmp_
     with pytest.raises(CheckpointError, match=r"no checkpoint in .*trainer can be read: remove it to begin anew"):
         checkpoints.latest()
     assert len(warnings) == 2
-    with pytest.raises(ValueError, match="keep = 0: at least 1"):
+    with pytest.raises(ValueError, match="keep = 0: it must be at least 1"):
         Checkpoints(tmp_path, keep=0)
 
 

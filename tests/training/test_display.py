@@ -8,7 +8,7 @@ from rich.console import Console
 
 from regard.training.display import LINES, WINDOW, Display, fetching
 from regard.training.loop import Report
-from regard.training.run import UNKNOWN, Event, Finished, Note, Saved, Validation
+from regard.training.run import UNKNOWN, Event, Finished, Note, Sample, Saved, Validation
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -102,7 +102,7 @@ def test_a_length_that_becomes_known_is_shown_from_then_on(terminal: Console) ->
 
 
 def test_a_validation_shows_its_measures_and_one_sample(plain: Console) -> None:
-    samples = [("un gato", "a cat", "a cat"), ("un perro", "a dog", "a dog")]
+    samples = [Sample("un gato", "a cat", "a cat"), Sample("un perro", "a dog", "a dog")]
     better = Validation(10, 31.418, {"bleu": 31.418, "loss": 1.5}, samples, best=True)
     worse = Validation(20, 30.0, {"bleu": 30.0}, [])
     assert show(plain, better, worse).splitlines() == [
@@ -113,14 +113,16 @@ def test_a_validation_shows_its_measures_and_one_sample(plain: Console) -> None:
 
 
 def test_lines_stand_above_the_live_line_and_stay(terminal: Console) -> None:
-    out = show(terminal, report(1), Validation(1, 1.0, {"bleu": 1.0}, [("eins", "one", "one")]), Note("look here"))
+    out = show(
+        terminal, report(1), Validation(1, 1.0, {"bleu": 1.0}, [Sample("eins", "one", "one")]), Note("look here")
+    )
     assert "“eins” → “one”" in out
     assert "\r  note     look here\n" in out
 
 
 @pytest.mark.parametrize("text", ["[bold]", "[/x]", "[red]a[/red]", ":smile:", "a\\[b]", "3 [d"])
 def test_text_is_shown_as_it_was_written(console: Console, text: str) -> None:
-    out = show(console, Validation(1, 1.0, {"bleu": 1.0}, [(f"s {text}", f"t {text}", "")]), Note(f"n {text}"))
+    out = show(console, Validation(1, 1.0, {"bleu": 1.0}, [Sample(f"s {text}", f"t {text}", "")]), Note(f"n {text}"))
     assert f"“s {text}” → “t {text}”" in out
     assert f"n {text}\n" in out
 
@@ -128,7 +130,7 @@ def test_text_is_shown_as_it_was_written(console: Console, text: str) -> None:
 def test_a_long_line_is_not_broken(plain: Console) -> None:
     long = " ".join(["word"] * 60)
     sample = f"“{long}” → “{long}”"
-    out = show(plain, Note(long), Validation(1, 1.0, {"bleu": 1.0}, [(long, long, "")]))
+    out = show(plain, Note(long), Validation(1, 1.0, {"bleu": 1.0}, [Sample(long, long, "")]))
     assert out.splitlines() == [f"  note     {long}", "  valid    bleu 1.00 ▽", f"           {sample}"]
 
 

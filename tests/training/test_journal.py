@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from regard.training.journal import EVERY, Journal
 from regard.training.loop import Report
-from regard.training.run import Event, Finished, Note, Saved, Validation
+from regard.training.run import Event, Finished, Note, Sample, Saved, Validation
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
-VALID = Validation(12, 31.4, {"bleu": 31.4, "loss": 1.5}, [("¿Dónde?", "Where?", "Where is it?")], best=True)
+VALID = Validation(12, 31.4, {"bleu": 31.4, "loss": 1.5}, [Sample("¿Dónde?", "Where?", "Where is it?")], best=True)
 
 
 def test_reports_are_averaged_over_the_labels_between_lines(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core import losses
 from regard.data.batching import collate
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.training import validation
 from regard.training.validation import Foretold, foretell
 
 V = 30
@@ -70,7 +70,7 @@ def test_blocks_of_logits_change_nothing(
 ) -> None:
     reference, calls = by_hand(model, pairs), []
     watch = model.output.register_forward_hook(lambda module, inputs, logits: calls.append(logits.numel()))
-    monkeypatch.setattr(validation, "BLOCK", block)
+    monkeypatch.setattr(losses, "BLOCK", block)
     seen = foretell(model, pairs)
     watch.remove()
     check(seen, reference)

@@ -229,7 +229,7 @@ export function mount(root, store, { api, t, fail }) {
     };
     const options = { named: (head) => `${label(head)} · ${roleText(t, head.role)}`, pair, choose: go, chosen };
     const ways = Object.fromEntries(["importance", "random", "gates"].map((way) => [way, t(`atlas.by.${way}`)]));
-    const titles = { x: t("atlas.kept"), y: "BLEU", ...ways };
+    const titles = { x: t("atlas.kept"), y: atlas.bleu === undefined ? t("atlas.nats") : "BLEU", ...ways };
     const charts = [
       ["likeness", {}, likeness(heads, atlas.redundant ?? [], options)],
       ...(pruning

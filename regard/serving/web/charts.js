@@ -80,11 +80,14 @@ export const likeness = (heads, pairs, { named, pair, choose, chosen }) => {
   return chart(width, height, "", ...links, ...marks); // the table has the nearest of each head
 };
 
-/** BLEU over heads kept: by importance, at random with its spread, by gates. `titles` has a text for each, and x, y. */
+/** The score of a point: BLEU, or the loss of a model that does not translate. */
+export const scored = ({ bleu, loss }) => bleu ?? loss;
+
+/** Scores over heads kept: by importance, at random with its spread, by gates. `titles` has a text for each, and x, y. */
 export const curves = ({ importance, random, gates }, titles) => {
   const [width, height, left, bottom, top, right] = [340, 262, 36, 38, 18, 10];
   const everything = [...importance, ...random];
-  const values = everything.flatMap(({ bleu, low, high }) => [bleu, low, high]).filter(Number.isFinite);
+  const values = everything.flatMap((point) => [scored(point), point.low, point.high]).filter(Number.isFinite);
   const kept = everything.map((point) => point.kept);
   const x = along([0, ...kept], left, width - right);
   const y = along([0, ...values], height - bottom, top);
@@ -105,28 +108,28 @@ export const curves = ({ importance, random, gates }, titles) => {
     const at = points[Math.floor(points.length / 2)];
     if (!at) return [];
     const place = name === "random" ? { dx: 12, dy: 16 } : { dx: -10, dy: -6, "text-anchor": "end" };
-    return [axis(text, { class: `axis name ${name}`, x: x(at.kept), y: y(at.bleu), ...place })];
+    return [axis(text, { class: `axis name ${name}`, x: x(at.kept), y: y(scored(at)), ...place })];
   };
   const gated = (gates ?? []).map((point) => {
-    const node = vector("circle", { class: "gate", cx: x(point.kept), cy: y(point.bleu), r: 4 });
-    node.append(vector("title", {}, `${titles.gates}: ${point.kept}, ${point.bleu.toFixed(1)}`));
+    const node = vector("circle", { class: "gate", cx: x(point.kept), cy: y(scored(point)), r: 4 });
+    node.append(vector("title", {}, `${titles.gates}: ${point.kept}, ${scored(point).toFixed(1)}`));
     return node;
   });
-  const gateNamed = (gates ?? []).slice(0, 1).map(({ kept: at, bleu }) => {
+  const gateNamed = (gates ?? []).slice(0, 1).map((point) => {
     const beside = { dx: -8, dy: 4, "text-anchor": "end" };
-    return axis(titles.gates, { class: "axis name gates", x: x(at), y: y(bleu), ...beside });
+    return axis(titles.gates, { class: "axis name gates", x: x(point.kept), y: y(scored(point)), ...beside });
   });
   const spoken = Object.entries({ importance, random, gates: gates ?? [] })
     .filter(([, points]) => points.length)
-    .map(([way, points]) => `${titles[way]}: ${points.map((at) => `${at.kept} → ${at.bleu.toFixed(1)}`).join(", ")}`);
+    .map(([way, points]) => `${titles[way]}: ${points.map((at) => `${at.kept} → ${scored(at).toFixed(1)}`).join(", ")}`);
   return chart(
     width, height, `${titles.x} → ${titles.y}. ${spoken.join(". ")}.`,
     ...up, ...across,
     axis(titles.x, { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }),
     axis(titles.y, { x: left - 8, y: 11, "text-anchor": "end" }),
     ...(spread.length ? [vector("path", { class: "spread", d: band })] : []),
-    vector("path", { class: "curve random", d: line(random, ({ bleu }) => bleu) }),
-    vector("path", { class: "curve importance", d: line(importance, ({ bleu }) => bleu) }),
+    vector("path", { class: "curve random", d: line(random, scored) }),
+    vector("path", { class: "curve importance", d: line(importance, scored) }),
     ...named(random, "random", titles.random), ...named(importance, "importance", titles.importance), ...gated, ...gateNamed,
   );
 };

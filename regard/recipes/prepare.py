@@ -1,0 +1,143 @@
+"""From the text that a recipe names to token arrays: read, split, learnt from and encoded once, kept by content."""
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from regard.data.arrays import Table
+from regard.data.corpora import letters, split_of
+from regard.data.text import Skipped
+from regard.data.tokenizers import Tokenizer
+from regard.files import cache_folder, sweep, write_whole
+from regard.recipes.recipe import Recipe
+from regard.tasks.task import Task
+
+FORMAT = 2  # of prepared data
+LINES = 20_000  # by which it is told what the rows of a text are like
+SAMPLE = 1_000_000  # rows that sub-words are learnt from, at most: a learner holds every word that it meets
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe's data, ready to learn from."""
+
+    tokenizer: Tokenizer
+    train: Table
+    valid: list[Any]  # rows
+    test: list[Any]
+    remarks: list[str]  # what was left out, and what should not be in
+    habits: dict[str, Any]  # settings that follow from what the text is like
+    identity: str  # the same for the same data
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The files of each split; where `modulus` is set, rows of train are held out for those that have none."""
+
+    task: Task
+    files: dict[str, Any]
+    modulus: int | None = None
+
+    def rows(self, split: str, skipped: Skipped | None = None) -> Iterator[Any]:
+        """The rows of a split, in the order of their file."""
+        if split in self.files and (self.modulus is None or split != "train"):
+            return self.task.read(self.files[split], skipped)
+        held_out = [name for name in ("valid", "test") if name not in self.files]
+        rows = self.task.read(self.files["train"], skipped)
+        assert self.modulus is not None
+        return (row for row in rows if split_of(self.task.key(row), self.modulus, held_out) == split)
+
+
+def find_splits(recipe: Recipe) -> Splits:
+    """Where a recipe's text is, split by split; a corpus that is known by name is fetched if need be."""
+    task, data = recipe.purpose(), recipe.data
+    files = task.files(data)
+    if "valid" in files and "test" in files:
+        return Splits(task, files)
+    count = sum(1 for _ in task.read(files["train"]))
+    if count < 20:
+        raise ValueError(f"{count} training {task.rows} are too few to hold any out: give data.valid and data.test")
+    return Splits(task, files, modulus=max(20, count // data.hold_out))  # at most a twentieth each
+
+
+def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
+    """Read the text, learn the sub-words and write token arrays, once: `folder` is a cache by content."""
+    splits = find_splits(recipe)
+    if folder is None:
+        sums = {split: splits.task.fingerprint(files) for split, files in splits.files.items()}
+        tokens = {**asdict(recipe.tokens), "dropout": 0.0}  # which acts in training only
+        what = json.dumps([FORMAT, sums, tokens, *splits.task.prepared_by(recipe.data, splits.modulus)])
+        folder = cache_folder() / "prepared" / hashlib.sha256(what.encode()).hexdigest()[:24]
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        sweep(folder.parent, ".preparing-*")
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".preparing-") as partial:
+            _build(recipe, splits, Path(partial) / "prepared")
+            try:
+                os.rename(Path(partial) / "prepared", folder)
+            except OSError:
+                if not folder.exists():  # else another process was first, with the same
+                    raise
+    tokenizer, table = Tokenizer.load(folder / "tokenizer.json"), Table.open(folder / "train")
+    remarks = json.loads((folder / "remarks.json").read_text("utf-8"))
+    held_out = {}
+    for split in ("valid", "test"):
+        skipped = Skipped()
+        held_out[split] = list(splits.rows(split, skipped))
+        if not held_out[split]:
+            raise ValueError(f"there is nothing to keep from training as data.{split}: give files for it")
+        if split in splits.files and skipped.report():
+            remarks.append(f"{split}: {skipped.report()}")
+    known = json.loads((folder / "habits.json").read_text("utf-8"))
+    if isinstance(known, list):  # of an older regard
+        known = dict(zip(("split", "stops"), known, strict=True))
+    return Prepared(tokenizer, table, **held_out, remarks=remarks, habits=known, identity=folder.name)
+
+
+def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
+    folder.mkdir()
+    task, skipped, limit = splits.task, Skipped(), recipe.data.limit
+    count = sum(1 for _ in islice(splits.rows("train", skipped), limit))
+    every = 1 if recipe.tokens.kind in ("char", "none") else max(1, math.ceil(count / SAMPLE))
+    sample = islice(splits.rows("train"), 0, limit, every)
+    tokenizer = Tokenizer.learn(recipe.tokens, (text for row in sample for text in task.texts(row)))
+    given = [split for split in ("valid", "test") if split in splits.files]
+    hidden = {letters(task.key(row)) for split in given for row in splits.rows(split)}
+    long = leaks = 0
+
+    def examples() -> Iterator[Any]:
+        nonlocal long, leaks
+        rows = islice(splits.rows("train"), limit)
+        while some := list(islice(rows, 10_000)):
+            leaks += sum(letters(task.key(row)) in hidden for row in some) if hidden else 0
+            for example in task.examples(some, tokenizer):
+                if example is None:
+                    long += 1
+                else:
+                    yield example
+
+    table = Table.build(folder / "train", examples(), task.columns(len(tokenizer)))
+    if not len(table):
+        raise ValueError(f"no training {task.row} is left: all {long:,} have a side over data.max_length sub-words")
+    remarks = [skipped.report()] if skipped.report() else []
+    if long:
+        remarks.append(
+            f"skipped {_many(long, task)} with a side over {recipe.data.max_length} sub-words (data.max_length)"
+        )
+    if leaks:
+        remarks.append(f"the source of {_many(leaks, task)} is in valid or test, too: take them out for honest scores")
+    tokenizer.save(folder / "tokenizer.json")
+    write_whole(folder / "remarks.json", json.dumps(remarks))
+    some = islice(splits.rows("train"), 0, limit, max(1, math.ceil(count / LINES)))
+    write_whole(folder / "habits.json", json.dumps(task.habits(some)))
+
+
+def _many(rows: int, task: Task) -> str:
+    return f"{rows:,} {task.row if rows == 1 else task.rows}"

@@ -1,0 +1,153 @@
+"""What a model is for: from text to what it learns from, and from a model to answers and figures.
+
+A task is one file. It knows no model: one is an argument. What it is made of are the sections of a recipe that are its
+own, and what it leaves in a model's config.json is all that is needed to use the model.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple
+
+from torch import nn
+
+from regard.checks import choose
+from regard.data.arrays import Column, Table
+from regard.data.text import Skipped
+from regard.data.tokenizers import Tokenizer
+from regard.training.objectives import Objective
+from regard.training.run import Sample
+from regard.training.stream import Collate, Corpus
+
+TASKS = {"translate": "regard.tasks.translate"}
+FIRST = "translate"  # what a recipe is for that does not say
+
+
+class Measured(NamedTuple):
+    """How good a model is; `score` is what is to be as large as possible."""
+
+    score: float
+    measures: dict[str, float]
+    samples: list[Sample]
+
+
+class Sections(NamedTuple):
+    """The sections of a recipe that belong to its task, each a frozen dataclass."""
+
+    task: type[Any]  # `name`, and what is particular to it
+    data: type[Any]  # where examples come from
+    decode: type[Any]  # how a model is used
+    evaluate: type[Any]  # how it is judged
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A frozen dataclass: its fields are what config.json keeps of it.
+
+    A row is an example as it stands in a file: a pair of texts, a document.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[str]  # what a model for it is called: a translation model
+    sections: ClassVar[Sections]
+    row: ClassVar[str]  # what an example is called: pair
+    rows: ClassVar[str]  # and several
+    shares: ClassVar[str] = ""  # who has the sub-words in common
+
+    @classmethod
+    @abstractmethod
+    def of(cls, recipe: Any) -> "Task":
+        """The task of a recipe."""
+
+    @classmethod
+    @abstractmethod
+    def files(cls, data: Any, progress: Any = None) -> dict[str, Any]:
+        """The files of each split that a recipe's data names; a corpus is fetched if need be."""
+
+    @classmethod
+    @abstractmethod
+    def fingerprint(cls, files: Any) -> str:
+        """The same for the same files."""
+
+    @abstractmethod
+    def prepared_by(self, data: Any, modulus: int | None) -> list[Any]:
+        """All that token arrays hang on, beside the files and the sub-words."""
+
+    @abstractmethod
+    def read(self, files: Any, skipped: Skipped | None = None) -> Iterator[Any]:
+        """The rows in some files, in order."""
+
+    @abstractmethod
+    def key(self, row: Any) -> str:
+        """The text by which a row is held out, and known again elsewhere."""
+
+    @abstractmethod
+    def texts(self, row: Any) -> Iterable[str]:
+        """What sub-words are learnt from."""
+
+    @abstractmethod
+    def columns(self, vocabulary: int) -> Mapping[str, Column]:
+        """What an example is made of."""
+
+    @abstractmethod
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Sequence[Any] | None]:
+        """The values of each column for each row; None for a row that is too long."""
+
+    @abstractmethod
+    def length(self, recipe: Any) -> int:
+        """Tokens that a row of a batch has, at most."""
+
+    @abstractmethod
+    def corpus(self, table: Table) -> Corpus:
+        """What is drawn from in training."""
+
+    @abstractmethod
+    def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
+        """What makes a batch of examples, with so much BPE-dropout."""
+
+    @abstractmethod
+    def objective(self, model: nn.Module, smoothing: float, tokenizer: Tokenizer) -> Objective:
+        """What training minimises."""
+
+    @abstractmethod
+    def measure(self, predictor: Any, held_out: Sequence[Any], recipe: Any) -> Measured:
+        """How good a model is by now, quickly: `predictor` is what `open` made of it."""
+
+    @abstractmethod
+    def judge(self, predictor: Any, held_out: Sequence[Any], recipe: Any) -> tuple[dict[str, Any], list[Sample]]:
+        """Every figure at the end, each {"score", ...} by its name, and what is to be shown."""
+
+    @abstractmethod
+    def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: Any, **how: Any) -> Any:
+        """What a person holds: a predictor. `use` is of the section `decode`."""
+
+    def check(self, recipe: Any) -> None:  # noqa: B027  most have nothing to say
+        """Refuse a recipe whose sections contradict each other."""
+
+    def habits(self, rows: Iterable[Any]) -> dict[str, Any]:
+        """Settings of `decode` that follow from what the text is like."""
+        return {}
+
+    def rehearse(self) -> None:  # noqa: B027
+        """Refuse what would otherwise show at the end of a run."""
+
+    def counted(self, train: Table, valid: Sequence[Any], test: Sequence[Any]) -> str:
+        """How much there is to learn from."""
+        return f"{len(train):,} {self.rows} · held out {len(valid):,} + {len(test):,}"
+
+    def title(self, recipe: Any) -> str:
+        """What it is about, in a few words."""
+        return self.name
+
+    def noted(self) -> dict[str, Any]:
+        """What config.json says of it."""
+        return {"name": self.name, **asdict(self)}
+
+
+@cache
+def task(name: str) -> type[Task]:
+    """A task by its name; its file is imported when it is asked for."""
+    found: type[Task] = import_module(choose("task", name, TASKS)).TASK
+    return found
