@@ -215,11 +215,12 @@ def info(
     if located(preset).is_dir():
         if changes:
             raise ValueError(f"{preset} is a trained model: {changes[0]} cannot be changed in it")
+        found = storage.shape(located(preset))
         config = storage.config(located(preset))
     else:
-        config = configure(preset, changes or (), vocabulary=vocabulary)
-    parts = breakdown(config, 1, source, target)
-    memory = footprint(config, 1, source, target)
+        config = found = configure(preset, changes or (), vocabulary=vocabulary)
+    parts = breakdown(found, 1, source, target)
+    memory = footprint(found, 1, source, target)
     runs = PAPER_RUNS if any(config == run.config for run in PAPER_RUNS.values()) else {}
     if as_json:
         account = {
@@ -309,7 +310,7 @@ def quantize(
     precision: Annotated[str, typer.Option(help="int8, bf16 or fp32")] = "int8",
 ) -> None:
     """Write a model in smaller numbers: a quarter of the size in int8."""
-    from regard.adaptation.quantise import quantize_directory
+    from regard.convert.precision import quantize_directory
 
     with telling("quantizing"):
         sizes = quantize_directory(model, out, precision)
