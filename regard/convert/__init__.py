@@ -3,18 +3,17 @@
 Begin with `tables`: the classes of Hugging Face's that are members of our families.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from regard.checks import choose
 from regard.convert import ctranslate2, foreign, onnx
 from regard.convert.source import TOKENIZER, Source
-from regard.files import new_directory, write_whole
+from regard.core.generation import DecoderOnly
+from regard.files import new_directory
 from regard.models import storage
 
 FORMATS = {"ctranslate2": ctranslate2.write, "hf": foreign.write, "onnx": onnx.write}
-KEPT = ("beam",)  # what decode.json can hold of a search
 
 
 def export(model_dir: str | Path, out_dir: str | Path, to: str, *, quantization: str | None = None) -> None:
@@ -33,17 +32,15 @@ def export(model_dir: str | Path, out_dir: str | Path, to: str, *, quantization:
 def import_(hf_dir: str | Path, out_dir: str | Path) -> list[str]:
     """Write a model of Hugging Face's, of a class in `tables`, as a model directory of regard's.
 
-    Of how it generates, decode.json keeps what it can hold; the rest is returned in words.
+    How it generates is how it is used from then on; what of that no setting says is returned in words.
     """
     model, tokenizer = foreign.read(Path(hf_dir))
     search, left = generation(foreign.about_model(Path(hf_dir)))
-    decode = {name: value for name, value in search.items() if name in KEPT}
+    name = "generate" if isinstance(model, DecoderOnly) else "translate"
     with new_directory(out_dir) as directory:
-        storage.save(model, directory)
+        storage.save(model, directory, storage.Purpose({"name": name}, search))
         tokenizer.save(directory / TOKENIZER)
-        if decode:
-            write_whole(directory / "decode.json", json.dumps(decode) + "\n")
-    return [*(f"--{name} {value}" for name, value in search.items() if name not in KEPT), *left]
+    return left
 
 
 SEARCH = {  # theirs, unless neutral -> ours
