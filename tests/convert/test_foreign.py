@@ -183,7 +183,9 @@ def test_what_an_older_regard_has_noted_of_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "out" / "decode.json").write_text('{"beam": 6}')
     assert regard.load(tmp_path / "out").decode.beam == 6
     (tmp_path / "out" / "decode.json").write_text('{"beem": 6}')
-    with pytest.raises(ValueError, match=r"decode.json: .*beem.*: mend or remove it"):
+    with pytest.raises(
+        ValueError, match=r"decode.json: there is no setting .beem.: did you mean .beam.*: mend or remove"
+    ):
         regard.load(tmp_path / "out")
 
 
