@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from regard.checks import at_least
+from regard.checks import at_least, hint
 from regard.core.quantised import is_quantised, quantise
 from regard.data.lexicon import Shortlist
 from regard.data.tokenizers import Tokenizer
@@ -120,6 +121,10 @@ def _of(kind: type[Any], path: Path) -> Any:
 
 
 def _made(kind: type[Any], settings: Any, place: str) -> Any:
+    known = [field.name for field in fields(kind)]
+    for name in settings if isinstance(settings, dict) else ():
+        if name not in known:
+            raise ValueError(f"{place}: there is no setting {name!r}: {hint(name, known)}")
     try:
         return TypeAdapter(kind).validate_json(json.dumps(settings), strict=True)
     except ValidationError as error:

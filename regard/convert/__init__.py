@@ -3,18 +3,17 @@
 Begin with `tables`: the classes of Hugging Face's that are members of our families.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from regard.checks import choose
 from regard.convert import ctranslate2, foreign, onnx
 from regard.convert.source import TOKENIZER, Source
-from regard.files import new_directory, write_whole
+from regard.convert.tables import TABLES
+from regard.files import new_directory
 from regard.models import storage
 
 FORMATS = {"ctranslate2": ctranslate2.write, "hf": foreign.write, "onnx": onnx.write}
-KEPT = ("beam",)  # what decode.json can hold of a search
 
 
 def export(model_dir: str | Path, out_dir: str | Path, to: str, *, quantization: str | None = None) -> None:
@@ -33,17 +32,15 @@ def export(model_dir: str | Path, out_dir: str | Path, to: str, *, quantization:
 def import_(hf_dir: str | Path, out_dir: str | Path) -> list[str]:
     """Write a model of Hugging Face's, of a class in `tables`, as a model directory of regard's.
 
-    Of how it generates, decode.json keeps what it can hold; the rest is returned in words.
+    How it generates goes along; what regard cannot say of it is returned in words.
     """
     model, tokenizer = foreign.read(Path(hf_dir))
-    search, left = generation(foreign.about_model(Path(hf_dir)))
-    decode = {name: value for name, value in search.items() if name in KEPT}
+    about = foreign.about_model(Path(hf_dir))
+    use, left = generation(about)
     with new_directory(out_dir) as directory:
-        storage.save(model, directory)
+        storage.save(model, directory, storage.Purpose({"name": TABLES[about["model_type"]].task}, use))
         tokenizer.save(directory / TOKENIZER)
-        if decode:
-            write_whole(directory / "decode.json", json.dumps(decode) + "\n")
-    return [*(f"--{name} {value}" for name, value in search.items() if name not in KEPT), *left]
+    return left
 
 
 SEARCH = {  # theirs, unless neutral -> ours
@@ -51,26 +48,30 @@ SEARCH = {  # theirs, unless neutral -> ours
     "min_length": ("shortest", 0),
     "repetition_penalty": ("repetition", 1.0),
     "num_beam_groups": ("groups", 1),
+    "diversity_penalty": ("diversity", 0.0),
 }
+SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}  # their defaults
 
 
 def generation(about: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """How a model generates, as settings of a search, and in words what none of them says.
 
-    >>> generation({"num_beams": 6, "length_penalty": 0.8, "no_repeat_ngram_size": 3, "do_sample": True})
-    ({'beam': 6, 'penalty': 'mean', 'alpha': 0.8, 'block': 3}, ['do_sample (--sample 1)'])
+    >>> generation({"num_beams": 6, "length_penalty": 0.8, "no_repeat_ngram_size": 3, "bad_words_ids": [[7], [8, 9]]})
+    ({'beam': 6, 'penalty': 'mean', 'alpha': 0.8, 'block': 3}, ['bad_words_ids of several tokens: 1 (--forbid)'])
+    >>> generation({"do_sample": True, "top_p": 0.9})[0]
+    {'sampling': {'temperature': 1.0, 'top_k': 50, 'top_p': 0.9, 'min_p': None}}
     """
     beams = about.get("num_beams", 1)
     if not isinstance(beams, int) or beams < 1:
         raise ValueError(f"num_beams = {beams!r} is not a number of hypotheses: mend it in {foreign.GENERATION}")
     search: dict[str, Any] = {}
-    if beams > 1:
+    if about.get("do_sample"):
+        search["sampling"] = {name: about.get(name, default) for name, default in SAMPLING.items()}
+    elif beams > 1:
         search = {"beam": beams, "penalty": "mean", "alpha": about.get("length_penalty", 1.0)}
-        search |= {"patience": 1} if about.get("early_stopping") is True else {}
-    for theirs, (ours, neutral) in SEARCH.items():
-        if (value := about.get(theirs)) not in (None, neutral):
-            search[ours] = value
-    left = ["do_sample (--sample 1)"] if about.get("do_sample") else []
-    if several := sum(len(words) > 1 for words in about.get("bad_words_ids") or []):
-        left.append(f"bad_words_ids of several tokens: {several} (--forbid)")
-    return search, left
+        search |= {"patience": 1.0} if about.get("early_stopping") is True else {}
+    search |= {
+        ours: about[theirs] for theirs, (ours, neutral) in SEARCH.items() if about.get(theirs) not in (None, neutral)
+    }
+    several = sum(len(words) > 1 for words in about.get("bad_words_ids") or [])
+    return search, [f"bad_words_ids of several tokens: {several} (--forbid)"] if several else []

@@ -34,6 +34,7 @@ class Foreign:
     constant: Mapping[str, Any] = field(default_factory=dict)  # of their settings, what ours always are
     permuted: str = ""  # sinusoid: in their residual stream sines come first, then cosines; ours alternate
     ends: bool = True  # an end stands after every text
+    task: str = "translate"  # what it is for
 
 
 ACTIVATIONS = [("relu", "relu"), ("gelu", "gelu"), ("silu", "silu"), ("swish", "silu")]
@@ -179,6 +180,7 @@ decoder.norm.*                                              transformer.ln_f.*
 output.weight                                               lm_head.weight|transformer.wte.weight
 """,
     ends=False,
+    task="generate",
 )
 LLAMA = Foreign(
     "llama",
@@ -222,6 +224,7 @@ decoder.norm.weight                                              model.norm.weig
 output.weight                                                    lm_head.weight|model.embed_tokens.weight
 """,
     ends=False,
+    task="generate",
 )
 
 TABLES = {table.name: table for table in (MARIAN, PEGASUS, BART, MBART, GPT2, LLAMA)}
