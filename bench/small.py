@@ -21,8 +21,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from regard.adaptation.quantise import quantize_directory
 from regard.api import Translator, load
+from regard.convert.precision import quantize_directory
 from regard.evaluation.translation import bleu
 from regard.recipes import reading as recipes
 from regard.recipes.prepare import find_splits

@@ -19,7 +19,8 @@ from regard.recipes import reading
 from regard.shipped import located
 from regard.shipped import shipped as shipped  # regard.api.shipped() is part of this door
 from regard.tasks.asks import DecodeConfig
-from regard.tasks.task import Task, task
+from regard.tasks.task import Task
+from regard.tasks.task import task as task_named
 from regard.tasks.translate import Translate
 from regard.tasks.translator import Translator as Translator
 
@@ -38,6 +39,7 @@ def load(
     shortlist: bool = False,
     rescore: str | Path | None = None,
     weight: float = 1.0,
+    task: str | None = None,
 ) -> Any:
     """The model in a directory that `regard train` has written; several directories make an ensemble.
 
@@ -45,7 +47,8 @@ def load(
     `engine` is native (compiled C, on the CPU), torch, or the first of them that there is; `workers` are threads.
     `precision` is that of the weights as they are on the disk, or fp32, bf16 (which native reads as fp32), int8.
     `shortlist` restricts the output to tokens that go with the source, as `regard shortlist` has learned it. `rescore`
-    is another model, by whose word, of this `weight`, outputs are ranked as well.
+    is another model, by whose word, of this `weight`, outputs are ranked as well. Where a `task` is named, a model for
+    another one is refused.
     """
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision = {precision!r}: choose one of {', '.join(PRECISIONS)}")
@@ -71,6 +74,10 @@ def load(
     if len({(each.task.name, getattr(each.task, "order", "")) for each in all_told}) > 1:
         raise ValueError(
             "these models have different tasks or write in different orders: an ensemble has one order and one task"
+        )
+    if task not in (None, first.name):
+        raise ValueError(
+            f"{places[0]} cannot {task}: it is a model to {first.name}, so `regard {first.name}` is its verb"
         )
     listed = Shortlist.load(places[0]) if shortlist else None
     if listed is not None and len(listed.offsets) - 1 != len(tokenizers[0]):
@@ -103,7 +110,7 @@ def told(directory: Path) -> Told:
         return Told(Translate(), _of(DecodeConfig, directory / "decode.json"))
     path, (own, use) = directory / storage.CONFIG, purpose
     try:
-        kind = task(own["name"])
+        kind = task_named(own["name"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     facts = {key: value for key, value in own.items() if key != "name"}

@@ -19,13 +19,13 @@ ROOMS: dict[str, set[str]] = {
     "core": {"checks"},
     "data": LEAVES,
     "evaluation": LEAVES,
-    "models": LEAVES | {"core"},
+    "models": LEAVES | {"core", "adaptation"},  # of which the last is for the storage alone
     "decoding": LEAVES | {"core"},
     "inspection": LEAVES | {"core"},
     "native": LEAVES | {"core", "decoding"},
-    "adaptation": LEAVES | {"core", "inspection", "models"},  # of models the storage: it finds its way by type
+    "adaptation": LEAVES | {"core", "inspection"},  # it finds its way by type, never by a model's name
     "training": LEAVES | {"core", "data", "native"},  # never models: a model is an argument
-    "convert": LEAVES | {"core", "data", "decoding", "models"},
+    "convert": LEAVES | {"core", "adaptation", "data", "decoding", "models"},
 }
 BELOW = set(ROOMS)
 ROOMS |= {
@@ -73,6 +73,8 @@ def allowed(here: tuple[str, ...], there: tuple[str, ...]) -> bool:
         return to_room in FRONT
     if there == ("regard",):
         return room == "cli"  # which shows its version and what it says of itself
+    if room == "models" and to_room == "adaptation":
+        return member == "storage"
     if room == to_room == "models":
         return (
             member in ABOUT_MODELS or to_member == member or to_member in SHARED | MODELS_OF_MODELS.get(member, set())

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import regard
 from regard import cli
-from regard.adaptation.pruning import prune
+from regard.adaptation.prune import prune
 from regard.data.dates import date_pairs
 from regard.data.vocabulary import EOS
 from regard.models import storage
@@ -205,7 +205,7 @@ def test_what_a_family_cannot_do_is_one_clear_line(folder: Path, tmp_path: Path,
         )
         assert "cannot express score = 'additive', only 'dot'" in fail("export", additive, tmp_path / "x", "--to", to)
     texts = ["--source", folder / "test.src", "--reference", folder / "test.tgt"]
-    assert "the heads of a Recurrent model cannot be pruned" in fail(
+    assert "decoder.cross_attention cannot lose a head: full attention by general score" in fail(
         "prune", lstm, tmp_path / "y", "--keep", "1", *texts
     )
     assert "there is nothing to see" in fail("inspect", bytenet, TEXT, "-o", tmp_path / "z.html")
@@ -222,7 +222,11 @@ def test_what_a_family_cannot_do_is_one_clear_line(folder: Path, tmp_path: Path,
 def test_the_explorer_shows_what_there_is(folder: Path) -> None:
     lstm, bytenet = (Live(regard.load(learn(folder, name))) for name in ("lstm", "bytenet"))
     (only,) = lstm.about()["attentions"]
-    assert only == {"name": "decoder.cross_attention", "kind": "cross", "layer": 0, "heads": 1, "dots": False}
+    sides = {name: {"input": each, "late": False} for name, each in (("queries", "target"), ("keys", "source"))}
+    assert only == {
+        "name": "decoder.cross_attention", "kind": "cross", **sides, "causal": False, "role": "predicted",
+        "layer": 0, "heads": 1, "dots": False,
+    }  # fmt: skip
     look = lstm.look(*([*lstm.tokenizer.encode(text), EOS] for text in (TEXT, "1987-03-05")), {})
     ((name, heads, weights),) = looks.maps(lstm, look, "weights", [("decoder.cross_attention", None)])
     assert (name, heads) == ("decoder.cross_attention", [0])

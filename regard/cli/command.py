@@ -22,7 +22,7 @@ from rich.text import Text
 import regard
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.telling import telling
-from regard.cli.use import score, translate
+from regard.cli.use import generate, score, translate
 
 if TYPE_CHECKING:
     from regard.models.costs import Footprint, PaperRun, Part
@@ -57,6 +57,12 @@ TRANSLATE = """For example:
 
 An argument that is no directory and no file is the text, unless it looks like the name of a file: without a space, but
 with a slash or a suffix.
+"""
+GENERATE = """For example:
+
+  regard generate runs/shakespeare "ROMEO:" --limit 300 --seed 1
+
+  regard generate runs/shakespeare --file prompts.txt --json -o written.jsonl
 """
 WIDE = 1_000  # characters
 # What PyTorch says of memory, on an accelerator, on a CPU, and where none could have as much.
@@ -115,6 +121,7 @@ def _regard(
 
 
 app.command(rich_help_panel=USE, epilog=TRANSLATE)(translate)
+app.command(rich_help_panel=USE, epilog=GENERATE)(generate)
 for verb, panel in ((score, USE), (serve, USE), (explore, SEE), (inspect, SEE), (heads, SEE)):
     app.command(rich_help_panel=panel)(verb)
 
@@ -208,11 +215,12 @@ def info(
     if located(preset).is_dir():
         if changes:
             raise ValueError(f"{preset} is a trained model: {changes[0]} cannot be changed in it")
+        found = storage.shape(located(preset))
         config = storage.config(located(preset))
     else:
-        config = configure(preset, changes or (), vocabulary=vocabulary)
-    parts = breakdown(config, 1, source, target)
-    memory = footprint(config, 1, source, target)
+        config = found = configure(preset, changes or (), vocabulary=vocabulary)
+    parts = breakdown(found, 1, source, target)
+    memory = footprint(found, 1, source, target)
     runs = PAPER_RUNS if any(config == run.config for run in PAPER_RUNS.values()) else {}
     if as_json:
         account = {
@@ -302,7 +310,7 @@ def quantize(
     precision: Annotated[str, typer.Option(help="int8, bf16 or fp32")] = "int8",
 ) -> None:
     """Write a model in smaller numbers: a quarter of the size in int8."""
-    from regard.adaptation.quantise import quantize_directory
+    from regard.convert.precision import quantize_directory
 
     with telling("quantizing"):
         sizes = quantize_directory(model, out, precision)

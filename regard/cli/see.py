@@ -140,7 +140,7 @@ def prune(
     limit: Annotated[int, typer.Option(min=1, help="Use the first so many pairs.")] = 1000,
 ) -> None:
     """Write a smaller model, without some heads: those named, or those that are missed least."""
-    from regard.core.heads import read_heads
+    from regard.adaptation.prune import read_heads
     from regard.shipped import located
     from regard.studies.pruning import prune_directory
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.adaptation.change import listed
 from regard.data.tokenizers import Tokenizer
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
@@ -30,7 +31,7 @@ class Source(NamedTuple):
         path = Path(directory) / TOKENIZER
         model: Any = storage.load(directory, dtype=torch.float32)
         refuse(model.config, "another program", **PAPERS)
-        if getattr(model.config, "kept_heads", None):
+        if any("prune" in change for change in listed(model)):
             raise ValueError(
                 f"{directory} has lost some heads, and other formats have one number of heads for all attentions: "
                 "export the model that it was pruned from"

@@ -8,7 +8,7 @@ applies W_O; what mixes is a `regard.core.mixers.Mixer`: eq. 1, or what may stan
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -17,7 +17,6 @@ from regard.core.backends import BACKENDS, backend_of, check_added, fitted, one_
 from regard.core.cache import KeyValues
 from regard.core.dropout import check_probability
 from regard.core.efficient import Kind, check_kind
-from regard.core.heads import kept_keys
 from regard.core.layers import linear
 from regard.core.masks import AnyMask
 from regard.core.mixers import Efficient, Full, Mixer, Past
@@ -129,18 +128,6 @@ class AttentionConfig:
     def plain(self) -> bool:
         """Whether it is eq. 1: score dot, normaliser softmax."""
         return (self.score, self.normaliser) == ("dot", "softmax")
-
-    def keep(self, heads: Sequence[int]) -> "AttentionConfig":
-        """The shape of what is left with only these heads, one or more, each as wide as before.
-
-        >>> AttentionConfig(d_model=16, heads=4).keep([0, 2, 3])
-        AttentionConfig(d_model=16, heads=3, kv_heads=3, d_k=4, d_v=4, ...)
-        """
-        if not self.project:
-            raise ValueError("an attention without projections (project = False) cannot lose a head: it has no W_Q")
-        width = self.d_model // self.heads
-        kv_heads = len(kept_keys(self.heads, self.kv_heads or self.heads, heads))
-        return replace(self, heads=len(heads), kv_heads=kv_heads, d_k=self.d_k or width, d_v=self.d_v or width)
 
 
 class MultiHeadAttention(nn.Module):

@@ -5,6 +5,7 @@ Letters: B batch, T positions, d_model width of the model, d_ff inner width.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,18 @@ from regard.core.cache import Window
 from regard.core.dropout import Dropout, dropout
 from regard.core.positions import Positions
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
-GATES: dict[str, Callable[[Tensor], Tensor]] = {"glu": torch.sigmoid, "swiglu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "glu": torch.sigmoid,
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "geglu_tanh": partial(F.gelu, approximate="tanh"),
+}
 KERNEL = 3  # positions that a convolution feed-forward sees
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
@@ -162,8 +173,8 @@ class Embedding(nn.Module):
         self.scale = math.sqrt(tokens.embedding_dim) if scale is None else scale
         self.dropout = Dropout(dropout)
 
-    def forward(self, tokens: Tensor, offset: int = 0) -> Tensor:
-        """tokens (B, T), the first of them at position `offset` -> (B, T, d_model)."""
+    def forward(self, tokens: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """tokens (B, T), the first at position `offset`, or each at its own (B, T) -> (B, T, d_model)."""
         x = self.positions.add(self._vectors(tokens) * self.scale, offset)
         return self.dropout(x if self.norm is None else self.norm(x))
 

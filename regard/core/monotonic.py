@@ -9,9 +9,6 @@ which is the same sum with p of 0 and 1. Chunkwise attention (Chiu & Raffel 2018
 end where it stopped.
 """
 
-import copy
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -96,10 +93,3 @@ class Monotonic(nn.Module):
         if self.chunk is not None:
             alpha = chunkwise(alpha, self.chunk(q, k, scale).to(exact), mask, self.width)
         return alpha.to(scores.dtype)
-
-    def of(self, heads: Sequence[int]) -> "Monotonic":
-        """The same for some of the heads alone."""
-        some = copy.deepcopy(self)
-        some.offset = nn.Parameter(self.offset.detach()[list(heads)], self.offset.requires_grad)
-        some.chunk = self.chunk and self.chunk.of(heads, heads)
-        return some

@@ -8,7 +8,6 @@ holds: the rows of x stand at offset, offset + 1, ...
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,8 @@ class Positions(nn.Module):
 
     shared = True  # one for all layers of a stack
 
-    def add(self, x: Tensor, offset: int = 0) -> Tensor:
-        """x (B, T, d_model) with its positions added."""
+    def add(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """x (B, T, d_model) with its positions added: from `offset` on, or each its own, (B, T)."""
         return x
 
     def rotate(self, x: Tensor, offset: int = 0) -> Tensor:
@@ -33,10 +32,6 @@ class Positions(nn.Module):
     def bias(self, q: Tensor, keys: int, offset: int = 0, scale: float = 1.0) -> Tensor | None:
         """What to add to the scores scale · q·k of q (B, H, T, d_k) and that many keys: (1 or B, H, T, S)."""
         return None
-
-    def of(self, heads: Sequence[int]) -> "Positions":
-        """The same for some of the heads alone; what is shared stays shared."""
-        return self
 
 
 def sinusoid(position: Tensor, d_model: int) -> Tensor:
@@ -55,7 +50,9 @@ def sinusoid(position: Tensor, d_model: int) -> Tensor:
 class Sinusoidal(Positions):
     """The paper's (§3.5)."""
 
-    def add(self, x: Tensor, offset: int = 0) -> Tensor:
+    def add(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
+        if isinstance(offset, Tensor):
+            return x + sinusoid(torch.arange(x.shape[1], device="cpu"), x.shape[2]).to(x.device, x.dtype)[offset]
         at = torch.arange(offset, offset + x.shape[1], device="cpu")
         return x + sinusoid(at, x.shape[2]).to(x.device, x.dtype)
 
@@ -68,7 +65,9 @@ class Learned(Positions):
         self.table = nn.Parameter(torch.empty(maximum, d_model))
         nn.init.normal_(self.table, std=d_model**-0.5)
 
-    def add(self, x: Tensor, offset: int = 0) -> Tensor:
+    def add(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
+        if isinstance(offset, Tensor):
+            return x + self.table[offset]
         end = offset + x.shape[1]
         if end > len(self.table):
             raise ValueError(
@@ -131,11 +130,6 @@ class Shaw(Positions):
         by_distance = scale * torch.einsum("bhtd,hrd->bhtr", q, self.table)  # r: the 2·clip + 1 distances
         return by_distance.gather(-1, clipped.expand(B, H, T, keys))
 
-    def of(self, heads: Sequence[int]) -> "Shaw":
-        some = Shaw(len(heads), self.table.shape[2], self.clip)
-        some.table = nn.Parameter(self.table.detach()[list(heads)], self.table.requires_grad)
-        return some
-
 
 class T5Bias(Positions):
     """One learned number for each head and bucket of distances; buckets widen with the distance (Raffel et al. 2020).
@@ -150,7 +144,6 @@ class T5Bias(Positions):
             raise ValueError(f"T5's bias needs at least 4 buckets and a larger maximum, got {buckets} and {maximum}")
         self.both_ways, self.buckets, self.maximum = both_ways, buckets, maximum
         self.table = nn.Parameter(torch.empty(buckets, heads))
-        self.heads: list[int] | None = None  # the columns that are used, if not all are
         nn.init.normal_(self.table, std=0.1)
 
     def bucket(self, distance: Tensor) -> Tensor:
@@ -169,14 +162,7 @@ class T5Bias(Positions):
 
     def bias(self, q: Tensor, keys: int, offset: int = 0, scale: float = 1.0) -> Tensor:
         bucket = self.bucket(distances(q.shape[2], keys, offset, q.device))
-        table = self.table if self.heads is None else self.table[:, self.heads]
-        return table[bucket].permute(2, 0, 1)[None].to(q.dtype)  # (T, S, H) -> (1, H, T, S)
-
-    def of(self, heads: Sequence[int]) -> "T5Bias":
-        some = T5Bias(self.table.shape[1], self.both_ways, self.buckets, self.maximum)
-        some.table = self.table  # of all layers: another may use the other columns
-        some.heads = [head if self.heads is None else self.heads[head] for head in heads]
-        return some
+        return self.table[bucket].permute(2, 0, 1)[None].to(q.dtype)  # (T, S, H) -> (1, H, T, S)
 
 
 class ALiBi(Positions):
@@ -198,11 +184,6 @@ class ALiBi(Positions):
         away = distances(q.shape[2], keys, offset, q.device).abs()
         slopes = torch.tensor(self.slopes, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
         return (-slopes[:, None, None] * away)[None].to(q.dtype)  # (1, H, T, S)
-
-    def of(self, heads: Sequence[int]) -> "ALiBi":
-        some = ALiBi(len(self.slopes))
-        some.slopes = tuple(self.slopes[head] for head in heads)
-        return some
 
 
 ABSOLUTE = ("none", "sinusoidal", "learned")

@@ -8,10 +8,7 @@ A score has two parts, so that keys which are read many times are prepared once:
 parameters of its own, those of the keys one for each key head.
 """
 
-import copy
 import math
-from collections.abc import Sequence
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +30,6 @@ class Score(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         return (q * scale) @ k.transpose(-2, -1)  # (B, H, T, S)
-
-    def of(self, heads: Sequence[int], keys: Sequence[int]) -> Self:
-        """The same for some of the query heads, and of the key heads, alone."""
-        some = copy.deepcopy(self)
-        for name, p in self.named_parameters():
-            setattr(some, name, nn.Parameter(p.detach()[list(keys if name == "key" else heads)], p.requires_grad))
-        return some
 
 
 class General(Score):

@@ -4,9 +4,11 @@ One rule covers almost everything: a matrix (d_in, d_out) has d_in · d_out weig
 multiplication and one addition, 2 FLOPs, for every token that passes. Only Q Kᵀ and its product with V have no
 weights. FLOPs here are those of matrix products; soft-max, norms, activations, scans and dropout are left out, as is
 usual. What is computed counts, even if it is hidden afterwards: the triangle above the diagonal of causal attention,
-whole blocks of a sparse one. `docs/accounting.md` does the paper's models by hand.
+whole blocks of a sparse one. `docs/accounting.md` does the paper's models by hand. A config may be one that is to be
+built, or the model itself without memory, such as one that has lost heads (`storage.shape`).
 """
 
+import copy
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from regard.core.attention import MultiHeadAttention
 from regard.core.cache import KeyValues, Recent
 from regard.core.scores import Additive
 from regard.models.family import blank
@@ -126,7 +129,11 @@ def _parts(config: Any, source: int, target: int) -> list[Part]:
 
 def _still(config: Any, others: Iterable[str]) -> nn.Module:
     """The model without memory, and of these backends none: it would look into tensors, or do what it need not."""
-    return blank(config.but(backend="auto") if getattr(config, "backend", "auto") in others else config).eval()
+    model = config.eval() if isinstance(config, nn.Module) else blank(config).eval()
+    for attention in model.modules():
+        if isinstance(attention, MultiHeadAttention) and attention.mix.backend in others:
+            attention.mix.backend = "auto"
+    return model
 
 
 def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: str) -> list[Tensor]:
@@ -143,7 +150,7 @@ def parameters(config: Any) -> int:
     >>> parameters(TransformerConfig.base(37_000))
     63082496
     """
-    return sum(p.numel() for p in blank(config).parameters())
+    return sum(p.numel() for p in _still(config, ()).parameters())
 
 
 def forward_flops(config: Any, sentences: int = 1, source: int = 25, target: int = 25) -> int:
@@ -223,11 +230,13 @@ def activations(config: Any, sentences: int = 1, source: int = 25, target: int =
     """Bytes that autograd keeps between forward and backward pass in fp32 on a CPU, dropout as configured; measured.
 
     The loss is left out. Each layer of a Transformer keeps the same, so three shallow models tell what one of any depth
-    keeps; but if some have lost heads, and in other families, nobody but the whole model tells.
+    keeps; of one that has been changed, and in other families, nobody but the whole model tells.
     """
+    if isinstance(config, nn.Module):
+        return _kept(config, sentences, source, target)
     few = {"vocabulary": getattr(config, "pad", 0) + 2, "source_vocabulary": None}  # a word, and the padding
     fewest = config.but(**{name: value for name, value in few.items() if hasattr(config, name)})
-    if not isinstance(config, TransformerConfig) or config.kept_heads:
+    if not isinstance(config, TransformerConfig):
         return _kept(fewest, sentences, source, target)
 
     def kept(encoder_layers: int, decoder_layers: int) -> int:
@@ -240,7 +249,7 @@ def activations(config: Any, sentences: int = 1, source: int = 25, target: int =
 
 
 def _kept(config: Any, sentences: int, source: int, target: int) -> int:
-    model = blank(config).to_empty(device="cpu")
+    model = copy.deepcopy(_still(config, ())).train().to_empty(device="cpu")
     for parameter in model.parameters():
         parameter.data.zero_()  # sizes do not depend on the weights, but some normalisers do not work without numbers
     tokens = _tokens(model, sentences, source, target, device="cpu")

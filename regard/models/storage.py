@@ -1,8 +1,8 @@
 """The model part of a model directory: `config.json`, which says what to build, and `model.safetensors`, its weights.
 
 Nothing in them is code. A tensor that goes by several names, as tied embeddings do, is written once, under its first
-name: the model that is built from the config ties the same names again. Of a quantised model the config also says
-`"precision": "int8"`; of any other, its dtype is that of its tensors.
+name: the model that is built from the config ties the same names again. What the config knows nothing of, heads that
+were pruned and products in int8, is listed under `changes`; the dtype of a model is that of its tensors.
 """
 
 import json
@@ -19,11 +19,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.core.quantised import dequantise, is_quantised, quantise
+from regard.adaptation.change import changed, listed
+from regard.adaptation.prune import of_text
+from regard.core.quantised import dequantise
 from regard.files import read_whole, sync
 from regard.models.family import FAMILIES, blank, configured, family
 
 FORMAT = 2
+INT8: dict[str, Any] = {"int8": {}}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LARGEST = 2**20  # bytes of a config.json
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in which a model can compute
@@ -48,10 +51,10 @@ def save(model: nn.Module, directory: str | Path, purpose: "Purpose | None" = No
         raise ValueError(f"a {type(model).__name__} cannot be saved: the families are {', '.join(FAMILIES)}")
     settings: Any = model.config
     tensors = {names[0]: tensor.detach().contiguous() for names, tensor in _named(model)}
-    int8 = is_quantised(model)
-    _check("the model", tensors, _blank(settings, int8))
+    changes = listed(model)
+    _check("the model", tensors, _blank(settings, changes))
     about = {"format": FORMAT, "family": name, "regard": version("regard"), "config": asdict(settings)}
-    about |= {"precision": "int8"} if int8 else {}
+    about |= {"changes": changes} if changes else {}
     about |= {} if purpose is None else purpose._asdict()
     staging = directory / ".saving"
     try:
@@ -79,7 +82,7 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
     A quantised model given a `dtype` is a plain one of that dtype. No random number is drawn.
     """
     path = Path(directory) / WEIGHTS
-    settings, int8, _ = _read(Path(directory))
+    settings, changes, _ = _read(Path(directory))
     if not path.is_file():
         raise ValueError(f"{directory} is not a whole model directory: it has no {WEIGHTS}")
     try:
@@ -90,7 +93,7 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
     layers = sum(value for name, value in vars(settings).items() if name.endswith("layers"))
     if layers > len(tensors):  # before they are built
         raise ValueError(f"{path} does not fit its config: it has {len(tensors)} tensors for {layers} layers")
-    model = _blank(settings, int8)
+    model = _blank(settings, changes)
     _check(str(path), tensors, model)
     for name, x in tensors.items():
         if x.is_floating_point() and x.numel() and not all(end.isfinite() for end in x.aminmax()):
@@ -98,8 +101,8 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
                 f"{path} is damaged, or its training diverged: {name!r} has values that are no numbers (NaN or "
                 f"infinite): copy it again, or train again"
             )
-    if int8 and dtype is not None:
-        tensors, model = dequantise(tensors), _blank(settings)
+    if dtype is not None and INT8 in changes:
+        tensors, model = dequantise(tensors), _blank(settings, [change for change in changes if change != INT8])
     state: dict[str, Tensor] = {}
     for names, empty in _named(model):
         tensor = tensors.pop(names[0])
@@ -118,6 +121,12 @@ def config(directory: str | Path) -> Any:
     return _read(Path(directory)).config
 
 
+def shape(directory: str | Path) -> nn.Module:
+    """The model of a directory in plain numbers, and without memory for them."""
+    about = _read(Path(directory))
+    return _blank(about.config, [change for change in about.changes if change != INT8])
+
+
 class Purpose(NamedTuple):
     """What a model is for, and how it is used: all that a program must know of it beside its weights and tokens."""
 
@@ -132,7 +141,7 @@ def purpose(directory: str | Path) -> Purpose | None:
 
 class _About(NamedTuple):
     config: Any
-    int8: bool  # quantised
+    changes: list[dict[str, Any]]
     purpose: Purpose | None
 
 
@@ -153,26 +162,31 @@ def _read(directory: Path) -> _About:
         raise ValueError(f"{path} is of unknown format {found!r}, this regard reads up to {FORMAT}")
     if found > FORMAT:
         raise ValueError(f"{path} is of format {found}, this regard reads up to {FORMAT}: upgrade regard")
-    if about.get("precision") not in (None, "int8"):
-        raise ValueError(f"{path}: unknown precision {about['precision']!r}: it is int8, or left out")
     try:
+        changes = about["changes"] if "changes" in about else _of_format_1(about)
         kind = family(str(about.get("family"))).config
         told = None
         if "task" in about:
             told = Purpose(about["task"], about.get("use", {}))
             if not all(isinstance(part, dict) for part in told) or not isinstance(told.task.get("name"), str):
                 raise ValueError("'task' and 'use' are objects, and a task has a name")
-        return _About(configured(kind, about["config"]), about.get("precision") == "int8", told)
+        return _About(configured(kind, about["config"]), changes, told)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _blank(settings: Any, int8: bool = False) -> nn.Module:
-    """The model that a config builds, quantised if `int8`, with names and shapes but without memory."""
+def _of_format_1(about: dict[str, Any]) -> list[dict[str, Any]]:
+    """What format 1 says of changes: heads in the config, and a precision."""
+    if about.get("precision") not in (None, "int8"):
+        raise ValueError(f"unknown precision {about['precision']!r}: it is int8, or left out")
+    pruned = of_text(str(about["config"].pop("kept_heads", "")))
+    return ([{"prune": asdict(pruned)}] if pruned else []) + ([INT8] if "precision" in about else [])
+
+
+def _blank(settings: Any, changes: list[dict[str, Any]]) -> nn.Module:
+    """The model that a config builds, and these changes make, with names and shapes but without memory."""
     try:
-        model = blank(settings)
-        with torch.device("meta"):
-            return quantise(model) if int8 else model
+        return changed(blank(settings), changes)
     except RuntimeError as error:  # a matrix of more bytes than there are numbers for
         raise ValueError(f"no model can be built from its config: {str(error).splitlines()[0]}") from None
 

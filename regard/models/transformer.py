@@ -5,7 +5,6 @@ Letters: B batch, S source length, T target length, V vocabulary, d_model width 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.cache import Cache
 from regard.core.efficient import Kind
 from regard.core.generation import EncoderDecoder
-from regard.core.heads import Headless, read_heads, write_heads
 from regard.core.layers import (
     ACTIVATIONS,
     GATES,
@@ -81,7 +79,6 @@ class TransformerConfig(Config):
     cross_normaliser: str | None = None  # normaliser, if left out; or monotonic, chunkwise:W
     self_attention: str = "full"  # window:W, linear, ...: its efficient form, in encoder and decoder
     decoder_self_attention: str | None = None  # self_attention, if left out
-    kept_heads: str = ""  # of attentions that have lost some: encoder.layers.0.self_attention:0,2
     pad: int = 0
 
     def __post_init__(self) -> None:
@@ -100,15 +97,6 @@ class TransformerConfig(Config):
         if self.positions == "rope":
             check_rotary(self.d_k or self.d_model // self.heads)
         self._check_kinds()
-        given, names = read_heads(self.kept_heads), self.names
-        for name, heads in given.items():
-            if name not in names:
-                near = get_close_matches(name, names, n=1) or names
-                raise ValueError(f"kept_heads: no attention is named {name!r}: did you mean {near[0]}?")
-            if heads and heads[-1] >= self.heads:
-                raise ValueError(f"kept_heads: {name} has heads 0..{self.heads - 1}, not {heads[-1]}")
-        some = {name: given[name] for name in names if len(given.get(name, range(self.heads))) < self.heads}
-        object.__setattr__(self, "kept_heads", write_heads(some))  # in one order: equal models have equal configs
 
     def _check_kinds(self) -> None:
         """Refuse an efficient self-attention where it cannot be."""
@@ -130,18 +118,6 @@ class TransformerConfig(Config):
         """The most positions that it can read if it has a parameter for each of them; None: it reads any number."""
         tables = {"learned", "location"} & {self.positions, self.score, self.cross_score}
         return self.max_length if tables or self.self_attention.startswith("linformer") else None
-
-    @property
-    def names(self) -> list[str]:
-        """Every attention, in the order of the model."""
-        encoder = [f"encoder.layers.{i}.self_attention" for i in range(self.encoder_layers)]
-        parts = ("self_attention", "cross_attention")
-        return encoder + [f"decoder.layers.{i}.{part}" for i in range(self.decoder_layers) for part in parts]
-
-    @property
-    def kept(self) -> dict[str, tuple[int, ...]]:
-        """The heads of each attention, by their first numbers; none where all of them are gone."""
-        return dict.fromkeys(self.names, tuple(range(self.heads))) | read_heads(self.kept_heads)
 
     @property
     def attention(self) -> AttentionConfig:
@@ -264,9 +240,7 @@ class Transformer(EncoderDecoder, nn.Module):
         """An empty cache for `decode`; the caller holds it."""
         cache = Cache.empty(self.config.decoder_layers)
         for past, layer in zip(cache, self.decoder.layers, strict=True):
-            own: nn.Module = layer.self_attention.sublayer  # type: ignore[union-attr, assignment]
-            if isinstance(own, MultiHeadAttention):  # and not one that has lost all its heads
-                past.self_attention = own.new_cache()
+            past.self_attention = layer.self_attention.sublayer.new_cache()  # type: ignore[union-attr, operator]
         return cache
 
     def _features(self, target: Tensor, memory: Memory, cache: Cache | None = None) -> Tensor:
@@ -294,10 +268,10 @@ def _encoder(c: TransformerConfig) -> Stack:
     return Stack(
         (
             EncoderLayer(
-                _residual(c, _attention(c, f"encoder.layers.{i}.self_attention", positions), depth),
+                _residual(c, MultiHeadAttention(c.attention, positions=positions), depth),
                 _residual(c, _feed_forward(c, causal=False), depth),
             )
-            for i, (positions, depth) in enumerate(_levels(c, c.encoder_layers, both_ways=True))
+            for positions, depth in _levels(c, c.encoder_layers, both_ways=True)
         ),
         _norm(c) if c.norm == "pre" else None,
     )
@@ -307,27 +281,14 @@ def _decoder(c: TransformerConfig) -> Stack:
     return Stack(
         (
             DecoderLayer(
-                _residual(c, _attention(c, f"decoder.layers.{i}.self_attention", positions), depth),
-                _residual(c, _attention(c, f"decoder.layers.{i}.cross_attention", d_memory=c.d_model), depth),
+                _residual(c, MultiHeadAttention(c.decoder_attention, positions=positions), depth),
+                _residual(c, MultiHeadAttention(c.cross_attention, d_memory=c.d_model), depth),
                 _residual(c, _feed_forward(c, causal=True), depth),
             )
-            for i, (positions, depth) in enumerate(_levels(c, c.decoder_layers, both_ways=False))
+            for positions, depth in _levels(c, c.decoder_layers, both_ways=False)
         ),
         _norm(c) if c.norm == "pre" else None,
     )
-
-
-def _attention(
-    c: TransformerConfig, name: str, positions: Positions | None = None, d_memory: int | None = None
-) -> nn.Module:
-    kept, config = c.kept[name], c.decoder_attention if name.startswith("decoder") else c.attention
-    if d_memory is not None:
-        config = c.cross_attention
-    if not kept:
-        return Headless(c.d_model, bias=c.bias)
-    if len(kept) < c.heads:
-        config, positions = config.keep(kept), positions and positions.of(kept)
-    return MultiHeadAttention(config, d_memory=d_memory, positions=positions)
 
 
 def _levels(c: TransformerConfig, layers: int, both_ways: bool) -> Iterator[tuple[Positions, float]]:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.generation import room_beside
-from regard.core.heads import Headless
 from regard.core.layers import Embedding, FeedForward, GatedFeedForward, Residual
 from regard.core.positions import Learned, Positions, Sinusoidal, sinusoid
 from regard.core.quantised import Int8Embedding, Int8Linear
@@ -176,8 +175,9 @@ class Native:
 
     def _attention(self, attention: nn.Module, *products: str) -> list[Any]:
         """How many heads it has, these of its products, and W_O."""
-        if isinstance(attention, Headless):  # a product of nothing, and its bias
-            bias = None if attention.bias is None else attention.bias.float()
+        if getattr(attention, "heads", None) == 0:  # all pruned: a product of nothing, and its bias
+            b: Any = attention.bias
+            bias = None if b is None else b.float()
             last = build.Product(N=self.d, bias=self._address(bias, self.d))
             return [build.Heads(), *(build.Product() for _ in products), last]
         if not isinstance(attention, MultiHeadAttention):

@@ -68,6 +68,8 @@ class ModelConfig:
         def checked(given: Any) -> Any:
             if isinstance(given, dict) and isinstance(given.get("preset"), str):
                 _check_preset(given["preset"])
+            if isinstance(given, dict) and given.get("kept_heads") == "":  # as every recipe of an older regard says
+                given = {key: value for key, value in given.items() if key != "kept_heads"}
             return given
 
         families = core_schema.tagged_union_schema({name: of(name) for name in FAMILIES}, family_named)

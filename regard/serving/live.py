@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.adaptation import change
 from regard.api import Translator
 from regard.core.mixers import Tap
 from regard.core.quantised import dequantise, is_quantised
@@ -80,6 +81,7 @@ def replica(model: nn.Module) -> nn.Module:
     if is_quantised(model):
         with torch.device("meta"):
             plain = type(model)(model.config)
+        plain = change.changed(plain, [each for each in change.listed(model) if "int8" not in each])
         whole = model.state_dict(keep_vars=True)
         tied: dict[int, nn.Parameter] = {}  # what had several names has them again
         for name, x in dequantise(whole).items():

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from regard.adaptation.gates import GateConfig, learn_gates
-from regard.adaptation.pruning import check_prunable, prune
-from regard.adaptation.quantise import USED
+from regard.adaptation.prune import check_prunable, prune
 from regard.checks import one_of
+from regard.convert.precision import USED
 from regard.data.batching import Batch
 from regard.files import new_directory, read_whole, write_whole
 from regard.inspection.importance import Importance, head_importance, least_important, loss, pruning_curve

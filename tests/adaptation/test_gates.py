@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.adaptation.gates import GateConfig, chance_open, draw, learn_gates, settled
-from regard.adaptation.pruning import prune
+from regard.adaptation.prune import prune
 from regard.core.quantised import quantise
 from regard.data.batching import Batch, collate
 from regard.inspection.importance import loss

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.adaptation.quantise import quantize_directory
 from regard.convert import export, import_
 from regard.convert.foreign import read
+from regard.convert.precision import quantize_directory
 from regard.models import storage
 
 VERBS: dict[str, tuple[Callable[[Path, Path], object], Callable[[Path], object]]] = {

@@ -215,15 +215,6 @@ def test_at_first_it_rather_goes_on() -> None:
     assert not module(nothing, None, nothing, nothing, 1.0, None).any()  # a score of 0 does not stop it
 
 
-def test_some_heads_alone_walk_as_among_all() -> None:
-    module = Monotonic(H, 4, 4, width=2).double()
-    q, k, scores = random(B, H, T, 4), random(B, H, S, 4, seed=1), 4 * random(B, H, T, S)
-    some = module.eval().of([0, 2])
-    all_heads = module(scores, None, q, k, 0.5, None)
-    chosen = some(scores[:, [0, 2]], None, q[:, [0, 2]], k[:, [0, 2]], 0.5, None)
-    torch.testing.assert_close(chosen, all_heads[:, [0, 2]], **CLOSE)
-
-
 def test_self_attention_has_nothing_to_walk_along() -> None:
     with pytest.raises(ValueError, match="the normaliser monotonic walks along a memory: self-attention has none"):
         MultiHeadAttention(AttentionConfig(8, 2, normaliser="monotonic"))

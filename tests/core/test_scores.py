@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.adaptation.pruning import prune
+from regard.adaptation.change import changed, listed
+from regard.adaptation.prune import prune
 from regard.core import scores
 from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.masks import padding
@@ -101,15 +102,6 @@ def test_an_additive_score_in_pieces_equals_it_at_once_and_holds_little(monkeypa
     assert torch.autograd.gradcheck(scores.additive, (q[:1, :1], k[:1, :1], v[:1]))
 
 
-@pytest.mark.parametrize("name", SCORES)
-def test_some_heads_alone_score_as_among_all(name: str) -> None:
-    score = make_score(name, (4, 2), (d_q, d_q), longest=9).double()
-    q, k = random(B, 4, T, d_q), random(B, 2, S, d_q, seed=1)
-    all_heads = score(q, score.keys(k).repeat_interleave(2, 1), 0.5)
-    some = score.of([1, 3], [0, 1])
-    torch.testing.assert_close(some(q[:, [1, 3]], some.keys(k), 0.5), all_heads[:, [1, 3]], **CLOSE)
-
-
 # Inside an attention
 
 
@@ -185,8 +177,6 @@ def test_widths_that_do_not_fit_are_refused() -> None:
         MultiHeadAttention(AttentionConfig(8, 2, project=False), d_memory=10)
     with pytest.raises(ValueError, match="a memory of width 9 does not divide into 2 heads"):
         MultiHeadAttention(AttentionConfig(8, 2, project=False, score="general"), d_memory=9)
-    with pytest.raises(ValueError, match="cannot lose a head"):
-        AttentionConfig(8, 2, project=False).keep([0])
 
 
 # Inside a Transformer
@@ -308,7 +298,7 @@ def test_a_pruned_model_is_the_whole_with_silent_heads(variant: str) -> None:
     smaller = prune(model, gone)
     close(smaller(SOURCE, TARGET), silent)
     assert not torch.allclose(silent, model(SOURCE, TARGET), atol=1e-3)
-    assert {n: p.shape for n, p in Transformer(smaller.config).named_parameters()} == {
+    assert {n: p.shape for n, p in changed(Transformer(smaller.config), listed(smaller)).named_parameters()} == {
         n: p.shape for n, p in smaller.named_parameters()
     }
 

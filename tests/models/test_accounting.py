@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.core.heads import write_heads
+from regard.adaptation.change import changed
+from regard.inspection.taps import attentions
 from regard.models.costs import (
     PAPER_RUNS,
     activations,
@@ -22,14 +23,26 @@ from regard.models.costs import (
     parameters,
     training_flops,
 )
+from regard.models.family import blank
 from regard.models.transformer import Transformer, TransformerConfig
 
-PRUNED = "encoder.layers.0.self_attention:1 decoder.layers.0.self_attention: decoder.layers.1.cross_attention:0,1,3"
+PRUNED = {
+    "encoder.layers.0.self_attention": [1],
+    "decoder.layers.0.self_attention": [],
+    "decoder.layers.1.cross_attention": [0, 1, 3],
+}
+Kept = dict[str, list[int]]
+
+
+def pruned(config: TransformerConfig, kept: Kept) -> tuple[Any, Transformer]:
+    """What is counted, and the model itself."""
+    changes = [{"prune": {"kept": kept}}] if kept else []
+    return changed(blank(config), changes) if kept else config, changed(Transformer(config), changes)  # type: ignore[return-value]
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> TransformerConfig:
-    """Small configs of every kind."""
+def configs(draw: st.DrawFn) -> tuple[Any, Transformer]:
+    """Small models of every kind, some without some heads."""
     heads = draw(st.sampled_from([1, 2, 4, 6]))
     tie = draw(st.sampled_from(["all", "target", "none"]))
     config = TransformerConfig(
@@ -52,17 +65,17 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
         tie=tie,
         backend="math",
     )
-    kept = st.dictionaries(st.sampled_from(config.names), st.sets(st.integers(0, heads - 1)), max_size=4)
-    return config.but(kept_heads=write_heads(draw(kept)))
+    names = list(attentions(blank(config)))
+    left = st.lists(st.integers(0, heads - 1), unique=True)
+    return pruned(config, draw(st.dictionaries(st.sampled_from(names), left, max_size=4)))
 
 
 def tokens(sentences: int, length: int) -> Tensor:
     return torch.zeros(sentences, length, dtype=torch.int64)
 
 
-def counted_flops(config: TransformerConfig, sentences: int, source: int, target: int, backward: bool = False) -> int:
+def counted_flops(model: Transformer, sentences: int, source: int, target: int, backward: bool = False) -> int:
     """What PyTorch counts while a real model runs."""
-    model = Transformer(config)
     with FlopCounterMode(display=False) as counter:
         logits = model(tokens(sentences, source), tokens(sentences, target))
         if backward:
@@ -72,16 +85,17 @@ def counted_flops(config: TransformerConfig, sentences: int, source: int, target
 
 @given(configs())
 @settings(max_examples=60, deadline=None)
-def test_parameters_are_those_of_the_model(config: TransformerConfig) -> None:
-    model = Transformer(config)
+def test_parameters_are_those_of_the_model(made: tuple[Any, Transformer]) -> None:
+    config, model = made
     assert parameters(config) == sum(p.numel() for p in model.parameters())
 
 
 @given(configs())
 @settings(max_examples=20, deadline=None)
-def test_each_part_has_the_parameters_of_its_modules(config: TransformerConfig) -> None:
+def test_each_part_has_the_parameters_of_its_modules(made: tuple[Any, Transformer]) -> None:
+    config, model = made
     own = {part.name: 0 for part in breakdown(config, 1, 5, 5)}
-    for name, p in Transformer(config).named_parameters():  # a shared parameter comes once, by its first name
+    for name, p in model.named_parameters():  # a shared parameter comes once, by its first name
         stack, *path = name.split(".")
         if "positions" in path:
             own["positions"] += p.numel()
@@ -96,8 +110,9 @@ def test_each_part_has_the_parameters_of_its_modules(config: TransformerConfig) 
 
 @given(configs(), st.integers(1, 3), st.integers(1, 7), st.integers(1, 7))
 @settings(max_examples=25, deadline=None)
-def test_flops_are_those_that_torch_counts(config: TransformerConfig, sentences: int, source: int, target: int) -> None:
-    assert forward_flops(config, sentences, source, target) == counted_flops(config, sentences, source, target)
+def test_flops_are_those_that_torch_counts(made: Any, sentences: int, source: int, target: int) -> None:
+    config, model = made
+    assert forward_flops(config, sentences, source, target) == counted_flops(model, sentences, source, target)
 
 
 @pytest.mark.parametrize(
@@ -115,18 +130,17 @@ def test_flops_are_those_that_torch_counts(config: TransformerConfig, sentences:
 )
 def test_flops_of_tiny(changes: dict[str, Any]) -> None:
     config = TransformerConfig.tiny(100, backend="math", **changes)
-    assert forward_flops(config, 3, 11, 7) == counted_flops(config, 3, 11, 7)
+    assert forward_flops(config, 3, 11, 7) == counted_flops(Transformer(config), 3, 11, 7)
 
 
 @pytest.mark.parametrize("changes", [{}, {"kv_heads": 2, "feed_forward": "glu"}, {"positions": "shaw"}], ids=str)
 def test_training_is_three_forward_passes(changes: dict[str, Any]) -> None:
     config = TransformerConfig.tiny(100, backend="math", **changes)
-    assert training_flops(config, 3, 11, 7) == counted_flops(config, 3, 11, 7, backward=True)
+    assert training_flops(config, 3, 11, 7) == counted_flops(Transformer(config), 3, 11, 7, backward=True)
 
 
-def kept_bytes(config: TransformerConfig, sentences: int, source: int, target: int) -> int:
+def kept_bytes(model: Transformer, sentences: int, source: int, target: int) -> int:
     """What autograd keeps when the model itself, whole and with real weights, is trained."""
-    model = Transformer(config)
     kept: dict[int, torch.UntypedStorage] = {}
 
     def pack(x: Tensor) -> Tensor:
@@ -149,16 +163,17 @@ def kept_bytes(config: TransformerConfig, sentences: int, source: int, target: i
         {"positions": "shaw", "feed_forward": "convolution", "kv_heads": 2},
         {"backend": "chunked", "positions": "t5", "feed_forward": "swiglu", "norm_kind": "rms"},
         {"positions": "learned", "tie": "none", "source_vocabulary": 70},
-        {"kept_heads": PRUNED},
+        {"kept": PRUNED},
     ],
     ids=str,
 )
 def test_activations_of_shallow_models_tell_those_of_a_deep_one(changes: dict[str, Any]) -> None:
-    config = TransformerConfig.tiny(100, **changes)
+    settings = {name: value for name, value in changes.items() if name != "kept"}
+    config, model = pruned(TransformerConfig.tiny(100, **settings), changes.get("kept", {}))
     state = torch.get_rng_state()
     found = activations(config, 2, 9, 7)
     assert torch.equal(torch.get_rng_state(), state)  # nobody else's random numbers change
-    assert found == kept_bytes(config, 2, 9, 7)
+    assert found == kept_bytes(model, 2, 9, 7)
 
 
 def test_no_token_of_the_measurement_is_padding() -> None:
@@ -167,12 +182,13 @@ def test_no_token_of_the_measurement_is_padding() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"kv_heads": 1, "d_k": 16, "d_v": 24}, {"feed_forward": "convolution"}, {"kept_heads": PRUNED, "kv_heads": 2}],
+    [{}, {"kv_heads": 1, "d_k": 16, "d_v": 24}, {"feed_forward": "convolution"}, {"kept": PRUNED, "kv_heads": 2}],
     ids=str,
 )
 def test_cache_is_what_decoding_keeps(changes: dict[str, Any]) -> None:
-    config = TransformerConfig.tiny(100, **changes)
-    model, cache = Transformer(config).eval(), Transformer(config).new_cache()
+    settings = {name: value for name, value in changes.items() if name != "kept"}
+    config, model = pruned(TransformerConfig.tiny(100, **settings), changes.get("kept", {}))
+    cache = model.eval().new_cache()
     with torch.no_grad():
         memory = model.encode(tokens(1, 9) + 1)
         for _ in range(5):

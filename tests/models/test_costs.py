@@ -79,9 +79,7 @@ def test_an_efficient_attention_costs_what_it_has_and_does(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_transformer_is_charged_for_the_kinds_of_its_attention(kind: str) -> None:
-    config = TransformerConfig.tiny(
-        50, self_attention=kind, decoder_self_attention="performer:9", kept_heads="encoder.layers.0.self_attention:1"
-    )
+    config = TransformerConfig.tiny(50, self_attention=kind, decoder_self_attention="performer:9")
     model, backend = Transformer(config), config.but(backend="math")
     assert parameters(config) == sum(p.numel() for p in model.parameters())
     for name, each in attentions(model).items():

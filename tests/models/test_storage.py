@@ -116,7 +116,7 @@ def test_a_quantised_model_comes_back_bit_for_bit(tmp_path: Path, variant: str) 
     model = quantise(build(**VARIANTS[variant])).eval()
     storage.save(model, tmp_path)
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert json.loads(first["config.json"])["precision"] == "int8"
+    assert json.loads(first["config.json"])["changes"] == [{"int8": {}}]
     random = torch.get_rng_state()
     loaded = storage.load(tmp_path)
     assert torch.equal(torch.get_rng_state(), random)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from regard.adaptation.pruning import prune
+from regard.adaptation.prune import prune
 from regard.core.layers import FeedForward
 from regard.core.quantised import quantise
 from regard.decoding.protocol import SamplingConfig, SearchConfig, best_of

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import regard
+from regard.adaptation.prune import prune
 from regard.api import Translator
 from regard.core.quantised import quantise
 from regard.data.spelling import characters
 from regard.data.vocabulary import BOS, EOS
 from regard.inspection.taps import attentions, record
-from regard.models.transformer import Transformer
+from regard.models.transformer import Transformer, TransformerConfig
 from regard.serving.live import CHARACTERS, TOKENS, Edits, Live, TooLargeError, replica
 from tests.serving.toys import CROSS, ENCODER, LINES, model, translator
 
@@ -285,3 +286,13 @@ def test_of_several_sentences_one_is_looked_at(served: Translator, live: Live) -
         assert first["unknown"] == served.hypotheses(sentence)[0].unknown
         assert done["text"] == served.hypotheses(sentence, beam=1)[0].text
     assert next(live.translate(text, sentence=7))["sentence"] == 2  # an old address
+
+
+def test_a_replica_of_a_pruned_model_in_int8_has_the_heads_that_are_left() -> None:
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig.tiny(20, encoder_layers=1, decoder_layers=1)).eval()
+    small = quantise(
+        prune(model, {"encoder.layers.0.self_attention": [1], "decoder.layers.0.self_attention": range(4)})
+    )
+    source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8]])
+    torch.testing.assert_close(replica(small)(source, target), small(source, target), atol=0.1, rtol=0.1)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from regard import cli
 from regard.adaptation.gates import GateConfig
-from regard.adaptation.pruning import prune
+from regard.adaptation.prune import prune
 from regard.core.generation import padded
 from regard.data.batching import Batch
 from regard.data.dates import date_pairs

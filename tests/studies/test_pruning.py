@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from regard import load
 from regard.adaptation.gates import GateConfig
-from regard.adaptation.quantise import quantize_directory
 from regard.cli import app
+from regard.convert.precision import quantize_directory
 from regard.data.dates import date_pairs
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.inspection.taps import attentions, edit

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from regard.core.quantised import is_quantised, quantise
+from regard.adaptation.change import Int8, apply
+from regard.core.quantised import is_quantised
 from regard.files import new_directory, read_whole, write_whole
 from regard.models import storage
 
@@ -33,7 +34,7 @@ def quantize_directory(model_dir: str | Path, out_dir: str | Path, precision: st
         if precision == "int8" and is_quantised(storage.load(model_dir)):
             raise ValueError(f"{model_dir} is int8 already")
         model = storage.load(model_dir, dtype=DTYPES[precision])
-        storage.save(quantise(model) if precision == "int8" else model, made)
+        storage.save(apply(Int8(), model) if precision == "int8" else model, made)
         for name in USED:
             if (model_dir / name).exists():
                 write_whole(made / name, read_whole(model_dir / name))

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import regard
-from regard.adaptation.quantise import quantize_directory
+from regard.convert.precision import quantize_directory
 from regard.core.quantised import is_quantised
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage

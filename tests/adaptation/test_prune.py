@@ -1,16 +1,18 @@
 """A model without some heads says what the whole one says while these are silent, and everything else still works."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from regard.adaptation.pruning import prune
-from regard.core.heads import Headless, kept_keys, read_heads, write_heads
+from regard.adaptation.change import Int8, apply, changed, listed
+from regard.adaptation.prune import Headless, Prune, kept_keys, of_text, prune, read_heads
+from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.quantised import quantise
 from regard.inspection.taps import attentions, edit, record
-from regard.models import storage
+from regard.models import family, storage
 from regard.models.costs import activations, footprint, parameters
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -75,11 +77,12 @@ def test_equals_the_model_with_silent_heads(kind: str, heads: dict[str, tuple[in
     close(step_by_step(smaller), expected)
     assert not torch.allclose(expected, whole, atol=1e-3)
     close(model(SOURCE, TARGET), whole)  # the old one is as it was
-    assert sum(p.numel() for p in smaller.parameters()) == parameters(smaller.config)
 
     storage.save(smaller, tmp_path / "model")
     again = storage.load(tmp_path / "model")
-    assert again.config == smaller.config != model.config
+    assert again.config == smaller.config == model.config
+    assert again.changes == smaller.changes
+    assert parameters(storage.shape(tmp_path / "model")) == sum(p.numel() for p in smaller.parameters())
     assert torch.equal(again(SOURCE, TARGET), smaller(SOURCE, TARGET))
 
 
@@ -87,12 +90,13 @@ def test_is_smaller_by_what_the_heads_had() -> None:
     model = build()
     smaller = prune(model, SOME)
     per_head = 4 * 16 * 4 + 3 * 4  # W_Q, W_K, W_V, W_O, and the biases of the first three
-    assert parameters(model.config) - parameters(smaller.config) == 7 * per_head
+    assert parameters(model.config) - parameters(smaller) == 7 * per_head
     assert [attention.heads for attention in attentions(smaller).values()] == [3, 2, 4, 3, 1, 4]
-    before, after = footprint(model.config), footprint(smaller.config)
+    smaller = smaller.float().to("meta")
+    before, after = footprint(model.config), footprint(smaller)
     assert before.cache_per_target_token - after.cache_per_target_token == 3 * 2 * 4 * 4
     assert before.cache_per_source_token - after.cache_per_source_token == 1 * 2 * 4 * 4
-    assert activations(smaller.config) < activations(model.config)
+    assert activations(smaller) < activations(model.config)
 
 
 @pytest.mark.parametrize("kind", ["grouped", "alibi", "t5", "shaw"])
@@ -100,8 +104,7 @@ def test_pruning_twice_is_pruning_once(kind: str) -> None:
     model = build(**KINDS[kind])
     once = prune(model, {ENCODER: [0, 2], DECODER: [1, 2]})
     twice = prune(prune(model, {ENCODER: [2], DECODER: [1]}), {ENCODER: [0], DECODER: [1]})  # numbers of the second
-    assert twice.config == once.config
-    assert once.config.kept_heads == f"{ENCODER}:1,3 {DECODER}:0,3"
+    assert twice.changes == once.changes == [Prune({ENCODER: [1, 3], DECODER: [0, 3]})]
     close(twice(SOURCE, TARGET), once(SOURCE, TARGET))
 
 
@@ -163,14 +166,16 @@ def test_keys_serve_the_same_number_of_queries() -> None:
 
 
 def test_headless_counts_positions() -> None:
-    nothing = Headless(16, bias=False)
+    nothing = Headless(MultiHeadAttention(AttentionConfig(16, 4, bias=False)))
     assert nothing(torch.ones(2, 3, 16)).eq(0).all()
     assert not list(nothing.parameters())
 
 
 def test_heads_as_text() -> None:
     heads = {ENCODER: (1, 3), CROSS: ()}
-    assert read_heads(write_heads(heads)) == heads
+    assert read_heads(f"{ENCODER}:3,1,1 {CROSS}:") == heads
+    assert of_text(f"{ENCODER}:1,3 {CROSS}:") == Prune({ENCODER: [1, 3], CROSS: []})
+    assert of_text("") is None
     assert read_heads("  ") == {}
     for text in (ENCODER, f"{ENCODER}:a", f"{ENCODER}:-1", ":1", f"{ENCODER}:1;2"):
         with pytest.raises(ValueError, match="names no heads"):
@@ -181,14 +186,69 @@ def test_heads_as_text() -> None:
 
 def test_mistakes_are_named() -> None:
     model = build()
-    with pytest.raises(ValueError, match=r"no attention is named 'encoder.0': did you mean encoder\.layers"):
+    with pytest.raises(ValueError, match=r"no attention is named 'encoder.0': (did you mean|there are)"):
         prune(model, {"encoder.0": [1]})
     with pytest.raises(ValueError, match=r"has heads 0\.\.3, not 4"):
         prune(model, {ENCODER: [4]})
-    with pytest.raises(ValueError, match="heads of a Linear model cannot be pruned"):
+    with pytest.raises(ValueError, match="a Linear model has no heads to prune"):
         prune(torch.nn.Linear(2, 2), {})
-    with pytest.raises(ValueError, match=r"kept_heads: encoder\.layers\.0\.self_attention has heads 0\.\.3, not 9"):
-        model.config.but(kept_heads=f"{ENCODER}:0,9")
-    with pytest.raises(ValueError, match="kept_heads: no attention is named 'encoder'"):
-        model.config.but(kept_heads="encoder:0")
-    assert model.config.but(kept_heads=f"{ENCODER}:3,2,1,0") == model.config  # all of them
+    for listed_, message in (
+        ([{"prune": {"kept": {ENCODER: [0, 9]}}}], r"encoder\.layers\.0\.self_attention has heads 0\.\.3, not 9"),
+        ([{"prune": {"kept": {"encoder": [0]}}}], "no attention is named 'encoder'"),
+        ([{"prune": {"kept": [0]}}], r"kept = \[0\]: it is the heads of each attention by name"),
+        ([{"prune": {"kept": {ENCODER: 3}}}], "kept = .*: it is the heads of each attention by name"),
+        ([{"prune": {"kept": {ENCODER: ["a"]}}}], "kept = .*: it is the heads of each attention by name"),
+        ([{"prune": {}}], r"the change 'prune' has the settings {kept}, not {}"),
+        ([{"int8": {"bits": 4}}], r"the change 'int8' has the settings {}, not {'bits': 4}"),
+        ([{"prunes": {}}], "unknown change 'prunes': did you mean 'prune'"),
+        ([{}], r"changes = \[{}\]: they are a list of objects with one name each"),
+        ("int8", "changes = 'int8': they are a list of objects"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            changed(build(), listed_)  # type: ignore[arg-type]
+
+
+def test_changes_are_noted_in_their_order_and_made_again() -> None:
+    model = build(positions="t5", kv_heads=2).float()
+    smaller = apply(Int8(), prune(model, SOME))
+    assert listed(smaller) == [
+        {"prune": {"kept": {name: [*left(heads)] for name, heads in SOME.items()}}},
+        {"int8": {}},
+    ]
+    again = changed(build(positions="t5", kv_heads=2).float(), listed(smaller))
+    assert torch.equal(again(SOURCE, TARGET), smaller(SOURCE, TARGET))
+    with torch.device("meta"):
+        blank = Transformer(model.config)
+    shapes = {name: x.shape for name, x in changed(blank, listed(smaller)).state_dict().items()}
+    assert shapes == {name: x.shape for name, x in smaller.state_dict().items()}
+    assert changed(build(), [{"prune": {"kept": {ENCODER: [*ALL]}}}]).state_dict().keys() == build().state_dict().keys()
+    assert listed(build()) == []
+
+
+def left(gone: tuple[int, ...]) -> list[int]:
+    return [head for head in ALL if head not in gone]
+
+
+@pytest.mark.parametrize("preset", ["convs2s", "linear-rnn"])
+def test_any_family_may_lose_heads(preset: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = family.build(family.configure(preset, ["heads=4"], vocabulary=10)).double().eval()
+    name = next(iter(attentions(model)))
+    smaller = prune(model, {name: (1, 2)})
+    with edit(model, {name: {1: 0.0, 2: 0.0}}):
+        close(smaller(SOURCE, TARGET), model(SOURCE, TARGET))
+    storage.save(smaller, tmp_path)
+    assert torch.equal(storage.load(tmp_path)(SOURCE, TARGET), smaller(SOURCE, TARGET))
+
+
+def test_a_directory_of_format_1_is_read(tmp_path: Path) -> None:
+    smaller = prune(build(positions="alibi"), {ENCODER: [0, 2], DECODER: ALL})
+    storage.save(smaller, tmp_path)
+    path = tmp_path / "config.json"
+    about = json.loads(path.read_text())
+    del about["changes"]
+    about["format"], about["config"]["kept_heads"] = 1, f"{ENCODER}:1,3 {DECODER}:"
+    path.write_text(json.dumps(about))
+    again = storage.load(tmp_path)
+    assert torch.equal(again(SOURCE, TARGET), smaller(SOURCE, TARGET))
+    assert again.changes == smaller.changes
