@@ -9,7 +9,7 @@ from typing import Any
 from regard.checks import choose
 from regard.convert import ctranslate2, foreign, onnx
 from regard.convert.source import TOKENIZER, Source
-from regard.convert.tables import TABLES
+from regard.core.generation import DecoderOnly
 from regard.files import new_directory
 from regard.models import storage
 
@@ -32,13 +32,13 @@ def export(model_dir: str | Path, out_dir: str | Path, to: str, *, quantization:
 def import_(hf_dir: str | Path, out_dir: str | Path) -> list[str]:
     """Write a model of Hugging Face's, of a class in `tables`, as a model directory of regard's.
 
-    How it generates goes along; what regard cannot say of it is returned in words.
+    How it generates is how it is used from then on; what of that no setting says is returned in words.
     """
     model, tokenizer = foreign.read(Path(hf_dir))
-    about = foreign.about_model(Path(hf_dir))
-    use, left = generation(about)
+    search, left = generation(foreign.about_model(Path(hf_dir)))
+    name = "generate" if isinstance(model, DecoderOnly) else "translate"
     with new_directory(out_dir) as directory:
-        storage.save(model, directory, storage.Purpose({"name": TABLES[about["model_type"]].task}, use))
+        storage.save(model, directory, storage.Purpose({"name": name}, search))
         tokenizer.save(directory / TOKENIZER)
     return left
 
