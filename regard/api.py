@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from regard.checks import at_least, hint
 from regard.core.quantised import is_quantised, quantise
@@ -124,17 +124,18 @@ def _of(kind: type[Any], path: Path) -> Any:
     try:
         return _made(kind, json.loads(read_whole(path, storage.LARGEST)), str(path))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: {error}: mend or remove it") from None
+        raise ValueError(f"{error}: mend or remove {path}") from None
 
 
 def _made(kind: type[Any], settings: Any, place: str) -> Any:
-    known = [field.name for field in fields(kind)]
-    for name in settings if isinstance(settings, dict) else ():
-        if name not in known:
-            raise ValueError(f"{place}: there is no setting {name!r}: {hint(name, known)}")
+    """A dataclass out of what JSON holds: every setting known, and of its type."""
+    strict = {"__pydantic_config__": ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)}
+    held: TypeAdapter[Any] = TypeAdapter(make_dataclass("Held", [("it", kind)], namespace=strict))
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(settings), strict=True)
+        return held.validate_json(json.dumps({"it": settings})).it
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        key = ".".join(map(str, problem["loc"]))
+        key = ".".join(map(str, problem["loc"][1:]))
+        if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            raise ValueError(f"{place}: there is no setting {key!r}: {hint(key, get_type_hints(kind))}") from None
         raise ValueError(f"{place}{key and '.'}{key}: {problem['msg']}") from None
