@@ -150,8 +150,7 @@ class Generator(Searcher):
     def ids(self, text: str, place: str = "") -> list[int]:
         """What the model reads of a text: its sub-words, and before them what stands before every document."""
         (begin, _), bos = self.tokenizer.marks.frame, self.tokenizer.marks.bos
-        ids = self.tokenizer.encode(text)
-        ids = ids if ids[:1] == begin else [*begin, *ids]
+        ids = [*([] if self.tokenizer.imported else begin), *self.tokenizer.encode(text)]
         if not ids and bos is not None:
             ids = [bos]
         if not ids:

@@ -14,6 +14,9 @@ from tokenizers import Tokenizer as Rust
 import regard
 from regard.convert import export, import_
 from regard.data.tokenizers import RESERVED, Tokenizer
+from regard.decoding.module import Module
+from regard.decoding.pool import search
+from regard.decoding.protocol import Request, SearchConfig
 from regard.models import storage
 from tests.convert.test_huggingface import foreign_model, logits
 from tests.convert.toys import before, padded, sentences
