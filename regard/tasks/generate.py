@@ -131,7 +131,8 @@ class Generate(Task):
 
     def examples(self, rows: Sequence[Passage], tokenizer: Tokenizer) -> Iterator[tuple[list[int]]]:
         begin, end = framed(tokenizer.marks)
-        for row, ids in zip(rows, tokenizer.encode_batch([row.text for row in rows]), strict=True):
+        texts = [row.text if row.first or not tokenizer.spaced else row.text.removeprefix(" ") for row in rows]
+        for row, ids in zip(rows, tokenizer.encode_batch(texts), strict=True):
             yield ([*(begin if row.first else []), *ids, *(end if row.last else [])],)
 
     def length(self, recipe: Any) -> int:
