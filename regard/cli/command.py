@@ -309,10 +309,10 @@ def evaluate(
         numbers = {key: None if x == math.inf else x for key, x in result.items()}  # JSON has no Infinity
         typer.echo(json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False))
         return
-    text = f"{result['sentences']:,} lines, read {result['read']}; {result['tokens']:,} tokens"
+    heading = f"{result['sentences']:,} lines, read {result['read']}; {result['tokens']:,} tokens"
     if result["left_out"]:
-        text += f"; BLEU and chrF alone count {result['left_out']:,} pairs that are longer than the model reads"
-    table = _table(str(model), text, "", "", "")
+        heading += f"; BLEU and chrF alone count {result['left_out']:,} pairs that are longer than the model reads"
+    table = _table(str(model), heading, "", "", "")
     table.show_header, note = False, table.columns[2]
     note.justify, note.no_wrap, note.overflow = "left", False, "fold"  # a signature is cut nowhere, a figure never
     for name in ("bleu", "chrf"):
