@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from regard.checks import at_least
+from regard.checks import at_least, hint
 from regard.core.quantised import is_quantised, quantise
 from regard.data.lexicon import Shortlist
 from regard.data.tokenizers import Tokenizer
@@ -18,7 +19,8 @@ from regard.recipes import reading
 from regard.shipped import located
 from regard.shipped import shipped as shipped  # regard.api.shipped() is part of this door
 from regard.tasks.asks import DecodeConfig
-from regard.tasks.task import Task, task
+from regard.tasks.task import Task
+from regard.tasks.task import task as task_named
 from regard.tasks.translate import Translate
 from regard.tasks.translator import Translator as Translator
 
@@ -37,6 +39,7 @@ def load(
     shortlist: bool = False,
     rescore: str | Path | None = None,
     weight: float = 1.0,
+    task: str | None = None,
 ) -> Any:
     """The model in a directory that `regard train` has written; several directories make an ensemble.
 
@@ -44,7 +47,8 @@ def load(
     `engine` is native (compiled C, on the CPU), torch, or the first of them that there is; `workers` are threads.
     `precision` is that of the weights as they are on the disk, or fp32, bf16 (which native reads as fp32), int8.
     `shortlist` restricts the output to tokens that go with the source, as `regard shortlist` has learned it. `rescore`
-    is another model, by whose word, of this `weight`, outputs are ranked as well.
+    is another model, by whose word, of this `weight`, outputs are ranked as well. Where a `task` is named, a model for
+    another one is refused.
     """
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision = {precision!r}: choose one of {', '.join(PRECISIONS)}")
@@ -70,6 +74,10 @@ def load(
     if len({(each.task.name, getattr(each.task, "order", "")) for each in all_told}) > 1:
         raise ValueError(
             "these models have different tasks or write in different orders: an ensemble has one order and one task"
+        )
+    if task not in (None, first.name):
+        raise ValueError(
+            f"{places[0]} cannot {task}: it is a model to {first.name}, so `regard {first.name}` is its verb"
         )
     listed = Shortlist.load(places[0]) if shortlist else None
     if listed is not None and len(listed.offsets) - 1 != len(tokenizers[0]):
@@ -102,7 +110,7 @@ def told(directory: Path) -> Told:
         return Told(Translate(), _of(DecodeConfig, directory / "decode.json"))
     path, (own, use) = directory / storage.CONFIG, purpose
     try:
-        kind = task(own["name"])
+        kind = task_named(own["name"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     facts = {key: value for key, value in own.items() if key != "name"}
@@ -116,13 +124,18 @@ def _of(kind: type[Any], path: Path) -> Any:
     try:
         return _made(kind, json.loads(read_whole(path, storage.LARGEST)), str(path))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: {error}: mend or remove it") from None
+        raise ValueError(f"{error}: mend or remove {path}") from None
 
 
 def _made(kind: type[Any], settings: Any, place: str) -> Any:
+    """A dataclass out of what JSON holds: every setting known, and of its type."""
+    strict = {"__pydantic_config__": ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)}
+    held: TypeAdapter[Any] = TypeAdapter(make_dataclass("Held", [("it", kind)], namespace=strict))
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(settings), strict=True)
+        return held.validate_json(json.dumps({"it": settings})).it
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        key = ".".join(map(str, problem["loc"]))
+        key = ".".join(map(str, problem["loc"][1:]))
+        if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            raise ValueError(f"{place}: there is no setting {key!r}: {hint(key, get_type_hints(kind))}") from None
         raise ValueError(f"{place}{key and '.'}{key}: {problem['msg']}") from None

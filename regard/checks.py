@@ -1,5 +1,7 @@
 """What a person asks for, checked: one line that names the value, and what to do. Over the standard library alone."""
 
+import inspect
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -74,6 +76,15 @@ def probability(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not 0.0 <= value < 1.0:
             raise ValueError(f"{name} = {value}: a probability is at least 0 and below 1")
+
+
+def described(kind: type[Any]) -> dict[str, str]:
+    """What the comments beside the fields of a dataclass say of each: help for a person who sets them."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__[:-1]):
+        if "__dataclass_fields__" in vars(each):
+            found |= re.findall(r"^    (\w+): [^#\n]+# (.+)$", inspect.getsource(each), re.MULTILINE)
+    return found
 
 
 def need(package: str, extra: str) -> Any:

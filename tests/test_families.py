@@ -121,9 +121,13 @@ def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  
 
 
 def test_every_preset_belongs_to_a_family_and_builds_its_model() -> None:
-    assert {family_of(preset) for preset in presets()} == set(FAMILIES) == {"transformer", "recurrent", "convolutional"}
+    assert (
+        {family_of(preset) for preset in presets()}
+        == set(FAMILIES)
+        == {"transformer", "recurrent", "convolutional", "decoder"}
+    )
     for preset in presets():
-        config = configure(preset, ["d_model=16"], vocabulary=50)
+        config = configure(preset, ["d_model=36"], vocabulary=50)
         with torch.device("meta"):
             assert type(build(config)) is family(family_of(preset)).model
     assert configure("lstm", ["input_feeding=false"], vocabulary=50).input_feeding is False
@@ -200,7 +204,7 @@ def test_int8_makes_a_smaller_model_that_loads_draws_nothing_and_translates(
 def test_what_a_family_cannot_do_is_one_clear_line(folder: Path, tmp_path: Path, fail: Any) -> None:
     lstm, bytenet, additive = (learn(folder, name) for name in ("lstm", "bytenet", "additive"))
     for to in ("onnx", "ctranslate2", "hf"):
-        assert "holds a Recurrent model: only a Transformer can be exported" in fail(
+        assert "a Recurrent model: only a Transformer can be exported" in fail(
             "export", lstm, tmp_path / "x", "--to", to
         )
         assert "cannot express score = 'additive', only 'dot'" in fail("export", additive, tmp_path / "x", "--to", to)
@@ -222,7 +226,11 @@ def test_what_a_family_cannot_do_is_one_clear_line(folder: Path, tmp_path: Path,
 def test_the_explorer_shows_what_there_is(folder: Path) -> None:
     lstm, bytenet = (Live(regard.load(learn(folder, name))) for name in ("lstm", "bytenet"))
     (only,) = lstm.about()["attentions"]
-    assert only == {"name": "decoder.cross_attention", "kind": "cross", "layer": 0, "heads": 1, "dots": False}
+    sides = {name: {"input": each, "late": False} for name, each in (("queries", "target"), ("keys", "source"))}
+    assert only == {
+        "name": "decoder.cross_attention", "kind": "cross", **sides, "causal": False, "role": "predicted",
+        "layer": 0, "heads": 1, "dots": False,
+    }  # fmt: skip
     look = lstm.look(*([*lstm.tokenizer.encode(text), EOS] for text in (TEXT, "1987-03-05")), {})
     ((name, heads, weights),) = looks.maps(lstm, look, "weights", [("decoder.cross_attention", None)])
     assert (name, heads) == ("decoder.cross_attention", [0])

@@ -22,7 +22,7 @@ from rich.text import Text
 import regard
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.telling import telling
-from regard.cli.use import score, translate
+from regard.cli.use import generate, score, translate
 
 if TYPE_CHECKING:
     from regard.models.costs import Footprint, PaperRun, Part
@@ -57,6 +57,12 @@ TRANSLATE = """For example:
 
 An argument that is no directory and no file is the text, unless it looks like the name of a file: without a space, but
 with a slash or a suffix.
+"""
+GENERATE = """For example:
+
+  regard generate runs/shakespeare "ROMEO:" --limit 300 --seed 1
+
+  regard generate runs/shakespeare --file prompts.txt --json -o written.jsonl
 """
 WIDE = 1_000  # characters
 # What PyTorch says of memory, on an accelerator, on a CPU, and where none could have as much.
@@ -115,6 +121,7 @@ def _regard(
 
 
 app.command(rich_help_panel=USE, epilog=TRANSLATE)(translate)
+app.command(rich_help_panel=USE, epilog=GENERATE)(generate)
 for verb, panel in ((score, USE), (serve, USE), (explore, SEE), (inspect, SEE), (heads, SEE)):
     app.command(rich_help_panel=panel)(verb)
 

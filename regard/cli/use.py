@@ -5,6 +5,7 @@ torch takes a second to load: what needs it is imported when a verb runs.
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import zip_longest
@@ -14,26 +15,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.checks import hint
+from regard.cli.options import ENGINE, TEXT, WRITTEN, said, settings
 from regard.shipped import located, shipped
+from regard.tasks.asks import Prompt, Settings, Writing
 
 if TYPE_CHECKING:
     from regard.api import Translator
     from regard.cli.bulk import Notes, Output, Reader
-    from regard.tasks.asks import Answer, Ask, Score, Settings, Translation
+    from regard.tasks.asks import Answer, Ask, Score, Translation
 
-SEARCH, CHANCE, PHRASES, TEXT, WRITTEN, ENGINE = (
-    "How outputs are searched for",
-    "Outputs by chance",
-    "What outputs must be like",
-    "How text is read",
-    "What is written",
-    "What does the work",
-)
 ERRORS = {"refuse": "strict", "replace": "replace"}  # of decoding, by what a person chooses
 LIKE_A_FILE = re.compile(r"\S*/\S*|\S+\.[A-Za-z]\w{0,9}")  # what has a slash or a suffix, and no space
 LIKE_A_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
+@settings(Settings)
 def translate(
     model: Annotated[str | None, typer.Argument(help="A model directory. (default: the one that comes along)")] = None,
     files: Annotated[
@@ -42,80 +39,11 @@ def translate(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here. (default: stdout)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was interrupted.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that is there.")] = False,
-    beam: Annotated[
-        int | None,
-        typer.Option("--beam", "--num-beams", help="Width of the search; 1 is greedy.", rich_help_panel=SEARCH),
-    ] = None,
-    best: Annotated[
-        int | None, typer.Option("--best", "--n-best", help="Outputs for each line.", rich_help_panel=SEARCH)
-    ] = None,
-    alpha: Annotated[float | None, typer.Option(help="Length penalty; 0: off.", rich_help_panel=SEARCH)] = None,
-    penalty: Annotated[str | None, typer.Option(help="Its form: paper, mean.", rich_help_panel=SEARCH)] = None,
-    patience: Annotated[
-        float | None, typer.Option(help="Stop at patience x beam finished outputs.", rich_help_panel=SEARCH)
-    ] = None,
-    groups: Annotated[int | None, typer.Option(help="Of a diverse beam.", rich_help_panel=SEARCH)] = None,
-    diversity: Annotated[float | None, typer.Option(help="How unlike groups are.", rich_help_panel=SEARCH)] = None,
-    extra: Annotated[
-        int | None, typer.Option(help="Sub-words that an output may have more than its input.", rich_help_panel=SEARCH)
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "--max-length", help="Sub-words of one, at most.", rich_help_panel=SEARCH)
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option("--sample", "--temperature", help="Draw outputs at this temperature.", rich_help_panel=CHANCE),
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="From the likeliest k tokens.", rich_help_panel=CHANCE)] = None,
-    top_p: Annotated[float | None, typer.Option(help="From the likeliest share p.", rich_help_panel=CHANCE)] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="From tokens p times as likely as the best.", rich_help_panel=CHANCE)
-    ] = None,
-    typical: Annotated[float | None, typer.Option(help="From the most typical share.", rich_help_panel=CHANCE)] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed, the same outputs.", rich_help_panel=CHANCE)] = None,
-    mbr: Annotated[
-        int | None, typer.Option(help="Draw so many, take the one the others agree with.", rich_help_panel=CHANCE)
-    ] = None,
-    require: Annotated[
-        list[str] | None, typer.Option(metavar="PHRASE", help="Every output has it.", rich_help_panel=PHRASES)
-    ] = None,
-    forbid: Annotated[
-        list[str] | None, typer.Option(metavar="PHRASE", help="No output has these words.", rich_help_panel=PHRASES)
-    ] = None,
-    ordered: Annotated[
-        bool, typer.Option("--ordered", help="Required phrases come in their order.", rich_help_panel=PHRASES)
-    ] = False,
-    shortest: Annotated[
-        int | None, typer.Option(help="Least sub-words of one. (default: 1)", rich_help_panel=PHRASES)
-    ] = None,
-    block: Annotated[
-        int | None,
-        typer.Option("--block", "--no-repeat-ngram", help="No n-gram of this length twice.", rich_help_panel=PHRASES),
-    ] = None,
-    repetition: Annotated[
-        float | None, typer.Option(help="Above 1, what was written is less likely again.", rich_help_panel=PHRASES)
-    ] = None,
-    split: Annotated[
-        bool | None,
-        typer.Option(help="Read a line sentence by sentence. (default: as the model learnt)", rich_help_panel=TEXT),
-    ] = None,
-    keep: Annotated[
-        bool | None,
-        typer.Option(help="Leave addresses, @names, code and emoji as they are. (default)", rich_help_panel=TEXT),
-    ] = None,
-    stops: Annotated[
-        bool | None,
-        typer.Option(help="No full stop where a line has none. (default: as the model learnt)", rich_help_panel=TEXT),
-    ] = None,
-    long: Annotated[str | None, typer.Option(help="Sentences too long: split, refuse.", rich_help_panel=TEXT)] = None,
     invalid: Annotated[str, typer.Option(help="What is not UTF-8: refuse, replace.", rich_help_panel=TEXT)] = "refuse",
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Lines are JSON, in and out.", rich_help_panel=TEXT)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON lines.", rich_help_panel=WRITTEN)] = False,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Add sub-words and their log p to JSON.", rich_help_panel=WRITTEN)
-    ] = False,
-    align: Annotated[
-        bool, typer.Option("--align", help="Add which word comes from which.", rich_help_panel=WRITTEN)
     ] = False,
     stream: Annotated[
         bool, typer.Option("--stream", help="Write each word as soon as it is certain.", rich_help_panel=WRITTEN)
@@ -143,9 +71,11 @@ def translate(
     bitwise: Annotated[
         bool, typer.Option("--bitwise", help="With torch: the same bits in any company.", rich_help_panel=ENGINE)
     ] = False,
+    *,
+    settings: dict[str, Any],
 ) -> None:
     """Translate text, a sentence a line. Without an option, as the model's recipe says."""
-    options = dict(locals())
+    given = said(settings)
     errors = _errors(invalid)
     if (resume or overwrite) and output is None:
         raise ValueError("--resume and --overwrite are about an output file: name it by -o")
@@ -153,16 +83,14 @@ def translate(
         raise ValueError("--resume goes on with an output and --overwrite begins again: choose one")
     if tokens and not (as_json or jsonl):
         raise ValueError("--tokens adds to JSON: ask for --json")
-    if stream and (as_json or jsonl or align or output is not None):
+    if stream and (as_json or jsonl or given.get("align") or output is not None):
         raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
     first, inputs, text = _model_and_text(model, files or [])
     from regard.api import load
     from regard.cli.bulk import Notes, Output, Reader, digest
-    from regard.tasks.asks import SETTINGS, Settings
 
     reader = Reader(inputs, jsonl=jsonl, errors=errors, text=text)
     models = [first, *map(located, ensemble or ())]
-    given = {name: options[name] for name in SETTINGS if name != "prefix"}  # which only a line of its own can have
     translator = load(
         models,
         device=device,
@@ -174,12 +102,13 @@ def translate(
         shortlist=shortlist,
         rescore=rescore,
         weight=weight,
+        task="translate",
     )
     if engine == "auto" and (reason := translator.without_native):
         typer.echo(f"note: by PyTorch, for the native engine, which is quicker, cannot be used: {reason}", err=True)
-    settings = Settings.of(given, translator.decode)
+    how = Settings.of(given, translator.decode)
     if not (as_json or jsonl):
-        settings = settings.bare()
+        how = how.bare()
     notes = Notes(translator.longest)
     if stream:
         _stream(translator, reader, given, notes)
@@ -187,7 +116,7 @@ def translate(
         return
     about: dict[str, Any] = {}
     if output is not None:
-        about = {**asdict(settings.search), **asdict(settings), "search": "", "longest": translator.longest}
+        about = {**asdict(how.search), **asdict(how), "search": "", "longest": translator.longest}
         about |= {"engine": engine, "precision": precision, "shortlist": shortlist}
         about |= {"weight": weight if rescore else None}
         about |= {"jsonl": jsonl, "json": as_json, "tokens": tokens}
@@ -196,7 +125,7 @@ def translate(
         if shortlist:
             about["shortlist.safetensors"] = digest(first / "shortlist.safetensors")
     with Output(output, about, reader, resume=resume, overwrite=overwrite) as written:
-        _translate(translator, settings, Form(as_json or jsonl, tokens, settings), reader, written, notes)
+        _translate(translator, how, Form(as_json or jsonl, tokens, how), reader, written, notes)
     notes.report(reader.skipped)
 
 
@@ -294,6 +223,83 @@ def _stream(translator: "Translator", asks: "Iterable[Ask]", given: dict[str, An
             typer.echo(piece.replace("\n", " "), nl=False)  # which does not wait for the line's end
 
 
+@settings(Writing)
+def generate(
+    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    prompt: Annotated[list[str] | None, typer.Argument(help="The text to go on with. (default: stdin)")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Prompts, one a line.")] = None,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help='Of the file, lines are JSON: {"prompt": ..., "id": ..., "seed": ...}.')
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write JSON lines, with log p of each token.", rich_help_panel=WRITTEN)
+    ] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here. (default: stdout)")] = None,
+    engine: Annotated[str, typer.Option(help="auto, native, torch", rich_help_panel=ENGINE)] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps", rich_help_panel=ENGINE)] = "cpu",
+    workers: Annotated[int | None, typer.Option(help="Threads. (default: all cores)", rich_help_panel=ENGINE)] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16, int8. (default: the model's)", rich_help_panel=ENGINE)
+    ] = None,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Go on with a text, and show it as it is written. Without an option, as the model's recipe says."""
+    given = said(settings)
+    if prompt and file is not None:
+        raise ValueError("a prompt is given, and a file of them: leave one of them out")
+    if jsonl and file is None:
+        raise ValueError("--jsonl is about a file of prompts: name it by --file")
+    from regard.api import load
+    from regard.files import write_whole
+
+    generator = load(model, device=device, engine=engine, workers=workers, precision=precision, task="generate")
+    how = Writing.of(given, generator.decode)
+    alone = file is None and not as_json and output is None and how.search.best == 1
+    if file is None:
+        text = " ".join(prompt) if prompt else "" if sys.stdin.isatty() else sys.stdin.read()
+        prompts = [Prompt(text)]
+    else:
+        prompts = list(_prompts(file, jsonl))
+    if alone:
+        for piece in generator.stream(prompts[0], **given):
+            typer.echo(piece, nl=False)
+        typer.echo()
+        return
+    lines = []
+    for asked, outputs in zip(prompts, generator.answers(prompts, how), strict=True):
+        if as_json:
+            known = {"id": asked.id} if asked.id is not None else {}
+            rows = [{key: value for key, value in asdict(each).items() if key != "read"} for each in outputs]
+            lines.append(json.dumps({**known, "prompt": asked.text, **rows[0], **({"best": rows} if rows[1:] else {})}))
+        else:
+            lines += [each.text.replace("\n", " ") if file is not None else each.text for each in outputs]
+    if output is not None:
+        write_whole(output, "".join(f"{line}\n" for line in lines))
+    else:
+        typer.echo("\n".join(lines))
+
+
+def _prompts(file: Path, jsonl: bool) -> Iterator[Prompt]:
+    """The prompts of a file, one a line; in JSON they may have line feeds, an id and a seed."""
+    from regard.data.text import read_lines
+
+    for number, line in enumerate(read_lines(file, cut=False), start=1):
+        where = f"{file}:{number}"
+        if not jsonl:
+            yield Prompt(line, where)
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{where} is no JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+            raise ValueError(f'{where} has no text under "prompt"')
+        for key in row.keys() - {"prompt", "id", "seed"}:
+            raise ValueError(f"{where}: unknown key {key!r}: {hint(key, ('prompt', 'id', 'seed'))}")
+        yield Prompt(row["prompt"], where, row.get("id"), row.get("seed"))
+
+
 def score(
     source: Annotated[Path, typer.Option(help="Text, a sentence a line.")],
     target: Annotated[Path, typer.Option(help="Its translation, line by line.")],
@@ -310,7 +316,7 @@ def score(
     from regard.tasks.asks import windows
 
     errors = _errors(invalid)
-    translator = load([located(model), *(ensemble or ())], device=device)
+    translator = load([located(model), *(ensemble or ())], device=device, task="translate")
     pairs = count = 0
     total = 0.0
     for window in windows(_pairs(source, target, errors), lambda pair: sum(len(side.text) for side in pair)):

@@ -1,14 +1,19 @@
-"""Models in the formats of other programs: CTranslate2, ONNX and Hugging Face out, Hugging Face in."""
+"""Models in the formats of other programs: CTranslate2, ONNX and Hugging Face out, Hugging Face in.
 
-import json
+Begin with `tables`: the classes of Hugging Face's that are members of our families.
+"""
+
 from pathlib import Path
+from typing import Any
 
-from regard.convert import ctranslate2, foreign, huggingface, onnx
+from regard.checks import choose
+from regard.convert import ctranslate2, foreign, onnx
 from regard.convert.source import TOKENIZER, Source
-from regard.files import new_directory, write_whole
+from regard.core.generation import DecoderOnly
+from regard.files import new_directory
 from regard.models import storage
 
-FORMATS = ("ctranslate2", "hf", "onnx")
+FORMATS = {"ctranslate2": ctranslate2.write, "hf": foreign.write, "onnx": onnx.write}
 
 
 def export(model_dir: str | Path, out_dir: str | Path, to: str, *, quantization: str | None = None) -> None:
@@ -16,30 +21,53 @@ def export(model_dir: str | Path, out_dir: str | Path, to: str, *, quantization:
 
     `quantization`, such as int8, is for CTranslate2.
     """
-    if to not in FORMATS:
-        raise ValueError(f"unknown format {to!r}: choose one of {', '.join(FORMATS)}")
+    write = choose("format", to, FORMATS)
     if quantization is not None and to != "ctranslate2":
         raise ValueError(f"quantization = {quantization!r} is for ctranslate2: leave it out for {to}")
     source = Source.load(model_dir)
     with new_directory(out_dir) as directory:
-        if to == "ctranslate2":
-            ctranslate2.write(source, directory, quantization)
-        elif to == "hf":
-            huggingface.write(source, directory)
-        else:
-            onnx.write(source, directory)
+        write(source, directory, **({} if quantization is None else {"quantization": quantization}))
 
 
 def import_(hf_dir: str | Path, out_dir: str | Path) -> list[str]:
-    """Write a Marian, BART, Pegasus or mBART of Hugging Face's as a model directory of regard's.
+    """Write a model of Hugging Face's, of a class in `tables`, as a model directory of regard's.
 
-    Of how it generates, the beam is kept, in decode.json; the rest is returned in words.
+    How it generates is how it is used from then on; what of that no setting says is returned in words.
     """
-    model, tokenizer = huggingface.read(Path(hf_dir))
-    decode, left = foreign.generation(foreign.about_model(Path(hf_dir)))
+    model, tokenizer = foreign.read(Path(hf_dir))
+    search, left = generation(foreign.about_model(Path(hf_dir)))
+    name = "generate" if isinstance(model, DecoderOnly) else "translate"
     with new_directory(out_dir) as directory:
-        storage.save(model, directory)
+        storage.save(model, directory, storage.Purpose({"name": name}, search))
         tokenizer.save(directory / TOKENIZER)
-        if decode:
-            write_whole(directory / "decode.json", json.dumps(decode) + "\n")
     return left
+
+
+SEARCH = {  # theirs, unless neutral -> ours
+    "no_repeat_ngram_size": ("block", 0),
+    "min_length": ("shortest", 0),
+    "repetition_penalty": ("repetition", 1.0),
+    "num_beam_groups": ("groups", 1),
+}
+
+
+def generation(about: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """How a model generates, as settings of a search, and in words what none of them says.
+
+    >>> generation({"num_beams": 6, "length_penalty": 0.8, "no_repeat_ngram_size": 3, "do_sample": True})
+    ({'beam': 6, 'penalty': 'mean', 'alpha': 0.8, 'block': 3}, ['do_sample (--sample 1)'])
+    """
+    beams = about.get("num_beams", 1)
+    if not isinstance(beams, int) or beams < 1:
+        raise ValueError(f"num_beams = {beams!r} is not a number of hypotheses: mend it in {foreign.GENERATION}")
+    search: dict[str, Any] = {}
+    if beams > 1:
+        search = {"beam": beams, "penalty": "mean", "alpha": about.get("length_penalty", 1.0)}
+        search |= {"patience": 1} if about.get("early_stopping") is True else {}
+    for theirs, (ours, neutral) in SEARCH.items():
+        if (value := about.get(theirs)) not in (None, neutral):
+            search[ours] = value
+    left = ["do_sample (--sample 1)"] if about.get("do_sample") else []
+    if several := sum(len(words) > 1 for words in about.get("bad_words_ids") or []):
+        left.append(f"bad_words_ids of several tokens: {several} (--forbid)")
+    return search, left

@@ -24,7 +24,7 @@ POSITIONS = 2048  # of a table in place of a formula: CTranslate2 has another fo
 
 def write(source: Source, directory: Path, quantization: str | None = None) -> None:
     """Write model.bin, config.json, the vocabulary and tokenizer.json into an empty directory."""
-    c = source.config
+    c, model = source.config, source.transformer("CTranslate2")
     if quantization not in (None, *QUANTIZATIONS):
         raise ValueError(f"unknown quantization {quantization!r}: choose one of {', '.join(QUANTIZATIONS)}")
     positions: tuple[object, ...] = ("sinusoidal", "learned", "none")
@@ -39,7 +39,6 @@ def write(source: Source, directory: Path, quantization: str | None = None) -> N
         ffn_glu=c.feed_forward in GATES,
         rms_norm=c.norm_kind == "rms",
     )
-    model = source.model
     _stack(spec.encoder, spec.encoder.embeddings[0], model.source_embedding, model.encoder)
     _stack(spec.decoder, spec.decoder.embeddings, model.target_embedding, model.decoder)
     _linear(spec.decoder.projection, model.output)

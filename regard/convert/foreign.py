@@ -1,60 +1,213 @@
-"""Tokenizers of Hugging Face's: ours written for `AutoTokenizer`, and theirs read and renumbered.
+"""To and from Hugging Face: one engine for every table of `tables.py`, in both directions.
 
-regard's ids 0 to 3 are <pad>, <s>, </s> and <unk>. Theirs lie anywhere, and what a decoder starts with is often their
-padding (Marian, Pegasus) or their end (BART): it then gets a row of its own, which is never written.
+Their sinusoids come as [sin | cos], ours alternate: between the two lies a permutation of the residual stream, which
+the weights absorb, so a model stays exact and without a limit of length.
 """
 
 import json
 import re
+from collections.abc import Iterable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers import Tokenizer as Rust
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
-from regard.checks import need
-from regard.convert.source import TOKENIZER
-from regard.data.tokenizers import MOST, RESERVED, UNK, UNKNOWN, Tokenizer, check_ids, no_panic
-from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS
-from regard.files import read_whole, write_whole
+from regard.convert import tokenizers
+from regard.convert.source import Source
+from regard.convert.tables import TABLES, Foreign
+from regard.convert.tokenizers import settings
+from regard.core.positions import sinusoid
+from regard.data.tokenizers import Tokenizer
+from regard.files import write_whole
+from regard.models.family import FAMILIES, blank, configured, family
 
-SETTINGS = "tokenizer_config.json"
-MARIAN = ("source.spm", "vocab.json")
-CONFIG, GENERATION = "config.json", "generation_config.json"
-NEITHER = {"padding": None, "truncation": None}
-OPTIONS = {  # how they generate, and how `regard translate` is asked for the same
-    "no_repeat_ngram_size": "--block {}",
-    "min_length": "--shortest {}",
-    "repetition_penalty": "--repetition {}",
-    "num_beam_groups": "--groups {}",
-    "early_stopping": "--patience 1",
-    "do_sample": "--sample 1",
-}
+CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
+POSITIONS = 1024  # that transformers tabulates of the sinusoids
+NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
 
 
-def write(tokenizer: Rust, directory: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json, such that a text gets its end and specials are known as such."""
-    theirs = Rust.from_str(tokenizer.to_str())
-    theirs.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in RESERVED])
-    theirs.post_processor = processors.TemplateProcessing(f"$A {SPECIALS[EOS]}", special_tokens=[(SPECIALS[EOS], EOS)])
-    names = {"pad_token": SPECIALS[PAD], "bos_token": SPECIALS[BOS], "eos_token": SPECIALS[EOS], "unk_token": UNKNOWN}
-    about = names | {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    write_whole(directory / TOKENIZER, theirs.to_str(pretty=True) + "\n")
-    write_whole(directory / SETTINGS, json.dumps(about, indent=2) + "\n")
+class Pair(NamedTuple):
+    """A tensor of ours, and those of theirs that make it, under each of their names."""
+
+    ours: str
+    theirs: list[list[str]]
+    words: list[str]
 
 
-def settings(directory: Path, name: str) -> dict[str, Any]:
-    """What a JSON file of a directory says; nothing if it is not there."""
-    path = directory / name
-    if not path.is_file():
-        return {}
+def pairs(table: Foreign, names: Iterable[str]) -> Iterator[Pair]:
+    """The lines of a table for a model whose tensors have these names."""
+    known = list(names)
+    for line in table.tensors.strip().splitlines():
+        ours, theirs, *words = line.split() or ("", "")
+        before, layered, _ = ours.partition("#")
+        numbers = {
+            int(name.removeprefix(before).split(".")[0]) for name in known if layered and name.startswith(before)
+        }
+        for n in sorted(numbers) if layered else [0] * bool(ours):
+            for part in ("weight", "bias") if ours.endswith("*") else ("",):
+                own, *others = (x.replace("#", str(n)).replace("*", part) for x in (ours, *theirs.split("|")))
+                yield Pair(own, [_braces(other) for other in others], words)
+
+
+def _braces(name: str) -> list[str]:
+    before, brace, rest = name.partition("{")
+    some, _, after = rest.partition("}")
+    return [f"{before}{each}{after}" for each in some.split(",")] if brace else [name]
+
+
+def _to_theirs(pair: Pair, x: Tensor, config: Any) -> list[Tensor]:
+    for word in pair.words:
+        if word.startswith("offset:"):
+            x = torch.cat([x.new_zeros(int(word[7:]), x.shape[1]), x])
+    parts = list(x.split(_sizes(len(x), len(pair.theirs[0]), config)))
+    if "transposed" in pair.words:
+        parts = [part.transpose(0, -1) for part in parts]
+    return [part[None] for part in parts] if "row" in pair.words else parts
+
+
+def _to_ours(pair: Pair, parts: list[Tensor]) -> Tensor:
+    parts = [part[0] for part in parts] if "row" in pair.words else parts
+    x = torch.cat([part.transpose(0, -1) for part in parts] if "transposed" in pair.words else parts)
+    return x[sum(int(word[7:]) for word in pair.words if word.startswith("offset:")) :]
+
+
+def _sizes(rows: int, parts: int, config: Any) -> list[int]:
+    """How many rows each of the matrices has that make one: queries, keys and values, as the heads are shared out."""
+    kv = (config.kv_heads or config.heads) if parts == 3 else 1
+    heads = [config.heads if parts == 3 else 1, *[kv] * (parts - 1)]
+    return [rows * n // sum(heads) for n in heads]
+
+
+def _permuted(name: str, x: Tensor, table: Foreign, config: Any, *, back: bool) -> Tensor:
+    """One of our tensors with the residual stream in their order; or, `back`, in ours again."""
+    if not table.permuted:
+        return x
+    order = _order(config.d_model).argsort() if back else _order(config.d_model)
+    if re.search(r"\.(output|outer|norm)\.", name):  # what writes into the stream, or scales it
+        return x.index_select(0, order)
+    return x.index_select(1, order) if x.dim() == 2 else x
+
+
+def _order(d: int) -> Tensor:
+    """Our residual stream in their order: the even dimensions, to which sines are added, then the odd ones."""
+    return torch.cat([torch.arange(0, d, 2), torch.arange(1, d, 2)])
+
+
+# Out
+
+
+def write(source: Source, directory: Path) -> None:
+    """Write config.json, generation_config.json, model.safetensors and the tokenizer into an empty directory."""
+    c, table = source.config, _table(source)
+    about: dict[str, Any] = {"model_type": table.name, "architectures": [table.heads["tokens"]], "dtype": "float32"}
+    for name, setting in table.settings.items():
+        theirs, values = (setting, None) if isinstance(setting, str) else setting
+        value, keys = getattr(c, name), [key.split("|")[0] for key in theirs.split()]
+        if values is not None:
+            value = next((its for its, own in values if own == value), None)
+            if value is None:
+                known = ", ".join(dict.fromkeys(repr(own) for _, own in values))
+                raise ValueError(f"Hugging Face cannot express {name} = {getattr(c, name)!r}, only {known}")
+        each = value if isinstance(value, tuple) else [value] * len(keys)
+        for key, its in zip(keys, each, strict=True):
+            _put(about, key, its)
+    for key, value in table.constant.items():
+        _put(about, key, value)
+    marks = source.tokenizer.marks
+    ids: dict[str, Any] = {f"{name}_token_id": getattr(marks, name) for name in ("pad", "bos", "eos")}
+    ids |= {theirs.rstrip("?"): getattr(marks, name) for name, theirs in table.marks.items()}
+    ids |= {"forced_bos_token_id": None, "forced_eos_token_id": None}
+    about |= ids | ({"max_position_embeddings": POSITIONS} if table.permuted else {})
+    longest = min(c.longest or POSITIONS, 512)
+    write_whole(directory / CONFIG, json.dumps(about, indent=2) + "\n")
+    write_whole(directory / GENERATION, json.dumps(ids | {"max_length": longest}, indent=2) + "\n")
+    save_file(_theirs(source, table, tied=about["tie_word_embeddings"]), directory / WEIGHTS, {"format": "pt"})
+    tokenizers.write(source.tokenizer, directory, ends=table.ends)
+
+
+def _table(source: Source) -> Foreign:
+    """The class of theirs that a model is."""
+    c, name = source.config, next(name for name in FAMILIES if family(name).model is type(source.model))
+    width, nearest = c.d_model // c.heads, list[str]()
+    usual: dict[str, tuple[Any, ...]] = {"kv_heads": (None, c.heads), "d_k": (None, width), "d_v": (None, width)}
+    for table in (table for table in TABLES.values() if table.family == name):
+        known = {setting: values for setting, values in usual.items() if setting not in table.settings}
+        known |= {setting: (value,) for setting, value in table.fixed.items()}
+        wrong = [
+            f"{setting} = {value!r} (in {table.name} it is {values[-1]!r})"
+            for setting, values in known.items()
+            if (value := getattr(c, setting)) not in values
+        ]
+        if not wrong:
+            return table
+        nearest = min(nearest or wrong, wrong, key=len)
+    if not nearest:
+        raise ValueError(f"a {type(source.model).__name__} model: no class of Hugging Face's is one")
+    raise ValueError(f"Hugging Face has no model with {' and '.join(nearest)}")
+
+
+def _put(about: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    reduce(lambda inner, name: inner.setdefault(name, {}), path, about)[last] = value
+
+
+def _theirs(source: Source, table: Foreign, *, tied: bool) -> dict[str, Tensor]:
+    """The tensors by their names; of tied ones only the first."""
+    c, ours, tensors = source.config, source.tensors, dict[str, Tensor]()
+    lines = list(pairs(table, ours))
+    for pair in lines:
+        own = ours.get(pair.ours)
+        if own is None:  # a bias that we do without
+            own = torch.zeros(len(ours[pair.ours.replace("bias", "weight")]))
+        several = tied and len(pair.theirs) > 1
+        same = [p.theirs for p in lines if several and p.ours in ours and ours[p.ours].data_ptr() == own.data_ptr()]
+        names = next(names for names in pair.theirs if all(names in others for others in same))
+        for name, part in zip(names, _to_theirs(pair, _permuted(pair.ours, own, table, c, back=False), c), strict=True):
+            tensors.setdefault(name, part.contiguous().clone())
+    if table.permuted:
+        positions = sinusoid(torch.arange(POSITIONS), c.d_model).float().index_select(1, _order(c.d_model))
+        tensors |= {f"model.{stack}.embed_positions.weight": positions.clone() for stack in ("encoder", "decoder")}
+    return tensors
+
+
+# In
+
+
+def read(directory: Path) -> tuple[nn.Module, Tokenizer]:
+    """The model and the tokenizer of a directory of Hugging Face's."""
+    if not settings(directory, CONFIG):
+        raise ValueError(f"{directory} is not a directory of a Hugging Face model: it has no {CONFIG}")
+    about, path = about_model(directory), directory / CONFIG
+    known = [name for name, table in TABLES.items() if table.family in FAMILIES]
+    if (name := about.get("model_type")) not in known:
+        raise ValueError(f"{path}: model_type = {name!r} cannot be imported, only {', '.join(known)}")
+    table, content, tensors = TABLES[str(name)], tokenizers.read(directory), _load(directory)
     try:
-        content = json.loads(read_whole(path).decode())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return content
+        biased = {"output_bias": True} if "output.bias" in table.tensors else {}
+        c = configured(family(table.family).config, _config(table, about) | biased)
+        for layers in ("layers", "encoder_layers", "decoder_layers"):  # before anything of that size is built
+            if (count := getattr(c, layers, 0)) > len(tensors):
+                raise ValueError(f"{layers} = {count}, but {WEIGHTS} has {len(tensors)} tensors")
+        tokenizer = tokenizers.kept(directory, content, about, table.marks, ends=table.ends)
+        never = about.get("bad_words_ids") or []
+        if not all(isinstance(row, list) for row in never):
+            raise ValueError(f"bad_words_ids = {never}: each is a list of ids")
+        c = c if tokenizer.marks.pad is None else c.but(pad=tokenizer.marks.pad)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}" if str(directory) not in str(error) else str(error)) from error
+    state = _ours(directory / WEIGHTS, table, tensors, c)
+    if biased:
+        state["output.bias"][[row[0] for row in never if len(row) == 1 and row[0] in range(c.vocabulary)]] = NEVER
+        if not state["output.bias"].any():
+            del state["output.bias"]
+            c = c.but(output_bias=False)
+    model = family(table.family).model(c)
+    model.load_state_dict(state)
+    return model.eval(), tokenizer
 
 
 def about_model(directory: Path) -> dict[str, Any]:
@@ -63,181 +216,81 @@ def about_model(directory: Path) -> dict[str, Any]:
     return settings(directory, CONFIG) | {key: value for key, value in told.items() if value is not None}
 
 
-def generation(about: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
-    """What a recipe's section `decode` can hold of how to generate, and in words what it cannot.
-
-    >>> generation({"num_beams": 6, "length_penalty": 0.8, "no_repeat_ngram_size": 3, "min_length": 0})
-    ({'beam': 6}, ['length_penalty = 0.8 (--penalty mean --alpha 0.8)', 'no_repeat_ngram_size = 3 (--block 3)'])
-    """
-    beams = about.get("num_beams", 1)
-    if not isinstance(beams, int) or beams < 1:
-        raise ValueError(f"num_beams = {beams!r} is not a number of hypotheses: mend it in {GENERATION}")
-    left = [] if beams == 1 else [_option("length_penalty", about.get("length_penalty", 1.0))]
-    neutral = {"repetition_penalty": 1.0, "num_beam_groups": 1}
-    left += [_option(name, about[name]) for name in OPTIONS if about.get(name) not in (None, neutral.get(name, 0))]
-    if several := sum(len(words) > 1 for words in about.get("bad_words_ids") or []):
-        left.append(f"bad_words_ids of several tokens: {several} (--forbid)")
-    return ({} if beams == 1 else {"beam": beams}), left
+def _at(about: Any, key: str) -> Any:
+    """What stands under a key with dots; None if nothing does."""
+    for name in key.split("."):
+        about = about.get(name) if isinstance(about, dict) else None
+    return about
 
 
-def _option(name: str, value: object) -> str:
-    return f"{name} = {value} ({OPTIONS.get(name, '--penalty mean --alpha {}').format(value)})"
+def _config(table: Foreign, about: dict[str, Any]) -> dict[str, Any]:
+    """Our settings, as their file has them."""
+
+    def get(names: str) -> Any:
+        first, *others = names.split("|")
+        value = next((found for name in (first, *others) if (found := _at(about, name)) is not None), None)
+        if value is None and first not in table.defaults:
+            raise ValueError(f"it has no {first}")
+        value = table.defaults[first] if value is None else value
+        return get(value[0]) * value[1] if isinstance(value, tuple) else value
+
+    for name, value in table.constant.items():
+        if (its := _at(about, name)) not in (None, value):
+            raise ValueError(f"{name} = {its!r} cannot be expressed, only {value!r}")
+    found = dict(table.fixed)
+    for name, setting in table.settings.items():
+        theirs, values = (setting, None) if isinstance(setting, str) else setting
+        each = {key: get(key) for key in theirs.split()}
+        told = " and ".join(f"{key} = {value!r}" for key, value in each.items())
+        first, *others = each.values()
+        if values is None:
+            if any(other != first for other in others):
+                raise ValueError(f"{told} differ, which regard cannot express")
+            found[name] = first
+            continue
+        read = [own for its, own in values if its == ((first, *others) if others else first)]
+        if not read:
+            raise ValueError(
+                f"{told} cannot be expressed, only {', '.join(dict.fromkeys(str(its) for its, _ in values))}"
+            )
+        found[name] = read[0]
+    return found
 
 
-def read(directory: Path) -> dict[str, Any]:
-    """The tokenizer of a directory, as what a tokenizer.json holds."""
-    if content := settings(directory, TOKENIZER):
-        try:
-            check_ids(content, MOST)
-            with no_panic():  # what they pad and cut to is not carried over
-                return dict(json.loads(Rust.from_str(json.dumps(content | NEITHER)).to_str()))
-        except Exception as error:  # the package raises nothing narrower
-            raise ValueError(f"{directory / TOKENIZER} cannot be read: {error}") from None
-    if all((directory / name).is_file() for name in MARIAN):
-        return _marian(directory)
-    raise ValueError(
-        f"{directory} has neither {TOKENIZER} nor {' and '.join(MARIAN)}: load its tokenizer with transformers' "
-        "AutoTokenizer and call save_pretrained, which writes one"
-    )
-
-
-def _marian(directory: Path) -> dict[str, Any]:
-    """Marian cuts a text by source.spm, a unigram model, and numbers the pieces by vocab.json."""
-    spm = need("sentencepiece.sentencepiece_model_pb2", "convert").ModelProto()
-    path = directory / MARIAN[0]
+def _load(directory: Path) -> dict[str, Tensor]:
+    path = directory / WEIGHTS
+    if not path.is_file():
+        others = [file.name for file in sorted(directory.glob("*.bin")) + sorted(directory.glob("*.index.json"))]
+        found = f" but {others[0]}, which regard does not open" if others else ""
+        raise ValueError(
+            f"{directory} has no {WEIGHTS}{found}: load it with transformers in a place you trust, and call "
+            f"save_pretrained, which writes one {WEIGHTS}"
+        )
     try:
-        spm.ParseFromString(read_whole(path))
-    except Exception as error:
-        raise ValueError(f"{path} is no model of SentencePiece: {error}") from None
-    if spm.trainer_spec.model_type != spm.trainer_spec.UNIGRAM:
-        raise ValueError(f"{path} is not a unigram model of SentencePiece: it cannot be imported")
-    ids = settings(directory, MARIAN[1])
-    scores = {piece.piece: piece.score for piece in spm.pieces if piece.type == piece.NORMAL}
-    if not scores:
-        raise ValueError(f"{path} is damaged, it has no pieces: copy it again")
-    if not all(isinstance(ids.get(name), int) for name in (UNKNOWN, SPECIALS[EOS], *ids)):
-        raise ValueError(
-            f"{directory / MARIAN[1]} is damaged: it needs an id for each piece, and for {UNKNOWN} and {SPECIALS[EOS]}"
-        )
-    # A piece of the target's only is chosen where SentencePiece finds nothing known: at its price for the unknown.
-    unknown = min(scores.values()) - 10
-    vocabulary = [(piece, scores.get(piece, unknown * len(piece))) for piece in sorted(ids, key=ids.__getitem__)]
-    rust = Rust(models.Unigram(vocabulary, unk_id=ids[UNKNOWN]))
-    clean: list[normalizers.Normalizer] = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if spm.normalizer_spec.precompiled_charsmap:
-        clean.insert(0, normalizers.Precompiled(spm.normalizer_spec.precompiled_charsmap))
-    rust.normalizer = normalizers.Sequence(clean)
-    rust.pre_tokenizer, rust.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    rust.add_tokens(
-        [AddedToken(piece, normalized=False) for piece in ids if re.fullmatch(">>.+<<", piece)]
-    )  # languages
-    end = SPECIALS[EOS]
-    rust.post_processor = processors.TemplateProcessing(f"$A {end}", special_tokens=[(end, ids[end])])
-    return dict(json.loads(rust.to_str()))
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): copy it again") from error
 
 
-class Numbering(NamedTuple):
-    """Our ids in terms of theirs."""
-
-    rows: list[int]  # ours -> theirs; a row may come twice
-    names: list[str]  # the pieces, by our ids
-    before: list[int]  # ours, which stand before every text
-    never: list[int]  # ours, which are not to be written
-
-    @classmethod
-    def of(cls, directory: Path, content: dict[str, Any], about: dict[str, Any]) -> "Numbering":
-        """The numbering for a tokenizer and the settings of its model."""
-        ids: dict[str, int] = {}
-        for key in ("pad_token_id", "decoder_start_token_id", "eos_token_id"):
-            value = about.get(key)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"{directory}: {key} = {value!r} is not a token's id: set it in config.json")
-            ids[key] = value
-        pad, start, eos = ids.values()
-        theirs = _pieces(content)
-        unknown = _unknown(directory, content, theirs)
-        moved = {pad, start, eos, unknown}
-        first = [pad, start, eos, pad if unknown is None else unknown]
-        rows = [*first, *(i for i in range(about["vocab_size"]) if i not in moved)]
-        if (most := max([*first, *theirs])) >= about["vocab_size"]:
-            raise ValueError(f"{directory}: the tokenizer has an id {most}, but vocab_size = {about['vocab_size']}")
-        names = list(RESERVED)
-        for i in rows[len(RESERVED) :]:
-            name = theirs.get(i, f"<no token {i}>")
-            names.append(f"<{name}>" if name in RESERVED else name)
-        ours = {row: i for i, row in reversed(list(enumerate(rows)))} | {eos: EOS}
-        before = [ours[i] for i in _around(directory, content, eos)]
-        forced = about.get("forced_bos_token_id")
-        if forced is not None and before != [ours.get(forced)]:
-            raise ValueError(f"{directory}: forced_bos_token_id = {forced} forces the first token: set it to null")
-        never = {ours[row[0]] for row in about.get("bad_words_ids") or [] if len(row) == 1 and row[0] in ours}
-        never |= {BOS} if start in (pad, eos, unknown) else set()
-        never |= {UNK} if unknown is None else set()
-        return cls(rows, names, before, sorted(never))
-
-    def tokenizer(self, content: dict[str, Any], directory: Path) -> Tokenizer:
-        """The tokenizer with our numbers."""
-        model, path = dict(content["model"]), directory / TOKENIZER
-        theirs = _pieces(content)
-        if model["type"] == "Unigram":
-            scores = {theirs[i]: score for i, (_, score) in enumerate(model["vocab"])}
-            lowest = min(scores.values())
-            old = [theirs.get(i, "") for i in self.rows]
-            model |= {"vocab": [(name, scores.get(was, lowest)) for name, was in zip(self.names, old, strict=True)]}
-            model["unk_id"] = UNK
-        else:
-            model["vocab"] = {name: i for i, name in enumerate(self.names)}
-            if model.get("unk_token"):
-                model["unk_token"] = UNKNOWN
-        kept = [token for token in content["added_tokens"] if not token["special"]]
-        ids = {name: i for i, name in enumerate(self.names)}
-        about = content | {"model": model, "post_processor": None}
-        about["added_tokens"] = [token | {"id": ids[token["content"]]} for token in kept]
-        with no_panic(path):
-            rust = Rust.from_str(json.dumps(about))
-        if not self.before:
-            try:
-                return Tokenizer(rust.to_str(), path)  # one of regard's own, come back
-            except ValueError:
-                pass
-        if model["type"] != "BPE":  # no text gives a special: where a text has its name, it is cut after the "<"
-            cut = pre_tokenizers.Split(Regex(f"<(?=({'|'.join(name[1:] for name in RESERVED)}))"), "isolated")
-            rust.pre_tokenizer = pre_tokenizers.Sequence([rust.pre_tokenizer, cut] if rust.pre_tokenizer else [cut])
-        first = [(self.names[i], i) for i in self.before]
-        rust.post_processor = processors.TemplateProcessing(" ".join([*dict(first), "$A"]), special_tokens=first)
-        last = [rust.decoder] if rust.decoder else []
-        rust.decoder = decoders.Sequence([*(decoders.Replace(name, "") for name, _ in first), *last])
-        return Tokenizer(rust.to_str(), path)
-
-
-def _pieces(content: dict[str, Any]) -> dict[int, str]:
-    """id -> piece."""
-    vocabulary = content["model"]["vocab"]
-    if content["model"]["type"] == "Unigram":
-        pieces = {i: piece for i, (piece, _) in enumerate(vocabulary)}
-    else:
-        pieces = {i: piece for piece, i in vocabulary.items()}
-    return pieces | {token["id"]: token["content"] for token in content["added_tokens"]}
-
-
-def _unknown(directory: Path, content: dict[str, Any], pieces: dict[int, str]) -> int | None:
-    """The id of what is not in the vocabulary, if there is one."""
-    if (i := content["model"].get("unk_id")) is not None:
-        return int(i)
-    named = content["model"].get("unk_token") or settings(directory, SETTINGS).get("unk_token")
-    name = named.get("content") if isinstance(named, dict) else named
-    return next((i for i, piece in pieces.items() if piece == name), None)
-
-
-def _around(directory: Path, content: dict[str, Any], eos: int) -> list[int]:
-    """What their tokenizer puts before a text; after it comes the end alone, as ours has it."""
-    with no_panic(directory / TOKENIZER):
-        rust = Rust.from_str(json.dumps(content))
-        bare, whole = (rust.encode("a", add_special_tokens=add).ids for add in (False, True))
-    at = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
-    if whole[at + len(bare) :] != [eos]:
-        raise ValueError(
-            f"{directory / TOKENIZER}: after a text it puts the tokens {whole[at + len(bare) :]}, but regard puts the "
-            f"end, {eos}, alone"
-        )
-    return list(whole[:at])
+def _ours(path: Path, table: Foreign, tensors: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+    """The tensors by our names."""
+    empty, state = blank(config).state_dict(), {}
+    for pair in pairs(table, empty):
+        if "spare" in pair.words:
+            continue
+        names = next((names for names in pair.theirs if all(name in tensors for name in names)), None)
+        if names is None and "optional" in pair.words:
+            state[pair.ours] = torch.zeros(empty[pair.ours].shape)
+            continue
+        if names is None:
+            missing = next(name for name in pair.theirs[0] if name not in tensors)
+            raise ValueError(f"{path} has no tensor {missing!r}")
+        parts = [tensors[name].float() for name in names]
+        for name, part, expected in zip(names, parts, _to_theirs(pair, empty[pair.ours], config), strict=True):
+            if part.shape != expected.shape:
+                raise ValueError(
+                    f"{path} does not fit its {CONFIG}: {name!r} has the shape {tuple(part.shape)}, not "
+                    f"{tuple(expected.shape)}"
+                )
+        state[pair.ours] = _permuted(pair.ours, _to_ours(pair, parts), table, config, back=True)
+    return state

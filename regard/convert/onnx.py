@@ -37,7 +37,7 @@ CONFIG, ENCODER, DECODER = "config.json", "encoder.onnx", "decoder.onnx"
 
 def write(source: Source, directory: Path) -> None:
     """Write encoder.onnx, decoder.onnx, config.json and tokenizer.json into an empty directory."""
-    c, model = source.config, _own(source.model)
+    c, model = source.config, _own(source.transformer("ONNX"))
     refuse(c, "our ONNX graph", feed_forward=(*ACTIVATIONS, *GATES))  # a convolution has a past of its own
     for package in ("onnx", "onnxscript"):
         need(package, "convert")

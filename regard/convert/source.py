@@ -1,7 +1,7 @@
 """A model directory, read to be written in another format."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,16 +22,14 @@ PAPERS: dict[str, tuple[object, ...]] = {  # the attention of eq. 1, which is al
 class Source(NamedTuple):
     """What every export begins with."""
 
-    model: Transformer
+    model: Any
     tokenizer: Tokenizer
 
     @classmethod
     def load(cls, directory: str | Path) -> "Source":
         """The model of a directory, in fp32, and its tokenizer."""
         path = Path(directory) / TOKENIZER
-        model = storage.load(directory, dtype=torch.float32)
-        if type(model) is not Transformer:
-            raise ValueError(f"{directory} holds a {type(model).__name__} model: only a Transformer can be exported")
+        model: Any = storage.load(directory, dtype=torch.float32)
         refuse(model.config, "another program", **PAPERS)
         if any("prune" in change for change in listed(model)):
             raise ValueError(
@@ -42,15 +40,21 @@ class Source(NamedTuple):
             raise ValueError(f"{directory} is not a whole model directory: it has no {TOKENIZER}")
         tokenizer = Tokenizer.load(path)
         for name in ("vocabulary", "source_vocabulary"):
-            if (size := getattr(model.config, name)) not in (None, len(tokenizer)):
+            if (size := getattr(model.config, name, None)) not in (None, len(tokenizer)):
                 raise ValueError(
                     f"{path} has {len(tokenizer)} tokens, but the model's {name} is {size}: they do not belong together"
                 )
         return cls(model, tokenizer)
 
     @property
-    def config(self) -> TransformerConfig:
+    def config(self) -> Any:
         return self.model.config
+
+    def transformer(self, format: str) -> Transformer:
+        """The model, if it is one that a format can have."""
+        if type(self.model) is not Transformer:
+            raise ValueError(f"a {type(self.model).__name__} model: only a Transformer can be exported to {format}")
+        return self.model
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -63,7 +67,7 @@ class Source(NamedTuple):
         return [str(self.tokenizer.rust.id_to_token(i)) for i in range(len(self.tokenizer))]
 
 
-def refuse(config: TransformerConfig, format: str, **valid: tuple[object, ...]) -> None:
+def refuse(config: Any, format: str, **valid: tuple[object, ...]) -> None:
     """Raise if a setting is none of those that a format can express.
 
     >>> refuse(TransformerConfig.tiny(50, positions="rope"), "CTranslate2", positions=("sinusoidal", "learned"))
@@ -71,7 +75,7 @@ def refuse(config: TransformerConfig, format: str, **valid: tuple[object, ...]) 
     ValueError: CTranslate2 cannot express positions = 'rope', only 'sinusoidal', 'learned'
     """
     for name, values in valid.items():
-        if (value := getattr(config, name)) not in values:
+        if (value := getattr(config, name, values[0])) not in values:
             raise ValueError(f"{format} cannot express {name} = {value!r}, only {', '.join(map(repr, values))}")
 
 

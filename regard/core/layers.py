@@ -21,8 +21,8 @@ gelu_tanh = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "silu": F.silu,
     "gelu_tanh": gelu_tanh,
+    "silu": F.silu,
 }
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "glu": torch.sigmoid,
@@ -193,8 +193,8 @@ class Embedding(nn.Module):
         self.scale = math.sqrt(tokens.embedding_dim) if scale is None else scale
         self.dropout = Dropout(dropout)
 
-    def forward(self, tokens: Tensor, offset: int = 0) -> Tensor:
-        """tokens (B, T), the first of them at position `offset` -> (B, T, d_model)."""
+    def forward(self, tokens: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """tokens (B, T), the first at position `offset`, or each at its own (B, T) -> (B, T, d_model)."""
         x = self.positions.add(self._vectors(tokens) * self.scale, offset)
         return self.dropout(x if self.norm is None else self.norm(x))
 

@@ -81,6 +81,16 @@ def padding(keep: Tensor) -> Mask:
     return Mask(lambda i, j: keep[:, None, None, j.flatten()], (B, 1, 1, S), keep=keep)
 
 
+def alike(groups: Tensor) -> Mask:
+    """A query sees the keys of its own group; `groups` is (B, T) of whole numbers, such as those of documents.
+
+    >>> alike(torch.tensor([[0, 0, 1]])).dense(3, 3)[0, 0].int().tolist()
+    [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    """
+    B, T = groups.shape
+    return Mask(lambda i, j: groups[:, None, i.flatten(), None] == groups[:, None, None, j.flatten()], (B, 1, T, T))
+
+
 def window(W: int, dilation: int = 1) -> Mask:
     """A query sees itself and W keys on each side; with a dilation D every D-th of them (Beltagy et al. 2020).
 

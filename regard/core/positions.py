@@ -21,8 +21,8 @@ class Positions(nn.Module):
 
     shared = True  # one for all layers of a stack
 
-    def add(self, x: Tensor, offset: int = 0) -> Tensor:
-        """x (B, T, d_model) with its positions added."""
+    def add(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """x (B, T, d_model) with its positions added: from `offset` on, or each its own, (B, T)."""
         return x
 
     def rotate(self, x: Tensor, offset: int = 0) -> Tensor:
@@ -50,7 +50,9 @@ def sinusoid(position: Tensor, d_model: int) -> Tensor:
 class Sinusoidal(Positions):
     """The paper's (§3.5)."""
 
-    def add(self, x: Tensor, offset: int = 0) -> Tensor:
+    def add(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
+        if isinstance(offset, Tensor):
+            return x + sinusoid(torch.arange(x.shape[1], device="cpu"), x.shape[2]).to(x.device, x.dtype)[offset]
         at = torch.arange(offset, offset + x.shape[1], device="cpu")
         return x + sinusoid(at, x.shape[2]).to(x.device, x.dtype)
 
@@ -63,7 +65,9 @@ class Learned(Positions):
         self.table = nn.Parameter(torch.empty(maximum, d_model))
         nn.init.normal_(self.table, std=d_model**-0.5)
 
-    def add(self, x: Tensor, offset: int = 0) -> Tensor:
+    def add(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
+        if isinstance(offset, Tensor):
+            return x + self.table[offset]
         end = offset + x.shape[1]
         if end > len(self.table):
             raise ValueError(

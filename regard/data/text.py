@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -114,7 +114,7 @@ def read_lines(
     name = named(path)
     limit = 4 * max_characters + 8  # a character takes up to 4 bytes; the rest: a byte order mark, the line's end
     with nullcontext(sys.stdin.buffer) if fspath(path) == "-" else open_bytes(fspath(path)) as stream:
-        for line in _lines(stream, name, limit, errors, may_be_empty):
+        for line in lines_of(stream, name, limit, errors, may_be_empty):
             if len(line.text) > max_characters:
                 if not cut:
                     where = f"{name}, line {line.number}"
@@ -145,15 +145,15 @@ def fingerprint(files: PairFiles) -> str:
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     number: int
     text: str
     whole: bool  # or only the beginning of one over the limit
 
 
-def _lines(
+def lines_of(
     stream: IO[bytes], name: str, limit: int, errors: str = "strict", may_be_empty: bool = False
-) -> Iterator[_Line]:
+) -> Iterator[Line]:
     """The lines of a stream of UTF-8; of a line over `limit` bytes only the beginning is held."""
     try:
         for number in itertools.count(1):
@@ -174,7 +174,7 @@ def _lines(
                 raise ValueError(f"{name}, line {number} holds a NUL byte; save the file as UTF-8 text without it")
             if number == 1:
                 text = text.removeprefix("\ufeff")  # the byte order mark of some editors
-            yield _Line(number, text.removesuffix("\n").removesuffix("\r"), whole)
+            yield Line(number, text.removesuffix("\n").removesuffix("\r"), whole)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         reason = str(error).rstrip(".")
         raise ValueError(f"{name} is no whole gzip file ({reason}); compress it again, or drop .gz") from None
@@ -192,7 +192,7 @@ def _all_pairs(files: PairFiles, limit: int) -> Iterator[tuple[str, str] | None]
     path = files.tsv or files.jsonl
     assert path is not None
     with open_bytes(path) as stream:
-        for line in _lines(stream, path, limit):
+        for line in lines_of(stream, path, limit):
             where = f"{path}, line {line.number}"
             if not line.whole:
                 yield None
@@ -201,12 +201,13 @@ def _all_pairs(files: PairFiles, limit: int) -> Iterator[tuple[str, str] | None]
             elif files.tsv:
                 yield _from_columns(line.text, files.columns, where)
             else:
-                yield _from_object(line.text, files.keys, where)
+                source, target = json_values(line.text, files.keys, where)
+                yield source, target
 
 
 def _parallel(source: str, target: str, limit: int) -> Iterator[tuple[str, str] | None]:
     with open_bytes(source) as a, open_bytes(target) as b:
-        left, right = _lines(a, source, limit), _lines(b, target, limit)
+        left, right = lines_of(a, source, limit), lines_of(b, target, limit)
         for number, (x, y) in enumerate(itertools.zip_longest(left, right)):
             if x is None or y is None:  # one file has ended: how long is the other?
                 longer = number + 1 + sum(1 for _ in itertools.chain(left, right))
@@ -228,15 +229,17 @@ def _from_columns(text: str, columns: tuple[int, int], where: str) -> tuple[str,
     return fields[columns[0]], fields[columns[1]]
 
 
-def _from_object(text: str, keys: tuple[str, str], where: str) -> tuple[str, str]:
+def json_values(text: str, keys: Sequence[str], where: str) -> tuple[str, ...]:
+    """The texts under some keys of a JSON object; `where` it stands is for errors."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise ValueError(f"{where} is no JSON ({reason}); each line holds one object") from None
     if not isinstance(row, dict):
-        raise ValueError(f'{where} is no JSON object but {text[:40]}; write {{"{keys[0]}": ..., "{keys[1]}": ...}}')
-    return _value(row, keys[0], where), _value(row, keys[1], where)
+        wanted = ", ".join(f'"{key}": ...' for key in keys)
+        raise ValueError(f"{where} is no JSON object but {text[:40]}; write {{{wanted}}}")
+    return tuple(_value(row, key, where) for key in keys)
 
 
 def _value(row: dict[str, Any], key: str, where: str) -> str:

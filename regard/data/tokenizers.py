@@ -111,7 +111,7 @@ class Tokenizer:
             )
         self.kind = kinds[0] if kinds and own else "other"
         self.marks, before = _stated(about)
-        if own:
+        if own and self.marks == Marks():
             self.marks = MARKS._replace(unk=UNK)
         self.silent = frozenset(i for i in (*self.marks, *before) if i is not None)
         try:  # its token for the unknown, and what it puts around a text, come from its file
@@ -173,6 +173,17 @@ class Tokenizer:
                 if any("\ud800" <= character <= "\udfff" for character in text):
                     raise ValueError(f"{text!r} is not Unicode text: it holds half of a surrogate pair") from None
             raise
+
+    @cached_property
+    def spaced(self) -> bool:
+        """Whether it reads a text as if a space stood before it.
+
+        >>> [Tokenizer.learn(TokensConfig(kind, 260), ["a a"]).spaced for kind in ("bpe", "byte")]
+        [True, False]
+        """
+        ids = self.encode("a a")
+        half = len(ids) // 2
+        return ids[:half] == ids[half:]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Where in a text each token of `encode(text)` stands, from one character to before another.

@@ -59,4 +59,4 @@ def _chosen(logits: Tensor, labels: Tensor) -> Tensor:
     found = label_log_probabilities(logits, labels)
     if found.isnan().any():
         raise ValueError(DAMAGED)
-    return found.cpu()
+    return found.clamp(max=0.0).cpu()  # rounding may leave a little above 0

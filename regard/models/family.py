@@ -23,6 +23,7 @@ FAMILIES = {
     "transformer": "regard.models.transformer",
     "recurrent": "regard.models.recurrent",
     "convolutional": "regard.models.convolutional",
+    "decoder": "regard.models.decoder",
 }
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none", str: "text"}
 WORDS = {"none": None, "true": True, "false": False}

@@ -39,11 +39,15 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Splits:
-    """The files of each split; where `modulus` is set, rows of train are held out for those that have none."""
+    """The files of each split; where `modulus` is set, rows of train are held out for those that have none.
+
+    Of `count` rows in an order, those are the last ones.
+    """
 
     task: Task
     files: dict[str, Any]
     modulus: int | None = None
+    count: int = 0
 
     def rows(self, split: str, skipped: Skipped | None = None) -> Iterator[Any]:
         """The rows of a split, in the order of their file."""
@@ -52,6 +56,11 @@ class Splits:
         held_out = [name for name in ("valid", "test") if name not in self.files]
         rows = self.task.read(self.files["train"], skipped)
         assert self.modulus is not None
+        if self.task.ordered:
+            each = self.count // self.modulus
+            cuts = [0, *(self.count - each * n for n in range(len(held_out), -1, -1))]
+            part = ["train", *held_out].index(split)
+            return islice(rows, cuts[part], cuts[part + 1])
         return (row for row in rows if split_of(self.task.key(row), self.modulus, held_out) == split)
 
 
@@ -64,7 +73,7 @@ def find_splits(recipe: Recipe) -> Splits:
     count = sum(1 for _ in task.read(files["train"]))
     if count < 20:
         raise ValueError(f"{count} training {task.rows} are too few to hold any out: give data.valid and data.test")
-    return Splits(task, files, modulus=max(20, count // data.hold_out))  # at most a twentieth each
+    return Splits(task, files, max(20, count // data.hold_out), count)  # at most a twentieth each
 
 
 def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
@@ -108,7 +117,7 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
     every = 1 if recipe.tokens.kind in ("char", "none") else max(1, math.ceil(count / SAMPLE))
     sample = islice(splits.rows("train"), 0, limit, every)
     tokenizer = Tokenizer.learn(recipe.tokens, (text for row in sample for text in task.texts(row)))
-    given = [split for split in ("valid", "test") if split in splits.files]
+    given = [split for split in ("valid", "test") if split in splits.files and not task.ordered]
     hidden = {letters(task.key(row)) for split in given for row in splits.rows(split)}
     long = leaks = 0
 

@@ -8,7 +8,6 @@ Text becomes plain values, each with the place it was written at; `section.key=v
 pydantic then makes the dataclasses. What is wrong is told in one line that begins with the place.
 """
 
-import inspect
 import json
 import re
 import reprlib
@@ -25,7 +24,7 @@ from typing import Any, get_args, get_type_hints
 import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter, ValidationError
 
-from regard.checks import hint
+from regard.checks import described, hint
 from regard.data.text import NO_TEXT
 from regard.files import read_whole
 from regard.models.family import FAMILIES, NAMES, family, presets
@@ -124,15 +123,6 @@ def _dataclasses(kind: Any) -> Iterator[type[Any]]:
             if is_dataclass(member) and isinstance(member, type) and member is not ModelConfig:
                 yield member
                 yield from _dataclasses(member)
-
-
-def described(kind: type[Any]) -> dict[str, str]:
-    """What the comments beside the settings of a dataclass say of each."""
-    found: dict[str, str] = {}
-    for each in reversed(kind.__mro__[:-1]):
-        if is_dataclass(each):
-            found |= re.findall(r"^    (\w+): [^#\n]+# (.+)$", inspect.getsource(each), re.MULTILINE)
-    return found
 
 
 @cache

@@ -9,7 +9,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from regard.data.tokenizers import TokensConfig
 from regard.models.family import FAMILIES, family, family_of, presets
-from regard.tasks.task import FIRST, Task, task
+from regard.tasks.task import FIRST, TASKS, Task, task
 from regard.training.config import TrainConfig
 
 ANY = 2**16  # a vocabulary, where the true one is not known yet and does not matter
@@ -110,7 +110,12 @@ class Recipe:
         for name in ("task", "decode", "evaluate"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(sections, name)())
-        self.purpose().check(self)
+        purpose, model = self.purpose(), family(family_of(self.model.preset)).model
+        if not issubclass(model, purpose.needs):
+            able = [name for name in TASKS if issubclass(model, task(name).needs)]
+            can = f"it can {', '.join(able)}"
+            raise ValueError(f"task.name = {purpose.name}: a model like {self.model.preset} cannot do it; {can}")
+        purpose.check(self)
 
     def purpose(self) -> Task:
         """The task itself."""

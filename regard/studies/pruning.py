@@ -79,7 +79,7 @@ def prune_directory(
                 assert study is not None
                 gone = _chosen(study.model, given, by, count, gates)
         smaller: Any = prune(model, gone)
-        storage.save(smaller, made)
+        storage.save(smaller, made, storage.purpose(model_dir))
         for name in USED:
             if (model_dir / name).exists():
                 write_whole(made / name, read_whole(model_dir / name))

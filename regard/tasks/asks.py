@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
-from regard.checks import hint
+from regard.checks import at_least, hint
 from regard.data.kept import Links as Links
 from regard.data.kept import Without
 from regard.data.sentences import Piece
@@ -113,6 +113,59 @@ def search_of(given: Mapping[str, Any], base: SearchConfig) -> SearchConfig:
 
 def _phrases(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a text is gone on with."""
+
+    search: SearchConfig
+    seed: int = 0  # of chance; what is drawn for a prompt hangs on it and on the prompt alone
+    stop: tuple[str, ...] = ()  # texts before which the output ends
+    echo: bool = False  # the prompt stands before it
+
+    def __post_init__(self) -> None:
+        at_least(0, seed=self.seed)
+        if not all(self.stop):
+            raise ValueError("a stop text is empty: leave it out")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], default: SearchConfig) -> "Writing":
+        """From names and values; None is as if left out.
+
+        >>> Writing.of({"beam": 4, "limit": 9, "stop": "."}, SearchConfig()).stop
+        ('.',)
+        """
+        given = given_of(given, cls)
+        own = {each.name: given[each.name] for each in fields(cls) if each.name in given}
+        if isinstance(stop := own.get("stop", ()), str):
+            own["stop"] = (stop,)
+        else:
+            own["stop"] = tuple(stop)
+        return cls(search_of(given, default), **own)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to go on with."""
+
+    text: str
+    place: str = ""  # where it stands, for errors
+    id: object = None  # whatever its owner knows it by
+    seed: int | None = None  # in place of that of the settings
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What was written after a prompt."""
+
+    text: str
+    tokens: list[str]  # sub-words, as a person reads them
+    score: float  # by which outputs are ranked
+    log_probability: float  # log P of the tokens, and of the end if there is one
+    token_scores: list[float]
+    why: str  # it ended: stop (the model's own end, or a stop text), or length
+    read: int  # sub-words of the prompt
 
 
 SETTINGS = names_of(Settings)

@@ -14,10 +14,9 @@ from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
 from regard.decoding.ensemble import Ensemble
 from regard.decoding.module import Generative, Module
-from regard.decoding.protocol import Hypothesis, Request, Searchable
+from regard.decoding.protocol import Hypothesis, Request, Searchable, SearchConfig
 from regard.decoding.rescoring import turned
 from regard.native import Native, Shortlists, UnavailableError, UnsupportedError
-from regard.tasks.asks import Settings
 
 ENGINES = ("auto", "native", "torch")
 
@@ -83,12 +82,12 @@ class Searcher:
             raise ValueError(f"shortlists are for the native engine, and it cannot be used ({reason})")
         return Module(cast(Generative, model), bitwise=self.bitwise)
 
-    def _search(self, requests: Sequence[Request], settings: Settings) -> list[list[Hypothesis]]:
+    def _search(self, requests: Sequence[Request], search: SearchConfig) -> list[list[Hypothesis]]:
         engine = self._alone() if len(requests) == 1 else self.searchable
         # PyTorch's products have threads of their own.
         torch_only = isinstance(engine, Module) or (isinstance(engine, Ensemble) and not engine.ragged)
         workers = self._workers or (1 if torch_only else torch.get_num_threads())
-        found = pool.search(engine, requests, settings.search, self.eos, rows=self.rows, workers=workers)
+        found = pool.search(engine, requests, search, self.eos, rows=self.rows, workers=workers)
         return [[self._whole(turned(h) if self.backward else h) for h in row] for row in found]
 
     def _whole(self, h: Hypothesis) -> Hypothesis:
@@ -96,10 +95,10 @@ class Searcher:
         n = whole(self.tokenizer, h.tokens)
         return h if n == len(h.tokens) else replace(h, tokens=h.tokens[:n], token_scores=h.token_scores[:n])
 
-    def _streamed(self, request: Request, settings: Settings) -> Iterator[list[int]]:
+    def _streamed(self, request: Request, search: SearchConfig) -> Iterator[list[int]]:
         """The tokens of an output, more and more of them: all that are certain, and make whole characters."""
         ids: list[int] = []
-        for more in pool.stream(self._alone(), request, settings.search, self.eos):
+        for more in pool.stream(self._alone(), request, search, self.eos):
             ids += more
             yield ids[: whole(self.tokenizer, ids)]
 

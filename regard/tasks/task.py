@@ -21,7 +21,7 @@ from regard.training.objectives import Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate, Corpus
 
-TASKS = {"translate": "regard.tasks.translate"}
+TASKS = {"translate": "regard.tasks.translate", "generate": "regard.tasks.generate"}
 FIRST = "translate"  # what a recipe is for that does not say
 
 
@@ -54,6 +54,8 @@ class Task(ABC):
     sections: ClassVar[Sections]
     row: ClassVar[str]  # what an example is called: pair
     rows: ClassVar[str]  # and several
+    ordered: ClassVar[bool] = False  # rows belong together in their order: of one text, its end is held out
+    needs: ClassVar[type]  # the shape of a model that can do it
     shares: ClassVar[str] = ""  # who has the sub-words in common
 
     @classmethod

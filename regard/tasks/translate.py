@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from regard.checks import at_least, one_of
+from regard.core.generation import EncoderDecoder
 from regard.data.arrays import Column, Table, pairs_of
 from regard.data.batching import Batch, collate
 from regard.data.corpora import CORPORA, obtain
@@ -83,6 +84,7 @@ class Translate(Task):
     name, kind = "translate", "translation"
     sections = Sections(TranslateConfig, DataConfig, DecodeConfig, EvaluateConfig)
     row, rows, shares = "pair", "pairs", ", joint"
+    needs = EncoderDecoder
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "languages", tuple(self.languages))

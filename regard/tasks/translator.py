@@ -207,7 +207,7 @@ class Translator(Searcher):
         each = zip(best.tokens[0].tolist(), best.scores[0].tolist(), strict=True)
         tokens, scores = zip(*[pair for pair in each if pair[0] not in refused][:count], strict=True)
         going = [replace(request, prefix=(*request.prefix, token)) for token in tokens if token != self.eos]
-        found = iter(self._search(going, chosen.bare()))
+        found = iter(self._search(going, chosen.bare().search))
         outputs = [list(request.prefix) if token == self.eos else next(found)[0].tokens for token in tokens]
         return [
             Alternative(piece, math.exp(log_p), said)
@@ -241,7 +241,7 @@ class Translator(Searcher):
         read = self._sentence(text, chosen, "attention is")
         written = self._ids(target) if target is not None else None
         if written is None:
-            written = self._search([self._request(read, Ask(text), 1, chosen)], chosen)[0][0].tokens
+            written = self._search([self._request(read, Ask(text), 1, chosen)], chosen.search)[0][0].tokens
         if not (special or written):
             raise ValueError(f"{short(text)}: nothing is written, and special tokens are left out: there is no map")
         batch = collate([(read.ids, written)], marks=self.tokenizer.marks).to(self.device)
@@ -343,7 +343,7 @@ class Translator(Searcher):
         (other, weight), search = self.second, replace(settings.search, scores=True)
         if search.sampling is None:
             search = replace(search, best=search.beam)
-        found = self._search(requests, replace(settings, search=search))
+        found = self._search(requests, search)
         texts = self.tokenizer.decode_batch([h.tokens for row in found for h in row])
         sources = [part.read for part, row in zip(parts, found, strict=True) for _ in row]
         said = iter(other.score(sources, texts))
@@ -357,7 +357,9 @@ class Translator(Searcher):
         self, parts: Sequence[Part], requests: Sequence[Request], settings: Settings
     ) -> list[list[Translation]]:
         """The outputs of each part as text."""
-        found = self._search(requests, settings) if self.second is None else self._ranked(requests, parts, settings)
+        found = (
+            self._search(requests, settings.search) if self.second is None else self._ranked(requests, parts, settings)
+        )
         texts = iter(self.tokenizer.decode_batch([h.tokens for hypotheses in found for h in hypotheses]))
         named = [[(next(texts), h) for h in hypotheses] for hypotheses in found]
         if settings.mbr is not None:
@@ -427,7 +429,9 @@ class Translator(Searcher):
             known = [each for each in (part, *part.pieces) if each.ids]
             yield self._said(part, iter(self._translations(known, requests, settings)), settings)[0].text
             return
-        yield from self._certain(self._streamed(requests[0], settings), settings.stops and not stopped(part.read))
+        yield from self._certain(
+            self._streamed(requests[0], settings.search), settings.stops and not stopped(part.read)
+        )
 
     def _certain(self, outputs: Iterable[list[int]], bare: bool) -> Iterator[str]:
         """The text of longer and longer outputs, as far as tokens to come cannot change it."""

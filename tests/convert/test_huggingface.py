@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer as Rust
+from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.convert import export, import_
-from regard.convert.foreign import write
+from regard.convert.tokenizers import write
 from regard.data.tokenizers import Tokenizer
-from regard.data.vocabulary import BOS, EOS, PAD
+from regard.data.vocabulary import EOS, PAD, Marks
 from regard.models import storage
 from regard.models.transformer import Transformer
 from tests.convert.toys import before, learn, padded, search, sentences
@@ -123,10 +123,10 @@ def foreign_model(architecture: str, directory: Path, tokens: int, **changes: An
         (
             "MarianMTModel",
             {"decoder_start_token_id": 0, "activation_function": "swish", "scale_embedding": True},
-            [1, 0],
+            [0],
         ),
-        ("PegasusForConditionalGeneration", {"decoder_start_token_id": 0, "scale_embedding": True}, [1]),
-        ("BartForConditionalGeneration", {"decoder_start_token_id": 2}, [1]),  # BART's: it starts with the end
+        ("PegasusForConditionalGeneration", {"decoder_start_token_id": 0, "scale_embedding": True}, []),
+        ("BartForConditionalGeneration", {"decoder_start_token_id": 2}, []),  # BART's: it starts with the end
         ("MBartForConditionalGeneration", {"decoder_start_token_id": 9, "activation_function": "relu"}, []),
     ],
 )
@@ -139,30 +139,21 @@ def test_a_model_of_transformers_writes_the_same_here(
     theirs = foreign_model(architecture, tmp_path / "hf", len(tokenizer), **ids | changes)
     if PAD in never:
         (tmp_path / "hf" / "generation_config.json").write_text(json.dumps({"bad_words_ids": [[0]]}))
-    tokenizer.save(tmp_path / "tokenizer.json")
-    write(Rust.from_file(str(tmp_path / "tokenizer.json")), tmp_path / "hf")
+    write(tokenizer, tmp_path / "hf", ends=True)
     import_(tmp_path / "hf", out)
     ours, learnt = load(out), Tokenizer.load(out / "tokenizer.json")
-
-    row = {i: i for i in range(len(learnt))}  # ours -> theirs
-    if start != 9:
-        assert len(learnt) == len(tokenizer) + 1  # the start has a row of its own
-        row = {i: i - 1 for i in row} | {0: 0, 1: start, 2: 2, 3: 3, 4: 1}
-    else:
-        row = {i: i - (i <= 9) for i in row} | {0: 0, 1: 9, 2: 2, 3: 3, 4: 1}
+    assert learnt.marks == Marks(pad=0, bos=start, eos=2, unk=3)
+    assert learnt.rust.get_vocab() == tokenizer.rust.get_vocab()
     source = padded(learnt.encode_batch(sentences(4, seed=3)))
     target = torch.randint(4, len(learnt), (4, 5))
-    target[:, 0] = BOS
-    numbers = torch.tensor([row[i] for i in range(len(learnt))])
-    expected = logits(theirs, numbers[source], numbers[target])[:, :, numbers]
-    expected[:, :, never] = -1e4
-    found = ours(source, target)
+    target[:, 0] = start
+    expected, found = logits(theirs, source, target), ours(source, target)
     usual = [i for i in range(len(learnt)) if i not in never]
     torch.testing.assert_close(found[:, :, usual], expected[:, :, usual], atol=1e-4, rtol=0)
     assert (found[:, :, never] < -9000).all()
     for width in (1, 3):
         outputs = theirs.generate(
-            input_ids=numbers[source],
+            input_ids=source,
             attention_mask=(source != PAD).long(),
             num_beams=width,
             do_sample=False,
@@ -171,19 +162,27 @@ def test_a_model_of_transformers_writes_the_same_here(
             **({"bad_words_ids": [[0]]} if PAD in never else {}),
         )
         for text, output in zip(sentences(4, seed=3), outputs.tolist(), strict=True):
-            assert [row[i] for i in search(ours, learnt.encode(text), width, 8)] == before(output, 2)
+            assert search(ours, learnt.encode(text), width, 8, start) == before(output, 2)
+    export(out, tmp_path / "back", "hf")
+    first, back = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "back"))
+    unread = {"model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"}  # of sinusoids
+    assert first.keys() | unread == back.keys() | unread
+    for name in first.keys() - unread - ({"final_logits_bias"} if never else set()):
+        assert torch.equal(first[name], back[name]), name
+    if ours.config.positions == "learned":
+        assert all(torch.equal(first[name][2:], back[name][2:]) for name in unread)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"norm_kind": "rms"}, "Hugging Face cannot express norm_kind = 'rms', only 'layer'"),
+        ({"norm_kind": "rms"}, "Hugging Face has no model with norm_kind = 'rms' .in marian it is 'layer'"),
         ({"feed_forward": "swiglu"}, "Hugging Face cannot express feed_forward = 'swiglu'"),
-        ({"scale": 0.5}, "Hugging Face cannot express scale = 0.5, only None"),
-        ({"kv_heads": 1}, "Hugging Face cannot express kv_heads = 1"),
+        ({"scale": 0.5}, "Hugging Face has no model with scale = 0.5 .in marian it is None"),
+        ({"kv_heads": 1}, "Hugging Face has no model with kv_heads = 1"),
         (
             {"positions": "learned"},
-            "no model with norm = 'post', positions = 'learned' and embedding_norm = False",
+            "no model with positions = 'learned' .in marian it is 'sinusoidal'",
         ),
     ],
 )
@@ -201,13 +200,13 @@ def test_what_cannot_be_expressed_is_named(
         ({"model_type": "t5"}, "config.json: model_type = 't5' cannot be imported, only marian, pegasus, bart, mbart"),
         ({"decoder_ffn_dim": 99}, "encoder_ffn_dim = 48 and decoder_ffn_dim = 99 differ, which regard cannot express"),
         ({"activation_function": "tanh"}, "activation_function = 'tanh' cannot be expressed, only relu, gelu, silu"),
-        ({"d_model": None}, "config.json has no d_model"),
-        ({"d_model": "32"}, "config.json holds a value of a wrong kind"),
-        ({"vocab_size": 300.5}, "config.json holds a value of a wrong kind"),
-        ({"bad_words_ids": [3]}, "config.json holds a value of a wrong kind"),
+        ({"d_model": None}, "config.json: it has no d_model"),
+        ({"d_model": "32"}, "config.json: d_model = '32': expected a whole number"),
+        ({"vocab_size": 300.5}, "config.json: vocab_size = 300.5 and decoder_vocab_size = 300 differ"),
+        ({"bad_words_ids": [3]}, r"config.json: bad_words_ids = \[3\]: each is a list of ids"),
         ({"model_type": []}, r"model_type = \[\] cannot be imported"),
         ({"decoder_layers": 3}, "model.safetensors has no tensor 'model.decoder.layers.2.self_attn.q_proj.weight'"),
-        ({"vocab_size": 20}, "the tokenizer has an id 299, but vocab_size = 20"),
+        ({"vocab_size": 20, "decoder_vocab_size": 20}, "the tokenizer has an id 299, but vocab_size = 20"),
         ({"d_model": 64}, "does not fit its config.json: .*q_proj.weight' has the shape .32, 32., not .64, 64."),
     ],
 )
@@ -246,7 +245,7 @@ def test_nothing_is_overwritten(build: Callable[..., Path], tmp_path: Path) -> N
     with pytest.raises(ValueError, match="out is already there"):
         import_(tmp_path / "out", tmp_path / "out")
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-    with pytest.raises(ValueError, match="unknown format 'tflite': choose one of ctranslate2, hf, onnx"):
+    with pytest.raises(ValueError, match="unknown format 'tflite': there are ctranslate2, hf, onnx"):
         export(directory, tmp_path / "new", "tflite")
     with pytest.raises(ValueError, match="quantization = 'int8' is for ctranslate2: leave it out for hf"):
         export(directory, tmp_path / "new", "hf", quantization="int8")

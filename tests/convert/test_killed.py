@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from regard.convert import export, import_
-from regard.convert.huggingface import read
+from regard.convert.foreign import read
 from regard.convert.precision import quantize_directory
 from regard.models import storage
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenizers import Tokenizer, TokensConfig
-from regard.data.vocabulary import BOS, EOS
+from regard.data.vocabulary import BOS, EOS, PAD
 from regard.models.transformer import Transformer
 
 WORDS = [
@@ -40,9 +40,10 @@ def learn(kind: str = "bpe") -> Tokenizer:
     return Tokenizer.learn(TokensConfig(kind, size), sentences(300))
 
 
-def padded(rows: list[list[int]]) -> Tensor:
+def padded(rows: list[list[int]], pad: int = PAD, eos: int = EOS) -> Tensor:
     """Sentences with their ends, right-padded."""
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor([*row, EOS]) for row in rows], batch_first=True)
+    ended = [torch.tensor([*row, eos]) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(ended, batch_first=True, padding_value=pad)
 
 
 def before(row: list[int], end: int) -> list[int]:
@@ -51,10 +52,10 @@ def before(row: list[int], end: int) -> list[int]:
 
 
 @torch.inference_mode()
-def search(model: Transformer, source: list[int], width: int, maximum: int) -> list[int]:
+def search(model: Transformer, source: list[int], width: int, maximum: int, first: int = BOS) -> list[int]:
     """Beam search without length penalty that computes everything anew for each prefix; width 1 is greedy."""
     memory = torch.tensor([[*source, EOS]])
-    live: list[tuple[float, list[int]]] = [(0.0, [BOS])]
+    live: list[tuple[float, list[int]]] = [(0.0, [first])]
     done: list[tuple[float, list[int]]] = []
     for _ in range(maximum):
         found = []

@@ -496,3 +496,12 @@ def test_an_imported_one_keeps_its_ids_and_states_its_marks() -> None:
 
 def test_its_own_have_the_marks_they_always_had() -> None:
     assert Tokenizer.learn(TokensConfig("char", 0), ["ab"]).marks == Marks(pad=0, bos=1, eos=2, unk=3)
+
+
+def test_one_that_an_older_regard_imported_is_read_as_before() -> None:
+    words = [*RESERVED, "<<s>>", "a"]
+    theirs = rust.Tokenizer(rust.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    theirs.post_processor = rust.processors.TemplateProcessing("<<s>> $A", special_tokens=[("<<s>>", 4)])
+    tokens = Tokenizer(theirs.to_str())
+    assert tokens.marks == Marks(pad=0, bos=1, eos=2, unk=3)
+    assert (tokens.encode("a"), tokens.decode([4, 5, 2])) == ([4, 5], "a")

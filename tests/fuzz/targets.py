@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from regard.adaptation.prune import prune
 from regard.api import told
-from regard.convert.huggingface import read as read_huggingface
-from regard.convert.huggingface import write as write_huggingface
+from regard.convert.foreign import read as read_huggingface
+from regard.convert.foreign import write as write_huggingface
 from regard.convert.source import Source
 from regard.core.quantised import quantise
 from regard.data.lexicon import Shortlist
@@ -171,7 +171,7 @@ def huggingface() -> list[Files]:
         tokens = Tokenizer.learn(TokensConfig("bpe", 280), LINES)
         torch.manual_seed(0)
         model: Any = build(configure("tiny", [*SMALL, "heads=2", "d_ff=8"], vocabulary=len(tokens)))
-        write_huggingface(Source(model, tokens.rust), directory)
+        write_huggingface(Source(model, tokens), directory)
 
     return [made(write)]
 

@@ -178,7 +178,7 @@ def test_an_atlas_is_there_or_it_is_said_how_to_make_one(tmp_path: Path) -> None
         ("translate", {}, 400, "text: "),
         ("translate", {"text": ""}, 400, "there is no text"),
         ("translate", {"text": 5}, 400, "text: "),
-        ("translate", {"text": "a", "model": "three"}, 404, "there is no model 'three': choose one of one, two"),
+        ("translate", {"text": "a", "model": "three"}, 404, "there is no model 'three': there are one, two"),
         ("translate", {"text": "a", "colour": 1}, 400, "colour: "),
         ("translate", {"text": "a", "edits": {ENCODER: {"x": 0}}}, 400, "edits"),
         ("translate", {"text": "a", "edits": {ENCODER: {"9": 0}}}, 400, "has heads 0 to 3, not 9"),

@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from regard.core.losses import label_log_probabilities
 from regard.data.generated import sequence_pairs
 from regard.data.vocabulary import PAD, Vocabulary
 from regard.experiments.runs import Pair, batched, foretold, taught
-from regard.inspection.importance import loss
 from regard.models.transformer import Transformer, TransformerConfig
 
 BATCH = 64  # pairs a step
@@ -112,4 +112,8 @@ def measured(model: nn.Module, pairs: Sequence[Pair]) -> dict[str, float]:
     """The loss of a label in nats, and the share of pairs whose target a greedy search would write."""
     batches = batched(model, pairs, 256)
     right, _ = foretold(model, batches)
-    return {"loss": loss(model, batches, pad=PAD), "right": right}
+    with torch.inference_mode():  # from logits: an ensemble has no features of its own
+        likely = [
+            label_log_probabilities(model(**each.inputs), each["labels"])[each["labels"] != PAD] for each in batches
+        ]
+    return {"loss": -float(torch.cat(likely).double().mean()), "right": right}

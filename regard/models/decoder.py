@@ -1,0 +1,169 @@
+"""A decoder alone, which says what comes next: GPT-2 and Llama are two of its configs.
+
+Letters: B batch, T length, V vocabulary, d_model width of the model.
+
+GPT-2 (Radford et al., 2019) is the right half of Figure 1 without its middle, normalised before each sub-layer, with
+learned positions and GELU. Llama (Touvron et al., 2023) has rotary positions, RMSNorm, SwiGLU and no biases.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import blocks
+from regard.core.attention import AttentionConfig
+from regard.core.cache import Cache
+from regard.core.generation import DecoderOnly
+from regard.core.layers import Embedding, Residual
+from regard.core.masks import alike, causal
+from regard.core.positions import absolute_positions
+from regard.models.family import Config, Family
+
+INITIAL = 0.02  # standard deviation of a weight at first, as in GPT-2
+
+
+class Decoder(DecoderOnly, nn.Module):
+    """A language model.
+
+    >>> import torch
+    >>> model = Decoder(gpt_tiny(vocabulary=100))
+    >>> model(torch.randint(3, 100, (2, 7))).shape
+    torch.Size([2, 7, 100])
+    """
+
+    def __init__(self, config: "DecoderConfig") -> None:
+        super().__init__()
+        self.config = c = config
+        positions = absolute_positions(c.positions, d_model=c.d_model, maximum=c.max_length)
+        self.stem = Embedding(nn.Embedding(c.vocabulary, c.d_model), positions, dropout=c.dropout, scale=1.0)
+        self.decoder = blocks.decoder(c, c.layers)
+        self.output = nn.Linear(c.d_model, c.vocabulary, bias=False)
+        self.apply(self._draw)
+        if c.tie != "none":
+            self.output.weight = self.stem.tokens.weight
+
+    def _draw(self, module: nn.Module) -> None:
+        """First weights: what is added to the residual stream by each of 2 · layers sub-layers is made smaller."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=INITIAL)
+        if isinstance(module, Residual):
+            last = module.sublayer.output if hasattr(module.sublayer, "output") else module.sublayer.outer
+            nn.init.normal_(last.weight, std=INITIAL * (2 * self.config.layers) ** -0.5)  # type: ignore[union-attr, arg-type]
+
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """tokens (B, T) -> logits of each next token (B, T, V)."""
+        return self.output(self.features(tokens, documents=documents))
+
+    def features(self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
+        """What the output layer reads, (B, T, d_model). With a cache (`new_cache()`), tokens are the new ones only.
+
+        Of rows with several documents, `documents` (B, T) has the number of each token's: it sees no other.
+        """
+        offset = 0 if cache is None else cache.length
+        one = cache is not None and tokens.shape[1] == 1  # the newest position sees all the others
+        mask = None if one else causal(offset)
+        if documents is None:
+            return self.decoder(self.stem(tokens, offset), mask=mask, cache=cache)
+        assert cache is None, "what is written goes on with one document"
+        return self.decoder(self.stem(tokens, within(documents)), mask=causal() & alike(documents))
+
+    def new_cache(self) -> Cache:
+        """An empty cache for `features`; the caller holds it."""
+        return blocks.new_cache(self.decoder)
+
+
+def within(documents: Tensor) -> Tensor:
+    """Where each token stands in its document: (B, T) of the numbers of documents, which rise, -> (B, T).
+
+    >>> import torch
+    >>> within(torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])).tolist()
+    [[0, 1, 0, 1, 2], [0, 1, 2, 3, 4]]
+    """
+    at = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = torch.where(documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0, at, 0)
+    return at - begins.cummax(dim=1).values
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many words there are, and layers."""
+
+    vocabulary: int
+    layers: int = 12
+
+
+@dataclass(frozen=True)
+class DecoderConfig(blocks.LayerConfig, Sizes, Config):
+    """Everything that makes a decoder; the defaults are those of GPT-2, the smallest."""
+
+    d_model: int = 768
+    d_ff: int = 3072
+    heads: int = 12
+    positions: str = "learned"
+    norm: str = "pre"  # or post
+    feed_forward: str = "gelu_tanh"
+    attention_dropout: float = 0.1
+    tie: str = "all"  # the output is the matrix of the embeddings; or none
+
+    def __post_init__(self) -> None:
+        self.check()
+        self.check_layers(decoder="self_attention")
+
+    @property
+    def longest(self) -> int | None:
+        """The most positions that it can read if it has a parameter for each of them; None: it reads any number."""
+        return self.max_length if self.positions == "learned" or self.score == "location" else None
+
+    @property
+    def attention(self) -> AttentionConfig:
+        """The part that each self-attention needs; values are as wide as keys, if left out."""
+        return replace(super().attention, d_v=self.d_v or self.d_k)
+
+
+def gpt2(vocabulary: int = 50_257, **changes: Any) -> DecoderConfig:
+    """GPT-2, the smallest: 124 million parameters."""
+    return DecoderConfig(vocabulary).but(**changes)
+
+
+def gpt_tiny(vocabulary: int, **changes: Any) -> DecoderConfig:
+    """4 layers of width 128: what a CPU trains in minutes, and nanoGPT's model for one."""
+    small = gpt2(vocabulary, layers=4, d_model=128, d_ff=512, heads=4, dropout=0.0, attention_dropout=0.0)
+    return small.but(**changes)
+
+
+def llama(vocabulary: int, **changes: Any) -> DecoderConfig:
+    """The parts of Llama, in the sizes of stories15M."""
+    own = {"positions": "rope", "norm_kind": "rms", "feed_forward": "swiglu", "bias": False}
+    sizes = {"layers": 6, "d_model": 288, "d_ff": 768, "heads": 6, "dropout": 0.0, "attention_dropout": 0.0}
+    return DecoderConfig(vocabulary).but(**own, **sizes).but(**changes)
+
+
+def llama_tiny(vocabulary: int, **changes: Any) -> DecoderConfig:
+    """4 layers of width 128 with the parts of Llama."""
+    return llama(vocabulary, layers=4, d_model=128, d_ff=344, heads=4).but(**changes)
+
+
+def stories15m(vocabulary: int = 32_000, **changes: Any) -> DecoderConfig:
+    """The model of llama2.c that writes children's stories: 15 million parameters."""
+    return llama(vocabulary, max_length=256).but(**changes)
+
+
+def smollm2_135m(vocabulary: int = 49_152, **changes: Any) -> DecoderConfig:
+    """SmolLM2, the smallest: 135 million parameters, three query heads to a key."""
+    sizes = {"layers": 30, "d_model": 576, "d_ff": 1536, "heads": 9, "kv_heads": 3, "max_length": 8192}
+    return llama(vocabulary, **sizes).but(**changes)
+
+
+FAMILY = Family(
+    DecoderConfig,
+    Decoder,
+    {
+        "gpt-tiny": gpt_tiny,
+        "gpt2": gpt2,
+        "llama-tiny": llama_tiny,
+        "stories15m": stories15m,
+        "smollm2-135m": smollm2_135m,
+    },
+)

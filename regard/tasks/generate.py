@@ -1,0 +1,298 @@
+"""A language model: documents of plain text, a decoder that says what comes next, perplexity and bits a byte.
+
+All documents stand one after the other, each from `bos` to `eos`, and are cut into blocks: nothing is padded, nothing
+left out. Which documents share a block is chance, so no token sees another document, unless it may.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from regard.checks import at_least
+from regard.core.generation import DecoderOnly
+from regard.data.arrays import Column, Table
+from regard.data.batching import Batch, Ints
+from regard.data.corpora import CORPORA, fetched
+from regard.data.documents import Passage, TextFiles, fingerprint_of, read_passages
+from regard.data.text import Skipped
+from regard.data.tokenizers import Tokenizer
+from regard.data.vocabulary import Marks
+from regard.decoding.protocol import SamplingConfig, SearchConfig
+from regard.tasks.generator import Generator
+from regard.tasks.task import Measured, Sections, Task
+from regard.training.objectives import NextToken, Objective
+from regard.training.run import Sample
+from regard.training.stream import Collate
+from regard.training.validation import foretold
+
+IGNORE = -100  # a label that does not count
+ROWS = 32  # blocks of held-out text that are looked at together
+SAMPLES = 5  # of what is written after held-out text
+CHANCE = SamplingConfig(0.8, top_p=0.95)
+PROMPT = 40  # characters of held-out text that a sample goes on from
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    """What a model is for."""
+
+    name: str = "generate"
+    block: int = 256  # tokens that are read together
+    apart: bool = True  # no token sees another document of its block
+
+    def __post_init__(self) -> None:
+        at_least(2, **{"task.block": self.block})
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """Where the text comes from: a corpus by its name, or files."""
+
+    corpus: str | None = None  # a name that `regard data` lists; or give train
+    train: TextFiles | None = None  # your own files
+    valid: TextFiles | None = None  # the end of train if left out
+    test: TextFiles | None = None  # the end of train if left out
+    hold_out: int = 100  # passages of about 4,000 characters kept from training where valid or test is not given
+    limit: int | None = None  # use only the first so many passages
+
+    def __post_init__(self) -> None:
+        if (self.corpus is None) == (self.train is None):
+            raise ValueError("data: give exactly one of corpus (a name) and train (your files)")
+        at_least(1, **{f"data.{name}": getattr(self, name) for name in ("hold_out", "limit")})
+
+
+@dataclass(frozen=True)
+class WriteConfig(SearchConfig):
+    """How a text is gone on with."""
+
+    limit: int | None = 200  # tokens that are written at most
+    sampling: SamplingConfig | None = CHANCE  # draw what is written by chance; null: search
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """How a language model is judged."""
+
+    stride: int | None = None  # each window sees so many tokens it has not seen: half a block, if left out
+
+
+@dataclass(frozen=True)
+class Generate(Task):
+    """Text in, more text out."""
+
+    block: int = GenerateConfig.block
+    apart: bool = True
+
+    name, kind = "generate", "completion"
+    sections = Sections(GenerateConfig, TextConfig, WriteConfig, JudgeConfig)
+    row, rows = "passage", "passages"
+    ordered = True
+    needs = DecoderOnly
+
+    @classmethod
+    def of(cls, recipe: Any) -> "Generate":
+        return cls(recipe.task.block, recipe.task.apart)
+
+    @classmethod
+    def files(cls, data: TextConfig, progress: Any = None) -> dict[str, TextFiles]:
+        if data.corpus is not None:
+            found = fetched(data.corpus, progress=progress)
+            if any(len(paths) > 1 for paths in found.values()):
+                raise ValueError(f"{data.corpus} is a corpus of pairs, not one text: choose one such as wikitext2")
+            return {split: TextFiles(str(path)) for split, (path,) in found.items()}
+        given = {"train": data.train, "valid": data.valid, "test": data.test}
+        return {name: split for name, split in given.items() if split is not None}
+
+    @classmethod
+    def fingerprint(cls, files: TextFiles) -> str:
+        return fingerprint_of(files)
+
+    def prepared_by(self, data: TextConfig, modulus: int | None) -> list[Any]:
+        return ["generate", data.limit, modulus]
+
+    def read(self, files: TextFiles, skipped: Skipped | None = None) -> Iterator[Passage]:
+        return read_passages(files, skipped)
+
+    def key(self, row: Passage) -> str:
+        return row.text
+
+    def texts(self, row: Passage) -> Iterable[str]:
+        return [row.text]
+
+    def columns(self, vocabulary: int) -> dict[str, Column]:
+        return {"tokens": Column.ids(vocabulary)}
+
+    def examples(self, rows: Sequence[Passage], tokenizer: Tokenizer) -> Iterator[tuple[list[int]]]:
+        begin, end = framed(tokenizer.marks)
+        texts = [row.text if row.first or not tokenizer.spaced else row.text.removeprefix(" ") for row in rows]
+        for row, ids in zip(rows, tokenizer.encode_batch(texts), strict=True):
+            yield ([*(begin if row.first else []), *ids, *(end if row.last else [])],)
+
+    def length(self, recipe: Any) -> int:
+        return self.block
+
+    def corpus(self, table: Table) -> "Blocks":
+        return Blocks(table, self.block)
+
+    def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
+        if dropout:
+            raise ValueError("tokens.dropout is for pairs of texts: set it to 0 for a language model")
+
+        def shifted(rows: Sequence[tuple[NDArray[Any]]], draw: Random) -> Batch:
+            """A block of each window, from wherever chance has it."""
+            starts = [draw.randrange(max(1, len(ids) - self.block)) for (ids,) in rows]
+            some = [ids[start : start + self.block + 1] for (ids,), start in zip(rows, starts, strict=True)]
+            return blocks(some, tokenizer.marks, self.apart)
+
+        return shifted
+
+    def objective(self, model: nn.Module, smoothing: float, tokenizer: Tokenizer) -> Objective:
+        return NextToken(model, smoothing, ignore=IGNORE)
+
+    def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: WriteConfig, **how: Any) -> Generator:
+        return Generator(models, tokenizer, use, **how)
+
+    def foretell(self, predictor: Generator, held_out: Sequence[Passage], stride: int) -> dict[str, float]:
+        """How likely a model holds a text: nats a token, and bits a byte, which compare models of other sub-words."""
+        ids = [id for (row,) in self.examples(held_out, predictor.tokenizer) for id in row]
+        text = "".join(passage.text for passage in held_out)
+        windows = list(sliding(ids, self.block, stride))
+
+        def batches() -> Iterator[Batch]:
+            for i in range(0, len(windows), ROWS):
+                some = windows[i : i + ROWS]
+                yield blocks(
+                    [ids for ids, _ in some], predictor.tokenizer.marks, self.apart, [seen for _, seen in some]
+                )
+
+        found = foretold(predictor.model, batches(), IGNORE)
+        nats = -float(found.log_likelihood.double().sum())
+        words = len(text.split()) + text.count("\n")
+        return {
+            "loss": found.loss,
+            "perplexity": math.exp(min(found.loss, 700.0)),
+            "bits a byte": nats / math.log(2) / max(1, len(text.encode())),
+            "perplexity a word": math.exp(min(nats / max(1, words), 700.0)),
+            "accuracy": found.accuracy,
+        }
+
+    def measure(self, predictor: Generator, held_out: Sequence[Passage], recipe: Any) -> Measured:
+        measures = self.foretell(predictor, held_out[: recipe.train.validate_sentences], self.block)
+        some = [prompt_of(passage) for passage in held_out[:SAMPLES]]
+        said = predictor.generate([prompt for prompt, _ in some], limit=40, seed=0)
+        samples = [Sample(prompt, text, rest) for (prompt, rest), text in zip(some, said, strict=True)]
+        return Measured(-measures["loss"], measures, samples)
+
+    def judge(
+        self, predictor: Generator, held_out: Sequence[Passage], recipe: Any
+    ) -> tuple[dict[str, Any], list[Sample]]:
+        stride = recipe.evaluate.stride or max(1, self.block // 2)
+        how = f"block:{self.block}|stride:{stride}|apart:{str(self.apart).lower()}"
+        measures = self.foretell(predictor, held_out, stride)
+        some = [prompt_of(passage) for passage in held_out[:SAMPLES]]
+        said = predictor.generate([prompt for prompt, _ in some], limit=60, seed=0)
+        figures = {name: {"score": value, "signature": how} for name, value in measures.items()}
+        return figures, [Sample(prompt, text, rest) for (prompt, rest), text in zip(some, said, strict=True)]
+
+    def check(self, recipe: Any) -> None:
+        longest = recipe.model.build(2**16).longest
+        if longest is not None and longest < self.block:
+            raise ValueError(f"model.max_length = {longest}: it must hold the {self.block} tokens of task.block")
+
+    def counted(self, train: Table, valid: Sequence[Passage], test: Sequence[Passage]) -> str:
+        characters = [sum(len(passage.text) for passage in split) for split in (valid, test)]
+        return f"{self.corpus(train).tokens:,} tokens · held out {characters[0]:,} + {characters[1]:,} characters"
+
+    def title(self, recipe: Any) -> str:
+        corpus = CORPORA.get(recipe.data.corpus or "")
+        return corpus.name if corpus else "language model"
+
+
+def framed(marks: Marks) -> tuple[list[int], list[int]]:
+    """What stands before and after a document: where `bos` is `eos`, one of them stands between two."""
+    end = [] if marks.eos is None else [marks.eos]
+    begin = [] if marks.bos is None or marks.bos == marks.eos else [marks.bos]
+    return begin, end
+
+
+def prompt_of(passage: Passage) -> tuple[str, str]:
+    """The beginning of a passage, and what follows."""
+    end = passage.text.find(" ", PROMPT)
+    end = end if end > 0 else PROMPT
+    return passage.text[:end], passage.text[end : end + 3 * PROMPT]
+
+
+def blocks(rows: Sequence[Any], marks: Marks, apart: bool, seen: Sequence[int] | None = None) -> Batch:
+    """A batch of some stretches of text, each of which one token more than a model reads: (B, T) of each.
+
+    `tokens` are read, `labels` are those that follow; `documents` numbers the documents of a row, where there are
+    several. The first `seen` labels of a row do not count, nor what follows the end of a document.
+
+    >>> batch = blocks([[1, 5, 6, 2, 1, 7]], Marks(0, 1, 2), apart=True)
+    >>> batch["tokens"].tolist(), batch["labels"].tolist(), batch["documents"].tolist()
+    ([[1, 5, 6, 2, 1]], [[5, 6, 2, -100, 7]], [[0, 0, 0, 0, 1]])
+    """
+    width = max(map(len, rows)) - 1
+    tokens, labels = np.zeros((len(rows), width), np.int64), np.full((len(rows), width), IGNORE, np.int64)
+    for row, (ids, skip) in enumerate(zip(rows, seen or [0] * len(rows), strict=True)):
+        n = len(ids) - 1
+        tokens[row, :n], labels[row, skip:n] = ids[:-1], ids[1 + skip :]
+    begin, end = framed(marks)
+    if begin and end:
+        labels[(tokens == end[0]) & (labels == begin[0])] = IGNORE
+    tensors = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
+    # A document begins with its first mark; where there is none, after the last one of the document before.
+    starts = (
+        tokens == begin[0] if begin else np.roll(tokens == end[0], 1, axis=1) if end else np.zeros_like(tokens, bool)
+    )
+    starts[:, 0] = False
+    if apart and starts.any():
+        tensors["documents"] = torch.from_numpy(starts.cumsum(axis=1))
+    return Batch(tensors, int((labels != IGNORE).sum()))
+
+
+def sliding(ids: Sequence[int], block: int, stride: int) -> Iterator[tuple[Sequence[int], int]]:
+    """Windows of a text, one token more than a block, and how many labels of each an earlier one has had.
+
+    >>> list(sliding([1, 2, 3, 4, 5, 6], block=3, stride=2))
+    [([1, 2, 3, 4], 0), ([3, 4, 5, 6], 1)]
+    """
+    done = 0  # labels
+    for start in range(0, max(1, len(ids) - 1), min(stride, block)):
+        window = ids[start : start + block + 1]
+        if start + len(window) - 1 > done:
+            yield window, done - start
+            done = start + len(window) - 1
+
+
+class Blocks:
+    """The tokens of a table as one text, a window of up to two blocks and one token beginning at each block."""
+
+    marks = 0
+
+    def __init__(self, table: Table, block: int) -> None:
+        self.table, self.block = table, block
+        self.tokens = int(np.memmap(table.directory / "tokens.offsets", dtype="<u8", mode="r")[-1])
+        if self.tokens < 2:
+            raise ValueError("the text has no two tokens to learn from")
+
+    def __len__(self) -> int:
+        return max(1, (self.tokens - 1) // self.block)
+
+    def lengths(self, indices: Ints) -> Ints:
+        return np.full((len(indices), 1), min(self.block, self.tokens - 1), dtype=np.int64)
+
+    def rows(self, indices: Ints) -> list[tuple[NDArray[Any]]]:
+        starts = np.asarray(indices, np.int64) * self.block
+        stops = np.minimum(starts + 2 * self.block, self.tokens)
+        return [(ids,) for ids in self.table.values("tokens", np.stack([starts, stops], axis=1))]
+
+
+TASK = Generate
