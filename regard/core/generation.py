@@ -54,6 +54,15 @@ def room_beside(source: Source, longest: int | None) -> int | None:
     return longest
 
 
+def room_after(source: Source, longest: int | None) -> int | None:
+    """Tokens that an output may have which goes on where the source ends: the positions that it has left."""
+    if longest is None:
+        return None
+    if (room := longest - len(source)) < 1:
+        raise ValueError(f"it has {len(source) + 1} tokens, the model has {longest} places: shorten it")
+    return room
+
+
 @dataclass
 class Reading:
     """An encoder-decoder at work: R rows, of which K in a row read one row of the memory."""
@@ -128,9 +137,5 @@ class DecoderOnly:
         return self.output(self.features(tokens[:, None], state))[:, -1]
 
     def room(self, source: Source) -> int | None:
-        """Tokens that the output may have: the positions that the prompt has left."""
-        if self.config.longest is None:
-            return None
-        if (room := self.config.longest - len(source)) < 1:
-            raise ValueError(f"it has {len(source) + 1} tokens, the model has {self.config.longest} places: shorten it")
-        return int(room)
+        """Tokens that the output may have; a `ValueError` says why the prompt cannot be read."""
+        return room_after(source, self.config.longest)

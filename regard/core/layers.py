@@ -21,8 +21,8 @@ gelu_tanh = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_tanh": gelu_tanh,
     "silu": F.silu,
+    "gelu_tanh": gelu_tanh,
 }
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "glu": torch.sigmoid,

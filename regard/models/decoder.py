@@ -6,14 +6,13 @@ GPT-2 (Radford et al., 2019) is the right half of Figure 1 without its middle, n
 learned positions and GELU. Llama (Touvron et al., 2023) has rotary positions, RMSNorm, SwiGLU and no biases.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.core import blocks
-from regard.core.attention import AttentionConfig
 from regard.core.cache import Cache
 from regard.core.generation import DecoderOnly
 from regard.core.layers import Embedding, Residual
@@ -87,39 +86,32 @@ def within(documents: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How many words there are, and layers."""
-
+class _Sizes:
     vocabulary: int
     layers: int = 12
 
 
 @dataclass(frozen=True)
-class DecoderConfig(blocks.LayerConfig, Sizes, Config):
+class DecoderConfig(blocks.LayerConfig, _Sizes, Config):
     """Everything that makes a decoder; the defaults are those of GPT-2, the smallest."""
 
     d_model: int = 768
     d_ff: int = 3072
     heads: int = 12
-    positions: str = "learned"
+    positions: str = "learned"  # rope, alibi, t5, shaw, sinusoidal, none
     norm: str = "pre"  # or post
-    feed_forward: str = "gelu_tanh"
+    feed_forward: str = "gelu_tanh"  # relu, gelu, silu, glu, swiglu, geglu, geglu_tanh, convolution
     attention_dropout: float = 0.1
     tie: str = "all"  # the output is the matrix of the embeddings; or none
 
     def __post_init__(self) -> None:
         self.check()
-        self.check_layers(decoder="self_attention")
+        self.check_layers("self_attention")
 
     @property
     def longest(self) -> int | None:
         """The most positions that it can read if it has a parameter for each of them; None: it reads any number."""
         return self.max_length if self.positions == "learned" or self.score == "location" else None
-
-    @property
-    def attention(self) -> AttentionConfig:
-        """The part that each self-attention needs; values are as wide as keys, if left out."""
-        return replace(super().attention, d_v=self.d_v or self.d_k)
 
 
 def gpt2(vocabulary: int = 50_257, **changes: Any) -> DecoderConfig:
@@ -153,7 +145,7 @@ def stories15m(vocabulary: int = 32_000, **changes: Any) -> DecoderConfig:
 def smollm2_135m(vocabulary: int = 49_152, **changes: Any) -> DecoderConfig:
     """SmolLM2, the smallest: 135 million parameters, three query heads to a key."""
     sizes = {"layers": 30, "d_model": 576, "d_ff": 1536, "heads": 9, "kv_heads": 3, "max_length": 8192}
-    return llama(vocabulary, **sizes).but(**changes)
+    return llama(vocabulary, **sizes, rope_base=100_000.0).but(**changes)
 
 
 FAMILY = Family(

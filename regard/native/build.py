@@ -60,7 +60,8 @@ class Embedding(Structure):
 class Model(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("d", "heads", "kv_heads", "d_k", "d_v", "d_ff")),
-        *((name, c_int32) for name in ("encoder_layers", "decoder_layers", "pre", "activation")),
+        *((name, c_int32) for name in ("encoder_layers", "decoder_layers", "pre", "activation", "gated", "turned")),
+        ("turns", c_void_p),
         *((name, c_float) for name in ("score_scale", "eps")),
         ("source", Embedding),
         ("target", Embedding),
@@ -108,7 +109,7 @@ def functions(lib: ctypes.CDLL, variant: str) -> SimpleNamespace:
     pointer, model, product = c_void_p, POINTER(Model), POINTER(Product)
     found.room.argtypes, found.room.restype = [model, c_int32, c_int32], c_int64
     found.encode.argtypes, found.encode.restype = [model, c_int32, *[pointer] * 5], c_int32
-    found.decode.argtypes = [model, POINTER(Rows), c_int32, pointer, pointer, c_int32, *[pointer] * 3]
+    found.decode.argtypes = [model, POINTER(Rows), c_int32, *[pointer] * 3, c_int32, *[pointer] * 3]
     found.decode.restype = c_int32
     found.logits.argtypes, found.logits.restype = [product, c_int32, *[pointer] * 4], None
     found.best.argtypes = [product, c_int32, pointer, c_int32, c_int32, *[pointer] * 3, c_int32, pointer, pointer]

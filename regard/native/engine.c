@@ -1,4 +1,4 @@
-/* The Transformer's inference in C: the encoder, one step of the decoder, and the choice of the next tokens.
+/* The Transformer's inference in C: the encoder, the decoder, and the choice of the next tokens.
 
    Letters: m rows, K inputs and N outputs of a product, d width of the model, S source length, T tokens so far.
 
@@ -35,7 +35,7 @@ typedef struct {
   Norm attention_norm, cross_norm, feed_forward_norm;
   Heads own, read;                           /* of self-attention and of attention to the source */
   Product query_key_value, output;           /* self-attention */
-  Product query, key_value, cross_output;    /* attention to the source; absent in the encoder */
+  Product query, key_value, cross_output;    /* attention to the source; absent where there is none to read */
   Product inner, outer;                      /* feed-forward */
 } Layer;
 
@@ -52,7 +52,9 @@ typedef struct {
 typedef struct {
   int32_t d, heads, kv_heads, d_k, d_v, d_ff; /* heads: of an attention at most */
   int32_t encoder_layers, decoder_layers;
-  int32_t pre, activation; /* 0 relu, 1 gelu, 2 silu, 3 glu, 4 swiglu */
+  int32_t pre, activation, gated; /* 0 relu, 1 gelu, 2 silu, 3 sigmoid, 4 gelu by tanh */
+  int32_t turned;     /* numbers of a head that RoPE turns, in pairs i and turned / 2 + i; 0: none */
+  const float *turns; /* (longest, turned): the cosine of each pair's angle, then the sine */
   float score_scale, eps;
   Embedding source, target;
   const Layer *encoder, *decoder;
@@ -477,23 +479,37 @@ static void transpose_keys(int width, const float *from, int stride, int S, floa
   }
 }
 
+/* RoPE: each of some heads, turned by the angles of its position. */
+static void turn(const Model *M, float *x, int heads, const float *by) {
+  const int half = M->turned / 2;
+  for (int h = 0; h < heads; h++, x += M->d_k)
+    for (int i = 0; i < half; i++) {
+      float a = x[i], b = x[half + i];
+      x[i] = a * by[i] - b * by[half + i], x[half + i] = b * by[i] + a * by[half + i];
+    }
+}
+
 /* The activation of m rows of the inner layer, in place; a gate leaves d_ff numbers of 2 d_ff in each row. */
 static void activate(const Model *M, float *x, int m) {
-  const int d = M->d_ff, gated = M->activation >= 3, width = gated ? 2 * d : d;
+  const int d = M->d_ff, kind = M->activation, width = M->gated ? 2 * d : d;
   for (int r = 0; r < m; r++) {
     float *row = x + (size_t)r * width, edge[L];
     for (int i = 0; i < d; i += L) {
       int part = d - i < L ? d - i : L;
       vec g = all(0.0f), y;
       memcpy(&g, row + i, sizeof(float) * part);
-      if (M->activation == 1) {
+      if (kind == 0) {
+        y = larger(all(0.0f), g);
+      } else if (kind == 1) {
         for (int j = 0; j < L; j++) edge[j] = 0.5f * g[j] * (1.0f + erff(g[j] * 0.70710678f));
         y = load(edge);
       } else {
-        y = 1.0f / (1.0f + exponential(-g));
-        if (M->activation != 3) y *= g;
+        vec z = g;
+        if (kind == 4) z = 1.59576912f * (g + 0.044715f * (g * g * g)); /* (1 + tanh x) / 2 is a sigmoid of 2 x */
+        y = 1.0f / (1.0f + exponential(-z));
+        if (kind != 3) y *= g;
       }
-      if (gated) {
+      if (M->gated) {
         vec value = all(0.0f);
         memcpy(&value, row + d + i, sizeof(float) * part);
         y *= value;
@@ -509,6 +525,7 @@ static void activate(const Model *M, float *x, int m) {
 typedef struct {
   Team *team;
   float *x, *y, *wide, *heads, *scores, *keys;
+  int32_t *at;
   void *bytes;
 } Room;
 
@@ -526,8 +543,9 @@ static void leave(const Model *M, const Norm *norm, const Room *w, int m) {
 
 static void feed_forward(const Model *M, const Layer *layer, const Room *w, int m) {
   const float *in = enter(M, &layer->feed_forward_norm, w, m);
-  product(w->team, in, M->d, m, &layer->inner, w->wide, layer->inner.N, M->activation ? SET : RELU, w->bytes);
-  if (M->activation) activate(M, w->wide, m);
+  int active = M->activation || M->gated;
+  product(w->team, in, M->d, m, &layer->inner, w->wide, layer->inner.N, active ? SET : RELU, w->bytes);
+  if (active) activate(M, w->wide, m);
   product(w->team, w->wide, layer->inner.N, m, &layer->outer, w->x, M->d, ADD, w->bytes);
   leave(M, &layer->feed_forward_norm, w, m);
 }
@@ -537,7 +555,7 @@ static size_t rounded(size_t n) { return (n + 63) / 64 * 64; }
 static size_t lay(const Model *M, int m, int longest, char *base, Room *w) {
   size_t wide = M->heads * M->d_k + M->kv_heads * (M->d_k + M->d_v), inner, at = 0, padded;
   padded = (longest + L - 1) / L * L;
-  inner = (M->activation >= 3 ? 2 : 1) * (size_t)M->d_ff;
+  inner = (M->gated ? 2 : 1) * (size_t)M->d_ff;
   if (inner > wide) wide = inner;
   size_t widest = M->d > M->d_ff ? M->d : M->d_ff;
   if ((size_t)M->heads * M->d_v > widest) widest = M->heads * M->d_v;
@@ -548,6 +566,7 @@ static size_t lay(const Model *M, int m, int longest, char *base, Room *w) {
   TAKE(heads, 4 * (size_t)m * M->heads * M->d_v);
   TAKE(scores, 4 * padded);
   TAKE(keys, 4 * (size_t)M->kv_heads * M->d_k * padded);
+  TAKE(at, 4 * (size_t)m);
   TAKE(bytes, (size_t)m * (4 + widest + 4));
 #undef TAKE
   return at;
@@ -625,19 +644,23 @@ typedef struct {
   int64_t cells;
 } Rows;
 
-/* Append a token to each of m rows, in the cells given -> what the last product reads, `features` (m, d).
-   No row has more than `longest` tokens, nor its source. Returns 0, and does nothing, if a token is none. */
-int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, const int32_t *cells, int32_t longest,
-               float *features, Team *team, char *space) {
+/* Append m tokens in the cells given, each to the row that `to` names, or one to each where it is absent; those of a row
+   in their order. -> what the last product reads, `features` (m, d); absent: what comes after is not wanted.
+   No row has more than `longest` tokens, nor its source. Returns 0, and does nothing, if a token is none.
+   A token sees the cells of its row up to its own, so many at once are what one after the other is, to the bit. */
+int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, const int32_t *to, const int32_t *cells,
+               int32_t longest, float *features, Team *team, char *space) {
   Room w = {.team = team};
   int wk = M->kv_heads * M->d_k, wv = M->kv_heads * M->d_v; /* of a cell */
-  for (int r = 0; r < m; r++)
-    if (tokens[r] < 0 || tokens[r] >= M->target.tokens) return 0;
+  for (int i = 0; i < m; i++)
+    if (tokens[i] < 0 || tokens[i] >= M->target.tokens) return 0;
   lay(M, m, longest, space, &w);
-  for (int r = 0; r < m; r++) {
-    embed(M, &M->target, tokens[r], rows->lengths[r], w.x + (size_t)r * M->d);
-    rows->history[r * rows->stride + rows->lengths[r]++] = cells[r];
-    rows->owner[cells[r]] = rows->sentence[r];
+  for (int i = 0; i < m; i++) {
+    int r = to ? to[i] : i;
+    w.at[i] = rows->lengths[r]++;
+    embed(M, &M->target, tokens[i], w.at[i], w.x + (size_t)i * M->d);
+    rows->history[r * rows->stride + w.at[i]] = cells[i];
+    rows->owner[cells[i]] = rows->sentence[r];
   }
   for (int l = 0; l < M->decoder_layers; l++) {
     const Layer *layer = M->decoder + l;
@@ -646,26 +669,31 @@ int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, con
     int N = layer->query_key_value.N, Q = own.heads * M->d_k, K = own.kv_heads * M->d_k, V = own.heads * M->d_v;
     const float *in = enter(M, &layer->attention_norm, &w, m);
     product(w.team, in, M->d, m, &layer->query_key_value, w.wide, N, SET, w.bytes);
-    for (int r = 0; own.heads && r < m; r++) {
-      const float *qkv = w.wide + (size_t)r * N;
-      memcpy(k + (size_t)cells[r] * wk, qkv + Q, sizeof(float) * K);
-      memcpy(v + (size_t)cells[r] * wv, qkv + Q + K, sizeof(float) * own.kv_heads * M->d_v);
-      attend_cells(M, own, qkv, k, v, rows->history + r * rows->stride, rows->lengths[r], w.heads + (size_t)r * V,
-                   w.scores);
+    for (int i = 0; own.heads && i < m; i++) {
+      float *qkv = w.wide + (size_t)i * N;
+      if (M->turned) turn(M, qkv, own.heads + own.kv_heads, M->turns + (size_t)w.at[i] * M->turned);
+      memcpy(k + (size_t)cells[i] * wk, qkv + Q, sizeof(float) * K);
+      memcpy(v + (size_t)cells[i] * wv, qkv + Q + K, sizeof(float) * own.kv_heads * M->d_v);
     }
+    if (!features && l + 1 == M->decoder_layers) return 1;
+    for (int i = 0; own.heads && i < m; i++)
+      attend_cells(M, own, w.wide + (size_t)i * N, k, v, rows->history + (to ? to[i] : i) * rows->stride, w.at[i] + 1,
+                   w.heads + (size_t)i * V, w.scores);
     product(w.team, w.heads, V, m, &layer->output, w.x, M->d, ADD, w.bytes);
     leave(M, &layer->attention_norm, &w, m);
-    in = enter(M, &layer->cross_norm, &w, m);
-    Q = read.heads * M->d_k, K = read.kv_heads * M->d_k, V = read.heads * M->d_v;
-    product(w.team, in, M->d, m, &layer->query, w.wide, Q, SET, w.bytes);
-    for (int r = 0; read.heads && r < m; r++) {
-      int S = rows->sources[rows->sentence[r]], padded = (S + L - 1) / L * L;
-      const float *from = rows->memory[rows->sentence[r]] + l * room_of(M, S);
-      attend_fixed(M, read, w.wide + (size_t)r * Q, from, from + (size_t)K * padded, read.kv_heads * M->d_v, S,
-                   w.heads + (size_t)r * V, w.scores);
+    if (layer->cross_output.N) {
+      in = enter(M, &layer->cross_norm, &w, m);
+      Q = read.heads * M->d_k, K = read.kv_heads * M->d_k, V = read.heads * M->d_v;
+      product(w.team, in, M->d, m, &layer->query, w.wide, Q, SET, w.bytes);
+      for (int i = 0; read.heads && i < m; i++) {
+        int sentence = rows->sentence[to ? to[i] : i], S = rows->sources[sentence], padded = (S + L - 1) / L * L;
+        const float *from = rows->memory[sentence] + l * room_of(M, S);
+        attend_fixed(M, read, w.wide + (size_t)i * Q, from, from + (size_t)K * padded, read.kv_heads * M->d_v, S,
+                     w.heads + (size_t)i * V, w.scores);
+      }
+      product(w.team, w.heads, V, m, &layer->cross_output, w.x, M->d, ADD, w.bytes);
+      leave(M, &layer->cross_norm, &w, m);
     }
-    product(w.team, w.heads, V, m, &layer->cross_output, w.x, M->d, ADD, w.bytes);
-    leave(M, &layer->cross_norm, &w, m);
     feed_forward(M, layer, &w, m);
   }
   if (M->decoder_norm.gain)

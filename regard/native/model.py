@@ -1,4 +1,4 @@
-"""A PyTorch Transformer handed to the C engine: its weights, laid out as the engine reads them.
+"""A PyTorch model handed to the C engine, a Transformer or a decoder alone: its weights, laid out as it reads them.
 
 Letters: V vocabulary, S source length, N outputs and K inputs of a product.
 """
@@ -6,6 +6,7 @@ Letters: V vocabulary, S source length, N outputs and K inputs of a product.
 import copy
 from collections.abc import Sequence
 from ctypes import c_int32
+from functools import partial
 from threading import Lock
 from typing import Any, Protocol
 
@@ -17,16 +18,16 @@ from torch import Tensor, nn
 
 from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
-from regard.core.generation import room_beside
+from regard.core.generation import DecoderOnly, room_after, room_beside
 from regard.core.layers import Embedding, FeedForward, GatedFeedForward, Residual
-from regard.core.positions import Learned, Positions, Sinusoidal, sinusoid
+from regard.core.positions import Learned, Positions, Rotary, Sinusoidal, sinusoid
 from regard.core.quantised import Int8Embedding, Int8Linear
 from regard.native import build
 from regard.native.build import UnsupportedError
 from regard.native.rows import NativeRows
 
-ACTIVATIONS: dict[Any, int] = {F.relu: 0, F.gelu: 1, F.silu: 2}
-GATES: dict[Any, int] = {torch.sigmoid: 3, F.silu: 4}
+ACTIVATIONS: dict[Any, int] = {F.relu: 0, F.gelu: 1, F.silu: 2, torch.sigmoid: 3}
+GELU_BY_TANH = 4
 
 
 class Shortlists(Protocol):
@@ -48,11 +49,13 @@ class Native:
         self.library = build.library()
         self.shortlists, self.threads = shortlists, threads
         self.ragged = shortlists is None  # each start lays out the columns of the last product anew
+        self.alone = isinstance(model, DecoderOnly)  # a decoder, which reads sources as its own beginning
         self._kept: list[Any] = []  # what the engine has addresses of
         with torch.no_grad():
             self.c = self._model(model)
         self.vocabulary = int(self.c.logits.N)
-        self.positions = [_absolute(e) for e in (model.source_embedding, model.target_embedding)]
+        self.tokens = int((self.c.target if self.alone else self.c.source).tokens)  # that a source may have
+        self.positions = [_absolute(e) for e in self._embeddings(model)]
         tables = [len(p.table) for p in self.positions if isinstance(p, Learned)]
         self.longest = min(tables) if tables else None
         self.layers = int(self.c.decoder_layers)
@@ -64,7 +67,7 @@ class Native:
         return NativeRows(self)
 
     def room(self, source: Sequence[int]) -> int | None:
-        return room_beside(source, self.longest)
+        return (room_after if self.alone else room_beside)(source, self.longest)
 
     def with_threads(self, threads: int) -> "Native":
         """The same weights, shared by another number of threads."""
@@ -78,7 +81,11 @@ class Native:
             if length <= self._reach.value:
                 return
             length = max(length, 2 * self._reach.value)
-            for embedding, positions in zip((self.c.source, self.c.target), self.positions, strict=True):
+            if self.turning is not None:
+                d = self.turning.d_k
+                still = (torch.arange(d) < d // 2).float().expand(1, 1, length, d)  # what turns into cosines and sines
+                self.c.turns = self._address(self.turning.rotate(still)[0, 0], length, d)
+            for embedding, positions in zip((self.c.target, self.c.source), self.positions, strict=False):
                 if isinstance(positions, Sinusoidal):  # the old table stays: another thread may be reading it
                     embedding.positions = self._address(sinusoid(torch.arange(length), self.d).float(), length, self.d)
                 elif isinstance(positions, Learned):
@@ -86,8 +93,12 @@ class Native:
             self._reach.value = length
 
     def memory_size(self, S: int) -> int:
-        """Numbers in the block of a sentence of S tokens."""
-        return self.layers * (self.key_width * (-(-S // build.VECTOR) * build.VECTOR) + self.value_width * S)
+        """Numbers in the block of a sentence of S tokens; a decoder alone has none."""
+        return (
+            0
+            if self.alone
+            else self.layers * (self.key_width * (-(-S // build.VECTOR) * build.VECTOR) + self.value_width * S)
+        )
 
     def _address(self, x: Tensor | None, *shape: int) -> int | None:
         """Where a copy of x lies, which has this shape: the engine takes it for granted."""
@@ -99,15 +110,21 @@ class Native:
         self._kept.append(array)
         return array.ctypes.data
 
+    def _embeddings(self, model: Any) -> list[Any]:
+        """The target's, and the source's where it has one."""
+        return [model.stem] if self.alone else [model.target_embedding, model.source_embedding]
+
     def _model(self, model: Any) -> build.Model:
-        parts = ("source_embedding", "target_embedding", "encoder", "decoder", "output")
-        for part in parts:
+        parts = ("stem",) if self.alone else ("source_embedding", "target_embedding", "encoder")
+        for part in (*parts, "decoder", "output"):
             if not hasattr(model, part):
                 raise UnsupportedError(f"a {type(model).__name__} has no {part.replace('_', ' ')}")
-        encoder, decoder = model.encoder, model.decoder
+        encoder, decoder = Stack(()) if self.alone else model.encoder, model.decoder
         for stack, kind in ((encoder, EncoderLayer), (decoder, DecoderLayer)):
             if not isinstance(stack, Stack) or not all(isinstance(layer, kind) for layer in stack.layers):
                 raise UnsupportedError(f"a {type(model).__name__} model has other layers")
+        if any((layer.cross_attention is None) != self.alone for layer in decoder.layers):
+            raise UnsupportedError("its attentions to a source are not those of its family")
         first: Any = decoder.layers[0]
         ffn = first.feed_forward.sublayer
         norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)]
@@ -128,6 +145,9 @@ class Native:
         if len({m.place for m in model.modules() if isinstance(m, Residual)}) != 1:
             raise UnsupportedError("its normalisations differ in place")
         self.d, d_ff = attention.config.d_model, ffn.outer.in_features
+        self.turning = self._turning(attentions)
+        target, *source = map(self._embedding, self._embeddings(model))
+        activation, gated = _activation(ffn)
         return build.Model(
             d=self.d,
             heads=max(m.heads for m in attentions),
@@ -138,17 +158,31 @@ class Native:
             encoder_layers=len(encoder.layers),
             decoder_layers=len(decoder.layers),
             pre=first.self_attention.place == "pre",
-            activation=_activation(ffn),
+            activation=activation,
+            gated=gated,
+            turned=0 if self.turning is None else self.turning.d_k,
             score_scale=attention.d_k**-0.5 if scale is None else scale,
             eps=norms[0].eps,
-            source=self._embedding(model.source_embedding),
-            target=self._embedding(model.target_embedding),
+            source=source[0] if source else build.Embedding(),
+            target=target,
             encoder=self._layers(encoder),
             decoder=self._layers(decoder),
             encoder_norm=self._norm(encoder.norm),
             decoder_norm=self._norm(decoder.norm),
             logits=self._product(model.output, getattr(model.output, "out_features", 0), self.d),
         )
+
+    def _turning(self, attentions: Sequence[MultiHeadAttention]) -> Rotary | None:
+        """How queries and keys turn: in all layers alike."""
+        found = [m.positions for m in attentions]
+        allowed = (Positions, Rotary) if self.alone else (Positions,)
+        if other := next((each for each in found if type(each) not in allowed), None):
+            raise UnsupportedError(f"{type(other).__name__} positions")
+        first = found[0] if isinstance(found[0], Rotary) else None
+        turns = {(each.d_k, each.base) if isinstance(each, Rotary) else None for each in found}
+        if turns != {first and (attentions[0].d_k, first.base)}:
+            raise UnsupportedError("its layers differ in their positions")
+        return first
 
     def _layers(self, stack: Stack) -> Any:
         layers = (build.Layer * len(stack.layers))(*map(self._layer, stack.layers))
@@ -167,7 +201,7 @@ class Native:
             result.read, result.query, result.key_value, result.cross_output = self._attention(
                 cross.sublayer, "query", "key_value"
             )
-        gated, d_ff = _activation(ffn.sublayer) in GATES.values(), ffn.sublayer.outer.in_features
+        (_, gated), d_ff = _activation(ffn.sublayer), ffn.sublayer.outer.in_features
         result.feed_forward_norm = self._norm(ffn.norm)
         result.inner = self._product(ffn.sublayer.inner, d_ff * (1 + gated), self.d)
         result.outer = self._product(ffn.sublayer.outer, self.d, d_ff)
@@ -182,8 +216,6 @@ class Native:
             return [build.Heads(), *(build.Product() for _ in products), last]
         if not isinstance(attention, MultiHeadAttention):
             raise UnsupportedError(f"it has a {type(attention).__name__} in place of attention")
-        if type(attention.positions) is not Positions:
-            raise UnsupportedError(f"{type(attention.positions).__name__} positions")
         queries, keys = _heads(attention.heads, attention.d_k), _heads(attention.kv_heads, attention.d_k)
         values, mixed = _heads(attention.kv_heads, attention.d_v), _heads(attention.heads, attention.d_v)
         rows = {"query": queries, "key_value": _beside(keys, values), "query_key_value": _beside(queries, keys, values)}
@@ -288,11 +320,11 @@ def _absolute(embedding: Any) -> Positions:
     return positions
 
 
-def _activation(ffn: nn.Module) -> int:
-    if isinstance(ffn, FeedForward):
-        number = ACTIVATIONS.get(ffn.activation)
-    else:
-        number = GATES.get(ffn.gate) if isinstance(ffn, GatedFeedForward) else None
+def _activation(ffn: nn.Module) -> tuple[int, bool]:
+    """Its number in C, and whether it is a gate."""
+    f: Any = ffn.gate if isinstance(ffn, GatedFeedForward) else isinstance(ffn, FeedForward) and ffn.activation
+    by_tanh = isinstance(f, partial) and (f.func, f.args, f.keywords) == (F.gelu, (), {"approximate": "tanh"})
+    number = GELU_BY_TANH if by_tanh else ACTIVATIONS.get(f)
     if number is None:
         raise UnsupportedError(f"a {type(ffn).__name__} of this kind")
-    return number
+    return number, isinstance(ffn, GatedFeedForward)

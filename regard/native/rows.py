@@ -21,7 +21,7 @@ from regard.native import build
 if TYPE_CHECKING:
     from regard.native.model import Native
 
-ENCODE = 512  # source tokens that go through the encoder together: the room to work stays small
+ENCODE = 512  # source tokens that are read together: the room to work stays small
 SELECT = 12  # rows whose logits are held at once: they stay in the second cache
 
 Int32 = NDArray[np.int32]
@@ -56,8 +56,8 @@ class NativeRows:
             weakref.finalize(self, _dismiss, model, self.team, os.getpid())
 
     def start(self, sources: Sequence[Sequence[int]]) -> None:
-        texts = [_ids(source, self.model.c.source.tokens, "source") for source in sources]
-        listed, V = self.model.shortlists, self.model.vocabulary
+        alone, listed, V = self.model.alone, self.model.shortlists, self.model.vocabulary
+        texts = [_ids(source, self.model.tokens, "source", least=0 if alone else 1) for source in sources]
         lists = [None if listed is None else _ids(listed.of(source), V, "shortlist") for source in sources]
         lengths = np.array([len(text) for text in texts], np.int32)
         self._check(lengths)
@@ -68,14 +68,8 @@ class NativeRows:
             block = np.empty(self.model.memory_size(len(text)), np.float32)
             self.memory[i], self.address[i], self.sources[i] = block, block.ctypes.data, len(text)
             self.list[i] = own
-        first = 0
-        while first < len(sources):
-            last, tokens = first + 1, int(lengths[first])
-            while last < len(sources) and tokens + lengths[last] <= ENCODE:
-                tokens += int(lengths[last])
-                last += 1
-            self._encode(texts[first:last], lengths[first:last], self.address[numbers[first:last]])
-            first = last
+        if not alone:
+            self._encode(texts, lengths, self.address[numbers])
         R, new = len(self.lengths), len(sources)
         self.lengths = np.concatenate([self.lengths, np.zeros(new, np.int32)])
         self.sentence = np.concatenate([self.sentence, np.array(numbers, np.int32)])
@@ -83,6 +77,11 @@ class NativeRows:
         history[:R] = self.history
         self.history, self.columns = history, None
         self._tell()
+        if alone and new:  # no token minds where the text is cut
+            ids, to = np.concatenate(texts), np.repeat(np.arange(R, R + new, dtype=np.int32), lengths)
+            for i in range(0, len(ids), ENCODE):
+                written = self._append(ids[i : i + ENCODE], to[i : i + ENCODE], None)
+                assert written
 
     def step(self, tokens: Ints) -> Floats:
         features = self._advance(tokens)
@@ -149,6 +148,16 @@ class NativeRows:
         self._tell()
 
     def _encode(self, texts: Sequence[Ints], lengths: Int32, address: Ints) -> None:
+        first = 0
+        while first < len(texts):
+            last, tokens = first + 1, int(lengths[first])
+            while last < len(texts) and tokens + lengths[last] <= ENCODE:
+                tokens += int(lengths[last])
+                last += 1
+            self._encode_together(texts[first:last], lengths[first:last], address[first:last])
+            first = last
+
+    def _encode_together(self, texts: Sequence[Ints], lengths: Int32, address: Ints) -> None:
         ids = np.concatenate(texts).astype(np.int32)
         space = self._space(self.model.library.room(self.model.c, len(ids), int(lengths.max())))
         read = self.model.library.encode(
@@ -168,32 +177,39 @@ class NativeRows:
         if tokens.shape != (R,):
             raise ValueError(f"tokens of the shape {tokens.shape} for {R} rows: give one to each")
         self._check(self.lengths + 1)
-        if len(self.free) < R:
-            self._grow(R)
         self.longest += 1
-        self.model.reach(self.longest)
-        if self.longest > self.history.shape[1]:
-            self.history = np.concatenate([self.history, np.zeros((R, self.longest), np.int32)], 1)
-            self._tell()
         if len(self.features) < R:
             self.features = np.empty((2 * R, self.model.d), np.float32)
-        cells = self.free[len(self.free) - R :]
-        space = self._space(self.model.library.room(self.model.c, R, self.longest))
+        if not self._append(tokens, None, self.features.ctypes.data):
+            raise ValueError(_outside(tokens, self.model.c.target.tokens))
+        return self.features[:R]
+
+    def _append(self, tokens: Ints, to: Int32 | None, features: int | None) -> bool:
+        """Append each token to the row that `to` has for it, or one to each. False, and nothing done: one is none."""
+        m = len(tokens)
+        if len(self.free) < m:
+            self._grow(m)
+        self.model.reach(self.longest)
+        if self.longest > self.history.shape[1]:
+            self.history = np.concatenate([self.history, np.zeros((len(self.lengths), self.longest), np.int32)], 1)
+            self._tell()
+        cells = self.free[len(self.free) - m :]
+        space = self._space(self.model.library.room(self.model.c, m, self.longest))
         written = self.model.library.decode(
             self.model.c,
             self.c,
-            R,
+            m,
             tokens.ctypes.data,
+            None if to is None else to.ctypes.data,
             cells.ctypes.data,
             self.longest,
-            self.features.ctypes.data,
+            features,
             self.team,
             space,
         )
-        if not written:
-            raise ValueError(_outside(tokens, self.model.c.target.tokens))
-        self.free = self.free[: len(self.free) - R]
-        return self.features[:R]
+        if written:
+            self.free = self.free[: len(self.free) - m]
+        return bool(written)
 
     def _check(self, lengths: Int32) -> None:
         """Refuse a sequence that has more tokens than there are positions."""
@@ -259,11 +275,14 @@ def _dismiss(model: "Native", team: int | None, process: int) -> None:
         model.library.dismiss(team)
 
 
-def _ids(given: Any, tokens: int, what: str) -> Ints:
+def _ids(given: Any, tokens: int, what: str, *, least: int = 1) -> Ints:
     """A list of token ids, of which there are some, and each of which there is."""
     ids = np.asarray(given)
+    if not least and ids.shape == (0,):
+        return ids.astype(np.int64)
     if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
-        raise ValueError(f"a {what} is a list of one token id or more, got {str(given)[:60]}")
+        some = "one token id or more" if least else "token ids"
+        raise ValueError(f"a {what} is a list of {some}, got {str(given)[:60]}")
     if not 0 <= ids.min() <= ids.max() < tokens:
         raise ValueError(_outside(ids, tokens))
     return ids.astype(np.int64)

@@ -148,9 +148,11 @@ class Generator(Searcher):
         return attention_page(self.attention(text), title=short(text))
 
     def ids(self, text: str, place: str = "") -> list[int]:
-        """What the model reads of a text: `bos`, if there is one, and its sub-words."""
-        begin = [] if self.tokenizer.marks.bos is None else [self.tokenizer.marks.bos]
-        ids = [*begin, *self.tokenizer.encode(text)]
+        """What the model reads of a text: its sub-words, and before them what stands before every document."""
+        (begin, _), bos = self.tokenizer.marks.frame, self.tokenizer.marks.bos
+        ids = [*([] if self.tokenizer.imported else begin), *self.tokenizer.encode(text)]
+        if not ids and bos is not None:
+            ids = [bos]
         if not ids:
             raise ValueError("an empty prompt, and the tokenizer has no mark of a beginning: give some text")
         if self.reach is not None and len(ids) > self.reach:
