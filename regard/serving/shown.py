@@ -40,7 +40,7 @@ class Shown:
 
     def possible(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Tokens of which one might come next: of each its id, text and space."""
-        texts = self._texts([self._before] * len(ids), ids)
+        texts = self.adds(ids)
         spaces = [
             id not in self._marks and self._before is not None and text[0].isspace()
             for id, text in zip(ids, texts, strict=True)
@@ -49,6 +49,10 @@ class Shown:
             {"id": id, "text": _visible(text), "space": space}
             for id, text, space in zip(ids, texts, spaces, strict=True)
         ]
+
+    def adds(self, ids: Sequence[int]) -> list[str]:
+        """What each of them would add to the text, white space included."""
+        return self._texts([self._before] * len(ids), ids)
 
     def _next(self, id: int, whole: str) -> dict[str, Any]:
         text = _visible(whole)

@@ -42,7 +42,7 @@ def test_what_no_model_does_is_said_and_not_pretended(address: str) -> None:
         assert (wrong.value.param, wrong.value.code) == ("model", "model_not_supported")
         with pytest.raises(openai.NotFoundError, match="a translation model"):
             client.embeddings.create(model="first", input="Hello")
-        with pytest.raises(openai.NotFoundError, match="no model 'gpt': choose one of first, second"):
+        with pytest.raises(openai.NotFoundError, match="no model 'gpt': there are first, second"):
             client.completions.create(model="gpt", prompt="Hello")
 
 
