@@ -130,9 +130,9 @@ def _of(kind: type[Any], path: Path) -> Any:
 def _made(kind: type[Any], settings: Any, place: str) -> Any:
     """A dataclass out of what JSON holds: every setting known, and of its type."""
     strict = {"__pydantic_config__": ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)}
-    held = TypeAdapter(make_dataclass("Held", [("it", kind)], namespace=strict))
+    held: TypeAdapter[Any] = TypeAdapter(make_dataclass("Held", [("it", kind)], namespace=strict))
     try:
-        return held.validate_json(json.dumps({"it": settings})).it  # type: ignore[attr-defined]
+        return held.validate_json(json.dumps({"it": settings})).it
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = ".".join(map(str, problem["loc"][1:]))

@@ -372,7 +372,7 @@ def export(
 
 @app.command("import", rich_help_panel=OTHERS)
 def import_(
-    source: Annotated[Path, typer.Argument(help="A directory of Hugging Face's: Marian, BART, Pegasus, mBART.")],
+    source: Annotated[Path, typer.Argument(help="A directory of Hugging Face's: Marian, BART, GPT-2, Llama, ...")],
     out: Annotated[Path, typer.Argument(help="The new model directory.")],
 ) -> None:
     """Make a model directory of one of Hugging Face's."""

@@ -48,26 +48,30 @@ SEARCH = {  # theirs, unless neutral -> ours
     "min_length": ("shortest", 0),
     "repetition_penalty": ("repetition", 1.0),
     "num_beam_groups": ("groups", 1),
+    "diversity_penalty": ("diversity", 0.0),
 }
+SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}  # their defaults
 
 
 def generation(about: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """How a model generates, as settings of a search, and in words what none of them says.
 
-    >>> generation({"num_beams": 6, "length_penalty": 0.8, "no_repeat_ngram_size": 3, "do_sample": True})
-    ({'beam': 6, 'penalty': 'mean', 'alpha': 0.8, 'block': 3}, ['do_sample (--sample 1)'])
+    >>> generation({"num_beams": 6, "length_penalty": 0.8, "no_repeat_ngram_size": 3, "bad_words_ids": [[7], [8, 9]]})
+    ({'beam': 6, 'penalty': 'mean', 'alpha': 0.8, 'block': 3}, ['bad_words_ids of several tokens: 1 (--forbid)'])
+    >>> generation({"do_sample": True, "top_p": 0.9})[0]
+    {'sampling': {'temperature': 1.0, 'top_k': 50, 'top_p': 0.9, 'min_p': None}}
     """
     beams = about.get("num_beams", 1)
     if not isinstance(beams, int) or beams < 1:
         raise ValueError(f"num_beams = {beams!r} is not a number of hypotheses: mend it in {foreign.GENERATION}")
     search: dict[str, Any] = {}
-    if beams > 1:
+    if about.get("do_sample"):
+        search["sampling"] = {name: about.get(name, default) for name, default in SAMPLING.items()}
+    elif beams > 1:
         search = {"beam": beams, "penalty": "mean", "alpha": about.get("length_penalty", 1.0)}
-        search |= {"patience": 1} if about.get("early_stopping") is True else {}
-    for theirs, (ours, neutral) in SEARCH.items():
-        if (value := about.get(theirs)) not in (None, neutral):
-            search[ours] = value
-    left = ["do_sample (--sample 1)"] if about.get("do_sample") else []
-    if several := sum(len(words) > 1 for words in about.get("bad_words_ids") or []):
-        left.append(f"bad_words_ids of several tokens: {several} (--forbid)")
-    return search, left
+        search |= {"patience": 1.0} if about.get("early_stopping") is True else {}
+    search |= {
+        ours: about[theirs] for theirs, (ours, neutral) in SEARCH.items() if about.get(theirs) not in (None, neutral)
+    }
+    several = sum(len(words) > 1 for words in about.get("bad_words_ids") or [])
+    return search, [f"bad_words_ids of several tokens: {several} (--forbid)"] if several else []

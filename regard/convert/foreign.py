@@ -116,7 +116,7 @@ def write(source: Source, directory: Path) -> None:
         for key, its in zip(keys, each, strict=True):
             _put(about, key, its)
     for key, value in table.constant.items():
-        _put(about, key, value)
+        _put(about, key.split("|")[0], value)
     marks = source.tokenizer.marks
     ids: dict[str, Any] = {f"{name}_token_id": getattr(marks, name) for name in ("pad", "bos", "eos")}
     ids |= {theirs.rstrip("?"): getattr(marks, name) for name, theirs in table.marks.items()}
@@ -140,7 +140,7 @@ def _table(source: Source) -> Foreign:
         wrong = [
             f"{setting} = {value!r} (in {table.name} it is {values[-1]!r})"
             for setting, values in known.items()
-            if (value := getattr(c, setting)) not in values
+            if (value := getattr(c, setting, None)) not in values
         ]
         if not wrong:
             return table
@@ -234,9 +234,10 @@ def _config(table: Foreign, about: dict[str, Any]) -> dict[str, Any]:
         value = table.defaults[first] if value is None else value
         return get(value[0]) * value[1] if isinstance(value, tuple) else value
 
-    for name, value in table.constant.items():
-        if (its := _at(about, name)) not in (None, value):
-            raise ValueError(f"{name} = {its!r} cannot be expressed, only {value!r}")
+    for names, value in table.constant.items():
+        for name in names.split("|"):
+            if (its := _at(about, name)) not in (None, value):
+                raise ValueError(f"{name} = {its!r} cannot be expressed, only {value!r}")
     found = dict(table.fixed)
     for name, setting in table.settings.items():
         theirs, values = (setting, None) if isinstance(setting, str) else setting

@@ -161,10 +161,10 @@ GPT2 = Foreign(
         "norm_eps": "layer_norm_epsilon",
         "dropout": "resid_pdrop embd_pdrop",
         "attention_dropout": "attn_pdrop",
-        "tie": ("tie_word_embeddings", [(True, "all"), (False, "none")]),
+        "tie": ("tie_word_embeddings", [(True, "all"), (False, "none"), (True, "target")]),
     },
     defaults={"n_inner": ("n_embd", 4), "tie_word_embeddings": True},
-    fixed={"positions": "learned", "norm": "pre", "norm_kind": "layer", "bias": True, "scale_embedding": False},
+    fixed={"positions": "learned", "norm_kind": "layer", "bias": True},
     constant={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     tensors="""
 stem.tokens.weight                                          transformer.wte.weight
@@ -193,23 +193,26 @@ LLAMA = Foreign(
         "heads": "num_attention_heads",
         "kv_heads": "num_key_value_heads",
         "d_k": "head_dim",
-        "d_v": "head_dim",
         "max_length": "max_position_embeddings",
+        "rope_base": "rope_parameters.rope_theta|rope_theta",
         "feed_forward": ("hidden_act", [("silu", "swiglu"), ("swish", "swiglu")]),
         "norm_eps": "rms_norm_eps",
-        "rope_base": "rope_parameters.rope_theta|rope_theta",
         "attention_dropout": "attention_dropout",
-        "tie": ("tie_word_embeddings", [(True, "all"), (False, "none")]),
+        "tie": ("tie_word_embeddings", [(True, "all"), (False, "none"), (True, "target")]),
     },
     defaults={
         "num_key_value_heads": ("num_attention_heads", 1),
         "head_dim": None,
-        "rope_parameters.rope_theta": 10_000.0,
         "attention_dropout": 0.0,
+        "rope_parameters.rope_theta": 10_000.0,
         "tie_word_embeddings": False,
     },
-    fixed={"positions": "rope", "norm": "pre", "norm_kind": "rms", "bias": False, "scale_embedding": False},
-    constant={"attention_bias": False, "mlp_bias": False, "rope_parameters.rope_type": "default"},
+    fixed={"positions": "rope", "norm_kind": "rms", "bias": False, "dropout": 0.0},
+    constant={
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_parameters.rope_type": "default",
+    },
     tensors="""
 stem.tokens.weight                                               model.embed_tokens.weight
 decoder.layers.#.self_attention.norm.weight                      model.layers.#.input_layernorm.weight

@@ -1,7 +1,7 @@
 """Plain text to model: files, folders or JSON lines, as documents, a passage at a time and in constant memory.
 
-A passage ends before a space, so that the sub-words of a document read passage by passage are its own. Joined, passages
-are the text; its lines end in a line feed, whatever their file has.
+A passage ends before a space, so that words stay whole. Joined, passages are the text; its lines end in a line feed,
+whatever their file has.
 """
 
 import hashlib

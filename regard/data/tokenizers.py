@@ -174,6 +174,17 @@ class Tokenizer:
                     raise ValueError(f"{text!r} is not Unicode text: it holds half of a surrogate pair") from None
             raise
 
+    @cached_property
+    def spaced(self) -> bool:
+        """Whether it reads a text as if a space stood before it.
+
+        >>> [Tokenizer.learn(TokensConfig(kind, 260), ["a a"]).spaced for kind in ("bpe", "byte")]
+        [True, False]
+        """
+        ids = self.encode("a a")
+        half = len(ids) // 2
+        return ids[:half] == ids[half:]
+
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Where in a text each token of `encode(text)` stands, from one character to before another.
 

@@ -155,7 +155,7 @@ def _texts(trials: Iterable[Trial]) -> tuple[list[str], dict[str, str]]:
                 corpora.append(data.corpus)
                 continue
             for split in filter(None, (data.train, data.valid, data.test)):
-                for path in filter(None, (getattr(split, key) for key in recipes.PATHS)):
+                for path in filter(None, (getattr(split, key, None) for key in recipes.PATHS)):
                     files.setdefault(path, settings["recipe"])
     return corpora, files
 

@@ -172,12 +172,16 @@ class Generator(Searcher):
         return attention_page(self.attention(text), title=short(text))
 
     def ids(self, text: str) -> list[int]:
-        """What the model reads of a text: `bos`, if there is one, and its sub-words."""
+        """What the model reads of a text: its sub-words, and before them what stands before every document."""
         return self._read(Prompt(text))
 
     def _read(self, prompt: Prompt) -> list[int]:
-        begin = [] if self.tokenizer.marks.bos is None else [self.tokenizer.marks.bos]
-        ids = [*begin, *self.tokenizer.encode(prompt.text)] if prompt.ids is None else [*prompt.ids]
+        (begin, _), bos = self.tokenizer.marks.frame, self.tokenizer.marks.bos
+        ids = self.tokenizer.encode(prompt.text) if prompt.ids is None else [*prompt.ids]
+        if prompt.ids is None and ids[:1] != begin:
+            ids = [*begin, *ids]
+        if not ids and prompt.ids is None and bos is not None:
+            ids = [bos]
         if not ids:
             raise ValueError("an empty prompt, and the tokenizer has no mark of a beginning: give some text")
         if self.reach is not None and len(ids) > self.reach:

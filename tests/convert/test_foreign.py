@@ -3,18 +3,16 @@
 import json
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Rust
 
 import regard
 from regard.convert import export, import_
-from regard.convert.foreign import _config, _to_ours, _to_theirs, pairs
-from regard.convert.tables import TABLES
 from regard.data.tokenizers import RESERVED, Tokenizer
 from regard.models import storage
 from tests.convert.test_huggingface import foreign_model, logits
@@ -207,51 +205,81 @@ def test_a_translator_writes_what_theirs_generates(tmp_path: Path, kind: Any, en
         assert all(word < len(said.text.split()) for _, word in said.alignment)
 
 
-LANGUAGE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "gpt2": (
-        "GPT2LMHeadModel",
-        {"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 11, "n_positions": 9},
-        {
-            "layers": 2,
-            "d_model": 8,
-            "d_ff": 32,
-            "heads": 2,
-            "vocabulary": 11,
-            "max_length": 9,
-            "feed_forward": "gelu_tanh",
-        },
-    ),
+LANGUAGE: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40}),
     "llama": (
         "LlamaForCausalLM",
-        {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 11}
-        | {"num_key_value_heads": 1, "max_position_embeddings": 9, "rope_theta": 500.0},
-        {
-            "layers": 2,
-            "d_model": 8,
-            "d_ff": 12,
-            "heads": 2,
-            "kv_heads": 1,
-            "rope_base": 500.0,
-            "feed_forward": "swiglu",
-        },
+        {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+        | {"num_key_value_heads": 2, "max_position_embeddings": 40, "tie_word_embeddings": False, "rope_theta": 500.0},
     ),
 }
 
 
+def language(directory: Path, name: str, **changes: Any) -> tuple[Any, Any]:
+    """A random language model, no parameter of which is at its neutral value; before a text of a Llama's stands <s>."""
+    rust = Rust(models.BPE())
+    rust.pre_tokenizer, rust.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<e>", "<s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    rust.train_from_iterator(sentences(200), trainer)
+    if name == "llama":
+        rust.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    architecture, shape = LANGUAGE[name]
+    kind = getattr(transformers, architecture)
+    torch.manual_seed(1)
+    ids = {"vocab_size": 300, "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": None}
+    model = kind(kind.config_class(**shape | ids | changes)).eval()
+    for tensor in model.parameters():
+        tensor.data.add_(0.3 * torch.randn_like(tensor))
+    model.save_pretrained(directory)
+    return model, save(rust, directory, bos_token="<s>", eos_token="<e>")
+
+
 @pytest.mark.parametrize("name", LANGUAGE)
-def test_a_table_names_every_tensor_of_theirs_and_both_ways_are_one(name: str) -> None:
-    architecture, theirs, ours = LANGUAGE[name]
-    kind, table = getattr(transformers, architecture), TABLES[name]
-    about, tensors = (model := kind(kind.config_class(**theirs))).config.to_dict(), model.state_dict()
-    assert table.heads["tokens"] == architecture
-    found = _config(table, about)
-    assert {key: found[key] for key in ours} == ours
-    lines = list(pairs(table, ["decoder.layers.0.x", "decoder.layers.1.x"]))
-    assert {each for pair in lines for each in pair.theirs[0]} == tensors.keys()
-    for pair in lines:
-        parts = [tensors[each] for each in pair.theirs[0]]
-        back = _to_theirs(pair, _to_ours(pair, parts), SimpleNamespace(**found))
-        assert all(map(torch.equal, back, parts))
-        assert len(back) == len(parts)
-    with pytest.raises(ValueError, match=r"cannot be expressed, only False"):
-        _config(table, about | {"attention_bias": True, "add_cross_attention": True})
+def test_a_language_model_says_the_same_here_and_back_there(tmp_path: Path, name: str) -> None:
+    model, theirs = language(tmp_path / "hf", name)
+    import_(tmp_path / "hf", tmp_path / "out")
+    tokenizer, ours = Tokenizer.load(tmp_path / "out" / "tokenizer.json"), storage.load(tmp_path / "out")
+    assert (tokenizer.marks.bos, tokenizer.marks.eos, tokenizer.marks.pad) == (1, 0, None)
+    for text in TEXTS[:10]:
+        assert tokenizer.encode(text) == theirs(text)["input_ids"]
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    tokens = torch.randint(2, 300, (3, 12))
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(tokens), model(tokens).logits, atol=1e-5, rtol=1e-5)
+    export(tmp_path / "out", tmp_path / "back", "hf")
+    first, back = (load_file(tmp_path / place / "model.safetensors") for place in ("hf", "back"))
+    assert first.keys() == back.keys()
+    assert all(torch.equal(first[each], back[each]) for each in first)
+    again, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not any(report.values())
+    torch.testing.assert_close(again(tokens).logits, model(tokens).logits)
+    prompt = theirs("the cat")["input_ids"]
+    written = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6, pad_token_id=0)[
+        0, len(prompt) :
+    ]
+    assert regard.load(tmp_path / "out").ids("the cat") == prompt
+    ((found,),) = search(Module(ours), [Request(prompt[:-1], prompt[-1], 6)], SearchConfig(beam=1), eos=0)
+    assert [*found.tokens, 0][:6] == [*written.tolist(), 0][:6]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("llama", {"attention_bias": True}, "config.json: attention_bias = True cannot be expressed, only False"),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = False cannot be expressed, only True"),
+        (
+            "gpt2",
+            {"activation_function": "tanh"},
+            "activation_function = 'tanh' cannot be expressed, only gelu_new, relu",
+        ),
+    ],
+)
+def test_what_a_language_model_of_ours_cannot_be_is_named(
+    tmp_path: Path, name: str, changes: dict[str, Any], message: str
+) -> None:
+    language(tmp_path / "hf", name, **changes)
+    with pytest.raises(ValueError, match=message):
+        import_(tmp_path / "hf", tmp_path / "out")

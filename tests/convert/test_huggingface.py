@@ -197,7 +197,10 @@ def test_what_cannot_be_expressed_is_named(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "t5"}, "config.json: model_type = 't5' cannot be imported, only marian, pegasus, bart, mbart"),
+        (
+            {"model_type": "t5"},
+            "config.json: model_type = 't5' cannot be imported, only marian, pegasus, bart, mbart, gpt2, llama",
+        ),
         ({"decoder_ffn_dim": 99}, "encoder_ffn_dim = 48 and decoder_ffn_dim = 99 differ, which regard cannot express"),
         ({"activation_function": "tanh"}, "activation_function = 'tanh' cannot be expressed, only relu, gelu, silu"),
         ({"d_model": None}, "config.json: it has no d_model"),

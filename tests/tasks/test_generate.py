@@ -1,0 +1,269 @@
+"""A language model from plain text to answers: blocks without waste, documents apart, figures that add up."""
+
+import json
+import math
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+import regard
+from regard.data.arrays import Column, Table
+from regard.data.documents import Passage, TextFiles, read_passages
+from regard.data.tokenizers import Tokenizer, TokensConfig
+from regard.data.vocabulary import Marks
+from regard.models.family import build, configure
+from regard.recipes import reading
+from regard.recipes import train as module
+from regard.recipes.train import train
+from regard.tasks.generate import IGNORE, Blocks, Generate, blocks, sliding
+from regard.tasks.generator import Generator
+
+MARKS = Marks(0, 1, 2, 3)
+TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 30
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def generator() -> Generator:
+    torch.manual_seed(0)
+    tokens = Tokenizer.learn(TokensConfig("char", size=0), [TEXT])
+    model = build(configure("llama-tiny", ["layers=2", "d_model=32", "heads=4", "kv_heads=2"], vocabulary=len(tokens)))
+    task = Generate(block=16)
+    return task.open([model], tokens, task.sections.decode(limit=20, sampling=None, beam=1), engine="torch")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text, a recipe for it, and the run of that."""
+    folder = tmp_path_factory.mktemp("language")
+    (folder / "text.txt").write_text("".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(8000)))
+    (folder / "lm.yaml").write_text(
+        """
+task: {name: generate, block: 32}
+data: {train: {text: text.txt}, hold_out: 2}
+tokens: {kind: char, size: 0}
+model: {preset: gpt-tiny, layers: 2, d_model: 32, d_ff: 64, heads: 2, max_length: 64}
+train: {steps: 12, batch_tokens: 256, smoothing: 0.0, checkpoint_every: 4, shards: 1, validate_every: 6}
+decode: {limit: 30}
+"""
+    )
+    assert train(reading.load(str(folder / "lm.yaml")), folder / "run", name="lm", console=QUIET)
+    return folder
+
+
+def naive(generator: Generator, prompt: str, limit: int) -> str:
+    """Greedy, by reading everything anew for each token."""
+    ids = generator.ids(prompt)
+    start = len(ids)
+    for _ in range(limit):
+        logits = generator.model(torch.tensor([ids]))[0, -1]
+        ids.append(int(logits.argmax()))
+        if ids[-1] == generator.eos:
+            break
+    return generator.tokenizer.decode(ids[start:])
+
+
+def test_what_is_written_is_what_the_slow_truth_writes_in_any_company(generator: Generator) -> None:
+    prompts = ["the c", "", "the dog sat", "log", "the cat sat on the mat. t"]
+    alone = [naive(generator, prompt, 20) for prompt in prompts]
+    assert generator.generate(prompts) == alone
+    assert [generator.generate(prompt) for prompt in prompts] == alone
+    assert ["".join(generator.stream(prompt)) for prompt in prompts] == alone
+
+
+def test_chance_hangs_on_the_seed_and_the_prompt(generator: Generator) -> None:
+    drawn = generator.completions(["the c", "the d"], temperature=1.0, best=3, seed=5)
+    again = generator.completions("the c", temperature=1.0, best=3, seed=5)
+    assert [each.text for each in drawn[0]] == [each.text for each in again]
+    assert len({each.text for row in drawn for each in row}) > 3
+    assert generator.generate("the c", temperature=1.0, seed=6) != again[0].text
+
+
+def test_scores_are_the_models_own(generator: Generator) -> None:
+    (found,) = generator.completions("the c", beam=3, limit=7)
+    ids = generator.tokenizer.encode(found.text)
+    whole = [*generator.ids("the c"), *ids]
+    log_p = generator.model(torch.tensor([whole]))[0].log_softmax(-1)
+    own = [float(log_p[len(whole) - len(ids) - 1 + i, id]) for i, id in enumerate(ids)]
+    assert found.token_scores[: len(ids)] == pytest.approx(own, abs=1e-4)
+    (score,) = generator.score(["the cat"])
+    ids = [*generator.ids("the cat"), generator.eos]
+    log_p = generator.model(torch.tensor([ids]))[0].log_softmax(-1)
+    assert score.token_scores == pytest.approx([float(log_p[i, id]) for i, id in enumerate(ids[1:])], abs=1e-5)
+    assert score.tokens[-1] == "</s>"
+    both = generator.score(["the cat", "a"])
+    assert both[0].token_scores == pytest.approx(score.token_scores, abs=1e-5)
+
+
+def test_a_stop_text_ends_it_and_is_left_out(generator: Generator) -> None:
+    said = naive(generator, "the c", 20)
+    stop = said[7:9]
+    expected = said[: said.index(stop)]
+    (found,) = generator.completions("the c", stop=[stop, "@@"])
+    assert (found.text, found.why) == (expected, "stop")
+    assert "".join(generator.stream("the c", stop=stop)) == expected
+    assert generator.generate("the c", stop=stop, echo=True) == "the c" + expected
+    assert generator.completions("the c", limit=3)[0].why == "length"
+
+
+def test_bad_questions_are_told(generator: Generator) -> None:
+    with pytest.raises(ValueError, match="there is no setting 'temprature': did you mean 'temperature'"):
+        generator.generate("a", temprature=1.0)
+    with pytest.raises(ValueError, match="a stop text is empty"):
+        generator.generate("a", stop=[""])
+    with pytest.raises(ValueError, match="best = 2: one output can be streamed"):
+        list(generator.stream("a", best=2, beam=2))
+    tokens = generator.tokenizer
+    short = build(configure("gpt-tiny", ["layers=1", "d_model=16", "heads=2", "max_length=8"], vocabulary=len(tokens)))
+    bounded = Generate().open([short], tokens, Generate.sections.decode(limit=None), engine="torch")
+    with pytest.raises(ValueError, match="'the cat sat on' has 15 sub-words, the model has 8 places: shorten it"):
+        bounded.generate("the cat sat on")
+    assert len(tokens.encode(bounded.generate("the c", sampling=None, beam=1))) <= 3
+    with pytest.raises(ValueError, match="writes without end: say how much by `limit`"):
+        Generate().open([generator.model], tokens, Generate.sections.decode(limit=None), engine="torch").generate("a")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte", "char"])
+def test_the_tokens_of_passages_are_those_of_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    text = "".join(f"line {i} of a text, with words between\n\n" for i in range(40))
+    (tmp_path / "a.txt").write_text(text)
+    tokens = Tokenizer.learn(TokensConfig(kind, size=280), [text])
+    monkeypatch.setattr("regard.data.documents.PASSAGE", 50)
+    passages = list(read_passages(TextFiles(str(tmp_path / "a.txt"))))
+    assert len(passages) > 10
+    ids = [id for (row,) in Generate().examples(passages, tokens) for id in row]
+    assert ids == [1, *tokens.encode(text), 2]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_every_label_is_foretold_once(data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(4, 9), min_size=2, max_size=60))
+    block = data.draw(st.integers(1, 12))
+    stride = data.draw(st.integers(1, 12))
+    seen = [label for window, skip in sliding(ids, block, stride) for label in window[1 + skip :]]
+    assert seen == ids[1:]
+    assert all(len(window) <= block + 1 for window, _ in sliding(ids, block, stride))
+
+
+def test_documents_in_a_block_do_not_see_each_other(generator: Generator) -> None:
+    first, second = [1, 5, 6, 7, 2], [1, 8, 9, 10, 11, 2]
+    batch = blocks([[*first, *second]], MARKS, apart=True)
+    assert batch["labels"][0].tolist() == [5, 6, 7, 2, IGNORE, 8, 9, 10, 11, 2]
+    assert batch.count == 9
+    for preset in ("llama-tiny", "gpt-tiny"):
+        torch.manual_seed(0)
+        model: Any = build(configure(preset, ["layers=2", "d_model=32", "heads=4"], vocabulary=20)).eval()
+        apart = model(**batch.inputs)[0]
+        torch.testing.assert_close(apart[:4], model(torch.tensor([first[:-1]]))[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(apart[5:], model(torch.tensor([second[:-1]]))[0], atol=1e-5, rtol=0)
+    assert "documents" not in blocks([[*first, *second]], MARKS, apart=False).tensors
+    same = blocks([[5, 6, 2, 7, 8]], Marks(0, 2, 2), apart=True)  # one mark between documents
+    assert same["labels"][0].tolist() == [6, 2, 7, 8]
+    assert same["documents"][0].tolist() == [0, 0, 0, 1]
+
+
+def test_blocks_go_through_the_text_without_waste(tmp_path: Path) -> None:
+    rows = [([i, i + 1, i + 2],) for i in range(0, 90, 3)]
+    table = Table.build(tmp_path / "t", rows, {"tokens": Column.ids(100)})
+    corpus = Blocks(table, 8)
+    assert corpus.tokens == 90
+    assert len(corpus) == 11
+    windows = [ids.tolist() for (ids,) in corpus.rows(np.arange(11))]
+    assert windows[3] == list(range(24, 40))
+    assert windows[-1] == list(range(80, 90))
+    collate = Generate(block=8).collate(Tokenizer.learn(TokensConfig("char", size=0), ["a"]), 0.0)
+    batch = collate(corpus.rows(np.arange(11)), Random(1))
+    assert batch["tokens"].shape == (11, 8)
+    assert (batch["labels"][batch["labels"] != IGNORE] - batch["tokens"][batch["labels"] != IGNORE] == 1).all()
+    again = collate(corpus.rows(np.arange(11)), Random(1))
+    assert torch.equal(batch["tokens"], again["tokens"])
+    assert not torch.equal(batch["tokens"], collate(corpus.rows(np.arange(11)), Random(2))["tokens"])
+
+
+def test_bits_a_byte_compare_models_of_other_tokens(generator: Generator) -> None:
+    held_out = [Passage("the cat sat", True, False), Passage(" on the mat.", False, True)]
+    task = Generate(block=100)
+    found = task.foretell(generator, held_out, 100)
+    (whole,) = generator.score(["the cat sat on the mat."])
+    nats = -whole.log_probability
+    assert found["loss"] == pytest.approx(nats / 24, rel=1e-5)
+    assert found["bits a byte"] == pytest.approx(nats / math.log(2) / 23, rel=1e-5)
+    assert found["perplexity a word"] == pytest.approx(math.exp(nats / 6), rel=1e-4)
+
+
+def test_from_a_recipe_to_a_model_directory(folder: Path) -> None:
+    about = json.loads((folder / "run" / "config.json").read_text())
+    assert about["format"] == 2
+    assert about["task"] == {"name": "generate", "block": 32, "apart": True}
+    assert about["use"]["limit"] == 30
+    figures = json.loads((folder / "run" / "evaluation.json").read_text())
+    assert figures["perplexity"]["score"] == pytest.approx(math.exp(figures["loss"]["score"]), rel=1e-6)
+    assert figures["loss"]["signature"] == "block:32|stride:16|apart:true"
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "validation"] == [6, 12]
+    (folder / "run" / "recipe.yaml").rename(folder / "elsewhere.yaml")  # which use has no need of
+    model = regard.load(folder / "run", task="generate")
+    (folder / "elsewhere.yaml").rename(folder / "run" / "recipe.yaml")
+    assert model.generate("12 and", limit=5, seed=1) == model.generate(["12 and"], limit=5, seed=1)[0]
+    with pytest.raises(ValueError, match="cannot translate: it is a model to generate"):
+        regard.load(folder / "run", task="translate")
+
+
+def test_a_run_that_is_resumed_ends_with_the_same_bits(folder: Path) -> None:
+    whole = (folder / "run" / "model.safetensors").read_bytes()
+    recipe, half = reading.load(str(folder / "lm.yaml")), folder / "half"
+
+    class StopError(Exception):
+        pass
+
+    step = module.Learner.step
+
+    def stop(self: Any, *rest: Any) -> Any:
+        if self.steps == 7:
+            raise StopError
+        return step(self, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.Learner, "step", stop)
+        with pytest.raises(StopError):
+            train(recipe, half, name="lm", console=QUIET)
+    assert train(reading.load(str(half / "recipe.yaml")), half, name="lm", resume=True, console=QUIET)
+    assert (half / "model.safetensors").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model.preset=tiny", "task.name = generate: a model like tiny cannot do it; it can translate"),
+        ("task.block=1", "task.block = 1: it must be at least 2"),
+        ("task.name=generat", "unknown task 'generat': did you mean 'generate'?"),
+        ("data.languages=[en, de]", "data.languages is for the task translate, and this recipe's is generate"),
+        ("model.max_length=16", "model.max_length = 16: it must hold the 32 tokens of task.block"),
+        ("data.train.documents=page", "documents = 'page': choose file, paragraph or line"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_one_line(folder: Path, change: str, message: str) -> None:
+    with pytest.raises(ValueError, match=r": ") as error:
+        reading.load(str(folder / "lm.yaml"), [change])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_corpus_of_pairs_is_no_text() -> None:
+    with pytest.raises(ValueError, match="multi30k-en-de is a corpus of pairs"):
+        Generate.files(Generate.sections.data(corpus="multi30k-en-de"))
+
+
+@pytest.fixture(autouse=True)
+def _no_corpora(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.tasks.generate.fetched", lambda name, **_: {"train": [Path("a"), Path("b")]})
