@@ -17,7 +17,6 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from regard.api import Translator
 from regard.decoding.protocol import DAMAGED
 from regard.serving import looks
 from regard.serving.live import Line, Live, Look, TooLargeError
@@ -49,8 +48,11 @@ class TranslateAsked(Asked):
 
 
 class LookAsked(Asked):
-    source: Ids
-    target: Ids
+    """The inputs of the model: of a language model `tokens`, the first of which is read alone."""
+
+    source: Ids | None = None
+    target: Ids | None = None
+    tokens: Ids | None = None
 
 
 class ScoreAsked(LookAsked):
@@ -111,16 +113,16 @@ class _Models:
 
     def __init__(self, registry: Registry) -> None:
         self.registry, self._lock = registry, Lock()
-        self._lives: dict[str, tuple[Translator, Live]] = {}
+        self._lives: dict[str, tuple[Any, Live]] = {}
 
     def get(self, id: str | None) -> Live:
         served = self.registry.get(id)
         try:
-            translator = served.predictor()
+            predictor = served.predictor()
             with self._lock:
                 held = self._lives.get(served.id)
-                if held is None or held[0] is not translator:  # its files have changed
-                    held = self._lives[served.id] = translator, Live(translator)
+                if held is None or held[0] is not predictor:  # its files have changed
+                    held = self._lives[served.id] = predictor, Live(predictor)
             return held[1]
         except (OSError, ValueError) as error:
             raise HTTPException(503, f"the model {served.id} cannot be loaded: {error}") from None
@@ -135,10 +137,11 @@ class _Models:
         source, target = served.languages
         return {
             "id": id,
+            "task": served.task.name,
             "source": source,
             "target": target,
             **live.about(),
-            "examples": examples(source, live.tokenizer.kind),
+            "examples": examples(source, live.tokenizer.kind if served.task.name == "translate" else "beginnings"),
             "atlas": (served.path / "heads.json").is_file(),
         }
 
@@ -151,7 +154,9 @@ def router(service: Service) -> APIRouter:
     async def looked(request: Request, asked: LookAsked, answer: Callable[[Live, Look], T], *, long: bool = False) -> T:
         def work() -> T:
             live = models.get(asked.model)
-            return answer(live, live.look(asked.source, asked.target, asked.edits))
+            named = {"source": asked.source, "target": asked.target, "tokens": asked.tokens}
+            given = {name: ids for name, ids in named.items() if ids is not None}
+            return answer(live, live.look(given, asked.edits))
 
         return await service.attended(request, service.looked(registry.get(asked.model), work, long=long))
 

@@ -90,9 +90,13 @@ def _visible(text: str) -> str:
 def examples(language: str, kind: str) -> list[str]:
     """Sentences to try with a model that reads a language in tokens of a kind; none for a language unknown here.
 
+    Of the kind "beginnings" they are for a language model, which may have learnt any language.
+
     >>> examples("en", "bpe")[0], examples("en", "none")[0]
     ('Where is the library?', 'two men are sitting on a bench .')
     """
     known = json.loads(resources.files("regard.serving").joinpath("examples.json").read_text("utf-8"))
     # Text that is cut into tokens already, and in small letters, is most often that of captions of pictures.
+    if kind == "beginnings":
+        return list(known[kind])
     return list(known["cut" if kind == "none" else "plain"].get(language.split("-")[0].lower(), ()))

@@ -17,7 +17,7 @@ from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
 from regard.decoding.protocol import ENDLESS, Hypothesis, Request, SearchConfig, bounded
 from regard.inspection.axes import END
-from regard.inspection.maps import attention_maps
+from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap, attention_page
 from regard.tasks.asks import Completion, Foretold, Prompt, ReachError, Score, Writing, short
 from regard.tasks.searching import Searcher
@@ -157,15 +157,26 @@ class Generator(Searcher):
         return found
 
     def attention(
-        self, text: str, *, names: str | Sequence[str] = "*", heads: Sequence[int] | None = None, view: str = "weights"
+        self,
+        text: str,
+        *,
+        names: str | Sequence[str] = "*",
+        heads: Sequence[int] | None = None,
+        view: str = "weights",
+        special: bool = True,
     ) -> list[AttentionMap]:
-        """What every head looks at while the model reads a text, and says what comes next."""
+        """What every head looks at while the model reads a text, and says at each token what comes next.
+
+        Rows are named by what comes next, the last by the end; without `special`, start and end are left out.
+        """
         ids = self.ids(text)
-        if not ids:
-            raise ValueError("there is no map of an empty text: give some")
+        if not (special or ids[1:]):
+            raise ValueError(f"{short(text)}: nothing is predicted but the end: there is no map without special tokens")
         inputs = {"tokens": torch.tensor([ids], device=self.device)}
-        pieces = {"tokens": self.tokenizer.pieces(ids)}
-        return attention_maps(self.model, inputs, pieces, names=names, heads=heads, view=view)
+        start, *rest = self.tokenizer.pieces(ids)
+        how: Any = {"names": names, "heads": heads, "view": view, "start": start}
+        maps = attention_maps(self.model, inputs, {"tokens": [*rest, END]}, **how)
+        return maps if special else list(map(without_special, maps))
 
     def attention_page(self, text: str) -> str:
         """A self-contained HTML page of every head while the model reads a text."""
