@@ -201,7 +201,9 @@ def info(
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings to change, as heads=16 positions=rope")
     ] = None,
-    vocabulary: Annotated[int, typer.Option(min=1, help="Entries of a preset's vocabulary.")] = 37_000,
+    vocabulary: Annotated[
+        int | None, typer.Option(min=1, help="Entries of a preset's vocabulary. (default: its own, or 37000)")
+    ] = None,
     source: Annotated[int, typer.Option(min=1, help="Tokens of a source sentence.")] = 25,
     target: Annotated[int, typer.Option(min=1, help="Tokens of a target sentence.")] = 25,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -244,8 +246,9 @@ def info(
         typer.echo(json.dumps(account, indent=2))
         return
     title = f"{' '.join([preset, *(changes or ())])}, vocabulary {config.vocabulary:,}"
-    _print(_parts_table(title, parts, f"{source} source and {target} target tokens"))
-    _print(_memory_table(memory, f"{source} + {target} tokens"))
+    both = memory.cache_per_source_token > 0
+    _print(_parts_table(title, parts, f"{source} source and {target} target tokens" if both else f"{target} tokens"))
+    _print(_memory_table(memory, f"{source} + {target} tokens" if both else f"{target} tokens"))
     if runs:
         _print(_paper_table(runs))
 
@@ -253,8 +256,12 @@ def info(
 @app.command(rich_help_panel=MEASURE)
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A model directory.")],
-    source: Annotated[Path, typer.Option(help="What to translate, a sentence a line.")],
-    reference: Annotated[Path, typer.Option(help="What a person made of it, line by line.")],
+    source: Annotated[Path | None, typer.Option(help="What to translate, a sentence a line.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="What a person made of it, line by line.")] = None,
+    text: Annotated[Path | None, typer.Option(help="For a language model: a file of plain text, or a folder.")] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Tokens from one of its windows to the next. (default: half a block)")
+    ] = None,
     beam: Annotated[int | None, typer.Option(min=1, help="Width of the search; 1 is greedy.")] = None,
     alpha: Annotated[float | None, typer.Option(min=0.0, help="Length penalty.")] = None,
     split: Annotated[
@@ -266,9 +273,25 @@ def evaluate(
     output: Annotated[Path | None, typer.Option(help="Write the translations here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Score a model on a text: BLEU, chrF, perplexity, accuracy, calibration."""
-    from regard.studies.evaluate import evaluate
+    """Score a model on a text: BLEU, chrF, perplexity, accuracy, calibration; of a language model, bits a byte."""
+    from regard.studies.evaluate import evaluate, foretell
 
+    if text is not None:
+        if source is not None or reference is not None:
+            raise ValueError("--text is for a language model, --source and --reference are for a translator: choose")
+        with telling("evaluating"):
+            figures = foretell(model, text, stride)
+        if as_json:
+            typer.echo(json.dumps(figures, indent=2))
+            return
+        table = _table(str(model), f"{text}, in windows of {figures.pop('window')}", "", "")
+        table.show_header = False
+        for name, value in figures.items():
+            table.add_row(name, f"{value:,.4f}" if isinstance(value, float) else f"{value:,}")
+        _print(table)
+        return
+    if source is None or reference is None:
+        raise ValueError("name what to translate and what a person made of it (--source, --reference), or a --text")
     with telling("evaluating"):
         result = evaluate(
             model,
@@ -286,10 +309,10 @@ def evaluate(
         numbers = {key: None if x == math.inf else x for key, x in result.items()}  # JSON has no Infinity
         typer.echo(json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False))
         return
-    text = f"{result['sentences']:,} lines, read {result['read']}; {result['tokens']:,} tokens"
+    heading = f"{result['sentences']:,} lines, read {result['read']}; {result['tokens']:,} tokens"
     if result["left_out"]:
-        text += f"; BLEU and chrF alone count {result['left_out']:,} pairs that are longer than the model reads"
-    table = _table(str(model), text, "", "", "")
+        heading += f"; BLEU and chrF alone count {result['left_out']:,} pairs that are longer than the model reads"
+    table = _table(str(model), heading, "", "", "")
     table.show_header, note = False, table.columns[2]
     note.justify, note.no_wrap, note.overflow = "left", False, "fold"  # a signature is cut nowhere, a figure never
     for name in ("bleu", "chrf"):

@@ -220,7 +220,7 @@ def serve(
     tokens: Annotated[int, typer.Option(help="Sub-words of a request, at most.")] = 10_000,
     seconds: Annotated[float, typer.Option(help="For a request, at most.")] = 60.0,
     queue: Annotated[int, typer.Option(help="Requests of a model that wait or are at work, at most.")] = 256,
-    batch_tokens: Annotated[int, typer.Option(help="Sub-words that are translated together.")] = 2_048,
+    batch_tokens: Annotated[int, typer.Option(help="Sub-words that are worked on together.")] = 2_048,
     wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for company.")] = 2.0,
     cors: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="Let pages of this origin ask; * is any.")

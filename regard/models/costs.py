@@ -24,6 +24,7 @@ from torch.utils.flop_counter import flop_registry
 
 from regard.core.attention import MultiHeadAttention
 from regard.core.cache import KeyValues, Recent
+from regard.core.generation import DecoderOnly
 from regard.core.scores import Additive
 from regard.models.family import blank
 from regard.models.transformer import TransformerConfig
@@ -58,7 +59,7 @@ def part_of(path: str) -> str:
     steps = [step for step in path.split(".") if step != "layers" and not step.isdigit()]
     if "positions" in steps:
         return "positions"
-    if steps and steps[0].endswith("embedding"):
+    if steps and (steps[0].endswith("embedding") or steps[0] == "stem"):
         return "embeddings"
     stack = [steps.pop(0)] if steps and steps[0] in STACKS else []
     if any(step == "norm" or step.endswith("_norm") for step in steps):
@@ -221,7 +222,10 @@ def _cache(config: Any) -> Counter[str]:
         *read, said = _tokens(model, 1, source, target, device="meta")
         past: Any = model.new_cache()  # type: ignore[operator]
         with torch.no_grad():
-            model.decode(said, *(model.encode(x) for x in read), past)  # type: ignore[operator]
+            if isinstance(model, DecoderOnly):
+                model.features(said, past)
+            else:
+                model.decode(said, *(model.encode(x) for x in read), past)  # type: ignore[operator]
         look(past)
     return kept
 

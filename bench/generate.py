@@ -1,0 +1,161 @@
+"""Writing on after prompts, beside Hugging Face: the same weights, the same prompts, greedy search, one run.
+
+    python bench/generate.py [gpt-tiny] [gpt2] [--batch N ...] [--prompt N] [--new N] [--rounds N]
+
+The weights are random, and their end token is never the best: all outputs have `--new` tokens. `prefill` is the time to
+the first token, in tokens of the prompts a second; `decode` is what the others take, in new tokens a second. Each
+contestant has one thread or two, whichever was quicker; they take turns. Printed are medians over the rounds; a ratio
+is the median of the rounds' ratios. Peers give the same tokens, which is checked; int8 rounds otherwise.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from regard.convert.foreign import pairs
+from regard.convert.tables import TABLES
+from regard.core.quantised import quantise
+from regard.decoding.module import Module
+from regard.decoding.pool import search
+from regard.decoding.protocol import Request, Searchable, SearchConfig
+from regard.models.decoder import FAMILY, Decoder
+from regard.native import Native
+
+CORES = 2
+EOS = 0
+VOCABULARY = {"gpt-tiny": 512, "gpt2": 50_257}
+Ids = list[list[int]]
+Write = Callable[[Ids, int], Ids]  # prompts, how many tokens -> what follows
+GREEDY = SearchConfig(beam=1, scores=False)
+
+
+def model(shape: str) -> Decoder:
+    torch.manual_seed(0)
+    made = Decoder(FAMILY.presets[shape](VOCABULARY[shape])).eval()
+    with torch.no_grad():
+        made.stem.tokens.weight[EOS] = 0.0  # a logit of 0, and others are above
+    return made
+
+
+def ours(searchable: Searchable, workers: int = 1) -> Write:
+    def write(prompts: Ids, count: int) -> Ids:
+        requests = [Request(prompt[:-1], prompt[-1], count) for prompt in prompts]
+        return [found[0].tokens for found in search(searchable, requests, GREEDY, EOS, workers=workers)]
+
+    return write
+
+
+def native(of: Decoder) -> list[Write]:
+    """With one thread; two that share the products; two that share the prompts."""
+    engine = Native(of)
+    return [ours(engine), ours(engine.with_threads(CORES)), ours(engine, CORES)]
+
+
+def in_torch(write: Write) -> list[Write]:
+    def with_threads(threads: int) -> Write:
+        def run(prompts: Ids, count: int) -> Ids:
+            torch.set_num_threads(threads)
+            return write(prompts, count)
+
+        return run
+
+    return [with_threads(threads) for threads in range(1, CORES + 1)]
+
+
+def hugging_face(of: Decoder) -> Write:
+    from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
+
+    c, weights = of.config, of.state_dict()
+    sizes = {
+        "n_embd": c.d_model,
+        "n_layer": c.layers,
+        "n_head": c.heads,
+        "n_inner": c.d_ff,
+        "n_positions": c.max_length,
+    }
+    marks = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS}
+    peer = GPT2LMHeadModel(GPT2Config(c.vocabulary, **sizes, **marks, attn_implementation="sdpa")).eval()
+    theirs: dict[str, Any] = {"lm_head.weight": weights["output.weight"]}
+    for pair in pairs(TABLES["gpt2"], weights):
+        if pair.ours in weights:
+            x = weights[pair.ours]
+            theirs[pair.theirs[0][0]] = x.transpose(0, -1) if "transposed" in pair.words else x
+    peer.load_state_dict(theirs)
+
+    @torch.inference_mode()
+    def write(prompts: Ids, count: int) -> Ids:
+        read = torch.tensor(prompts)
+        settings = GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=EOS, pad_token_id=EOS)
+        found = peer.generate(read, attention_mask=torch.ones_like(read), generation_config=settings)
+        return found[:, read.shape[1] :].tolist()
+
+    return write
+
+
+def timed(write: Write, prompts: Ids, count: int) -> tuple[Ids, float]:
+    start = time.perf_counter()
+    found = write(prompts, count)
+    return found, time.perf_counter() - start
+
+
+def compete(contestants: dict[str, list[Write]], prompts: Ids, count: int, rounds: int) -> dict[str, dict[str, Any]]:
+    """Of each contestant, tokens a second in each round: `prefill` and `decode`."""
+    chosen, said = {}, {}
+    for name, settings in contestants.items():
+        settings[0](prompts, 2)
+        tries = [min(timed(write, prompts, count) for _ in range(2)) for write in settings]
+        quickest = min(range(len(settings)), key=lambda i: tries[i][1])
+        chosen[name], said[name] = settings[quickest], tries[quickest][0]
+    assert len({str(said[name]) for name in said if "int8" not in name}) == 1, "they say different things"
+    figures: dict[str, dict[str, Any]] = {name: {"prefill": [], "decode": []} for name in contestants}
+    for _ in range(rounds):
+        for name, write in chosen.items():
+            first, all_of_them = (timed(write, prompts, n)[1] for n in (1, count))
+            figures[name]["prefill"].append(sum(map(len, prompts)) / first)
+            figures[name]["decode"].append(len(prompts) * (count - 1) / (all_of_them - first))
+    return figures
+
+
+def table(title: str, figures: dict[str, dict[str, Any]]) -> Table:
+    result = Table(title=title)
+    for column in ("", "prefill, tokens/s", "regard: prefill", "decode, tokens/s", "regard: decode"):
+        result.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for name, rounds in figures.items():
+        cells = []
+        for task, own in rounds.items():
+            ratios = [a / b for a, b in zip(figures["regard"][task], own, strict=True)]
+            cells += [f"{statistics.median(own):,.0f}", f"{statistics.median(ratios):.2f}x"]
+        result.add_row(name, *cells)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="*", default=[*VOCABULARY], help=f"some of {', '.join(VOCABULARY)}")
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], help="prompts at a time")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=17, help="tokens that follow")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    for shape in args.shapes:
+        of = model(shape)
+        contestants = {
+            "regard": native(of),
+            "regard torch": in_torch(ours(Module(of))),
+            "Hugging Face": in_torch(hugging_face(of)),
+            "regard int8": native(quantise(model(shape))),  # type: ignore[arg-type]
+        }
+        for batch in args.batch:
+            prompts = torch.randint(1, VOCABULARY[shape], (batch, args.prompt)).tolist()
+            figures = compete(contestants, prompts, args.new, args.rounds)
+            Console(width=120).print(table(f"{shape}, {batch} x {args.prompt} + {args.new} tokens", figures))
+
+
+if __name__ == "__main__":
+    main()
