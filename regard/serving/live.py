@@ -34,7 +34,7 @@ from regard.decoding.edits import log_soft_max
 from regard.decoding.module import Generative, Module
 from regard.decoding.protocol import DAMAGED, Awake, Floats, Hypothesis, Request, SearchConfig, best_of, bounded
 from regard.inspection.axes import axes, inputs, layer_of
-from regard.inspection.measures import Tokens, punctuation
+from regard.inspection.measures import Tokens
 from regard.inspection.taps import attentions, edit, record
 from regard.inspection.views import dots
 from regard.serving.shown import Shown
@@ -365,15 +365,9 @@ class Live:
         return a.heads * lengths[keys.input] * (lengths[queries.input] + a.d_v)
 
     @cached_property
-    def punctuation(self) -> frozenset[int]:
-        """The tokens that are nothing else."""
-        return punctuation(self.tokenizer.pieces(range(len(self.tokenizer))))
-
-    @property
     def marks(self) -> Tokens:
-        """What measures must know of the tokens; a mark that there is not is no token."""
-        pad, bos, eos = (-100 if mark is None else mark for mark in self.tokenizer.marks[:3])
-        return Tokens(pad, bos, eos, self.punctuation)
+        """What measures must know of the tokens."""
+        return Tokens.of(self.tokenizer.marks, self.tokenizer.pieces(range(len(self.tokenizer))))
 
     def decoded(self, ids: Iterable[int]) -> str:
         """The text of some tokens, whatever marks are among them."""
