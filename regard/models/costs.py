@@ -24,7 +24,6 @@ from torch.utils.flop_counter import flop_registry
 
 from regard.core.attention import MultiHeadAttention
 from regard.core.cache import KeyValues, Recent
-from regard.core.generation import DecoderOnly
 from regard.core.scores import Additive
 from regard.models.family import blank
 from regard.models.transformer import TransformerConfig
@@ -220,13 +219,10 @@ def _cache(config: Any) -> Counter[str]:
 
     if hasattr(model, "new_cache"):
         *read, said = _tokens(model, 1, source, target, device="meta")
-        past: Any = model.new_cache()  # type: ignore[operator]
         with torch.no_grad():
-            if isinstance(model, DecoderOnly):
-                model.features(said, past)
-            else:
-                model.decode(said, *(model.encode(x) for x in read), past)  # type: ignore[operator]
-        look(past)
+            state = model.start([[1] * source] if read else [[]], said.device)  # type: ignore[operator]
+            model.step(said[:, 0], state)  # type: ignore[operator]
+        look(getattr(state, "cache", state))
     return kept
 
 

@@ -98,7 +98,6 @@ def family(name: str) -> Family:
     return found
 
 
-@cache
 def presets() -> dict[str, Callable[..., Any]]:
     """Those of all families."""
     return {preset: make for name in FAMILIES for preset, make in family(name).presets.items()}
