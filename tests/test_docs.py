@@ -106,7 +106,6 @@ def test_every_command_parses(page: str, tmp_path: Path) -> None:
         "trian my.yaml",
         "train my.yaml --resume",
         "train",
-        "evaluate runs/my --source test.en",
         "translate runs/my --beam wide",
     ],
 )

@@ -230,21 +230,23 @@ def test_the_explorer_shows_what_there_is(folder: Path) -> None:
         "name": "decoder.cross_attention", "kind": "cross", **sides, "causal": False, "role": "predicted",
         "layer": 0, "heads": 1, "dots": False,
     }  # fmt: skip
-    look = lstm.look(*([*lstm.tokenizer.encode(text), EOS] for text in (TEXT, "1987-03-05")), {})
+    texts = {"source": TEXT, "target": "1987-03-05"}
+    given = {name: [*lstm.tokenizer.encode(text), EOS] for name, text in texts.items()}
+    look = lstm.look(given, {})
     ((name, heads, weights),) = looks.maps(lstm, look, "weights", [("decoder.cross_attention", None)])
     assert (name, heads) == ("decoder.cross_attention", [0])
-    assert weights.shape == (1, len(look.target), len(look.source))
+    assert weights.shape == (1, len(given["target"]), len(given["source"]))
     assert looks.measures(lstm, look)["heads"][0]["importance"] == pytest.approx(1.0)  # the only head of its attention
     assert isinstance(looks.faithfulness(lstm, look)["gradient"]["tau"], float)
     # A silent head changes what is said.
-    silent = lstm.look(look.source, look.target, {"decoder.cross_attention": {0: 0.0}})
+    silent = lstm.look(given, {"decoder.cross_attention": {0: 0.0}})
     assert lstm.score(silent)["log_probability"] != lstm.score(look)["log_probability"]
     with pytest.raises(ValueError, match="full attention by general score has no products of queries and keys"):
         looks.neuron(lstm, look, "decoder.cross_attention", 0, 0)
     assert bytenet.about()["attentions"] == []
     assert [line["kind"] for line in bytenet.translate(TEXT) if line][-1] == "done"
     with pytest.raises(ValueError, match="without attention has no heads"):
-        looks.measures(bytenet, bytenet.look(look.source, look.target, {}))
+        looks.measures(bytenet, bytenet.look(given, {}))
 
 
 def test_a_part_that_a_model_does_not_have_cannot_be_computed_twice() -> None:

@@ -34,7 +34,7 @@ def inspect(
     ] = None,
     log: Annotated[bool, typer.Option("--log", help="Logarithmic colours.")] = False,
 ) -> None:
-    """Write what every head looks at, as a model translates a text, into a file."""
+    """Write what every head looks at, as a model translates a text or goes on with it, into a file."""
     from regard.shipped import located
 
     if len(what) > 2:
@@ -64,7 +64,7 @@ def inspect(
         log=log,
     )
     count = sum(len(each.weights) for each in seen.maps)
-    typer.echo(f"{output}: {_many(count, 'head')} of {_many(len(seen.maps), 'attention')}, {text} → {seen.target}")
+    typer.echo(f"{output}: {_many(count, 'head')} of {_many(len(seen.maps), 'attention')}, {seen.title}")
 
 
 def heads(
@@ -74,6 +74,9 @@ def heads(
         typer.Option(help="Text to look at the heads on, one sentence a line. (default: the test text of its recipe)"),
     ] = None,
     reference: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Of a language model, in their place: any text. (default: as above)")
+    ] = None,
     gold: Annotated[Path | None, typer.Option(help="Word alignments of the two, as 0-0 1-2 3?3 on each line.")] = None,
     parse: Annotated[
         Path | None, typer.Option(help="Dependencies of the source in CoNLL-U, a sentence for each line.")
@@ -81,7 +84,7 @@ def heads(
     out: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write heads.html and heads.json here. (default: the model's)")
     ] = None,
-    limit: Annotated[int, typer.Option(help="Sentences, at most.")] = 1000,
+    limit: Annotated[int, typer.Option(help="Sentences, or stretches of the text, at most.")] = 1000,
     ablate: Annotated[bool, typer.Option("--ablate/--no-ablate", help="Silence each head by itself.")] = True,
     curves: Annotated[bool, typer.Option("--prune/--no-prune", help="Silence more and more of them.")] = True,
     share: Annotated[float, typer.Option(help="Of the heads, at a time.")] = 0.1,
@@ -106,6 +109,7 @@ def heads(
             place,
             source,
             reference,
+            text=text,
             out=out,
             gold=gold,
             parse=parse,
@@ -118,7 +122,8 @@ def heads(
             progress=show,
         )
     counts = Counter(each["role"] for each in atlas["heads"])
-    typer.echo(f"{out or place}/heads.html: {_many(len(atlas['heads']), 'head')} on {atlas['sentences']:,} sentences")
+    read = f"{atlas['sentences']:,} {'sentences' if 'bleu' in atlas else 'stretches of text'}"
+    typer.echo(f"{out or place}/heads.html: {_many(len(atlas['heads']), 'head')} on {read}")
     typer.echo(", ".join(f"{count} {role}" for role, count in counts.most_common()))
 
 
@@ -137,7 +142,8 @@ def prune(
     ] = "importance",
     source: Annotated[Path | None, typer.Option(help="Text to measure on, a sentence a line.")] = None,
     reference: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Use the first so many pairs.")] = 1000,
+    text: Annotated[Path | None, typer.Option(help="Of a language model, in their place: any text.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Use the first so many pairs, or stretches of the text.")] = 1000,
 ) -> None:
     """Write a smaller model, without some heads: those named, or those that are missed least."""
     from regard.adaptation.prune import read_heads
@@ -159,6 +165,7 @@ def prune(
             by=by,
             source=source,
             reference=reference,
+            text=text,
             limit=limit,
         )
     before, after = made.before, made.after
@@ -167,7 +174,7 @@ def prune(
     sizes = [f"{each.parameters:,} parameters, {each.bytes / 1e6:.2f} MB" for each in (after, before)]
     typer.echo(f"{out}: {after.heads} of {before.heads} heads; {sizes[0]}, before {sizes[1]}")
     if after.loss is not None:
-        typer.echo(f"loss {after.loss:.3f}, before {before.loss:.3f} (nats per token of {reference})")
+        typer.echo(f"loss {after.loss:.3f}, before {before.loss:.3f} (nats per token of {reference or text})")
 
 
 def explore(
@@ -220,7 +227,7 @@ def serve(
     tokens: Annotated[int, typer.Option(help="Sub-words of a request, at most.")] = 10_000,
     seconds: Annotated[float, typer.Option(help="For a request, at most.")] = 60.0,
     queue: Annotated[int, typer.Option(help="Requests of a model that wait or are at work, at most.")] = 256,
-    batch_tokens: Annotated[int, typer.Option(help="Sub-words that are translated together.")] = 2_048,
+    batch_tokens: Annotated[int, typer.Option(help="Sub-words that are worked on together.")] = 2_048,
     wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for company.")] = 2.0,
     cors: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="Let pages of this origin ask; * is any.")

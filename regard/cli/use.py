@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ERRORS = {"refuse": "strict", "replace": "replace"}  # of decoding, by what a person chooses
 LIKE_A_FILE = re.compile(r"\S*/\S*|\S+\.[A-Za-z]\w{0,9}")  # what has a slash or a suffix, and no space
 LIKE_A_NAME = re.compile(r"[A-Za-z0-9_-]+")
+UNSAID = ("read", "ids", "told")  # of a completion: numbers that say nothing to a person
 
 
 @settings(Settings)
@@ -270,7 +271,7 @@ def generate(
     for asked, outputs in zip(prompts, generator.answers(prompts, how), strict=True):
         if as_json:
             known = {"id": asked.id} if asked.id is not None else {}
-            rows = [{key: value for key, value in asdict(each).items() if key != "read"} for each in outputs]
+            rows = [{key: value for key, value in asdict(each).items() if key not in UNSAID} for each in outputs]
             lines.append(json.dumps({**known, "prompt": asked.text, **rows[0], **({"best": rows} if rows[1:] else {})}))
         else:
             lines += [each.text.replace("\n", " ") if file is not None else each.text for each in outputs]

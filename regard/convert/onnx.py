@@ -215,6 +215,7 @@ class _Graphs(EncoderDecoder):
             if not (directory / name).is_file():
                 raise ValueError(f"{directory} is not a directory that regard exported to ONNX: it has no {name}")
         about = json.loads((directory / CONFIG).read_text("utf-8"))
+        about["config"].pop("kept_heads", None)  # which an older regard has written, empty
         self.config = TransformerConfig(**about["config"])
         self.key_value: tuple[int, int, int] = tuple(about["key_value"])
         options = runtime.SessionOptions()

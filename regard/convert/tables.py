@@ -194,6 +194,7 @@ LLAMA = Foreign(
         "kv_heads": "num_key_value_heads",
         "d_k": "head_dim",
         "max_length": "max_position_embeddings",
+        "rope_base": "rope_parameters.rope_theta|rope_theta",
         "feed_forward": ("hidden_act", [("silu", "swiglu"), ("swish", "swiglu")]),
         "norm_eps": "rms_norm_eps",
         "attention_dropout": "attention_dropout",
@@ -203,6 +204,7 @@ LLAMA = Foreign(
         "num_key_value_heads": ("num_attention_heads", 1),
         "head_dim": None,
         "attention_dropout": 0.0,
+        "rope_parameters.rope_theta": 10_000.0,
         "tie_word_embeddings": False,
     },
     fixed={"positions": "rope", "norm_kind": "rms", "bias": False, "dropout": 0.0},
@@ -210,7 +212,6 @@ LLAMA = Foreign(
         "attention_bias": False,
         "mlp_bias": False,
         "rope_parameters.rope_type": "default",
-        "rope_parameters.rope_theta|rope_theta": 10_000.0,
     },
     tensors="""
 stem.tokens.weight                                               model.embed_tokens.weight

@@ -1,16 +1,30 @@
-"""The layers of Figure 1 and their stack.
+"""The layers of Figure 1, their stacks, and the settings that every model made of them has.
 
 Letters: B batch, T positions, S positions of the memory, d_model width of the model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from regard.checks import above, one_of
+from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.cache import Cache, LayerCache
-from regard.core.layers import Residual
+from regard.core.efficient import Kind
+from regard.core.layers import (
+    ACTIVATIONS,
+    GATES,
+    NORMS,
+    ConvolutionFeedForward,
+    FeedForward,
+    GatedFeedForward,
+    Residual,
+)
 from regard.core.masks import AnyMask
+from regard.core.normalisers import ALONG_A_MEMORY, read_normaliser
+from regard.core.positions import ABSOLUTE, BIASED, RELATIVE, Positions, Rotary, relative_positions
 
 
 class EncoderLayer(nn.Module):
@@ -20,9 +34,11 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.self_attention, self.feed_forward = self_attention, feed_forward
 
-    def forward(self, x: Tensor, *, mask: AnyMask | None = None, keep: Tensor | None = None) -> Tensor:
-        """x (B, T, d_model) -> (B, T, d_model). `keep` (B, T) tells real tokens from padding."""
-        x = self.self_attention(x, mask=mask)
+    def forward(
+        self, x: Tensor, *, mask: AnyMask | None = None, bias: Tensor | None = None, keep: Tensor | None = None
+    ) -> Tensor:
+        """x (B, T, d_model) -> (B, T, d_model). `bias` is for the scores; `keep` (B, T) tells tokens from padding."""
+        x = self.self_attention(x, mask=mask, bias=bias)
         return self.feed_forward(x, keep=keep)
 
 
@@ -64,6 +80,159 @@ class Stack(nn.Module):
         for i, layer in enumerate(self.layers):
             x = layer(x, *args, **kwargs) if cache is None else layer(x, *args, cache=cache[i], **kwargs)
         return x if self.norm is None else self.norm(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+    """What every layer of a stack is made of; the defaults are those of the paper's base model."""
+
+    d_model: int = 512
+    d_ff: int = 2048
+    heads: int = 8
+    kv_heads: int | None = None  # heads, if left out
+    d_k: int | None = None  # d_model / heads, if left out
+    d_v: int | None = None
+    scale: float | None = None  # of the scores: 1/√d_k, if left out
+    positions: str = "sinusoidal"
+    rope_base: float = 10000.0  # of the angles of positions = rope; Llama 3 has 500000
+    rope_scaling: str | None = None  # for longer texts than it was trained on: linear:2, llama3:8,1,4,8192
+    max_length: int = 1024  # of learned positions, the score location, and what linformer:R projects
+    norm: str = "post"  # or pre
+    norm_kind: str = "layer"  # or rms
+    norm_eps: float = 1e-5
+    feed_forward: str = "relu"  # gelu, gelu_tanh, silu, glu, swiglu, geglu, geglu_tanh, convolution
+    bias: bool = True  # in the products of attention and feed-forward
+    dropout: float = 0.1  # of each sub-layer's output and of the embeddings (§5.4)
+    attention_dropout: float = 0.0
+    feed_forward_dropout: float = 0.0
+    stochastic_depth: float = 0.0  # in the last layer; grows linearly from the first
+    backend: str = "auto"  # of attention
+    score: str = "dot"  # general, additive, concat, location
+    normaliser: str = "softmax"  # topk:K, hard, sparsemax, entmax
+    self_attention: str = "full"  # window:W, linear, ...: its efficient form, in encoder and decoder
+
+    def check_layers(self, decoder: str | None = None) -> None:
+        """Refuse settings that do not go together. `decoder` is the setting that says how a decoder attends to itself,
+        if there is one."""
+        one_of((*ABSOLUTE, *RELATIVE), positions=self.positions)
+        one_of(("post", "pre"), norm=self.norm)
+        one_of(NORMS, norm_kind=self.norm_kind)
+        one_of((*ACTIVATIONS, *GATES, "convolution"), feed_forward=self.feed_forward)
+        above(0, rope_base=self.rope_base)
+        self.attention  # noqa: B018  checks heads and widths, score and normaliser
+        if read_normaliser(self.normaliser)[0] in ALONG_A_MEMORY:
+            raise ValueError(
+                f"normaliser = {self.normaliser!r} walks along a memory, which self-attention has not: give it as "
+                "cross_normaliser"
+            )
+        if self.positions == "rope":
+            Rotary(self.d_k or self.d_model // self.heads, self.rope_base, self.rope_scaling)
+        elif (self.rope_base, self.rope_scaling) != (LayerConfig.rope_base, None):
+            raise ValueError(f"rope_base and rope_scaling are of positions = 'rope', not {self.positions!r}")
+        kind = self.self_attention if decoder is None else getattr(self, decoder)
+        if decoder is not None and not Kind.read(kind).causal:
+            raise ValueError(
+                f"{decoder} = {kind!r} has no causal form, which the decoder needs: set decoder_self_attention to one "
+                "that has, such as full, or window:64"
+            )
+        if self.positions in BIASED and not self.self_attention == kind == "full":
+            raise ValueError(
+                f"positions = {self.positions!r} add to the scores of full attention: choose sinusoidal, learned, rope "
+                "or none, or leave self_attention at full"
+            )
+
+    @property
+    def attention(self) -> AttentionConfig:
+        """The part that each self-attention needs."""
+        return AttentionConfig(
+            self.d_model,
+            self.heads,
+            self.kv_heads,
+            self.d_k,
+            self.d_v,
+            bias=self.bias,
+            scale=self.scale,
+            dropout=self.attention_dropout,
+            backend=self.backend,
+            score=self.score,
+            normaliser=self.normaliser,
+            kind=self.self_attention,
+            max_length=self.max_length,
+        )
+
+
+def encoder(c: LayerConfig, layers: int) -> Stack:
+    """Figure 1, left, without the embedding."""
+    return Stack(
+        (
+            EncoderLayer(
+                residual(c, MultiHeadAttention(c.attention, positions=positions), depth),
+                residual(c, feed_forward(c, causal=False), depth),
+            )
+            for positions, depth in _levels(c, layers, both_ways=True)
+        ),
+        make_norm(c) if c.norm == "pre" else None,
+    )
+
+
+def decoder(
+    c: LayerConfig, layers: int, own: AttentionConfig | None = None, cross: AttentionConfig | None = None
+) -> Stack:
+    """Figure 1, right, without the embedding: `own` attention, which is c's if left out, and, if given, `cross`."""
+    return Stack(
+        (
+            DecoderLayer(
+                residual(c, MultiHeadAttention(own or c.attention, positions=positions), depth),
+                None if cross is None else residual(c, MultiHeadAttention(cross, d_memory=c.d_model), depth),
+                residual(c, feed_forward(c, causal=True), depth),
+            )
+            for positions, depth in _levels(c, layers, both_ways=False)
+        ),
+        make_norm(c) if c.norm == "pre" else None,
+    )
+
+
+def new_cache(stack: Stack) -> Cache:
+    """An empty past of a decoder; the caller holds it."""
+    cache = Cache.empty(len(stack.layers))
+    for past, layer in zip(cache, stack.layers, strict=True):
+        past.self_attention = layer.self_attention.sublayer.new_cache()  # type: ignore[union-attr, operator]
+    return cache
+
+
+def residual(c: LayerConfig, sublayer: nn.Module, depth: float = 0.0) -> Residual:
+    """A sub-layer with what is around it, in a layer that lies so deep, from 0 to 1."""
+    return Residual(sublayer, make_norm(c), c.norm, dropout=c.dropout, skip=c.stochastic_depth * depth)
+
+
+def make_norm(c: LayerConfig) -> nn.Module:
+    """A normalisation of d_model numbers."""
+    return NORMS[c.norm_kind](c.d_model, eps=c.norm_eps)
+
+
+def feed_forward(c: LayerConfig, *, causal: bool) -> nn.Module:
+    """The sub-layer of §3.3, or what may stand in its place."""
+    dropout, bias = c.feed_forward_dropout, c.bias
+    if c.feed_forward == "convolution":
+        return ConvolutionFeedForward(c.d_model, c.d_ff, causal=causal, dropout=dropout, bias=bias)
+    kind = GatedFeedForward if c.feed_forward in GATES else FeedForward
+    return kind(c.d_model, c.d_ff, c.feed_forward, dropout=dropout, bias=bias)
+
+
+def _levels(c: LayerConfig, layers: int, both_ways: bool) -> Iterator[tuple[Positions, float]]:
+    """For each layer its positions inside attention, and how deep it lies, from 0 to 1."""
+    positions = None
+    for i in range(layers):
+        if positions is None or not positions.shared:
+            positions = relative_positions(
+                c.positions,
+                heads=c.heads,
+                d_k=c.d_k or c.d_model // c.heads,
+                both_ways=both_ways,
+                base=c.rope_base,
+                scaling=c.rope_scaling,
+            )
+        yield positions, i / max(1, layers - 1)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

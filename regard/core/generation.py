@@ -84,8 +84,21 @@ class EncoderDecoder:
     alike = False  # sources that start together may differ in length: they are padded
 
     encode: Any  # (B, S) -> memory
-    decode: Any  # the newest tokens (R, 1), memory, cache -> logits (R, 1, V)
+    continued: Any  # tokens (R, T), memory, cache -> what the output layer reads, (R, T, d)
+    output: Any  # (R, T, d) -> logits (R, T, V)
     new_cache: Any  # what `decode` remembers of the tokens before
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """source (B, S), target (B, T), right-padded -> logits of each next token (B, T, V)."""
+        return self.decode(target, self.encode(source))
+
+    def features(self, source: Tensor, target: Tensor) -> Tensor:
+        """What the output layer reads, (B, T, d): for `linear_cross_entropy` with `output`'s weight and bias."""
+        return self.continued(target, self.encode(source))
+
+    def decode(self, target: Tensor, memory: Any, cache: Any = None) -> Tensor:
+        """target (R, T) -> logits (R, T, V). With a cache (`new_cache()`), target holds the new tokens only."""
+        return self.output(self.continued(target, memory, cache))
 
     def start(self, sources: Sequence[Source], device: torch.device) -> Reading:
         """B sources -> what `step` continues, a row for each."""

@@ -17,17 +17,18 @@ from regard.core.cache import Window
 from regard.core.dropout import Dropout, dropout
 from regard.core.positions import Positions
 
+gelu_tanh = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
+    "gelu_tanh": gelu_tanh,
 }
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "glu": torch.sigmoid,
     "swiglu": F.silu,
     "geglu": F.gelu,
-    "geglu_tanh": partial(F.gelu, approximate="tanh"),
+    "geglu_tanh": gelu_tanh,
 }
 KERNEL = 3  # positions that a convolution feed-forward sees
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -42,6 +43,25 @@ def linear(d_in: int, *d_out: int, bias: bool = True) -> nn.Linear:
     if bias:
         nn.init.zeros_(product.bias)
     return product
+
+
+def words(vocabulary: int, d_model: int, std: float | None = None) -> nn.Embedding:
+    """A vector for each word (§3.4); times √d_model, as `Embedding` takes them, of unit variance like the positions."""
+    tokens = nn.Embedding(vocabulary, d_model)
+    nn.init.normal_(tokens.weight, std=d_model**-0.5 if std is None else std)
+    return tokens
+
+
+def logits(tokens: nn.Embedding, *, tied: bool, bias: bool = False) -> nn.Linear:
+    """The output layer: a product with the vectors of the words, these if `tied` (§3.4), or others."""
+    output = nn.Linear(tokens.embedding_dim, tokens.num_embeddings, bias=bias)
+    if bias:
+        nn.init.zeros_(output.bias)
+    if tied:
+        output.weight = tokens.weight
+    else:
+        nn.init.normal_(output.weight, std=tokens.embedding_dim**-0.5)
+    return output
 
 
 class FeedForward(nn.Module):
@@ -62,7 +82,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """(gate(x W) ⊙ x V) W2, where the gate is a sigmoid (GLU) or SiLU (SwiGLU); W and V in one product."""
+    """(gate(x W) ⊙ x V) W2, where the gate is a sigmoid (GLU), SiLU (SwiGLU) or GELU; W and V in one product."""
 
     def __init__(
         self, d_model: int, d_ff: int, gate: str = "swiglu", *, dropout: float = 0.0, bias: bool = True

@@ -8,6 +8,7 @@ has a `Tap` for each of the things that pass from one to the next, for whoever l
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -37,6 +38,16 @@ class Tap(nn.Module):
         return x
 
 
+class Under(NamedTuple):
+    """Under what queries meet keys."""
+
+    mask: AnyMask | None
+    bias: Tensor | None
+    scale: float
+    cache: Past | None
+    rows: int  # of x: B, or K times as many; a row of q then has K · T queries, and becomes K rows
+
+
 class Mixer(nn.Module):
     """q (B, H, T, d_k), k (B, G, S, d_k), v (B, G, S, d_v) -> (B, H, T, d_v).
 
@@ -64,19 +75,7 @@ class Mixer(nn.Module):
         """An empty past, as small as it can be; of all keys while somebody watches."""
         return KeyValues()
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: AnyMask | None,
-        bias: Tensor | None,
-        scale: float,
-        rows: int,
-        cache: Past | None,
-    ) -> Tensor:
-        """`rows` are those of x: B, or K times as many, a row of B then has K · T queries and becomes K of them."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, under: Under) -> Tensor:
         raise NotImplementedError
 
 
@@ -93,18 +92,8 @@ class Full(Mixer):
     def prepared(self, k: Tensor) -> Tensor:
         return self.score.keys(k)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: AnyMask | None,
-        bias: Tensor | None,
-        scale: float,
-        rows: int,
-        cache: Past | None,
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, under: Under) -> Tensor:
+        mask, bias, scale, cache, rows = under
         k, v = fitted(q, k, v, mask, bias, self.width)
         if self.plain and not self.watched:
             return backend_of(self.backend)(q, k, v, mask, bias, scale, self.dropout.now)
@@ -130,18 +119,8 @@ class Efficient(Mixer):
     def past(self) -> Past:
         return KeyValues() if self.watched or self.backend == "math" else self.efficient.past() or KeyValues()
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: AnyMask | None,
-        bias: Tensor | None,
-        scale: float,
-        rows: int,
-        cache: Past | None,
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, under: Under) -> Tensor:
+        mask, bias, scale, cache, _ = under
         if bias is not None:
             raise ValueError(f"attention {self.kind!r} takes no bias: it has no scores to add it to")
         is_causal, keep = (True, None) if cache is not None else causal_and_keep(mask, k.shape[2], self.kind)

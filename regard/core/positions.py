@@ -77,32 +77,58 @@ class Learned(Positions):
         return x + self.table[offset:end]
 
 
-def check_rotary(d_k: int) -> None:
-    """Refuse a width that has no pairs."""
-    if d_k % 2:
-        raise ValueError(
-            f"rotary positions (rope) turn pairs of dimensions: d_k = {d_k} must be even; set d_k, or other heads"
-        )
-
-
 class Rotary(Positions):
     """RoPE: queries and keys turn by an angle proportional to their position, so q·k sees only the distance.
 
-    Dimension i is paired with i + d_k/2 and turns by pos · base^(-2i/d_k).
+    Dimension i is paired with i + d_k/2 and turns by pos · base^(-2i/d_k). For texts longer than those of training they
+    may turn more slowly: with `scaling` linear:N all of them N times (Chen et al. 2023); with llama3:N,low,high,L those
+    that turn less than `low` times in L positions, those of more than `high` times as before, between them in between.
     """
 
-    def __init__(self, d_k: int, base: float = 10000.0) -> None:
+    def __init__(self, d_k: int, base: float = 10000.0, scaling: str | None = None) -> None:
         super().__init__()
-        check_rotary(d_k)
-        self.d_k, self.base = d_k, base
+        if d_k % 2:
+            raise ValueError(
+                f"rotary positions (rope) turn pairs of dimensions: d_k = {d_k} must be even; set d_k, or other heads"
+            )
+        self.d_k, self.base, self.scaling = d_k, base, _scaling(scaling)
+
+    def speeds(self) -> Tensor:
+        """Radians a position, (d_k / 2,), in fp64.
+
+        >>> Rotary(4).speeds().tolist(), Rotary(4, scaling="linear:4").speeds().tolist()
+        ([1.0, 0.01], [0.25, 0.0025])
+        """
+        i = torch.arange(0, self.d_k, 2, dtype=torch.float64, device="cpu")
+        speed = self.base ** (-i / self.d_k)
+        if len(self.scaling) == 4:
+            factor, low, high, length = self.scaling
+            turns = length * speed / (2 * math.pi)
+            share = ((turns - low) / (high - low)).clamp(0.0, 1.0)  # of the speed as it was
+            return share * speed + (1 - share) * speed / factor
+        return speed / self.scaling[0] if self.scaling else speed
 
     def rotate(self, x: Tensor, offset: int = 0) -> Tensor:
         at = torch.arange(offset, offset + x.shape[2], device="cpu")
-        i = torch.arange(0, self.d_k, 2, dtype=torch.float64, device="cpu")
-        angle = at[:, None] * self.base ** (-i / self.d_k)  # (T, d_k / 2)
+        angle = at[:, None] * self.speeds()  # (T, d_k / 2)
         cos, sin = angle.cos().to(x.device, x.dtype), angle.sin().to(x.device, x.dtype)
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def _scaling(text: str | None) -> tuple[float, ...]:
+    """The numbers of `linear:N` and `llama3:N,low,high,L`."""
+    if text is None:
+        return ()
+    name, _, numbers = text.partition(":")
+    try:
+        found = tuple(map(float, numbers.split(",")))
+    except ValueError:
+        found = ()
+    ordered = len(found) < 3 or found[1] < found[2]
+    if len(found) != {"linear": 1, "llama3": 4}.get(name) or not ordered or not all(0 < n < math.inf for n in found):
+        raise ValueError(f"rope_scaling = {text!r}: write linear:2, or llama3:8,1,4,8192, with numbers above 0")
+    return found
 
 
 def distances(T: int, S: int, offset: int, device: torch.device) -> Tensor:
@@ -200,14 +226,22 @@ def absolute_positions(kind: str, *, d_model: int, maximum: int) -> Positions:
     return _nothing(kind)
 
 
-def relative_positions(kind: str, *, heads: int, d_k: int, both_ways: bool) -> Positions:
+def relative_positions(
+    kind: str,
+    *,
+    heads: int,
+    d_k: int,
+    both_ways: bool,
+    base: float = 10000.0,
+    scaling: str | None = None,
+) -> Positions:
     """The encoding of this name if it acts inside self-attention; otherwise one that does nothing there."""
     if kind == "shaw":
         return Shaw(heads, d_k)
     if kind == "t5":
         return T5Bias(heads, both_ways)
     if kind == "rope":
-        return Rotary(d_k)
+        return Rotary(d_k, base, scaling)
     if kind == "alibi":
         return ALiBi(heads)
     return _nothing(kind)

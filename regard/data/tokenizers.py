@@ -88,6 +88,7 @@ class Tokenizer:
     kind: str
     marks: Marks
     rust: Rust  # what it is over
+    imported: bool  # it puts what it wants before a text
     silent: frozenset[int]  # ids that are no text: the marks, and what stands before every text
 
     def __init__(self, content: str, name: str | Path = "this text") -> None:
@@ -103,7 +104,7 @@ class Tokenizer:
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(f"{name} is no tokenizer.json that this version can read: {error}") from None
         kinds = [kind for kind in KINDS for lowercase in (False, True) if _parts(_blank(kind, lowercase)) == parts]
-        imported = self.rust.post_processor is not None  # regard itself learns tokenizers without
+        self.imported = imported = self.rust.post_processor is not None  # regard itself learns tokenizers without
         own = [self.rust.id_to_token(i) for i in range(len(RESERVED))] == list(RESERVED)
         if not imported and not (kinds and own):
             raise ValueError(

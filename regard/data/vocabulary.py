@@ -20,6 +20,16 @@ class Marks(NamedTuple):
     cls: int | None = None  # before a text that is read as a whole
     sep: int | None = None  # between two texts
 
+    @property
+    def frame(self) -> tuple[list[int], list[int]]:
+        """What stands before and after a document: where `bos` is `eos`, one of them stands between two.
+
+        >>> Marks(0, 1, 2).frame, Marks(bos=5, eos=5).frame
+        (([1], [2]), ([], [5]))
+        """
+        begin = [] if self.bos is None or self.bos == self.eos else [self.bos]
+        return begin, [] if self.eos is None else [self.eos]
+
     def need(self, *names: str) -> tuple[int, ...]:
         """The ids of these.
 

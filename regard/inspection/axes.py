@@ -61,6 +61,11 @@ class Taught(Protocol):
     def __getitem__(self, name: str, /) -> Tensor: ...
 
 
+def inputs(model: nn.Module) -> list[str]:
+    """The names of what a model reads, without which it cannot do; one that it writes as well is the last."""
+    return [each.name for each in signature(model.forward).parameters.values() if each.default is Parameter.empty]
+
+
 def axes(model: nn.Module) -> dict[str, Axes]:
     """The axes of every attention of a model, by name: by what it is handed, and the layer that it is in.
 
@@ -71,8 +76,7 @@ def axes(model: nn.Module) -> dict[str, Axes]:
     >>> [each.kind for each in found.values()]
     ['encoder', 'decoder', 'cross']
     """
-    given = signature(model.forward).parameters.values()
-    names = [p.name for p in given if p.default is Parameter.empty]  # what a model cannot do without
+    names = inputs(model)
     looks_back = {id(part) for layer in model.modules() if isinstance(layer, DecoderLayer) for part in layer.modules()}
     found = {}
     for name, attention in attentions(model).items():

@@ -27,11 +27,13 @@ def attention_maps(
     names: Names = "*",
     heads: Sequence[int] | None = None,
     view: str = "weights",
+    start: str = START,
 ) -> list[AttentionMap]:
     """The attentions of a model while it reads one row of inputs, (1, T) each; cross-attention first.
 
-    `texts` are those of each input's tokens, as `Axis.along` takes them: what is read, or, of an input that begins with
-    the start symbol, what is predicted at each position. Given their `words`, maps are by words, as `merge` has them.
+    `texts` are those of each input's tokens, as `Axis.along` takes them: what is read, or, of an input that the model
+    writes, what is predicted at each position; `start` is what is read at the first. Given their `words`, maps are by
+    words, as `merge` has them.
     `names` is a pattern, or several, `heads` are the numbers of some; the view "norm" is that of `norm_maps`.
     """
     one_of(VIEWS, view=view)
@@ -43,7 +45,7 @@ def attention_maps(
     for name, weights in seen.weights.items():
         sides = laid[name]
         shown = weights if view == "weights" else norm_maps(known[name], weights, seen.values[name])
-        queries, keys = (axis.along(texts, START) for axis in (sides.queries, sides.keys))
+        queries, keys = (axis.along(texts, start) for axis in (sides.queries, sides.keys))
         whole = AttentionMap(name, shown[0].float(), queries, keys, sides.role, view=view)
         if words is not None:
             whole = _in_words(whole, sides.queries, sides.keys, words)

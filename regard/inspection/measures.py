@@ -41,6 +41,7 @@ from regard.inspection.taps import record
 
 OFFSETS = sorted(range(-5, 6), key=abs)  # where a positional head may look; of equals the nearest is named
 SMOOTH = 1e-4  # of entropy
+NONE = -100  # what no token is
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,12 @@ class Tokens:
     eos: int
     punctuation: frozenset[int] = frozenset()
     counts: Mapping[str, Tensor] = field(default_factory=dict)  # (V,) of an input by name; without, nothing is rare
+
+    @classmethod
+    def of(cls, marks: Sequence[int | None], pieces: Sequence[str], **counts: Tensor) -> "Tokens":
+        """Of a tokenizer with these marks, pad, bos and eos first, some of which it may not have."""
+        pad, bos, eos = (NONE if mark is None else mark for mark in marks[:3])
+        return cls(pad, bos, eos, punctuation(pieces), counts)
 
 
 class Positional(NamedTuple):

@@ -21,7 +21,7 @@ from regard.core.blocks import Stack
 from regard.core.cache import KeyValues, Window
 from regard.core.dropout import Dropout
 from regard.core.generation import EncoderDecoder
-from regard.core.layers import Embedding, Residual, linear
+from regard.core.layers import Embedding, Residual, linear, logits, words
 from regard.core.masks import padding
 from regard.core.positions import ABSOLUTE, Learned, absolute_positions
 from regard.models.family import Config, Family
@@ -335,8 +335,9 @@ class Convolutional(EncoderDecoder, nn.Module):
     def __init__(self, config: ConvolutionalConfig) -> None:
         super().__init__()
         self.config = c = config
-        target = _tokens(c, c.vocabulary)
-        source = target if c.tie == "all" else _tokens(c, c.source_vocabulary or c.vocabulary)
+        std = SMALL if c.style == "convs2s" else None
+        target = words(c.vocabulary, c.d_model, std)
+        source = target if c.tie == "all" else words(c.source_vocabulary or c.vocabulary, c.d_model, std)
         self.source_embedding, self.target_embedding = _embedding(c, source), _embedding(c, target)
         dilations = [c.dilation(i) for i in range(c.encoder_layers)]
         self.encoder: nn.Module
@@ -348,19 +349,7 @@ class Convolutional(EncoderDecoder, nn.Module):
             layers = (DilatedLayer(c, dilation, causal=False) for dilation in dilations)
             self.encoder = Stack(layers, nn.LayerNorm(c.d_model))
             self.decoder = DilatedDecoder(c)
-        self.output = nn.Linear(c.d_model, c.vocabulary, bias=False)
-        if c.tie == "none":
-            nn.init.normal_(self.output.weight, std=c.d_model**-0.5)
-        else:
-            self.output.weight = target.weight
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """source (B, S), target (B, T), right-padded -> logits of each next token (B, T, V)."""
-        return self.decode(target, self.encode(source))
-
-    def features(self, source: Tensor, target: Tensor) -> Tensor:
-        """What the output layer reads, (B, T, d): for `linear_cross_entropy` with `output`'s weight."""
-        return self._features(target, self.encode(source))
+        self.output = logits(target, tied=c.tie != "none")
 
     def encode(self, source: Tensor) -> Memory:
         """source (B, S), padded with `pad` -> what the decoder reads."""
@@ -377,15 +366,12 @@ class Convolutional(EncoderDecoder, nn.Module):
         states = self.encoder(x, keep=within)
         return Memory(states[:, :S], mask, states * within[:, :, None])
 
-    def decode(self, target: Tensor, memory: Memory, cache: Past | None = None) -> Tensor:
-        """target (B, T) -> logits (B, T, V). With a cache (`new_cache()`), target holds the new tokens only."""
-        return self.output(self._features(target, memory, cache))
-
     def new_cache(self) -> Past:
         """An empty cache for `decode`; the caller holds it."""
         return Past(LayerPast() for _ in range(self.config.decoder_layers))
 
-    def _features(self, target: Tensor, memory: Memory, cache: Past | None = None) -> Tensor:
+    def continued(self, target: Tensor, memory: Memory, cache: Past | None = None) -> Tensor:
+        """target (R, T) -> what the output layer reads, (R, T, d)."""
         # Right-padding needs no mask here: what comes after a token is hidden from it by causality.
         if not len(memory.mask) or len(target) % len(memory.mask):
             raise ValueError(
@@ -396,12 +382,6 @@ class Convolutional(EncoderDecoder, nn.Module):
         if cache is not None:
             cache.length += target.shape[1]
         return x
-
-
-def _tokens(c: ConvolutionalConfig, vocabulary: int) -> nn.Embedding:
-    tokens = nn.Embedding(vocabulary, c.d_model)
-    nn.init.normal_(tokens.weight, std=SMALL if c.style == "convs2s" else c.d_model**-0.5)
-    return tokens
 
 
 def _embedding(c: ConvolutionalConfig, tokens: nn.Embedding) -> Embedding:

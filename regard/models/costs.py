@@ -58,7 +58,7 @@ def part_of(path: str) -> str:
     steps = [step for step in path.split(".") if step != "layers" and not step.isdigit()]
     if "positions" in steps:
         return "positions"
-    if steps and steps[0].endswith("embedding"):
+    if steps and (steps[0].endswith("embedding") or steps[0] == "stem"):
         return "embeddings"
     stack = [steps.pop(0)] if steps and steps[0] in STACKS else []
     if any(step == "norm" or step.endswith("_norm") for step in steps):
@@ -219,10 +219,10 @@ def _cache(config: Any) -> Counter[str]:
 
     if hasattr(model, "new_cache"):
         *read, said = _tokens(model, 1, source, target, device="meta")
-        past: Any = model.new_cache()  # type: ignore[operator]
         with torch.no_grad():
-            model.decode(said, *(model.encode(x) for x in read), past)  # type: ignore[operator]
-        look(past)
+            state = model.start([[1] * source] if read else [[]], said.device)  # type: ignore[operator]
+            model.step(said[:, 0], state)  # type: ignore[operator]
+        look(getattr(state, "cache", state))
     return kept
 
 

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
-from regard.core.blocks import DecoderLayer, Stack
+from regard.core import blocks
 from regard.core.cache import Cache
 from regard.core.generation import DecoderOnly
-from regard.core.layers import ACTIVATIONS, GATES, NORMS, Embedding, FeedForward, GatedFeedForward, Residual
+from regard.core.layers import Embedding, Residual
 from regard.core.masks import alike, causal
-from regard.core.positions import ABSOLUTE, RELATIVE, absolute_positions, check_rotary, relative_positions
+from regard.core.positions import absolute_positions
 from regard.models.family import Config, Family
 
 INITIAL = 0.02  # standard deviation of a weight at first, as in GPT-2
@@ -38,7 +37,7 @@ class Decoder(DecoderOnly, nn.Module):
         self.config = c = config
         positions = absolute_positions(c.positions, d_model=c.d_model, maximum=c.max_length)
         self.stem = Embedding(nn.Embedding(c.vocabulary, c.d_model), positions, dropout=c.dropout, scale=1.0)
-        self.decoder = Stack((_layer(c) for _ in range(c.layers)), _norm(c))
+        self.decoder = blocks.decoder(c, c.layers)
         self.output = nn.Linear(c.d_model, c.vocabulary, bias=False)
         self.apply(self._draw)
         if c.tie != "none":
@@ -71,10 +70,7 @@ class Decoder(DecoderOnly, nn.Module):
 
     def new_cache(self) -> Cache:
         """An empty cache for `features`; the caller holds it."""
-        cache = Cache.empty(self.config.layers)
-        for past, layer in zip(cache, self.decoder.layers, strict=True):
-            past.self_attention = layer.self_attention.sublayer.new_cache()  # type: ignore[union-attr, operator]
-        return cache
+        return blocks.new_cache(self.decoder)
 
 
 def within(documents: Tensor) -> Tensor:
@@ -90,65 +86,32 @@ def within(documents: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class DecoderConfig(Config):
-    """Everything that makes a decoder; the defaults are those of GPT-2, the smallest."""
-
+class _Sizes:
     vocabulary: int
     layers: int = 12
+
+
+@dataclass(frozen=True)
+class DecoderConfig(blocks.LayerConfig, _Sizes, Config):
+    """Everything that makes a decoder; the defaults are those of GPT-2, the smallest."""
+
     d_model: int = 768
     d_ff: int = 3072
     heads: int = 12
-    kv_heads: int | None = None  # heads, if left out
-    d_k: int | None = None  # d_model / heads, if left out
-    positions: str = "learned"  # rope, alibi, t5, sinusoidal, none
-    max_length: int = 1024  # of learned positions
-    norm_kind: str = "layer"  # or rms
-    norm_eps: float = 1e-5
-    feed_forward: str = "gelu_tanh"  # relu, gelu, silu, glu, swiglu, geglu
-    bias: bool = True  # in the products of attention and feed-forward
-    tie: str = "all"  # the output is the matrix of the embeddings; or none
-    dropout: float = 0.1  # of each sub-layer's output and of the embeddings
+    positions: str = "learned"  # rope, alibi, t5, shaw, sinusoidal, none
+    norm: str = "pre"  # or post
+    feed_forward: str = "gelu_tanh"  # relu, gelu, silu, glu, swiglu, geglu, geglu_tanh, convolution
     attention_dropout: float = 0.1
-    backend: str = "auto"  # of attention
+    tie: str = "all"  # the output is the matrix of the embeddings; or none
 
     def __post_init__(self) -> None:
-        self.check(positions=ABSOLUTE + RELATIVE, norm_kind=NORMS, feed_forward=(*ACTIVATIONS, *GATES))
-        self.attention  # noqa: B018  checks heads and widths
-        if self.positions == "rope":
-            check_rotary(self.d_k or self.d_model // self.heads)
+        self.check()
+        self.check_layers("self_attention")
 
     @property
     def longest(self) -> int | None:
         """The most positions that it can read if it has a parameter for each of them; None: it reads any number."""
-        return self.max_length if self.positions == "learned" else None
-
-    @property
-    def attention(self) -> AttentionConfig:
-        """The part that each self-attention needs."""
-        return AttentionConfig(
-            self.d_model,
-            self.heads,
-            self.kv_heads,
-            self.d_k,
-            self.d_k,
-            bias=self.bias,
-            dropout=self.attention_dropout,
-            backend=self.backend,
-        )
-
-
-def _layer(c: DecoderConfig) -> DecoderLayer:
-    positions = relative_positions(c.positions, heads=c.heads, d_k=c.d_k or c.d_model // c.heads, both_ways=False)
-    kind = GatedFeedForward if c.feed_forward in GATES else FeedForward
-    return DecoderLayer(
-        Residual(MultiHeadAttention(c.attention, positions=positions), _norm(c), "pre", dropout=c.dropout),
-        None,
-        Residual(kind(c.d_model, c.d_ff, c.feed_forward, bias=c.bias), _norm(c), "pre", dropout=c.dropout),
-    )
-
-
-def _norm(c: DecoderConfig) -> nn.Module:
-    return NORMS[c.norm_kind](c.d_model, eps=c.norm_eps)
+        return self.max_length if self.positions == "learned" or self.score == "location" else None
 
 
 def gpt2(vocabulary: int = 50_257, **changes: Any) -> DecoderConfig:
@@ -182,7 +145,7 @@ def stories15m(vocabulary: int = 32_000, **changes: Any) -> DecoderConfig:
 def smollm2_135m(vocabulary: int = 49_152, **changes: Any) -> DecoderConfig:
     """SmolLM2, the smallest: 135 million parameters, three query heads to a key."""
     sizes = {"layers": 30, "d_model": 576, "d_ff": 1536, "heads": 9, "kv_heads": 3, "max_length": 8192}
-    return llama(vocabulary, **sizes).but(**changes)
+    return llama(vocabulary, **sizes, rope_base=100_000.0).but(**changes)
 
 
 FAMILY = Family(

@@ -4,6 +4,7 @@ The last statement of a model's file is `FAMILY = Family(...)`, and its name sta
 a new family can be trained, saved, served and accounted for. A file is imported when its family is asked for.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -26,6 +27,7 @@ FAMILIES = {
     "decoder": "regard.models.decoder",
 }
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none", str: "text"}
+VOCABULARY = 37_000  # of the paper's base model
 WORDS = {"none": None, "true": True, "false": False}
 TIES = ("all", "target", "none")  # which embeddings are one matrix: all, target with the output, none (§3.4)
 PROBABILITIES = ("dropout", "attention_dropout", "feed_forward_dropout", "stochastic_depth")
@@ -96,7 +98,6 @@ def family(name: str) -> Family:
     return found
 
 
-@cache
 def presets() -> dict[str, Callable[..., Any]]:
     """Those of all families."""
     return {preset: make for name in FAMILIES for preset, make in family(name).presets.items()}
@@ -143,8 +144,10 @@ class _Undrawn(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def configure(preset: str, changes: Iterable[str] = (), *, vocabulary: int) -> Any:
+def configure(preset: str, changes: Iterable[str] = (), *, vocabulary: int | None = None) -> Any:
     """The config of a preset with changes written `key=value`, each value read as its setting's type asks.
+
+    Without a vocabulary it is the preset's own, or that of the paper's base model.
 
     >>> configure("base", ["positions=rope", "d_k=none", "dropout=0"], vocabulary=37_000).positions
     'rope'
@@ -154,7 +157,10 @@ def configure(preset: str, changes: Iterable[str] = (), *, vocabulary: int) -> A
     """
     found = family(family_of(preset))
     types = get_type_hints(found.config)
-    given = {"vocabulary": vocabulary} if "vocabulary" in types else {}
+    own = inspect.signature(found.presets[preset]).parameters
+    if vocabulary is None and "vocabulary" in own and own["vocabulary"].default is inspect.Parameter.empty:
+        vocabulary = VOCABULARY
+    given = {} if vocabulary is None else {"vocabulary": vocabulary}
     values: dict[str, Any] = {}
     for change in changes:
         key, equals, text = change.partition("=")

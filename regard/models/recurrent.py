@@ -30,7 +30,7 @@ from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.blocks import Stack
 from regard.core.dropout import Dropout
 from regard.core.generation import EncoderDecoder
-from regard.core.layers import Embedding, FeedForward, Residual, linear
+from regard.core.layers import Embedding, FeedForward, Residual, linear, logits, words
 from regard.core.masks import padding
 from regard.core.positions import Positions
 from regard.core.recurrence import LinearRecurrence, Past, reverse
@@ -177,8 +177,8 @@ class Recurrent(EncoderDecoder, nn.Module):
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = c = config
-        target = _tokens(c.vocabulary, c.d_model)
-        source = target if c.tie == "all" else _tokens(c.source_vocabulary or c.vocabulary, c.d_model)
+        target = words(c.vocabulary, c.d_model)
+        source = target if c.tie == "all" else words(c.source_vocabulary or c.vocabulary, c.d_model)
         self.source_embedding = Embedding(source, Positions(), dropout=c.dropout)  # the order is in the recurrence
         self.target_embedding = Embedding(target, Positions(), dropout=c.dropout)
         self.encoder: nn.Module
@@ -189,19 +189,7 @@ class Recurrent(EncoderDecoder, nn.Module):
         else:
             self.encoder = Stack(CellEncoderLayer(c) for _ in range(c.encoder_layers))
             self.decoder = CellDecoder(c)
-        self.output = nn.Linear(c.d_model, c.vocabulary, bias=False)
-        if c.tie == "none":
-            nn.init.normal_(self.output.weight, std=c.d_model**-0.5)
-        else:
-            self.output.weight = target.weight
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """source (B, S), target (B, T), right-padded -> logits of each next token (B, T, V)."""
-        return self.decode(target, self.encode(source))
-
-    def features(self, source: Tensor, target: Tensor) -> Tensor:
-        """What the output layer reads, (B, T, d_model): for `linear_cross_entropy` with `output`'s weight."""
-        return self._features(target, self.encode(source))
+        self.output = logits(target, tied=c.tie != "none")
 
     def encode(self, source: Tensor) -> Memory:
         """source (B, S), padded with `pad` -> what the decoder attends to."""
@@ -210,16 +198,13 @@ class Recurrent(EncoderDecoder, nn.Module):
         x = self.source_embedding(source)
         return Memory(self.encoder(x, lengths=lengths if self.config.bidirectional else None), mask, lengths)
 
-    def decode(self, target: Tensor, memory: Memory, cache: RecurrentCache | None = None) -> Tensor:
-        """target (R, T) -> logits (R, T, V). With a cache (`new_cache()`), target holds the new tokens only."""
-        return self.output(self._features(target, memory, cache))
-
     def new_cache(self) -> RecurrentCache:
         """An empty cache for `decode`; the caller holds it."""
         attending = self.config.cell != "linear"  # a place for the decoder's one attention; a block has its own
         return RecurrentCache(Past() for _ in range(self.config.decoder_layers + attending))
 
-    def _features(self, target: Tensor, memory: Memory, cache: RecurrentCache | None = None) -> Tensor:
+    def continued(self, target: Tensor, memory: Memory, cache: RecurrentCache | None = None) -> Tensor:
+        """target (R, T) -> what the output layer reads, (R, T, d)."""
         # Right-padding needs no mask here: what comes after a token cannot reach back.
         if not len(memory.mask) or len(target) % len(memory.mask):
             raise ValueError(
@@ -227,12 +212,6 @@ class Recurrent(EncoderDecoder, nn.Module):
                 "a multiple"
             )
         return self.decoder(self.target_embedding(target), memory, cache=cache)
-
-
-def _tokens(vocabulary: int, d_model: int) -> nn.Embedding:
-    tokens = nn.Embedding(vocabulary, d_model)
-    nn.init.normal_(tokens.weight, std=d_model**-0.5)  # times √d_model: of unit variance
-    return tokens
 
 
 class Cell(nn.Module):

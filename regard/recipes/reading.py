@@ -28,7 +28,7 @@ from regard.checks import described, hint
 from regard.data.text import NO_TEXT
 from regard.files import read_whole
 from regard.models.family import FAMILIES, NAMES, family, presets
-from regard.recipes.recipe import ANY, FROM_TOKENS, MODEL, ModelConfig, Recipe, family_named
+from regard.recipes.recipe import ANY, FROM_TOKENS, ModelConfig, Recipe, family_named, keys_of
 from regard.tasks.task import FIRST, TASKS, task
 from regard.training.config import LENGTHS
 
@@ -79,7 +79,9 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
         place = lines.get(("task", "name"), name)
         raise ValueError(f"{place}: unknown task {_show(named)}: {hint(str(named), TASKS)}")
     try:
-        found = _adapter(named).validate_json(json.dumps(values))  # as JSON: there a list may fill a tuple, strictly
+        found = _adapter(named, *FAMILIES).validate_json(
+            json.dumps(values)
+        )  # as JSON: there a list may fill a tuple, strictly
     except ValidationError as error:
         raise ValueError(_explain(error, values, lines, named)) from None
     return Recipe(**{each.name: getattr(found, each.name) for each in fields(Recipe)})
@@ -102,7 +104,7 @@ def dump(recipe: Recipe) -> str:
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of recipes, by which an editor completes keys and shows what each is for."""
-    one, *others = ({**_adapter(name).json_schema(), "title": name} for name in TASKS)
+    one, *others = ({**_adapter(name, *FAMILIES).json_schema(), "title": name} for name in TASKS)
     models = [family(name).config for name in FAMILIES]
     for name, found in zip(TASKS, (one, *others), strict=True):
         sections = {"Recipe": found, **found["$defs"]}
@@ -135,7 +137,8 @@ def _made(name: str) -> type[Recipe]:
 
 
 @cache
-def _adapter(name: str) -> TypeAdapter[Recipe]:
+def _adapter(name: str, *families: str) -> TypeAdapter[Recipe]:
+    """What checks the recipes of a task, whose models are of these families."""
     return TypeAdapter(_made(name))
 
 
@@ -246,7 +249,7 @@ def _absolute(folder: Path, named: Any) -> Any:
 def _without_repetition(model: Any) -> None:
     """Drop what a model has of its preset anyway: `dump` writes it, and it must not outlive model.preset=big."""
     if isinstance(model, dict) and (preset := presets().get(str(model.get("preset", ModelConfig.preset)))):
-        known = MODEL[family_named(model)]
+        known = keys_of(family_named(model))
         for key, value in asdict(preset(ANY)).items():
             if key in known and key in model and (type(model[key]), model[key]) == (type(value), value):
                 del model[key]
@@ -316,7 +319,7 @@ def _written(place: Place, lines: Lines) -> Place:
 
 def _settings(kind: Any, family: str = "") -> dict[str, Any]:
     """The keys of a section and their types; of a model, those of its family."""
-    return {"preset": str, **MODEL[family]} if kind is ModelConfig else get_type_hints(kind)
+    return {"preset": str, **keys_of(family)} if kind is ModelConfig else get_type_hints(kind)
 
 
 def _known(place: Place, family: str, named: str) -> bool:

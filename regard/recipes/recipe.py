@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, GetCoreSchemaHandler
@@ -14,10 +15,12 @@ from regard.training.config import TrainConfig
 
 ANY = 2**16  # a vocabulary, where the true one is not known yet and does not matter
 FROM_TOKENS = ("vocabulary", "source_vocabulary", "pad")  # what a model has of its tokens
-MODEL = {  # the settings of each family
-    name: {key: kind for key, kind in get_type_hints(family(name).config).items() if key not in FROM_TOKENS}
-    for name in FAMILIES
-}
+
+
+@cache
+def keys_of(name: str) -> dict[str, Any]:
+    """The settings of a family that a recipe may change, and their types."""
+    return {key: kind for key, kind in get_type_hints(family(name).config).items() if key not in FROM_TOKENS}
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class ModelConfig:
                 raise ValueError(f"model.{key} comes from the tokens: leave it out")
         full = self.build(ANY)  # checks the changes
         own = presets()[self.preset](ANY)
-        keys = MODEL[family_of(self.preset)]
+        keys = keys_of(family_of(self.preset))
         changed = {key: getattr(full, key) for key in keys if getattr(full, key) != getattr(own, key)}
         object.__setattr__(self, "changes", changed)
 
@@ -51,7 +54,7 @@ class ModelConfig:
     def settings(self) -> dict[str, Any]:
         """Every key with its value, as in YAML."""
         full = self.build(ANY)
-        return {"preset": self.preset, **{key: getattr(full, key) for key in MODEL[family_of(self.preset)]}}
+        return {"preset": self.preset, **{key: getattr(full, key) for key in keys_of(family_of(self.preset))}}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -61,7 +64,7 @@ class ModelConfig:
             own = list(family(name).presets)
             needed = cls.preset not in own  # without it, the model is of the default preset's family
             settings = {"preset": core_schema.typed_dict_field(core_schema.literal_schema(own), required=needed)}
-            for key, kind in MODEL[name].items():
+            for key, kind in keys_of(name).items():
                 settings[key] = core_schema.typed_dict_field(handler.generate_schema(kind), required=False)
             return core_schema.typed_dict_schema(settings, extra_behavior="forbid")
 

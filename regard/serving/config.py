@@ -26,8 +26,8 @@ class ServeConfig:
     tokens: int = 10_000  # sub-words of them
     seconds: float = 60.0  # for a request, and as much again for its head and for its body to arrive
     queue: int = 256  # requests that are waiting or at work, for each model; more are sent away
-    batch_tokens: int = 2_048  # sub-words that are translated together
-    wait_ms: float = 2.0  # how long a request waits for others to be translated with, if any are to be expected
+    batch_tokens: int = 2_048  # sub-words that are worked on together
+    wait_ms: float = 2.0  # how long a request waits for others to be answered with, if any are to be expected
     cors: tuple[str, ...] = ()  # origins whose pages may ask; "*": all
     explorer: bool = True  # the page that shows the models at work
 

@@ -3,39 +3,30 @@
 import asyncio
 import hashlib
 import json
-import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from importlib import resources
 from threading import Lock
-from time import monotonic
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, RedirectResponse, StreamingResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
 
-from regard.api import Translator
 from regard.decoding.protocol import DAMAGED
 from regard.serving import looks
-from regard.serving.errors import RefusalError
 from regard.serving.live import Line, Live, Look, TooLargeError
 from regard.serving.packing import pack
 from regard.serving.registry import Registry, UnknownModelError
 from regard.serving.service import Service
 from regard.serving.shown import examples
-from regard.serving.turns import in_thread
 
-log = logging.getLogger(__name__)
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 FILE = re.compile(rf"[a-z0-9_-]+\.({'|'.join(TYPES)})", re.ASCII)
-END: Line = {}  # that comes after the last
 Ids = list[int]
 T = TypeVar("T")
 
@@ -57,8 +48,11 @@ class TranslateAsked(Asked):
 
 
 class LookAsked(Asked):
-    source: Ids
-    target: Ids
+    """The inputs of the model: of a language model `tokens`, the first of which is read alone."""
+
+    source: Ids | None = None
+    target: Ids | None = None
+    tokens: Ids | None = None
 
 
 class ScoreAsked(LookAsked):
@@ -119,16 +113,16 @@ class _Models:
 
     def __init__(self, registry: Registry) -> None:
         self.registry, self._lock = registry, Lock()
-        self._lives: dict[str, tuple[Translator, Live]] = {}
+        self._lives: dict[str, tuple[Any, Live]] = {}
 
     def get(self, id: str | None) -> Live:
         served = self.registry.get(id)
         try:
-            translator = served.translator()
+            predictor = served.predictor()
             with self._lock:
                 held = self._lives.get(served.id)
-                if held is None or held[0] is not translator:  # its files have changed
-                    held = self._lives[served.id] = translator, Live(translator)
+                if held is None or held[0] is not predictor:  # its files have changed
+                    held = self._lives[served.id] = predictor, Live(predictor)
             return held[1]
         except (OSError, ValueError) as error:
             raise HTTPException(503, f"the model {served.id} cannot be loaded: {error}") from None
@@ -143,25 +137,13 @@ class _Models:
         source, target = served.languages
         return {
             "id": id,
+            "task": served.task.name,
             "source": source,
             "target": target,
             **live.about(),
-            "examples": examples(source, live.tokenizer.kind),
+            "examples": examples(source, live.tokenizer.kind if served.task.name == "translate" else "beginnings"),
             "atlas": (served.path / "heads.json").is_file(),
         }
-
-
-class Lines(StreamingResponse):
-    """Lines of JSON, whose request keeps its place in the queue until the last of them is sent."""
-
-    def __init__(self, lines: AsyncIterator[bytes], place: ExitStack) -> None:
-        super().__init__(lines, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
-        self._place = place
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them."""
-        with self._place:
-            await super().__call__(scope, receive, send)
 
 
 def router(service: Service) -> APIRouter:
@@ -172,7 +154,9 @@ def router(service: Service) -> APIRouter:
     async def looked(request: Request, asked: LookAsked, answer: Callable[[Live, Look], T], *, long: bool = False) -> T:
         def work() -> T:
             live = models.get(asked.model)
-            return answer(live, live.look(asked.source, asked.target, asked.edits))
+            named = {"source": asked.source, "target": asked.target, "tokens": asked.tokens}
+            given = {name: ids for name, ids in named.items() if ids is not None}
+            return answer(live, live.look(given, asked.edits))
 
         return await service.attended(request, service.looked(registry.get(asked.model), work, long=long))
 
@@ -182,26 +166,16 @@ def router(service: Service) -> APIRouter:
         return {"default": registry.ids[0], "models": await service.attended(request, _together(asked))}
 
     @routes.post("/api/translate")
-    async def translate(asked: TranslateAsked, request: Request) -> Lines:
-        queue, end = service.queues[registry.get(asked.model).id], monotonic() + service.config.seconds
-
-        def begin() -> Iterator[Line | None]:
+    async def translate(asked: TranslateAsked, request: Request) -> Response:
+        def begin() -> Iterator[bytes]:
             live = models.get(asked.model)
             how = asked.beam, asked.alternatives, asked.sentence
-            return live.translate(asked.text, asked.prefix, asked.edits, *how)
+            return map(_line, live.translate(asked.text, asked.prefix, asked.edits, *how))
 
-        with ExitStack() as place:
-            place.enter_context(queue.place())
-            lines = await service.attended(request, in_thread(queue.short, begin))
+        def failed(message: str) -> bytes:
+            return _line({"kind": "error", "error": message})
 
-            async def following() -> Line | None:
-                try:
-                    async with asyncio.timeout(end - monotonic()):
-                        return await in_thread(queue.short, lambda: next(lines, END))
-                except TimeoutError:
-                    raise service.late() from None
-
-            return Lines(_ndjson(following), place.pop_all())
+        return await service.streamed(request, registry.get(asked.model), begin, "application/x-ndjson", failed)
 
     @routes.post("/api/score")
     async def score(asked: ScoreAsked, request: Request) -> Response:
@@ -275,16 +249,9 @@ def _file(name: str, request: Request) -> Response:
     return Response(content, media_type=f"{TYPES[known[1]]}; charset=utf-8", headers=headers)
 
 
-async def _ndjson(following: Callable[[], Awaitable[Line | None]]) -> AsyncIterator[bytes]:
-    """Each line as JSON; an empty piece where there is none yet, at which a client that has left is noticed."""
-    try:
-        while (line := await following()) is not END:
-            yield b"" if line is None else json.dumps(line, ensure_ascii=False).encode() + b"\n"
-    except Exception as error:
-        known = isinstance(error, ValueError | RefusalError)
-        if not known:
-            log.exception("the explorer failed in mid-stream")
-        yield json.dumps({"kind": "error", "error": str(error) if known else "internal error"}).encode() + b"\n"
+def _line(line: Line | None) -> bytes:
+    """A line as JSON; nothing where there is none yet."""
+    return b"" if line is None else json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
 
 def _json(content: Any) -> JSONResponse:

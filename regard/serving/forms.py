@@ -1,6 +1,7 @@
 """What a request says, in whichever way it says it: JSON, a form, a multipart form, or the query of its address."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -55,10 +56,16 @@ def checked(model: type[M], fields: dict[str, Any], *, typed: bool) -> M:
         raise RefusalError(400, f"Invalid request: {message}", param=name) from None
 
 
-def plain(texts: list[str]) -> None:
-    """Refuse what is no text: JSON can spell half a character, and none can be read or written."""
+def admitted(texts: Sequence[str], limit: int, name: str = "q") -> int:
+    """How many characters there are, if they are not too many and all are text: JSON can spell half of one."""
+    size = sum(map(len, texts))
+    if size > limit:
+        message = f"Invalid request: request ({size}) exceeds text limit ({limit})"
+        raise RefusalError(400, message, reason="size", param=name)
     if any(NO_TEXT.search(text) for text in texts):
-        raise RefusalError(400, "Invalid request: q has a character that is no text (a null, or half a surrogate pair)")
+        message = f"Invalid request: {name} has a character that is no text (a null, or half a surrogate pair)"
+        raise RefusalError(400, message, param=name)
+    return size
 
 
 def _number(digits: str) -> float:

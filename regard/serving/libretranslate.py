@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from babel import Locale, UnknownLocaleError
@@ -13,9 +13,10 @@ from regard.serving import forms
 from regard.serving.detect import Guess
 from regard.serving.errors import RefusalError
 from regard.serving.markup import Page
+from regard.serving.queue import Asked
 from regard.serving.registry import Served
 from regard.serving.service import Service
-from regard.tasks.asks import Answer, listed
+from regard.tasks.asks import Answer, Ask, Settings, listed
 
 ALTERNATIVES, TEXTS = 16, 1_000  # of a request, at most
 
@@ -73,6 +74,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": description}
     for status, description in {
         400: BAD,
+        404: "no model here translates",
         403: "invalid key, or a page of an origin that may not ask",
         408: "the body came too slowly",
         413: "the body is too large",
@@ -105,10 +107,13 @@ def router(service: Service) -> APIRouter:
         asked = await forms.read(request, TranslateRequest)
         service.door.admit(request, asked.api_key)
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
-        request.state.characters = _admit(texts, service.config.characters)
+        request.state.characters = forms.admitted(texts, service.config.characters)
         return await service.attended(request, answered(asked, texts))
 
     async def answered(asked: TranslateRequest, texts: list[str]) -> dict[str, Any]:
+        if not pairs:
+            first = service.registry.get()
+            raise RefusalError(404, f"no model here translates: {first.id} is a {first.task.kind} model")
         target = known(asked.target, [target for _, target in pairs])
         guesses = await languages_of(texts, asked.source, target)
         html, best = asked.format == "html", 1 + asked.alternatives
@@ -119,7 +124,7 @@ def router(service: Service) -> APIRouter:
         for source in dict.fromkeys(guess.language for guess in guesses):  # those of one language go together
             rows = [row for row, guess in enumerate(guesses) if guess.language == source]
             asks = [part for row in rows for part in parts[row]]
-            got = iter(await service.translate(pairs[source, target], asks, best=best, align=html))
+            got = iter(await service.answers(pairs[source, target], translating(asks, best=best, align=html)))
             answers |= {row: [next(got) for _ in parts[row]] for row in rows}
         outputs = []  # for each text, the best first
         for row, page in enumerate(pages):
@@ -150,7 +155,7 @@ def router(service: Service) -> APIRouter:
     async def detect(request: Request) -> list[dict[str, Any]]:
         asked = await forms.read(request, DetectRequest)
         service.door.admit(request, asked.api_key)
-        request.state.characters = _admit([asked.q], service.config.characters)
+        request.state.characters = forms.admitted([asked.q], service.config.characters)
         guesses = await service.attended(request, asyncio.to_thread(service.detector.guess, asked.q))
         return [guess._asdict() for guess in guesses]
 
@@ -187,6 +192,16 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
+def translating(texts: Sequence[str], *, best: int = 1, align: bool = False) -> Callable[[Any], Asked]:
+    """What is asked of a translator for some texts: the `best` outputs of each."""
+
+    def asked(translator: Any) -> Asked:
+        given = {"best": best, "align": align, "beam": max(best, translator.decode.beam)}
+        return [Ask(text) for text in texts], Settings.of(given, translator.decode).bare()
+
+    return asked
+
+
 def known(code: str, served: Sequence[str]) -> str:
     """The served language that is meant by a code: itself, or the one that only its region or case sets apart.
 
@@ -217,16 +232,6 @@ def _warning(answers: Sequence[Answer]) -> str | None:
     """What a client is told where a text has something that the model cannot know."""
     strange = list(dict.fromkeys(stretch for answer in answers for stretch in answer.unknown))
     return f"the model has no sub-words for {listed(strange)}, and can only guess" if strange else None
-
-
-def _admit(texts: list[str], limit: int) -> int:
-    """How many characters there are, if they are not too many and all of them are text."""
-    size = sum(map(len, texts))
-    if size > limit:
-        message = f"Invalid request: request ({size}) exceeds text limit ({limit})"
-        raise RefusalError(400, message, reason="size")
-    forms.plain(texts)
-    return size
 
 
 def _body(model: type[BaseModel], service: Service, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:

@@ -176,9 +176,7 @@ class Gate:
         except ClientGoneError:
             status = GONE
         except Exception as error:
-            # The message of an error may quote the request: the log gets its kind and its place.
-            place = "".join(traceback.format_tb(error.__traceback__)[-5:])
-            LOG.error("%s in %s\n%s", type(error).__name__, _route(scope), place.rstrip())
+            LOG.error("%s", told(error, scope))
             if not status:
                 await response(scope["path"], RefusalError(500, "internal error"))(scope, receive, sending)
         finally:
@@ -215,6 +213,12 @@ class Gate:
         characters = scope.get("state", {}).get("characters")
         said = "" if characters is None else f" {characters} characters"
         LOG.info("%s %s %d %.1f ms%s", known, route, status, seconds * 1e3, said)
+
+
+def told(error: Exception, scope: Scope) -> str:
+    """What the log says of a mistake of ours: its kind and its place. Its message may quote the request."""
+    place = "".join(traceback.format_tb(error.__traceback__)[-5:])
+    return f"{type(error).__name__} in {_route(scope)}\n{place.rstrip()}"
 
 
 def _route(scope: Scope) -> str:

@@ -2,8 +2,9 @@
 
 Letters: H heads, S source length, T target length, V vocabulary.
 
-A `Look` says at what: a source and a target, token by token, and which heads are scaled. Position t of the decoder
-reads (<s>, target[0], ...)[t] and predicts target[t].
+A `Look` says at what: the inputs of a model, token by token, and which heads are scaled. The last of them is what the
+model writes. Of a translation this is the target: position t reads (<s>, target[0], ...)[t] and predicts target[t]. A
+language model has no other, and what stands before it is its own: position t reads tokens[t], predicts tokens[t + 1].
 """
 
 import copy
@@ -23,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.adaptation import change
-from regard.api import Translator
 from regard.core.mixers import Tap
 from regard.core.quantised import dequantise, is_quantised
 from regard.data.batching import Batch
@@ -33,15 +33,15 @@ from regard.decoding.beam import Beam, length_penalty
 from regard.decoding.edits import log_soft_max
 from regard.decoding.module import Generative, Module
 from regard.decoding.protocol import DAMAGED, Awake, Floats, Hypothesis, Request, SearchConfig, best_of, bounded
-from regard.inspection.axes import axes, layer_of
-from regard.inspection.measures import punctuation
+from regard.inspection.axes import axes, inputs, layer_of
+from regard.inspection.measures import Tokens
 from regard.inspection.taps import attentions, edit, record
 from regard.inspection.views import dots
 from regard.serving.shown import Shown
 from regard.serving.turns import safe_point
 from regard.tasks.asks import short
 
-CHARACTERS, TOKENS = 2_000, 512  # of a text; of a source and of a target
+CHARACTERS, TOKENS = 2_000, 512  # of a text; of an input
 BEAM, ALTERNATIVES = 16, 64  # at most
 FACTOR = 100.0  # by which a head is scaled, at most
 BUDGET = 256 * 2**20  # bytes of recorded attention that are kept
@@ -57,10 +57,9 @@ class TooLargeError(ValueError):
 
 @dataclass(frozen=True)
 class Look:
-    """A source and a target, with their ends, and how heads are changed."""
+    """The inputs of a model, in its order, and how heads are changed."""
 
-    source: tuple[int, ...]
-    target: tuple[int, ...]
+    ids: tuple[tuple[int, ...], ...]
     changes: Changes = ()
 
 
@@ -98,28 +97,40 @@ def replica(model: nn.Module) -> nn.Module:
 
 
 class Live:
-    """The model of a translator, to be looked at: each method may be called from any thread."""
+    """The model of a predictor, to be looked at: each method may be called from any thread."""
 
-    def __init__(self, translator: Translator, *, budget: int = BUDGET) -> None:
+    def __init__(self, predictor: Any, *, budget: int = BUDGET) -> None:
         """`budget`: bytes of recorded attention that are kept for the next question."""
-        self.translator, self.tokenizer = translator, translator.tokenizer
-        self.bos, self.eos = translator.bos, translator.eos
-        self.model = replica(translator.model)
-        self.attentions, self.axes = attentions(self.model), axes(self.model)
-        reach = math.inf if translator.reach is None else translator.reach + 1
-        self.longest = int(min(TOKENS, reach))  # tokens of a source or a target, the end included
+        self.predictor, self.tokenizer, self.eos = predictor, predictor.tokenizer, predictor.eos
+        self.model = replica(predictor.model)
+        self.attentions, self.axes, self.inputs = attentions(self.model), axes(self.model), inputs(self.model)
+        self._begin = [] if len(self.inputs) == 1 else [predictor.bos]  # before what is written
+        reach = math.inf if predictor.reach is None else predictor.reach + 1
+        self.longest = int(min(TOKENS, reach))  # tokens of an input, the end included
         self._module = Module(cast(Generative, self.model))
         for attention in self.attentions.values():
             attention.register_forward_pre_hook(lambda *_: safe_point())
         self._lock = Lock()  # taps have one owner at a time
         self._budget, self._held = budget // 4, OrderedDict[tuple[Look, str], Recorded]()
 
-    def look(self, source: Sequence[int], target: Sequence[int], edits: Edits) -> Look:
-        """Something to look at, if there is such a thing."""
-        for name, ids in (("source", source), ("target", target)):
-            if not ids:
+    def look(self, given: Mapping[str, Sequence[int]], edits: Edits) -> Look:
+        """Something to look at, if there is such a thing: the inputs of the model by name."""
+        for name in self.inputs:
+            if name not in given:
+                raise ValueError(f"{name}: it is missing, this model reads {' and '.join(self.inputs)}")
+            if not given[name]:
                 raise ValueError(f"the {name} is empty: it has at least its end token, {self.eos}")
-        return Look(self._ids("source", source), self._ids("target", target), self._changes(edits))
+        for name in given.keys() - {*self.inputs}:
+            raise ValueError(f"{name}: this model reads {' and '.join(self.inputs)} alone")
+        found = Look(tuple(self._ids(name, given[name]) for name in self.inputs), self._changes(edits))
+        if not self.steps(found)[1]:
+            raise ValueError(f"{self.inputs[-1]} has one token, and none is predicted: give another")
+        return found
+
+    def steps(self, look: Look) -> tuple[int, tuple[int, ...]]:
+        """What the first step of the writing reads, and what each of them predicts."""
+        whole = (*self._begin, *look.ids[-1])
+        return whole[0], whole[1:]
 
     def _ids(self, name: str, ids: Sequence[int]) -> tuple[int, ...]:
         if len(ids) > self.longest:
@@ -129,7 +140,7 @@ class Live:
         for i, id in enumerate(ids):
             if not 0 <= id < size:
                 raise ValueError(f"{name}[{i}] = {id} is no token: they are 0 to {size - 1}")
-            if id == self.eos and i < len(ids) - 1:
+            if id == self.eos and (i or self._begin) and i < len(ids) - 1:
                 raise ValueError(f"{name}[{i}] is the end token, and {len(ids) - 1 - i} follow: leave them out")
         return tuple(ids)
 
@@ -167,6 +178,8 @@ class Live:
         Of a text in several sentences, each of which the model reads by itself, one is looked at: the `sentence`, from
         0, or the last. The output begins with `prefix`, and is this alone if it ends in the end token. A wider beam
         gives its tokens at the end, and None after each step before: a place to stop.
+
+        What a language model reads is the beginning of its output: the text, or `prefix` in its place.
         """
         if len(text) > CHARACTERS:
             raise TooLargeError(f"the text has {len(text):,} characters: at most {CHARACTERS:,} are looked at")
@@ -175,37 +188,46 @@ class Live:
         for name, value, low, high in (("beam", beam, 1, BEAM), ("alternatives", alternatives, 0, ALTERNATIVES)):
             if not low <= value <= high:
                 raise ValueError(f"{name} = {value}: it lies between {low} and {high}")
-        decode = self.translator.decode
-        sentences = [text.strip()] if decode.split is False else [piece.text for piece in split(text) if piece.text]
+        decode, begin = self.predictor.decode, self._ids("prefix", prefix)
+        as_one = not self._begin or decode.split is False
+        sentences = [text.strip()] if as_one else [piece.text for piece in split(text) if piece.text]
         sentence = min(sentence, len(sentences) - 1)
-        source = self._ids("source", [*self.tokenizer.encode(sentences[sentence]), self.eos])
+        ids = self.tokenizer.encode(sentences[sentence])
+        strange = unknown(self.tokenizer, sentences[sentence], ids)
+        about = {"sentences": sentences, "sentence": sentence, "unknown": strange}
         text_only = characters(self.tokenizer)
         awake = None if text_only is None else Awake(text_only)
         config = SearchConfig(beam=beam, alpha=decode.alpha, extra=decode.extra)
-        request = config.request(source, self.bos, prefix=self._ids("prefix", prefix), refusal=awake)
-        request = bounded(request, config, self.longest)
-        if len(prefix) > request.room:
+        if self._begin:
+            source = self._ids("source", [*ids, self.eos])
+            request = config.request(source, self._begin[0], prefix=begin, refusal=awake)
+            request = bounded(request, config, self.longest)
+        else:
+            first, *rest = self._ids("text", self.predictor.ids(text))
+            about["given"] = len(rest)
+            begin = begin or tuple(rest)
+            request = Request((), first, len(begin) + config.extra, prefix=begin, refusal=awake)
+            request = bounded(request, config, self.longest - 1)
+        if len(begin) > request.room:
             raise TooLargeError(
-                f"the prefix has {len(prefix)} tokens, the output at most {request.room}: shorten the prefix"
+                f"the prefix has {len(begin)} tokens, the output at most {request.room}: shorten the prefix"
             )
-        about = {
-            "sentences": sentences,
-            "sentence": sentence,
-            "unknown": unknown(self.tokenizer, sentences[sentence], source[:-1]),
-        }
         return self._translating(request, self._changes(edits or {}), config, alternatives, about)
 
     def _translating(
         self, request: Request, changes: Changes, config: SearchConfig, alternatives: int, about: Line
     ) -> Iterator[Line | None]:
         began = time.perf_counter()
-        yield {"kind": "source", "tokens": Shown(self.tokenizer).all(request.source), **about}
+        shown, start = Shown(self.tokenizer), [] if self._begin else [request.first]
+        read = shown.all(start) if start else Shown(self.tokenizer).all(request.source)
+        yield {"kind": "source", "tokens": read, **about}
         if config.beam == 1 or request.prefix[-1:] == (self.eos,):
             steps = self._greedy(request, changes)
         else:
             target = yield from self._beam(request, changes, config)
-            steps = iter(zip(self._log_p(Look(tuple(request.source), target, changes)), target, strict=True))
-        shown, ids, total = Shown(self.tokenizer), list[int](), 0.0
+            look = Look(((*start, *target),) if start else (tuple(request.source), target), changes)
+            steps = iter(zip(self._log_p(look), target, strict=True))
+        ids, total = list[int](), 0.0
         for step, (log_p, id) in enumerate(steps):
             said = self._said(shown, log_p, id, alternatives)
             yield {"kind": "token", "step": step, **said, "forced": step < len(request.prefix)}
@@ -213,7 +235,7 @@ class Live:
             total += said["log_p"]
         yield {
             "kind": "done",
-            "text": self.tokenizer.decode(ids[: whole(self.tokenizer, ids)]),
+            "text": self.decoded([*start, *ids[: whole(self.tokenizer, ids)]]),
             "log_probability": total,
             "score": total / length_penalty(len(ids), config.alpha, config.penalty),
             "cut": ids[-1] != self.eos,
@@ -254,8 +276,9 @@ class Live:
         """How likely the model holds each token of a given target."""
         if not 0 <= alternatives <= ALTERNATIVES:
             raise ValueError(f"alternatives = {alternatives}: it lies between 0 and {ALTERNATIVES}")
-        shown = Shown(self.tokenizer)
-        steps = zip(self._log_p(look), look.target, strict=True)
+        shown, (first, predicted) = Shown(self.tokenizer), self.steps(look)
+        shown.all([first])
+        steps = zip(self._log_p(look), predicted, strict=True)
         tokens = [self._said(shown, log_p, id, alternatives) for log_p, id in steps]
         return {"tokens": tokens, "log_probability": math.fsum(token["log_p"] for token in tokens)}
 
@@ -287,9 +310,13 @@ class Live:
 
     def batch(self, look: Look) -> Batch:
         """One row, where the model is."""
-        rows = {"source": look.source, "target": (self.bos, *look.target[:-1]), "labels": look.target}
-        tensors = {name: torch.tensor([ids], device=self._module.device) for name, ids in rows.items()}
-        return Batch(tensors, len(look.target))
+        first, predicted = self.steps(look)
+        rows = {**dict(zip(self.inputs, look.ids, strict=True)), self.inputs[-1]: (first, *predicted[:-1])}
+        tensors = {
+            name: torch.tensor([ids], device=self._module.device)
+            for name, ids in (*rows.items(), ("labels", predicted))
+        }
+        return Batch(tensors, len(predicted))
 
     @contextmanager
     def turn(self, changes: Changes) -> Iterator[None]:
@@ -332,14 +359,19 @@ class Live:
 
     def size(self, look: Look, name: str) -> int:
         """How many numbers are recorded of an attention."""
-        a, lengths = self.attentions[name], {"source": len(look.source), "target": len(look.target)}
+        a, lengths = self.attentions[name], dict(zip(self.inputs, map(len, look.ids), strict=True))
+        lengths[self.inputs[-1]] = len(self.steps(look)[1])
         queries, keys, _ = self.axes[name]
         return a.heads * lengths[keys.input] * (lengths[queries.input] + a.d_v)
 
     @cached_property
-    def punctuation(self) -> frozenset[int]:
-        """The tokens that are nothing else."""
-        return punctuation(self.tokenizer.pieces(range(len(self.tokenizer))))
+    def marks(self) -> Tokens:
+        """What measures must know of the tokens."""
+        return Tokens.of(self.tokenizer.marks, self.tokenizer.pieces(range(len(self.tokenizer))))
+
+    def decoded(self, ids: Iterable[int]) -> str:
+        """The text of some tokens, whatever marks are among them."""
+        return self.tokenizer.decode([id for id in ids if id not in self.tokenizer.silent])
 
     def about(self) -> dict[str, Any]:
         """The shape of the model, for a page."""
@@ -347,7 +379,11 @@ class Live:
         return {
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "d_model": config.d_model,
-            "layers": {side: getattr(config, f"{side}_layers", None) for side in ("encoder", "decoder")},
+            "layers": {
+                side: getattr(config, f"{side}_layers", None if self._begin else getattr(config, "layers", None))
+                for side in ("encoder", "decoder")[not self._begin :]
+            },
+            "inputs": self.inputs,
             "attentions": [
                 {
                     "name": name,
@@ -362,8 +398,8 @@ class Live:
                 }
                 for name, a in self.attentions.items()
             ],
-            "beam": self.translator.decode.beam,
-            "note": "int8 weights, shown as fp32" if is_quantised(self.translator.model) else "",
+            "beam": self.predictor.decode.beam,
+            "note": "int8 weights, shown as fp32" if is_quantised(self.predictor.model) else "",
         }
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.inspection.axes import KINDS, START
+from regard.inspection.axes import KINDS
 from regard.inspection.faithfulness import faithfulness as attention_faithfulness
 from regard.inspection.importance import head_importance
-from regard.inspection.measures import Tokens, tally
+from regard.inspection.measures import tally
 from regard.inspection.page import AttentionMap, attention_page
 from regard.inspection.taps import record
 from regard.inspection.views import norm_maps, query_key_products, rollout
@@ -94,10 +94,9 @@ def measures(live: Live, look: Look) -> dict[str, Any]:
     size = sum(live.size(look, name) for name in live.attentions)
     if size > IMPORTANT:
         raise TooLargeError(f"the maps of this sentence hold {size:,} numbers: heads are measured up to {IMPORTANT:,}")
-    pad, bos, eos = live.tokenizer.marks.need("pad", "bos", "eos")
-    marks, batch = Tokens(pad, bos, eos, live.punctuation), live.batch(look)
+    marks, batch = live.marks, live.batch(look)
     with live.apart(look.changes) as model:
-        importance = head_importance(model, [batch], pad=pad)
+        importance = head_importance(model, [batch], pad=marks.pad)
     batch = batch.to("cpu")
     heads = [
         {"name": name, "head": head, **found.named(), "importance": float(importance[name][head])}
@@ -109,9 +108,12 @@ def measures(live: Live, look: Look) -> dict[str, Any]:
 
 def faithfulness(live: Live, look: Look) -> dict[str, Any]:
     """How far attention goes along with what the predictions of this sentence hang on."""
-    if len(look.source) > EXPLAINED:
+    if len(look.ids) == 1:
+        raise ValueError("faithfulness is measured by leaving tokens of a source out, and this model reads none")
+    source, target = look.ids
+    if len(source) > EXPLAINED:
         raise TooLargeError(
-            f"the source has {len(look.source)} tokens: each is left out once to measure faithfulness, so at most "
+            f"the source has {len(source)} tokens: each is left out once to measure faithfulness, so at most "
             f"{EXPLAINED} are taken"
         )
     marks = live.tokenizer.marks.need("pad", "bos", "eos")
@@ -119,11 +121,11 @@ def faithfulness(live: Live, look: Look) -> dict[str, Any]:
         live.run(look)  # scores that are no numbers are told here: nothing could be ranked by them
     batch = live.batch(look)
     with live.apart(look.changes) as model:
-        found = attention_faithfulness(model, batch["source"], batch["target"], look.target, marks)
+        found = attention_faithfulness(model, batch["source"], batch["target"], target, marks)
     return {
         "gradient": {"tau": found.gradient_tau, "steps": found.gradient_steps},
         "leave_one_out": {"tau": found.leave_one_out_tau, "steps": found.leave_one_out_steps},
-        "tokens": sum(id not in marks for id in look.source),
+        "tokens": sum(id not in marks for id in source),
     }
 
 
@@ -132,13 +134,16 @@ def page(live: Live, look: Look) -> str:
     size = sum(live.size(look, name) for name in live.attentions)
     if size > PAGE:
         raise TooLargeError(f"a page of this would hold {size:,} numbers, and at most {PAGE:,}: save a single map")
-    ids = {"source": look.source, "target": look.target}
-    texts = {name: [token["text"] for token in Shown(live.tokenizer).all(each)] for name, each in ids.items()}
+    first, predicted = live.steps(look)
+    rows = [*look.ids[:-1], (first, *predicted)]
+    shown_as = [[token["text"] for token in Shown(live.tokenizer).all(ids)] for ids in rows]
+    start = shown_as[-1].pop(0)
+    texts = dict(zip(live.inputs, shown_as, strict=True))
     shown = []
     for name in sorted(live.attentions, key=lambda name: -KINDS.index(live.axes[name].kind)):
         sides, ((_, recorded),) = live.axes[name], live.recorded(look, [name])
-        rows, columns = sides.queries.along(texts, START), sides.keys.along(texts, START)
-        shown.append(AttentionMap(name, recorded.weights, rows, columns, sides.role))
+        down, across = (axis.along(texts, start) for axis in (sides.queries, sides.keys))
+        shown.append(AttentionMap(name, recorded.weights, down, across, sides.role))
     changed = ", ".join(f"{name} head {head} × {factor:g}" for name, head, factor in look.changes)
-    title = " → ".join(map(live.tokenizer.decode, (look.source, look.target)))
+    title = " → ".join(map(live.decoded, look.ids))
     return attention_page(shown, title=title, note=f"Changed: {changed}" if changed else "")

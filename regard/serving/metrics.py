@@ -30,17 +30,17 @@ class Metrics:
         self.refused = Counter("regard_refused", "Requests refused, and why.", ["reason"], registry=registry)
         self.queue = Gauge("regard_queue_length", "Requests waiting or at work.", model, registry=registry)
         self.batch_requests = Histogram(
-            "regard_batch_requests", "Requests translated together.", model, buckets=COUNTS, registry=registry
+            "regard_batch_requests", "Requests answered together.", model, buckets=COUNTS, registry=registry
         )
         self.batch_tokens = Histogram(
-            "regard_batch_tokens", "Sub-words translated together.", model, buckets=TOKENS, registry=registry
+            "regard_batch_tokens", "Sub-words of them, as they are counted.", model, buckets=TOKENS, registry=registry
         )
         self.batch_seconds = Histogram(
             "regard_batch_seconds", "Time that a batch took.", model, buckets=SECONDS, registry=registry
         )
         self.tokens = Counter("regard_tokens", "Sub-words read and written.", [*model, "side"], registry=registry)
         self.cancelled = Counter(
-            "regard_cancelled", "Requests not translated, since their client had left.", model, registry=registry
+            "regard_cancelled", "Requests not answered, since their client had left.", model, registry=registry
         )
         self.loaded = Gauge("regard_model_loaded", "1 for a model in memory.", model, registry=registry)
 

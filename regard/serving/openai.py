@@ -1,5 +1,7 @@
 """OpenAI's API: which models there are, and a route for each kind of work that a model may be for."""
 
+import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -7,11 +9,13 @@ from pydantic import BaseModel, Field
 
 from regard.models import storage
 from regard.serving import forms
+from regard.serving.completions import Completed, CompletionRequest, Question, failed
 from regard.serving.errors import RefusalError
 from regard.serving.registry import Served, UnknownModelError
 from regard.serving.service import Service
+from regard.tasks.asks import ReachError
 
-# What a model of each kind is asked by. A kind that has no model yet has its route: it says so.
+# What a model of each kind is asked by.
 ROUTES = {"translation": "POST /translate", "completion": "POST /v1/completions", "embedding": "POST /v1/embeddings"}
 
 
@@ -32,7 +36,7 @@ class Models(BaseModel):
 
 
 class WorkRequest(BaseModel):
-    """As much of a request as has to be read to know that nobody can do it."""
+    """As much of a request as has to be read to know who can do it."""
 
     model: str = Field(description="an id of /v1/models")
 
@@ -72,24 +76,60 @@ def router(service: Service) -> APIRouter:
     async def model(id: str) -> Model:
         return _about(_named(service, id))
 
-    schema = WorkRequest.model_json_schema()
-
-    def unserved(kind: str) -> None:
-        @routes.post(
-            ROUTES[kind].split("/v1")[1],
-            summary=f"There is no {kind} model yet: always an error.",
-            responses=failures(400, 404),
-            openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
-        )
-        async def refuse(request: Request) -> None:
-            asked = forms.checked(WorkRequest, forms.json_object(await request.body()), typed=True)
-            served = _named(service, asked.model)
+    def asked_of(kind: str, model: str) -> Served:
+        """The model that is meant, if it is of this kind."""
+        served = _named(service, model)
+        if served.task.kind != kind:
             message = f"{served.id} is a {served.task.kind} model: ask it by {ROUTES[served.task.kind]}"
             raise RefusalError(404, message, param="model", code="model_not_supported")
+        return served
 
-    for kind in ROUTES.keys() - {served.task.kind for served in service.registry}:
-        unserved(kind)
+    @routes.post(
+        "/completions",
+        summary="Go on with a text.",
+        response_model=Completed,
+        responses=failures(400, 404, 503, 504),
+        openapi_extra=_body(CompletionRequest),
+    )
+    async def completions(request: Request) -> Any:
+        said = forms.json_object(await request.body())
+        served = asked_of("completion", forms.checked(WorkRequest, said, typed=True).model)
+        question = Question(forms.checked(CompletionRequest, said, typed=True), served.id)
+        request.state.characters = forms.admitted(question.texts, service.config.characters, "prompt")
+
+        async def answered() -> Completed:
+            return await asyncio.to_thread(question.completed, await service.answers(served, question))
+
+        def begin() -> Iterator[bytes]:
+            service.queues[served.id].prepare(question)
+            return question.pieces()
+
+        try:
+            if question.asked.stream:
+                return await service.streamed(request, served, begin, "text/event-stream", failed)
+            return await service.attended(request, answered())
+        except ReachError as error:
+            raise RefusalError(400, str(error), reason="size", param="prompt", code="context_length_exceeded") from None
+        except ValueError as error:
+            raise RefusalError(400, str(error)) from None
+
+    @routes.post(
+        "/embeddings",
+        summary="There is no embedding model yet: always an error.",
+        responses=failures(400, 404),
+        openapi_extra=_body(WorkRequest),
+    )
+    async def embeddings(request: Request) -> None:
+        said = forms.json_object(await request.body())
+        asked_of("embedding", forms.checked(WorkRequest, said, typed=True).model)
+
     return routes
+
+
+def _body(model: Any) -> dict[str, Any]:
+    """What OpenAPI says of a body of JSON."""
+    content = {"application/json": {"schema": model.model_json_schema(ref_template="#/components/schemas/{model}")}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def _named(service: Service, id: str) -> Served:

@@ -1,38 +1,39 @@
-"""Micro-batching: requests that arrive together are translated together, and each gets what it would get alone.
+"""Micro-batching: requests that arrive together are answered together, and each gets what it would get alone.
 
 A request waits in the queue of its model, where one thread takes the oldest, and with it those that ask for the same
 settings and are nearest in length, up to a budget of sub-words. While that thread is at work the next batch gathers.
 When it is idle, it waits a moment for company if some is to be expected: others are being prepared, or the last batch
-had several. What a request is answered does not hang on that company: a translator gives the same output in any batch.
+had several. What a request is answered does not hang on that company: a predictor gives the same output in any batch.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition, Thread
 from time import monotonic
+from typing import Any
 
-from regard.api import Translator
 from regard.decoding.protocol import DAMAGED
 from regard.serving.config import ServeConfig
 from regard.serving.errors import RefusalError
 from regard.serving.metrics import Metrics
 from regard.serving.registry import Served
-from regard.tasks.asks import Answer, Ask, Settings
 
 LOG = logging.getLogger("regard.serving")
+Asked = tuple[list[Any], Any]  # what is asked of a predictor, and the settings: as its `answers` takes them
 
 
 @dataclass(eq=False)
 class Job:
-    """The texts of one request."""
+    """What one request asks for."""
 
-    asks: list[Ask]
-    settings: Settings
-    tokens: int  # sub-words of the texts
-    future: Future[list[Answer]] = field(default_factory=Future)
+    asks: list[Any]
+    settings: Any
+    tokens: int  # sub-words that it is charged for: those it reads, and where they may be many, those it writes
+    read: int = 0  # and those it reads alone
+    future: Future[list[Any]] = field(default_factory=Future)
     arrived: float = field(default_factory=monotonic)
 
 
@@ -67,17 +68,18 @@ class Queue:
         finally:
             self.inside -= 1
 
-    def prepare(self, texts: Sequence[str], *, best: int = 1, align: bool = False) -> Job:
-        """What is to be done for some texts, each of which may be several sentences; loads the model if need be."""
-        translator = self.translator()
-        tokens = sum(map(len, translator.tokenizer.encode_batch(list(texts))))
-        if tokens > self.config.tokens:
-            message = f"Invalid request: {tokens} sub-words exceed the limit of {self.config.tokens}"
+    def prepare(self, asked: Callable[[Any], Asked]) -> Job:
+        """What is to be done for a request, as it says of a predictor; loads the model if need be."""
+        predictor = self.predictor()
+        asks, settings = asked(predictor)
+        read, written = predictor.size(asks, settings)
+        if read + written > self.config.tokens:
+            said = f"{read} sub-words" if not written else f"{read} sub-words and up to {written} to be written"
+            message = f"Invalid request: {said} exceed the limit of {self.config.tokens}"
             raise RefusalError(400, message, reason="size", code="too_long")
-        asked = {"best": best, "align": align, "beam": max(best, translator.decode.beam)}
-        return Job([Ask(text) for text in texts], Settings.of(asked, translator.decode).bare(), tokens)
+        return Job(asks, settings, read + written, read)
 
-    def submit(self, job: Job) -> Future[list[Answer]]:
+    def submit(self, job: Job) -> Future[list[Any]]:
         """Have a job done. A future that is cancelled before its turn costs nothing."""
         with self._change:
             if self._closed:
@@ -107,10 +109,10 @@ class Queue:
         for threads in (self.desk, self.short, self.long):
             threads.shutdown()
 
-    def translator(self) -> Translator:
+    def predictor(self) -> Any:
         """The model; what is wrong with its files is for the log, and the client is asked to come back."""
         try:
-            return self.served.translator()
+            return self.served.predictor()
         except (ValueError, OSError) as error:
             LOG.error("the model %s cannot be loaded: %s", self.served.id, error)
             message = f"the model {self.served.id} cannot be loaded: the server's log says why"
@@ -144,10 +146,11 @@ class Queue:
     def _answer(self, batch: list[Job]) -> None:
         begin = monotonic()
         try:
-            found = iter(self.translator().answers([ask for job in batch for ask in job.asks], batch[0].settings))
+            predictor = self.predictor()
+            found = iter(predictor.answers([ask for job in batch for ask in job.asks], batch[0].settings))
         except Exception as error:
             if len(batch) > 1 and not isinstance(error, RefusalError):  # which is of the model, and so of all
-                for job in batch:  # that one of them cannot be translated is no matter of the others
+                for job in batch:  # that one of them cannot be answered is no matter of the others
                     self._answer([job])
                 return
             if str(error) == DAMAGED:
@@ -160,8 +163,8 @@ class Queue:
         self.metrics.batch_seconds.labels(labels).observe(monotonic() - begin)
         self.metrics.batch_requests.labels(labels).observe(len(batch))
         self.metrics.batch_tokens.labels(labels).observe(sum(job.tokens for job in batch))
-        self.metrics.tokens.labels(labels, "read").inc(sum(job.tokens for job in batch))
-        written = sum(len(answer.translations[0].tokens) for each in answers for answer in each)
+        self.metrics.tokens.labels(labels, "read").inc(sum(job.read for job in batch))
+        written = sum(predictor.written(answer) for each in answers for answer in each)
         self.metrics.tokens.labels(labels, "written").inc(written)
         for job, each in zip(batch, answers, strict=True):
             job.future.set_result(each)
@@ -170,8 +173,7 @@ class Queue:
 def together(jobs: Sequence[Job], budget: int) -> list[Job]:
     """The oldest job, and with it those of the same settings that are nearest to it in length.
 
-    >>> greedy, wide = Settings.of({"beam": 1}), Settings.of({"beam": 4})
-    >>> jobs = [Job([], greedy, 10), Job([], wide, 10), Job([], greedy, 80), Job([], greedy, 12)]
+    >>> jobs = [Job([], "greedy", 10), Job([], "wide", 10), Job([], "greedy", 80), Job([], "greedy", 12)]
     >>> [job.tokens for job in together(jobs, budget=30)]
     [10, 12]
     """

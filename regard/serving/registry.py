@@ -7,11 +7,10 @@ from threading import Lock
 from typing import Any
 
 from regard import api
-from regard.api import Translator
 from regard.checks import hint, one_of
 from regard.models import storage
 
-FILES = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "recipe.yaml")  # of which a translator is made
+FILES = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "recipe.yaml")  # of which a predictor is made
 Stamp = list[tuple[int, int, int]]  # of each file there is: its identity, time and size
 
 
@@ -20,7 +19,7 @@ class UnknownModelError(LookupError):
 
 
 class Served:
-    """One model: what is known of it without its weights, and the translator that it is loaded into."""
+    """One model: what is known of it without its weights, and the predictor that it is loaded into."""
 
     def __init__(self, id: str, path: Path, **how: Any) -> None:
         """`how` it is loaded: the keyword arguments of `regard.load`."""
@@ -29,14 +28,14 @@ class Served:
         self.task = api.told(path).task  # what a model is for
         self.languages: tuple[str, str] = getattr(self.task, "languages", ("", ""))  # source, target
         self._how, self._lock = how, Lock()
-        self._loaded: tuple[Stamp, Translator] | None = None
+        self._loaded: tuple[Stamp, Any] | None = None
 
     @property
     def loaded(self) -> bool:
         """Whether the model is in memory."""
         return self._loaded is not None
 
-    def translator(self) -> Translator:
+    def predictor(self) -> Any:
         """The model, loaded at first use and again when its files have changed; safe in several threads.
 
         What is wrong with its files is a ValueError or an OSError, for as long as it is wrong.

@@ -1,23 +1,41 @@
 """What the routes of all APIs share: the models, their queues, who is let in, and how long anybody waits."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from functools import partial
-from typing import TypeVar
+from time import monotonic
+from typing import Any, TypeVar
 
 from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from regard.serving.config import ServeConfig
 from regard.serving.detect import Detector
 from regard.serving.errors import ClientGoneError, RefusalError
-from regard.serving.limits import Doorkeeper
+from regard.serving.limits import Doorkeeper, told
 from regard.serving.metrics import Metrics
-from regard.serving.queue import Queue
+from regard.serving.queue import Asked, Queue
 from regard.serving.registry import Registry, Served
 from regard.serving.turns import in_thread
-from regard.tasks.asks import Answer
 
+LOG = logging.getLogger("regard.serving")
 T = TypeVar("T")
+
+
+class Placed(StreamingResponse):
+    """An answer piece by piece, whose request keeps its place in the queue until the last of them is sent."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], media_type: str, place: ExitStack) -> None:
+        super().__init__(pieces, media_type=media_type, headers={"Cache-Control": "no-store"})
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        with self._place:
+            await super().__call__(scope, receive, send)
 
 
 class Service:
@@ -29,15 +47,48 @@ class Service:
         self.door = Doorkeeper(config)
         self.detector = Detector(served.languages[0] for served in registry if served.task.name == "translate")
 
-    async def translate(
-        self, served: Served, texts: Sequence[str], *, best: int = 1, align: bool = False
-    ) -> list[Answer]:
-        """For each text its `best` outputs."""
+    async def answers(self, served: Served, asked: Callable[[Any], Asked]) -> list[Any]:
+        """What a model answers to what is asked of it."""
         queue = self.queues[served.id]
-        prepare = partial(queue.prepare, texts, best=best, align=align)
         with queue.place():
-            job = await asyncio.get_running_loop().run_in_executor(queue.desk, prepare)
+            job = await asyncio.get_running_loop().run_in_executor(queue.desk, partial(queue.prepare, asked))
             return await asyncio.wrap_future(queue.submit(job))
+
+    async def streamed(
+        self,
+        request: Request,
+        served: Served,
+        begin: Callable[[], Iterator[bytes]],
+        media_type: str,
+        failed: Callable[[str], bytes],
+    ) -> Placed:
+        """What some work on a model comes to, piece by piece, in its place and its turns.
+
+        At an empty piece a client that has left is noticed. What goes wrong after the first is `failed` in its form.
+        """
+        queue, end = self.queues[served.id], monotonic() + self.config.seconds
+        with ExitStack() as place:
+            place.enter_context(queue.place())
+            pieces = await self.attended(request, in_thread(queue.short, begin))
+
+            async def following() -> AsyncIterator[bytes]:
+                try:
+                    while (piece := await in_turn()) is not None:
+                        yield piece
+                except Exception as error:
+                    known = isinstance(error, ValueError | RefusalError)
+                    if not known:
+                        LOG.error("%s", told(error, request.scope))
+                    yield failed(str(error) if known else "internal error")
+
+            async def in_turn() -> bytes | None:
+                try:
+                    async with asyncio.timeout(end - monotonic()):
+                        return await in_thread(queue.short, lambda: next(pieces, None))
+                except TimeoutError:
+                    raise self.late() from None
+
+            return Placed(following(), media_type, place.pop_all())
 
     async def looked(self, served: Served, work: Callable[[], T], *, long: bool = False) -> T:
         """What some work of the explorer's on a model comes to, in its place and its turn."""

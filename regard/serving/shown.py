@@ -40,7 +40,7 @@ class Shown:
 
     def possible(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Tokens of which one might come next: of each its id, text and space."""
-        texts = self._texts([self._before] * len(ids), ids)
+        texts = self.adds(ids)
         spaces = [
             id not in self._marks and self._before is not None and text[0].isspace()
             for id, text in zip(ids, texts, strict=True)
@@ -49,6 +49,10 @@ class Shown:
             {"id": id, "text": _visible(text), "space": space}
             for id, text, space in zip(ids, texts, spaces, strict=True)
         ]
+
+    def adds(self, ids: Sequence[int]) -> list[str]:
+        """What each of them would add to the text, white space included."""
+        return self._texts([self._before] * len(ids), ids)
 
     def _next(self, id: int, whole: str) -> dict[str, Any]:
         text = _visible(whole)
@@ -86,9 +90,13 @@ def _visible(text: str) -> str:
 def examples(language: str, kind: str) -> list[str]:
     """Sentences to try with a model that reads a language in tokens of a kind; none for a language unknown here.
 
+    Of the kind "beginnings" they are for a language model, which may have learnt any language.
+
     >>> examples("en", "bpe")[0], examples("en", "none")[0]
     ('Where is the library?', 'two men are sitting on a bench .')
     """
     known = json.loads(resources.files("regard.serving").joinpath("examples.json").read_text("utf-8"))
     # Text that is cut into tokens already, and in small letters, is most often that of captions of pictures.
+    if kind == "beginnings":
+        return list(known[kind])
     return list(known["cut" if kind == "none" else "plain"].get(language.split("-")[0].lower(), ()))

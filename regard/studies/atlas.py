@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from regard.adaptation.gates import GateConfig, learn_gates
+from regard.api import told
 from regard.checks import at_least
 from regard.files import write_whole
-from regard.inspection.axes import KINDS, START, layer_of
+from regard.inspection.axes import KINDS, layer_of
 from regard.inspection.importance import ablate_each, head_importance, pruning_curve, random_curve
 from regard.inspection.links import Gold, Link, error_rate, head_links, lexical_links
 from regard.inspection.measures import OFFSETS, Tally, joined, rows_of, tally
@@ -30,7 +31,7 @@ from regard.inspection.roles import ABOUT, BETTER, Aligned, roles
 from regard.inspection.similarity import Likeness, scaling
 from regard.inspection.syntax import FEWEST, Arc, Grammar
 from regard.inspection.taps import attentions, record
-from regard.studies.study import Study, Translations
+from regard.studies.study import Study, Translations, study_of
 
 FORMAT = 1
 FILE, PAGE = "heads.json", "heads.html"
@@ -40,7 +41,6 @@ PRICES = 0.005, 0.02  # nats that a head must be worth to stay
 GATES = GateConfig(steps=200)
 GATED = 512  # tokens of a batch for learning gates: many small steps
 DIGITS = {"bleu": 2, "loss": 4}
-EXAMPLE = range(6, 18)  # tokens of the sentence that shows a head
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is, of how much
 Found = TypeVar("Found")
@@ -51,6 +51,7 @@ def make_atlas(
     source: Path | None = None,
     reference: Path | None = None,
     *,
+    text: Path | None = None,
     out: Path | None = None,
     limit: int = 1000,
     gold: Path | None = None,
@@ -64,22 +65,26 @@ def make_atlas(
 ) -> dict[str, Any]:
     """Analyse every head of a model on a text; write heads.json and heads.html into `out`, or the model's directory.
 
-    Without `source` and `reference` the text is what the model's recipe has kept from training as its test. `limit`
-    sentences are looked at. `gold` names a file with the word alignments of the text, `parse` one in CoNLL-U with the
-    dependencies of its sources. `ablate` silences each head in turn. `prune` takes away a `share` of them at a time, by
-    importance and, with so many `seeds`, by chance; and it learns gates at each of the `prices`.
+    Without `source` and `reference`, or of a language model without `text`, it is what the model's recipe has kept from
+    training as its test. `limit` sentences are looked at, or stretches of a text. `gold` names a file with the word
+    alignments of the text, `parse` one in CoNLL-U with the dependencies of its sources. `ablate` silences each head in
+    turn. `prune` takes away a `share` of them at a time, by importance and, with so many `seeds`, by chance; and it
+    learns gates at each of the `prices`.
     """
     at_least(1, seeds=seeds, limit=limit)
     if not 0.0 < share <= 1.0:
         raise ValueError(f"share = {share}: it must be above 0, and 1 at most")
+    if told(model).task.name != "translate" and (gold or parse):
+        raise ValueError(f"{gold or parse} is about the words of translations, and {model} makes none: leave it out")
     if source is None and (gold or parse):
         raise ValueError(f"{gold or parse} has a line for each one of a text: give --source and --reference as well")
     how = How(ablate, prune, share, seeds, [replace(GATES, price=price) for price in prices], progress)
     place = model if out is None else out
     if not writable(place):  # which is to be known now, and not after minutes of work
         raise ValueError(f"{place} is no directory that can be written into: name one with -o")
-    study = Translations.of(model, source, reference, limit)
-    known, parsed = None if gold is None else study.gold(gold), None if parse is None else study.arcs(parse)
+    study, known, parsed = study_of(model, source, reference, text, limit), None, None
+    if isinstance(study, Translations):
+        known, parsed = None if gold is None else study.gold(gold), None if parse is None else study.arcs(parse)
     atlas = {"format": FORMAT, "model": model.resolve().name, **analysed(study, known, parsed, how)}
     write_whole(place / FILE, json.dumps(atlas, ensure_ascii=False, separators=(",", ":")))
     write_whole(place / PAGE, atlas_page(atlas))
@@ -251,15 +256,15 @@ def _example(study: Study, seen: Seen, name: str, head: int, role: str) -> dict[
     chosen = "confidence" if role.startswith("syntactic") else measure.get(role, role)
     scores = seen.tallies[name].of_sentence(chosen)[:, head].nan_to_num(-1.0)
     lengths = torch.tensor([max(map(len, study.examples[i].values())) for i in seen.order])
-    fit = (lengths >= EXAMPLE.start) & (lengths < EXAMPLE.stop)
+    fit = (lengths >= study.example.start) & (lengths < study.example.stop)
     sentence = seen.order[int((scores.where(fit, -2.0) if fit.any() else -lengths).argmax())]
     with record(study.model, name, heads=[head]) as flow, torch.inference_mode():
         study.model(**study.collate([study.examples[sentence]]).inputs)
     texts, sides = study.pieces(sentence), study.axes[name]
     return {
         "row": {"read": "reads", "predicted": "predicts"}[sides.role],
-        "rows": sides.queries.along(texts, START),
-        "columns": sides.keys.along(texts, START),
+        "rows": sides.queries.along(texts, study.start(sentence)),
+        "columns": sides.keys.along(texts, study.start(sentence)),
         "weights": [[round(x, 3) for x in row] for row in flow[name][0, 0].tolist()],
     }
 

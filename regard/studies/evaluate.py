@@ -5,13 +5,25 @@ from pathlib import Path
 from typing import Any
 
 from regard.api import load, told
+from regard.data.documents import TextFiles
 from regard.data.text import read_lines
 from regard.evaluation.calibration import check_picture, perplexity, reliability
 from regard.evaluation.calibration import picture as draw
 from regard.evaluation.translation import bleu, chrf
 from regard.files import write_whole
 from regard.shipped import located
-from regard.training.validation import foretell
+from regard.tasks.generate import Generate
+from regard.training.validation import foretell as foretell_pairs
+
+
+def foretell(directory: Path, text: Path, stride: int | None = None) -> dict[str, Any]:
+    """How well a language model foretells a text: every figure of `Generate.foretell`, and what it was taken of."""
+    model, task = load(directory, task="generate"), told(located(directory)).task
+    assert isinstance(task, Generate)
+    passages = list(task.read(TextFiles(str(text))))
+    stride = stride or max(1, task.block // 2)
+    size = {"characters": sum(len(passage.text) for passage in passages)}
+    return {"window": f"{task.block} by {stride}", **size, **task.foretell(model, passages, stride)}
 
 
 def evaluate(
@@ -32,7 +44,7 @@ def evaluate(
     A pair with a side that is longer than the model can read is `left_out` of what is foretold, and counted. How the
     lines were read for translation is said by `read`; what is foretold is whole lines.
     """
-    translator = load(directory)
+    translator = load(directory, task="translate")
     given: Any = told(located(directory)).task
     tokenize = given.tokenize if tokenize is None else tokenize
     lowercase = given.lowercase if lowercase is None else lowercase
@@ -60,7 +72,7 @@ def evaluate(
     said = list(translator.translate_lines(sources, beam=beam, alpha=alpha))
     if output is not None:
         write_whole(output, "".join(f"{line}\n" for line in said))
-    seen = foretell(translator.model, short)
+    seen = foretell_pairs(translator.model, short)
     trust = reliability(seen.confidence.numpy(), seen.correct.numpy())
     if picture is not None:
         draw(trust, picture)

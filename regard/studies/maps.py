@@ -1,13 +1,14 @@
-"""`regard inspect`: what the heads of a model look at while it translates a sentence, as one self-contained file."""
+"""`regard inspect`: what the heads of a model look at while it works on a text, as one self-contained file."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.api import load
+from regard.api import Translator, load
 from regard.files import write_whole
 from regard.inspection.figures import to_csv, to_html, to_npz, to_png, to_svg
 from regard.inspection.page import AttentionMap
+from regard.inspection.taps import attentions
 
 KINDS = (".html", ".svg", ".png", ".npz", ".csv")
 NUMBERS = (".npz", ".csv")
@@ -17,7 +18,7 @@ DRAWN = "*cross_attention"  # what a figure shows unless it is told: all attenti
 class Inspected(NamedTuple):
     """What was written about."""
 
-    target: str
+    title: str
     maps: list[AttentionMap]
 
 
@@ -38,26 +39,33 @@ def inspect(
     """Write the attention of a model, as it translates a text or reads a given translation of it, into a file.
 
     The ending of `output` says what it becomes. `names` are patterns of attentions; without them a figure shows those
-    to the source, any other file all.
+    to the source, any other file all. A language model reads the text, and a figure shows its last attention.
     """
     kind = output.suffix.lower()
     if kind not in KINDS:
         raise ValueError(f"{output}: the ending says what to write: choose one of {', '.join(KINDS)}")
     if log and kind in NUMBERS:
         raise ValueError(f"{output}: --log is about colours, and {kind} has none: leave it out")
-    translator = load(model)
-    chosen = names or (DRAWN if kind in (".svg", ".png") else "*")
-    how: Any = {"split": split, "keep": False}
-    maps = translator.attention(text, target, names=chosen, heads=heads, view=view, words=words, special=special, **how)
-    said = translator.hypotheses(text, **how)[0].text if target is None else target
-    title = " → ".join(translator.tokenizer.joined(each.strip()) for each in (text, said))
+    predictor, drawn_alone = load(model), kind in (".svg", ".png")
+    how: Any = {"heads": heads, "view": view, "special": special}
+    if isinstance(predictor, Translator):
+        how |= {"words": words, "split": split, "keep": False}
+        maps = predictor.attention(text, target, names=names or (DRAWN if drawn_alone else "*"), **how)
+        said = predictor.hypotheses(text, split=split, keep=False)[0].text if target is None else target
+        title = " → ".join(predictor.tokenizer.joined(each.strip()) for each in (text, said))
+    else:
+        for option, given in {"--target": target is not None, "--words": words, "--split": split is not None}.items():
+            if given:
+                raise ValueError(f"{option} is for translations, and {model} goes on with a text: leave it out")
+        last = [*attentions(predictor.model)][-1:] if drawn_alone else "*"
+        maps, title = predictor.attention(text, names=names or last, **how), text.strip()
     if kind in NUMBERS:
         content = to_npz(maps) if kind == ".npz" else to_csv(maps)
     else:
         drawn = {".html": to_html, ".svg": to_svg, ".png": to_png}[kind]
         content = drawn(maps, title=title, note=_note(view, words, special), log=log)
     write_whole(output, content)
-    return Inspected(said, maps)
+    return Inspected(title, maps)
 
 
 def _note(view: str, words: bool, special: bool) -> str:

@@ -17,7 +17,7 @@ from regard.files import new_directory, read_whole, write_whole
 from regard.inspection.importance import Importance, head_importance, least_important, loss, pruning_curve
 from regard.inspection.taps import attentions
 from regard.models import storage
-from regard.studies.study import Translations
+from regard.studies.study import Study, study_of
 
 ATLAS = "heads.json"  # of `regard heads`, in a model directory
 WAYS = ("importance", "gates", "atlas")
@@ -52,21 +52,22 @@ def prune_directory(
     by: str = "importance",
     source: Path | None = None,
     reference: Path | None = None,
+    text: Path | None = None,
     limit: int = 1000,
     gates: GateConfig | None = None,
 ) -> Summary:
     """Write a whole new model directory beside the old one, without some heads; its weights are as precise as before.
 
     Either `heads` names those that go, or `keep` says how many stay, a whole number or a share of all: those that are
-    most important by their gradient on `limit` pairs of `source` and `reference`, measured anew after every tenth of
-    all; or the most worth by learned gates; or the most important in the model's atlas. Gates without `keep` decide
-    themselves how many stay. What is there is never overwritten.
+    most important by their gradient on `limit` pairs of `source` and `reference`, or stretches of `text`, measured anew
+    after every tenth of all; or the most worth by learned gates; or the most important in the model's atlas. Gates
+    without `keep` decide themselves how many stay. What is there is never overwritten.
     """
-    _check(heads, keep, by, source, reference)
+    _check(heads, keep, by, source, reference, text)
     with new_directory(out_dir) as made:
         model: Any = storage.load(model_dir)
         check_prunable(model)  # before anything is measured
-        study = Translations.of(model_dir, source, reference, limit) if source and reference else None
+        study = study_of(model_dir, source, reference, text, limit) if source or text else None
         given = study.batches(range(len(study.examples)), TOKENS) if study else []
         gone = {name: sorted(set(numbers)) for name, numbers in heads.items()} if heads is not None else {}
         if heads is None:
@@ -77,17 +78,19 @@ def prune_directory(
                 gone = least_important(_atlas(model_dir, known), count)
             else:
                 assert study is not None
-                gone = _chosen(study.model, given, by, count, gates)
+                gone = _chosen(study, given, by, count, gates)
         smaller: Any = prune(model, gone)
         storage.save(smaller, made, storage.purpose(model_dir))
         for name in USED:
             if (model_dir / name).exists():
                 write_whole(made / name, read_whole(model_dir / name))
-        before, after = (_size(each, place, given) for each, place in ((model, model_dir), (smaller, made)))
+        before, after = (_size(each, place, study, given) for each, place in ((model, model_dir), (smaller, made)))
     return Summary(before, after, gone)
 
 
-def _check(heads: object, keep: float | None, by: str, source: Path | None, reference: Path | None) -> None:
+def _check(
+    heads: object, keep: float | None, by: str, source: Path | None, reference: Path | None, text: Path | None
+) -> None:
     one_of(WAYS, by=by)
     if (source is None) != (reference is None):
         raise ValueError("source and reference belong together: give both, line by line")
@@ -97,8 +100,11 @@ def _check(heads: object, keep: float | None, by: str, source: Path | None, refe
         return
     if keep is None and by != "gates":
         raise ValueError("say which heads go, by heads, or how many stay, by keep: a number such as 12, a share as 0.7")
-    if source is None and by != "atlas":
-        raise ValueError(f"{by} is measured on a text: give source and reference, or take the atlas's by = atlas")
+    if source is None and text is None and by != "atlas":
+        raise ValueError(
+            f"{by} is measured on a text: give source and reference, or text of a language model, or take the atlas's "
+            "by = atlas"
+        )
 
 
 def _count(keep: float, total: int) -> int:
@@ -111,17 +117,16 @@ def _count(keep: float, total: int) -> int:
 
 
 def _chosen(
-    model: Any, given: list[Batch], by: str, count: int | None, gates: GateConfig | None
+    study: Study, given: list[Batch], by: str, count: int | None, gates: GateConfig | None
 ) -> dict[str, list[int]]:
     """The `count` heads of a model, in fp32, that are missed least on a text; None: as many as the gates shut."""
+    model, pad = study.model, study.pad
     if by == "gates":
-        learned = learn_gates(model, given, pad=model.config.pad, config=gates)
+        learned = learn_gates(model, given, pad=pad, config=gates)
         return learned.shut if count is None else least_important(learned.log_a, count)
     assert count is not None
     total = sum(attention.heads for attention in attentions(model).values())
-    curve = pruning_curve(
-        model, lambda: head_importance(model, given, pad=model.config.pad), lambda: None, down_to=total - count
-    )
+    curve = pruning_curve(model, lambda: head_importance(model, given, pad=pad), lambda: None, down_to=total - count)
     return curve[-1].silenced
 
 
@@ -140,10 +145,10 @@ def _atlas(model_dir: Path, heads: Mapping[str, int]) -> Importance:
     return {name: torch.tensor([found[name, head] for head in range(count)]) for name, count in heads.items()}
 
 
-def _size(model: Any, place: Path, given: list[Batch]) -> Size:
+def _size(model: Any, place: Path, study: Study | None, given: list[Batch]) -> Size:
     return Size(
         heads=sum(attention.heads for attention in attentions(model).values()),
         parameters=sum(p.numel() for name, p in model.named_parameters() if not name.endswith(".scale")),
         bytes=(place / storage.WEIGHTS).stat().st_size,
-        loss=loss(model, given, pad=model.config.pad) if given else None,
+        loss=loss(model, given, pad=study.pad) if study else None,
     )

@@ -4,23 +4,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from regard.api import Translator, load, told
-from regard.core.generation import of_like_length
+from regard.core.generation import of_like_length, padded
 from regard.data.batching import Batch, collate
+from regard.data.documents import Passage, TextFiles
 from regard.data.text import read_lines
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.translation import Score, bleu
-from regard.inspection.axes import END, Axes, axes
+from regard.inspection.axes import END, START, Axes, axes
 from regard.inspection.importance import loss
 from regard.inspection.links import Gold, read_gold
-from regard.inspection.measures import Tokens, punctuation
+from regard.inspection.measures import NONE, Tokens
 from regard.inspection.syntax import Arc, arcs, read_conllu
 from regard.inspection.taps import attentions, edit
 from regard.inspection.words import Words, added, words, words_of_spans
@@ -29,6 +30,7 @@ from regard.recipes.prepare import find_splits
 from regard.recipes.recipe import Recipe
 
 TOKENS = 4096  # of a batch
+STRETCH = 64  # tokens of a text that a language model is studied on at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,7 @@ class Study:
     tokenizer: Tokenizer
     examples: list[dict[str, list[int]]]  # of each sentence the ids of every input, without marks
     collate: Callable[[list[dict[str, list[int]]]], Batch]
+    example: ClassVar[range] = range(6, 18)  # tokens of a sentence that shows a head
 
     def score(self, which: Sequence[int]) -> Score | None:
         """What is scored of some sentences besides the loss, if anything is."""
@@ -54,8 +57,9 @@ class Study:
 
     @property
     def pad(self) -> int:
-        """What fills up the rows of a batch."""
-        return self.tokenizer.marks.need("pad")[0]
+        """What fills up the labels of a batch."""
+        mark = self.tokenizer.marks.pad
+        return NONE if mark is None else mark
 
     def tokens(self) -> Tokens:
         """What the measures must know of the tokens; how often they occur is counted in the text."""
@@ -64,8 +68,11 @@ class Study:
             counts[name] = torch.bincount(
                 torch.tensor([id for each in self.examples for id in each[name]]), minlength=V
             )
-        pad, bos, eos = self.tokenizer.marks.need("pad", "bos", "eos")
-        return Tokens(pad, bos, eos, punctuation(self.tokenizer.pieces(range(V))), counts)
+        return Tokens.of(self.tokenizer.marks, self.tokenizer.pieces(range(V)), **counts)
+
+    def start(self, sentence: int) -> str:
+        """The text of what is read before any of the writing."""
+        return START
 
     def pieces(self, sentence: int) -> dict[str, list[str]]:
         """The texts of the tokens of every input, with their end: what stands along the axes of a map."""
@@ -187,6 +194,66 @@ class Translations(Study):
             raise ValueError(f"{path} has {len(known):,} sentences, and the text more: give each line of it one")
         texts = (text for text, _ in self.texts)
         return [arcs(known[i], self._words(text).texts, str(path)) for i, text in zip(self.filled, texts, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class Texts(Study):
+    """A language model and stretches of a text: of each the first token is read, and the others are predicted."""
+
+    example = range(6, STRETCH + 2)
+
+    @classmethod
+    def of(cls, model: Path, text: Path | None, limit: int) -> "Texts":
+        """The first `limit` stretches of a file, or of what the model's recipe has kept from training as its test."""
+        generator, task, path = load(model, precision="fp32"), told(model).task, model / "recipe.yaml"
+        if text is None and not path.exists():
+            raise ValueError(f"{model} has no recipe that names a text: give --text")
+        rows = find_splits(recipes.load(str(path))).rows("test") if text is None else task.read(TextFiles(str(text)))
+        tokenizer, size = generator.tokenizer, min(STRETCH, generator.reach or STRETCH)
+        found: Texts
+
+        def batch(examples: list[dict[str, list[int]]]) -> Batch:
+            ids, V = [each["tokens"] for each in examples], len(tokenizer)
+            read, labels = padded([row[:-1] for row in ids], 0, V), padded([row[1:] for row in ids], found.pad, V)
+            return Batch({"tokens": read, "labels": labels}, sum(map(len, ids)) - len(ids))
+
+        found = cls(generator.model, tokenizer, [], batch)
+        found.examples.extend({"tokens": ids} for ids in islice(_stretches(rows, task, tokenizer, size), limit))
+        if not found.examples:
+            raise ValueError(f"{text or 'the test text of its recipe'} has no text in it")
+        return found
+
+    def pieces(self, sentence: int) -> dict[str, list[str]]:
+        return {name: self.tokenizer.pieces(ids[1:]) for name, ids in self.examples[sentence].items()}
+
+    def start(self, sentence: int) -> str:
+        return self.tokenizer.pieces(self.examples[sentence]["tokens"][:1])[0]
+
+
+def _stretches(rows: Iterable[Passage], task: Any, tokenizer: Tokenizer, size: int) -> Iterator[list[int]]:
+    """The tokens of documents, one more than `size` at a time: the last of a stretch is the first of the next."""
+    held: list[int] = []
+    for row in rows:
+        ((ids,),) = task.examples([row], tokenizer)
+        held = ids if row.first else held + ids
+        while len(held) > size:
+            yield held[: size + 1]
+            held = held[size:]
+        if row.last and len(held) > 1:
+            yield held
+
+
+def study_of(model: Path, source: Path | None, reference: Path | None, text: Path | None, limit: int) -> Study:
+    """What there is to study a model on: pairs of sentences, or a text."""
+    if told(model).task.name == "translate":
+        if text is not None:
+            raise ValueError(f"--text is for a language model, and {model} translates: give --source and --reference")
+        return Translations.of(model, source, reference, limit)
+    if source is not None or reference is not None:
+        raise ValueError(
+            f"{model} goes on with a text, and has no translations: give --text, not --source, --reference"
+        )
+    return Texts.of(model, text, limit)
 
 
 def _texts(model: Path, recipe: Recipe | None, source: Path | None, reference: Path | None) -> list[tuple[str, str]]:

@@ -153,6 +153,20 @@ class Prompt:
     place: str = ""  # where it stands, for errors
     id: object = None  # whatever its owner knows it by
     seed: int | None = None  # in place of that of the settings
+    ids: tuple[int, ...] | None = None  # what is read in place of its sub-words, marks and all
+    tell: int | None = None  # say how likely the model held each token, and so many others
+
+
+class ReachError(ValueError):
+    """A prompt is longer than its model can read."""
+
+
+class Foretold(NamedTuple):
+    """A token, and what the model held of it before it came."""
+
+    id: int
+    log_p: float | None  # None: nothing stands before it
+    others: dict[int, float]  # the likeliest, itself perhaps among them: log p by id
 
 
 @dataclass(frozen=True)
@@ -165,7 +179,9 @@ class Completion:
     log_probability: float  # log P of the tokens, and of the end if there is one
     token_scores: list[float]
     why: str  # it ended: stop (the model's own end, or a stop text), or length
-    read: int  # sub-words of the prompt
+    read: list[int]  # ids of the prompt
+    ids: list[int]  # and of the tokens
+    told: list[Foretold] | None = None  # where asked for: of the tokens, and with `echo` of the prompt's before them
 
 
 SETTINGS = names_of(Settings)

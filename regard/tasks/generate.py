@@ -130,10 +130,11 @@ class Generate(Task):
         return {"tokens": Column.ids(vocabulary)}
 
     def examples(self, rows: Sequence[Passage], tokenizer: Tokenizer) -> Iterator[tuple[list[int]]]:
-        begin, end = framed(tokenizer.marks)
+        begin, end = tokenizer.marks.frame
         texts = [row.text if row.first or not tokenizer.spaced else row.text.removeprefix(" ") for row in rows]
         for row, ids in zip(rows, tokenizer.encode_batch(texts), strict=True):
-            yield ([*(begin if row.first else []), *ids, *(end if row.last else [])],)
+            own = ids[1:] if begin and ids[:1] == begin else ids  # which a tokenizer of others may have put there
+            yield ([*(begin if row.first else []), *own, *(end if row.last else [])],)
 
     def length(self, recipe: Any) -> int:
         return self.block
@@ -185,6 +186,7 @@ class Generate(Task):
 
     def measure(self, predictor: Generator, held_out: Sequence[Passage], recipe: Any) -> Measured:
         measures = self.foretell(predictor, held_out[: recipe.train.validate_sentences], self.block)
+        del measures["perplexity a word"]  # for the end: at first it is out of all proportion
         some = [prompt_of(passage) for passage in held_out[:SAMPLES]]
         said = predictor.generate([prompt for prompt, _ in some], limit=40, seed=0)
         samples = [Sample(prompt, text, rest) for (prompt, rest), text in zip(some, said, strict=True)]
@@ -215,13 +217,6 @@ class Generate(Task):
         return corpus.name if corpus else "language model"
 
 
-def framed(marks: Marks) -> tuple[list[int], list[int]]:
-    """What stands before and after a document: where `bos` is `eos`, one of them stands between two."""
-    end = [] if marks.eos is None else [marks.eos]
-    begin = [] if marks.bos is None or marks.bos == marks.eos else [marks.bos]
-    return begin, end
-
-
 def prompt_of(passage: Passage) -> tuple[str, str]:
     """The beginning of a passage, and what follows."""
     end = passage.text.find(" ", PROMPT)
@@ -244,7 +239,7 @@ def blocks(rows: Sequence[Any], marks: Marks, apart: bool, seen: Sequence[int] |
     for row, (ids, skip) in enumerate(zip(rows, seen or [0] * len(rows), strict=True)):
         n = len(ids) - 1
         tokens[row, :n], labels[row, skip:n] = ids[:-1], ids[1 + skip :]
-    begin, end = framed(marks)
+    begin, end = marks.frame
     if begin and end:
         labels[(tokens == end[0]) & (labels == begin[0])] = IGNORE
     tensors = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}

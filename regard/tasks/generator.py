@@ -1,7 +1,10 @@
 """A language model and its tokenizer, for a person: text in, more text out."""
 
 import hashlib
+import math
+from collections import abc
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast, overload
 
 import torch
@@ -9,16 +12,18 @@ from torch import nn
 
 from regard.core.generation import of_like_length
 from regard.core.losses import token_log_probabilities
-from regard.data.spelling import characters
+from regard.data.spelling import characters, whole
 from regard.data.tokenizers import Tokenizer
-from regard.decoding.protocol import ENDLESS, Hypothesis, Request, SearchConfig
+from regard.decoding import pool
+from regard.decoding.protocol import ENDLESS, Hypothesis, Request, SearchConfig, bounded
 from regard.inspection.axes import END
-from regard.inspection.maps import attention_maps
+from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap, attention_page
-from regard.tasks.asks import Completion, Prompt, Score, Writing, short
+from regard.tasks.asks import Completion, Foretold, Prompt, ReachError, Score, Writing, short
 from regard.tasks.searching import Searcher
 
 SCORED = 4_096  # tokens that are scored at a time
+Streamed = abc.Generator[str, None, Completion]
 
 
 class Generator(Searcher):
@@ -80,39 +85,58 @@ class Generator(Searcher):
 
     def answers(self, prompts: Sequence[Prompt], settings: Writing) -> list[list[Completion]]:
         """The outputs for each of some prompts, all at once in memory: what the other methods are made of."""
-        ids = [self.ids(prompt.text, prompt.place) for prompt in prompts]
-        requests = [self._request(row, prompt, settings) for row, prompt in zip(ids, prompts, strict=True)]
+        rows = [self._read(prompt) for prompt in prompts]
+        requests = [self._request(ids, prompt, settings) for ids, prompt in zip(rows, prompts, strict=True)]
         found = self._search(requests, settings.search)
         return [
-            [self._completion(row, prompt, h, settings) for h in outputs]
-            for row, prompt, outputs in zip(ids, prompts, found, strict=True)
+            [self._completion(ids, prompt, h, settings, len(h.token_scores) > len(h.tokens)) for h in outputs]
+            for ids, prompt, outputs in zip(rows, prompts, found, strict=True)
         ]
+
+    def size(self, prompts: Sequence[Prompt], settings: Writing) -> tuple[int, int]:
+        """Sub-words of some prompts, and how many are written after them at most; an error where none can be."""
+        search, read, written = settings.search, 0, 0
+        for prompt in prompts:
+            ids = self._read(prompt)
+            read += len(ids)
+            room = self._bounded(self._request(ids, prompt, settings), search).room
+            written += room * (search.beam if search.sampling is None else search.best)
+        return read, written
+
+    def written(self, answer: Sequence[Completion]) -> int:
+        """The sub-words of an answer."""
+        return sum(len(each.ids) for each in answer)
 
     def stream(self, prompt: str | Prompt = "", **settings: Any) -> Iterator[str]:
         """What follows a prompt, piece by piece as it becomes certain: together they are `generate(prompt)`."""
         chosen = Writing.of(settings, self.decode)
         if chosen.search.best > 1:
             raise ValueError(f"best = {chosen.search.best}: one output can be streamed")
-        asked = Prompt(prompt) if isinstance(prompt, str) else prompt
-        ids = self.ids(asked.text, asked.place)
-        if chosen.echo and asked.text:
-            yield asked.text
-        before, said = self.tokenizer.decode(ids), 0
-        written: list[int] = []
-        for written in self._streamed(self._request(ids, asked, chosen), chosen.search):
-            text = self.tokenizer.certain([*ids, *written])[len(before) :]
-            end = _stopped(text, chosen.stop)
+        yield from filter(None, self.streamed(Prompt(prompt) if isinstance(prompt, str) else prompt, chosen))
+
+    def streamed(self, prompt: Prompt, settings: Writing, draw: int = 0) -> Streamed:
+        """The same of one of the outputs that are drawn; "" where nothing is certain yet, and at last the whole."""
+        ids = self._read(prompt)
+        request = self._bounded(self._request(ids, prompt, settings), settings.search)
+        if settings.echo:
+            yield prompt.text
+        context, written, said = self._context(ids), list[int](), 0
+        begin, kept, end = len(self.tokenizer.decode(context)), list[int](), None
+        for more in pool.stream(self._alone(), replace(request, draw=draw), settings.search, self.eos):
+            written += more
+            kept = written[: whole(self.tokenizer, written)]
+            text = self.tokenizer.certain([*context, *kept])[begin:]
+            end = _stopped(text, settings.stop)
             # What may be the beginning of a stop text is not said before it is known not to be.
-            safe = end if end is not None else len(text) - max(map(len, chosen.stop), default=1) + 1
-            if safe > said:
-                yield text[said:safe]
-                said = safe
+            safe = end if end is not None else len(text) - max(map(len, settings.stop), default=1) + 1
+            yield text[said:safe] if safe > said else ""
+            said = max(said, safe)
             if end is not None:
-                return
-        text = self.tokenizer.decode([*ids, *written])[len(before) :]
-        end = _stopped(text, chosen.stop)
-        if rest := text[said:end]:
-            yield rest
+                break
+        ended = end is None and len(written) < request.room
+        found = self._completion(ids, prompt, Hypothesis(kept, math.nan, math.nan, []), settings, ended)
+        yield found.text[len(prompt.text) * settings.echo + said :]
+        return found
 
     def score(self, texts: Sequence[str]) -> list[Score]:
         """How likely the model holds each text, from its beginning to its end."""
@@ -133,31 +157,53 @@ class Generator(Searcher):
         return found
 
     def attention(
-        self, text: str, *, names: str | Sequence[str] = "*", heads: Sequence[int] | None = None, view: str = "weights"
+        self,
+        text: str,
+        *,
+        names: str | Sequence[str] = "*",
+        heads: Sequence[int] | None = None,
+        view: str = "weights",
+        special: bool = True,
     ) -> list[AttentionMap]:
-        """What every head looks at while the model reads a text, and says what comes next."""
+        """What every head looks at while the model reads a text, and says at each token what comes next.
+
+        Rows are named by what comes next, the last by the end; without `special`, start and end are left out.
+        """
         ids = self.ids(text)
-        if not ids:
-            raise ValueError("there is no map of an empty text: give some")
+        if not (special or ids[1:]):
+            raise ValueError(f"{short(text)}: nothing is predicted but the end: there is no map without special tokens")
         inputs = {"tokens": torch.tensor([ids], device=self.device)}
-        pieces = {"tokens": self.tokenizer.pieces(ids)}
-        return attention_maps(self.model, inputs, pieces, names=names, heads=heads, view=view)
+        start, *rest = self.tokenizer.pieces(ids)
+        how: Any = {"names": names, "heads": heads, "view": view, "start": start}
+        maps = attention_maps(self.model, inputs, {"tokens": [*rest, END]}, **how)
+        return maps if special else list(map(without_special, maps))
 
     def attention_page(self, text: str) -> str:
         """A self-contained HTML page of every head while the model reads a text."""
         return attention_page(self.attention(text), title=short(text))
 
-    def ids(self, text: str, place: str = "") -> list[int]:
-        """What the model reads of a text: `bos`, if there is one, and its sub-words."""
-        begin = [] if self.tokenizer.marks.bos is None else [self.tokenizer.marks.bos]
-        ids = [*begin, *self.tokenizer.encode(text)]
+    def ids(self, text: str) -> list[int]:
+        """What the model reads of a text: its sub-words, and before them what stands before every document."""
+        return self._read(Prompt(text))
+
+    def _read(self, prompt: Prompt) -> list[int]:
+        (begin, _), bos = self.tokenizer.marks.frame, self.tokenizer.marks.bos
+        ids = self.tokenizer.encode(prompt.text) if prompt.ids is None else [*prompt.ids]
+        if prompt.ids is None and not self.tokenizer.imported:
+            ids = [*begin, *ids]
+        if not ids and prompt.ids is None and bos is not None:
+            ids = [bos]
         if not ids:
             raise ValueError("an empty prompt, and the tokenizer has no mark of a beginning: give some text")
         if self.reach is not None and len(ids) > self.reach:
-            raise ValueError(
-                f"{place or short(text)} has {len(ids)} sub-words, the model has {self.reach} places: shorten it"
-            )
+            where = prompt.place or short(prompt.text)
+            raise ReachError(f"{where} has {len(ids)} sub-words, the model has {self.reach} places: shorten it")
         return ids
+
+    def _context(self, ids: list[int]) -> list[int]:
+        """What a text goes on from: all that is read since the last document ended."""
+        ends = [n for n, id in enumerate(ids, start=1) if id == self.eos]
+        return ids[max(ends, default=0) :]
 
     def _request(self, ids: list[int], prompt: Prompt, settings: Writing) -> Request:
         seed = 0
@@ -170,15 +216,33 @@ class Generator(Searcher):
             raise ValueError("this model writes without end: say how much by `limit`")
         return Request(ids[:-1], ids[-1], room, seed=seed, refusal=characters(self.tokenizer, False))
 
-    def _completion(self, ids: list[int], prompt: Prompt, h: Hypothesis, settings: Writing) -> Completion:
-        before = self.tokenizer.decode(ids)
-        text = self.tokenizer.decode([*ids, *h.tokens])[len(before) :]
+    def _bounded(self, request: Request, search: SearchConfig) -> Request:
+        return bounded(request, search, self.searchable.room(request.source))
+
+    def _completion(self, ids: list[int], prompt: Prompt, h: Hypothesis, settings: Writing, ended: bool) -> Completion:
+        context = self._context(ids)
+        before = self.tokenizer.decode(context)
+        text = self.tokenizer.decode([*context, *h.tokens])[len(before) :]
         end = _stopped(text, settings.stop)
-        why = "stop" if end is not None or len(h.token_scores) > len(h.tokens) else "length"
+        why = "stop" if end is not None or ended else "length"
         text = text[:end]
         tokens = self.tokenizer.pieces(h.tokens)
-        whole = prompt.text + text if settings.echo else text
-        return Completion(whole, tokens, h.score, h.log_probability, h.token_scores, why, len(ids))
+        told = None
+        if prompt.tell is not None:
+            told = self._foretold([*ids, *h.tokens], prompt.tell)[0 if settings.echo else len(ids) :]
+        text = prompt.text + text if settings.echo else text
+        return Completion(text, tokens, h.score, h.log_probability, h.token_scores, why, ids, h.tokens, told)
+
+    @torch.inference_mode()
+    def _foretold(self, ids: list[int], n: int) -> list[Foretold]:
+        """How likely each token of a text was held, and the n likeliest in its place."""
+        read = torch.tensor([ids], device=self.device)
+        each = torch.stack([model(tokens=read)[0, :-1].double().log_softmax(-1) for model in self.models])
+        log_p = each.logsumexp(0) - math.log(len(each))  # (T - 1, V)
+        best = log_p.topk(min(n, log_p.shape[1]))
+        own = log_p.gather(1, read[0, 1:, None])[:, 0].tolist()
+        others = [dict(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+        return [Foretold(ids[0], None, {}), *map(Foretold, ids[1:], own, others)]
 
 
 def _stopped(text: str, stops: Sequence[str]) -> int | None:

@@ -96,6 +96,14 @@ class Translator(Searcher):
         self.reach = min(tables, default=None)
         self.longest = min((n for n in (longest, self.reach) if n is not None), default=None)
 
+    def size(self, asks: Sequence[Ask], settings: Settings) -> tuple[int, int]:
+        """Sub-words of some texts; what is written is about as long, and not counted."""
+        return sum(map(len, self.tokenizer.encode_batch([ask.text for ask in asks]))), 0
+
+    def written(self, answer: Answer) -> int:
+        """The sub-words of an answer: of the best output."""
+        return len(answer.translations[0].tokens)
+
     @property
     def reads(self) -> str:
         """How lines are read, unless somebody says otherwise: for evaluations to state."""

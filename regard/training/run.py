@@ -38,8 +38,9 @@ class Sample(NamedTuple):
     expected: str
 
     def line(self) -> str:
-        """For a person to read."""
-        return f"“{self.asked}” → “{self.said}”"
+        """For a person to read, on one line."""
+        asked, said = (" ⏎ ".join(text.split("\n")) for text in (self.asked, self.said))
+        return f"“{asked}” → “{said}”"
 
 
 @dataclass(frozen=True)

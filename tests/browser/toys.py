@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from regard.data.batching import collate
+from regard.data.batching import Batch, collate
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
-from regard.models.family import build
+from regard.models.family import build, configure
 from regard.models.transformer import TransformerConfig
 from regard.studies.atlas import make_atlas
 from regard.training.loop import fit
@@ -58,6 +58,25 @@ def trained(directory: Path, config: Callable[[int], Any] = transformer, steps: 
         pass
     storage.save(model, directory)
     (directory / "recipe.yaml").write_text("data: {corpus: tatoeba-en-es}\ntrain: {steps: 1}\ndecode: {beam: 1}\n")
+    return directory
+
+
+def storyteller(directory: Path, steps: int = 120) -> Path:
+    """The directory of a language model that has learned the first of the two languages."""
+    chance = random.Random(1)
+    texts = [sentence(chance)[0] for _ in range(steps * ROWS)]
+    tokenizer = Tokenizer.learn(TokensConfig(size=310), texts[:1_000])
+    tokenizer.save(directory / "tokenizer.json")
+    torch.manual_seed(0)
+    changes = ["layers=2", "d_model=64", "heads=4", "max_length=64", "dropout=0"]
+    model = build(configure("gpt-tiny", changes, vocabulary=len(tokenizer)))
+    ids = tokenizer.encode_batch(texts)
+    rows = (collate([([], each) for each in ids[i : i + ROWS]]) for i in range(0, len(ids), ROWS))
+    batches = (Batch({"tokens": row["target"], "labels": row["labels"]}, row.count) for row in rows)
+    for _ in fit(model, batches, lambda step: linear_to_zero(step, peak=4e-3, warmup=20, total=steps), smoothing=0.0):
+        pass
+    storage.save(model, directory, storage.Purpose({"name": "generate", "block": 32}, {"limit": 20, "extra": 12}))
+    (directory / "text.txt").write_text("".join(f"{text}\n\n" for text in texts[:40]), "utf-8")
     return directory
 
 

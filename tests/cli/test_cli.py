@@ -119,6 +119,11 @@ def test_info_follows_changes_and_options() -> None:
     assert "paper" not in shown
 
 
+def test_info_of_a_language_model_counts_its_one_text() -> None:
+    shown = show("info", "gpt-tiny", "--vocabulary", "1000", "--json")
+    assert json.loads(shown)["memory"]["cache_per_target_token"] == 4 * 2 * 128 * 4  # layers, keys and values, d_model
+
+
 def test_info_fits_a_narrow_terminal() -> None:
     result = CliRunner().invoke(cli.app, ["info", "tiny"], env={"TERM": "dumb", "COLUMNS": "80"})
     assert "…" not in result.output
@@ -202,7 +207,10 @@ def test_slow_work_says_so_without_a_terminal(
     assert "heads: looking 3 of 4,000 (0 s)" in capsys.readouterr().err.splitlines()
 
 
-NAMES = "tiny, shallow, small, base, big, rnn, gru, lstm, linear-rnn, convs2s, bytenet"
+NAMES = (
+    "tiny, shallow, small, base, big, rnn, gru, lstm, linear-rnn, convs2s, bytenet, "
+    "gpt-tiny, gpt2, llama-tiny, stories15m, smollm2-135m"
+)
 
 
 @pytest.mark.parametrize(

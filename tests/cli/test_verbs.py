@@ -116,7 +116,7 @@ def test_evaluate_gives_json_of_a_hopeless_model_too(
     model: Path, texts: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hopeless = Foretold(torch.tensor([-1000.0]), torch.tensor([1.0]), torch.tensor([False]))
-    monkeypatch.setattr("regard.studies.evaluate.foretell", lambda model, pairs: hopeless)
+    monkeypatch.setattr("regard.studies.evaluate.foretell_pairs", lambda model, pairs: hopeless)
     command = ["evaluate", str(model), "--source", texts[0], "--reference", texts[1]]
     result = json.loads(show(*command, "--json"), parse_constant=pytest.fail)
     assert (result["loss"], result["perplexity"]) == (1000.0, None)

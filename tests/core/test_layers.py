@@ -295,9 +295,9 @@ def test_matrices_side_by_side_are_each_initialised_as_if_alone() -> None:
 
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown activation 'tanh': there are relu, gelu"):
+    with pytest.raises(ValueError, match="unknown activation 'tanh': did you mean 'gelu_tanh'"):
         FeedForward(4, 8, "tanh")
-    with pytest.raises(ValueError, match="unknown gate 'relu': there are glu, swiglu"):
+    with pytest.raises(ValueError, match="unknown gate 'relu'"):
         GatedFeedForward(4, 8, "relu")
     with pytest.raises(ValueError, match="'middle': choose post or pre"):
         Residual(nn.Identity(), nn.Identity(), "middle")

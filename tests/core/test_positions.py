@@ -1,6 +1,7 @@
 """Each encoding equals its paper's formula or an independent implementation, and an offset moves the clock."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -102,6 +103,37 @@ def test_rope_equals_hugging_face_llamas(base: float) -> None:
     expected = apply_rotary_pos_emb(q, k, angles.cos()[None], angles.sin()[None])
     for mine, theirs in zip((ours.rotate(q), ours.rotate(k)), expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "theirs"),
+    [
+        ("linear:2.5", {"rope_type": "linear", "factor": 2.5}),
+        (
+            "llama3:8,1,4,64",
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+    ],
+)
+def test_slower_rope_equals_hugging_faces(scaling: str, theirs: dict[str, Any]) -> None:
+    config = LlamaConfig(hidden_size=256, num_attention_heads=4, rope_parameters={"rope_theta": 5e3, **theirs})
+    found = Rotary(64, 5e3, scaling).speeds()
+    torch.testing.assert_close(found.float(), LlamaRotaryEmbedding(config).inv_freq, atol=1e-9, rtol=1e-6)
+    assert not torch.allclose(found, Rotary(64, 5e3).speeds())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "linear", "linear:", "linear:0", "linear:-1", "linear:inf", "linear:2,3", "yarn:2", "llama3:8,4,1,64"]
+)
+def test_what_is_no_scaling_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="write linear:2, or llama3:8,1,4,8192, with numbers above 0"):
+        Rotary(8, scaling=text)
 
 
 def test_rope_sees_only_the_distance() -> None:

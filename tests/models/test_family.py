@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.cache import Cache
+from regard.core.generation import DecoderOnly
 from regard.core.masks import causal
 from regard.models import storage
 from regard.models.costs import breakdown, footprint, parameters
@@ -34,7 +35,7 @@ class ToyConfig(Config):
         self.check(shape=("round", "square"))
 
 
-class Toy(nn.Module):
+class Toy(DecoderOnly, nn.Module):
     """Words that attend to those before them."""
 
     def __init__(self, config: ToyConfig) -> None:
@@ -48,16 +49,11 @@ class Toy(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         return self.output(self.features(tokens))
 
-    def features(self, tokens: Tensor) -> Tensor:
-        return self._features(tokens, [None] * self.config.layers)
-
-    def decode(self, tokens: Tensor, cache: Cache) -> Tensor:
-        return self.output(self._features(tokens, [layer.self_attention for layer in cache]))
-
     def new_cache(self) -> Cache:
         return Cache.empty(self.config.layers)
 
-    def _features(self, tokens: Tensor, past: list[Any]) -> Tensor:
+    def features(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        past = [None] * self.config.layers if cache is None else [layer.self_attention for layer in cache]
         x = self.embedding(tokens)
         for layer, own in zip(self.decoder, past, strict=True):
             x = x + layer(x, mask=causal(), cache=own)

@@ -232,7 +232,7 @@ def test_what_it_cannot_do_it_says() -> None:
         with pytest.raises(UnsupportedError, match="positions"):
             Native(build("gpt", positions=positions))
     model = build("llama")
-    model.decoder.layers[1].self_attention.sublayer.positions.base = 7.0
+    model.decoder.layers[1].self_attention.sublayer.positions = Rotary(8, base=7.0)
     with pytest.raises(UnsupportedError, match="differ in their positions"):
         Native(model)
     model = build("gpt")

@@ -48,11 +48,16 @@ class Hold:
     """Holds up a model's answers until it is let go, and counts the texts of each batch."""
 
     def __init__(self, served: Served) -> None:
-        self.translator: Any = served.translator()
+        self.translator: Any = served.predictor()
         self.go, self.begun = Event(), Event()
         self.batches: list[list[str]] = []
         self._answers: Callable[..., Any] = self.translator.answers
         self.translator.answers = self._held
+
+    def release(self) -> None:
+        """As it was."""
+        self.go.set()
+        del self.translator.answers
 
     def _held(self, asks: list[Any], settings: Any) -> Any:
         self.batches.append([ask.text for ask in asks])

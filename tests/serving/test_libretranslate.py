@@ -36,7 +36,7 @@ def address(registry: Registry) -> Iterator[str]:
 
 
 def offline(registry: Registry, text: str, model: str = "first", **settings: Any) -> str:
-    return registry.get(model).translator().translate(text, split=True, **settings)
+    return registry.get(model).predictor().translate(text, split=True, **settings)
 
 
 def post(address: str, fields: dict[str, Any], path: str = "/translate", **how: Any) -> httpx.Response:
@@ -90,7 +90,7 @@ def test_a_list_is_answered_by_lists(registry: Registry, address: str) -> None:
 def test_alternatives_are_the_next_best(registry: Registry, address: str) -> None:
     fields = {"q": LINES[1], "source": "en", "target": "es", "alternatives": 2}
     answer = post(address, fields).json()
-    best = [each.text for each in registry.get("first").translator().hypotheses(LINES[1], best=3)]
+    best = [each.text for each in registry.get("first").predictor().hypotheses(LINES[1], best=3)]
     assert [answer["translatedText"], *answer["alternatives"]] == list(dict.fromkeys(best))
     assert "alternatives" not in post(address, {**fields, "alternatives": 0}).json()
     form = httpx.post(f"{address}/translate", data={**fields, "alternatives": "2"}, timeout=30)

@@ -103,7 +103,7 @@ def test_who_does_not_read_is_let_go_and_who_reads_slowly_is_not(
     asked = json.dumps({"source": [9, 2], "target": [9, 2], "attentions": [{"name": CROSS}]}).encode()
     with running(registry, ServeConfig(seconds=1.0)) as (address, _), connect(address) as door:
         assert httpx.get(f"{address}/explore/api/models", timeout=30).status_code in (200, 504)  # it is being loaded
-        registry.get().translator()
+        registry.get().predictor()
         door.sendall(head(f"Content-Length: {len(asked)}", "Connection: close\r\n").replace(b"translate", PATH) + asked)
         got = len(door.recv(2**16))
         time.sleep(0.0 if reads else 2.5)
@@ -143,8 +143,8 @@ def test_what_one_client_sends_does_not_hold_up_the_others(
 def test_a_model_that_is_being_loaded_does_not_hold_up_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry([directory(tmp_path / "first"), directory(tmp_path / "second", pair="en, de")])
     slow, go = registry.get("second"), Event()
-    load = slow.translator
-    monkeypatch.setattr(slow, "translator", lambda: load() if go.wait(30) else None)
+    load = slow.predictor
+    monkeypatch.setattr(slow, "predictor", lambda: load() if go.wait(30) else None)
     with running(registry) as (address, _), ThreadPoolExecutor(64) as clients:
         german = {**FINE, "target": "de"}
         taken = [clients.submit(httpx.post, f"{address}/translate", json=german, timeout=30) for _ in range(40)]
@@ -231,7 +231,7 @@ def test_too_many_requests_are_sent_away_and_the_server_recovers(registry: Regis
         assert all(answer.headers["Retry-After"] == "1" for answer in refused)
         assert refused[0].json()["error"].startswith("3 requests are waiting already: slow down")
         hold.go.set()
-        expected = registry.get().translator().translate(LINES[0])
+        expected = registry.get().predictor().translate(LINES[0])
         assert [future.result().json() for future in taken] == [{"translatedText": expected}] * 3
         assert post(address).json() == {"translatedText": expected}
         assert metric(address, 'regard_refused_total{reason="queue"}') == 4
@@ -307,7 +307,7 @@ def test_a_mistake_of_ours_is_a_500_without_its_story(
     def broken(asks: object, settings: object) -> None:
         raise RuntimeError(words)
 
-    translator = registry.get().translator()
+    translator = registry.get().predictor()
     translator.answers = broken  # type: ignore[method-assign, assignment]
     answer = post(address)
     assert (answer.status_code, answer.json()) == (500, {"error": "internal error"})

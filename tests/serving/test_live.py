@@ -104,7 +104,9 @@ def test_without_edits_it_says_what_the_translator_says(served: Translator, live
 @pytest.mark.parametrize("edits", [{}, EDITS])
 def test_tokens_one_by_one_are_as_likely_as_all_at_once(live: Live, edits: Edits) -> None:
     source, tokens, done = lines(live.translate(LINES[1], edits=edits, alternatives=5))
-    scored = live.score(live.look(source, [token["id"] for token in tokens], edits), alternatives=5)
+    scored = live.score(
+        live.look({"source": source, "target": [token["id"] for token in tokens]}, edits), alternatives=5
+    )
     assert math.isclose(scored["log_probability"], done["log_probability"], abs_tol=1e-4)
     for n, (one, other) in enumerate(zip(tokens, scored["tokens"], strict=True)):
         assert math.isclose(one["log_p"], other["log_p"], abs_tol=1e-5)
@@ -144,7 +146,9 @@ def test_a_prefix_is_kept_and_gone_on_from(live: Live, beam: int) -> None:
     assert all(token["forced"] for token in ended)
     assert done["cut"] is False
     assert math.isclose(
-        done["log_probability"], live.score(live.look(source, [*prefix, EOS], {}))["log_probability"], abs_tol=1e-4
+        done["log_probability"],
+        live.score(live.look({"source": source, "target": [*prefix, EOS]}, {}))["log_probability"],
+        abs_tol=1e-4,
     )
 
 
@@ -193,17 +197,17 @@ def test_one_pass_serves_every_attention(live: Live, monkeypatch: pytest.MonkeyP
     passes = []
     run = live.run
     monkeypatch.setattr(live, "run", lambda look: passes.append(look) or run(look))  # type: ignore[func-returns-value]
-    look = live.look([5, 6, 7, EOS], [8, 9, EOS], EDITS)
+    look = live.look({"source": [5, 6, 7, EOS], "target": [8, 9, EOS]}, EDITS)
     for name in live.attentions:
         list(live.recorded(look, [name]))
     assert len(passes) == 1
-    list(live.recorded(live.look([5, 6, 7, EOS], [8, 9, EOS], {}), live.attentions))
+    list(live.recorded(live.look({"source": [5, 6, 7, EOS], "target": [8, 9, EOS]}, {}), live.attentions))
     assert len(passes) == 2
 
 
 def test_what_is_kept_is_bounded_and_what_is_shown_does_not_hang_on_it(served: Translator) -> None:
     roomy, narrow = Live(served), Live(served, budget=1500)
-    looks = [roomy.look([5, 6, 7, 8, EOS], [8, id, EOS], EDITS) for id in (9, 10)]
+    looks = [roomy.look({"source": [5, 6, 7, 8, EOS], "target": [8, id, EOS]}, EDITS) for id in (9, 10)]
     for look in (*looks, *looks):
         for (name, a), (_, b) in zip(
             roomy.recorded(look, roomy.attentions), narrow.recorded(look, narrow.attentions), strict=True
@@ -217,7 +221,7 @@ def test_what_is_kept_is_bounded_and_what_is_shown_does_not_hang_on_it(served: T
 
 
 def test_the_size_of_a_recording_is_known_before(live: Live) -> None:
-    look = live.look([5, 6, 7, EOS], [8, 9, 10, 11, 12, EOS], {})
+    look = live.look({"source": [5, 6, 7, EOS], "target": [8, 9, 10, 11, 12, EOS]}, {})
     for name, found in live.recorded(look, live.attentions):
         assert live.size(look, name) == found.weights.numel() + found.values.numel()
 
@@ -242,7 +246,7 @@ def test_what_cannot_be_looked_at_is_said(
     live: Live, source: list[int], target: list[int], edits: Edits, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        live.look(source, target, edits)
+        live.look({"source": source, "target": target}, edits)
 
 
 @pytest.mark.parametrize(
@@ -267,15 +271,15 @@ def test_what_is_too_large_is_told_apart(live: Live) -> None:
         with pytest.raises(TooLargeError, match=r"[\d,]+ (characters|tokens)"):
             live.translate(**asked)  # type: ignore[arg-type]
     with pytest.raises(TooLargeError, match=f"513 tokens: at most {TOKENS}"):
-        live.look([5] * 512 + [EOS], [EOS], {})
+        live.look({"source": [5] * 512 + [EOS], "target": [EOS]}, {})
     learned = Live(translator(positions="learned", max_length=20))
     with pytest.raises(TooLargeError, match="21 tokens: at most 20"):
-        learned.look([5] * 20 + [EOS], [EOS], {})
+        learned.look({"source": [5] * 20 + [EOS], "target": [EOS]}, {})
     assert lines(learned.translate("a dog", [5] * 8))[1]
 
 
 def test_a_factor_of_one_changes_nothing(live: Live) -> None:
-    assert live.look([EOS], [EOS], {ENCODER: {0: 1.0, 1: 0.5}}).changes == ((ENCODER, 1, 0.5),)
+    assert live.look({"source": [EOS], "target": [EOS]}, {ENCODER: {0: 1.0, 1: 0.5}}).changes == ((ENCODER, 1, 0.5),)
 
 
 def test_of_several_sentences_one_is_looked_at(served: Translator, live: Live) -> None:

@@ -30,7 +30,7 @@ def live() -> Live:
 
 @pytest.fixture
 def look(live: Live) -> Look:
-    return live.look(SOURCE, TARGET, EDITS)
+    return live.look({"source": SOURCE, "target": TARGET}, EDITS)
 
 
 def batch() -> Batch:
@@ -115,7 +115,7 @@ def test_a_rollout_is_of_the_encoder_and_has_one_map_for_a_layer(live: Live, loo
 @pytest.mark.parametrize("name", [ENCODER, DECODER, CROSS])
 def test_products_of_a_head_add_up_to_its_scores(positions: str, name: str) -> None:
     live = Live(translator(positions=positions, kv_heads=2))
-    look = live.look(SOURCE, TARGET, EDITS)
+    look = live.look({"source": SOURCE, "target": TARGET}, EDITS)
     found = looks.neuron(live, look, name, 3, 1)
     products, scores, bias = (torch.tensor(found[key]) for key in ("products", "scores", "bias"))
     torch.testing.assert_close(products.sum(-1) + bias, scores, atol=1e-5, rtol=0)
@@ -158,14 +158,14 @@ def test_faithfulness_is_that_of_the_changed_model(live: Live, look: Look) -> No
     assert found["gradient"] == {"tau": expected.gradient_tau, "steps": expected.gradient_steps}
     assert found["leave_one_out"] == {"tau": expected.leave_one_out_tau, "steps": expected.leave_one_out_steps}
     assert found["tokens"] == 4
-    plain = looks.faithfulness(live, live.look(SOURCE, TARGET, {}))
+    plain = looks.faithfulness(live, live.look({"source": SOURCE, "target": TARGET}, {}))
     assert plain != found
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rope", "alibi", "t5", "shaw"])
 def test_gradients_can_be_had_of_a_model_that_was_used_without(positions: str) -> None:
     live = Live(translator(positions=positions))
-    look = live.look(SOURCE, TARGET, EDITS)
+    look = live.look({"source": SOURCE, "target": TARGET}, EDITS)
     live.score(look)
     list(live.translate("a dog"))
     assert looks.measures(live, look)["heads"]
@@ -174,12 +174,12 @@ def test_gradients_can_be_had_of_a_model_that_was_used_without(positions: str) -
 
 def test_what_would_take_too_long_is_said(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TooLargeError, match="the source has 130 tokens"):
-        looks.faithfulness(live, live.look([5] * 129 + [EOS], TARGET, {}))
+        looks.faithfulness(live, live.look({"source": [5] * 129 + [EOS], "target": TARGET}, {}))
     monkeypatch.setattr(looks, "PAGE", 100)
     monkeypatch.setattr(looks, "IMPORTANT", 100)
     for ask in (looks.page, looks.measures):
         with pytest.raises(TooLargeError, match=r"hold [\d,]+ numbers"):
-            ask(live, live.look(SOURCE, TARGET, {}))
+            ask(live, live.look({"source": SOURCE, "target": TARGET}, {}))
 
 
 def test_a_page_shows_every_attention_and_what_was_changed(live: Live, look: Look) -> None:

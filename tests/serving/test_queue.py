@@ -10,6 +10,7 @@ import pytest
 
 from regard.serving.config import ServeConfig
 from regard.serving.errors import RefusalError
+from regard.serving.libretranslate import translating
 from regard.serving.metrics import Metrics
 from regard.serving.queue import Job, Queue, together
 from regard.serving.registry import Registry, Served
@@ -42,9 +43,11 @@ def test_every_answer_is_that_of_the_translator_whatever_the_company(queue: Queu
     draw = random.Random(1)
     asked = [(draw.sample(TEXTS, draw.randint(1, 3)), draw.choice([1, 1, 2, 5])) for _ in range(60)]
     with ThreadPoolExecutor(16) as clients:
-        found = list(clients.map(lambda ask: queue.submit(queue.prepare(ask[0], best=ask[1])).result(30), asked))
+        found = list(
+            clients.map(lambda ask: queue.submit(queue.prepare(translating(ask[0], best=ask[1]))).result(30), asked)
+        )
     for (texts, best), answers in zip(asked, found, strict=True):
-        offline = served.translator().hypotheses(texts, best=best, beam=max(best, 3), split=True)
+        offline = served.predictor().hypotheses(texts, best=best, beam=max(best, 3), split=True)
         assert [[t.text for t in a.translations] for a in answers] == [[t.text for t in each] for each in offline]
     assert value(queue, "regard_batch_requests_count") < 60  # some were together
     assert value(queue, "regard_batch_requests_sum") == 60
@@ -53,10 +56,10 @@ def test_every_answer_is_that_of_the_translator_whatever_the_company(queue: Queu
 
 def test_while_a_batch_is_at_work_the_next_one_gathers(queue: Queue, served: Served) -> None:
     hold = Hold(served)
-    first = queue.submit(queue.prepare([LINES[0]]))
+    first = queue.submit(queue.prepare(translating([LINES[0]])))
     assert hold.begun.wait(30)
     asked = zip(LINES[1:] * 2, [1] * 5 + [2], strict=True)
-    rest = [queue.submit(queue.prepare([text], best=best)) for text, best in asked]
+    rest = [queue.submit(queue.prepare(translating([text], best=best))) for text, best in asked]
     hold.go.set()
     for future in (first, *rest):
         future.result(30)
@@ -74,9 +77,9 @@ def test_a_batch_keeps_to_its_budget_and_to_like_lengths() -> None:
 
 def test_who_has_left_is_not_translated(queue: Queue, served: Served) -> None:
     hold = Hold(served)
-    first = queue.submit(queue.prepare([LINES[0]]))
+    first = queue.submit(queue.prepare(translating([LINES[0]])))
     assert hold.begun.wait(30)
-    second, third = (queue.submit(queue.prepare([text])) for text in LINES[1:3])
+    second, third = (queue.submit(queue.prepare(translating([text]))) for text in LINES[1:3])
     assert second.cancel()
     assert not first.cancel()  # it is at work
     hold.go.set()
@@ -89,10 +92,10 @@ def test_who_has_left_is_not_translated(queue: Queue, served: Served) -> None:
 
 def test_who_has_left_is_forgotten_at_once(queue: Queue, served: Served) -> None:
     hold = Hold(served)
-    first = queue.submit(queue.prepare([LINES[0]]))
+    first = queue.submit(queue.prepare(translating([LINES[0]])))
     assert hold.begun.wait(30)
     for _ in range(5):  # a batch may be long, and clients that come and go are many
-        assert queue.submit(queue.prepare([LINES[1]])).cancel()
+        assert queue.submit(queue.prepare(translating([LINES[1]]))).cancel()
     assert queue._jobs == []
     assert value(queue, "regard_cancelled_total") == 5
     hold.go.set()
@@ -103,9 +106,9 @@ def test_a_lone_request_does_not_wait_for_company_and_two_go_together(served: Se
     queue, hold = Queue(served, ServeConfig(wait_ms=60_000), Metrics()), Hold(served)
     hold.go.set()
     with queue.place():
-        queue.submit(queue.prepare([LINES[0]])).result(30)
+        queue.submit(queue.prepare(translating([LINES[0]]))).result(30)
     with queue.place(), queue.place():  # one of whom is still on its way
-        jobs = [queue.prepare([text]) for text in LINES[1:3]]
+        jobs = [queue.prepare(translating([text])) for text in LINES[1:3]]
         for future in [queue.submit(job) for job in jobs]:
             future.result(30)
     assert hold.batches == [LINES[:1], LINES[1:3]]
@@ -114,15 +117,15 @@ def test_a_lone_request_does_not_wait_for_company_and_two_go_together(served: Se
 
 def test_what_one_request_breaks_it_breaks_for_itself(queue: Queue, served: Served) -> None:
     hold = Hold(served)
-    futures = [queue.submit(queue.prepare([LINES[0]]))]
+    futures = [queue.submit(queue.prepare(translating([LINES[0]])))]
     assert hold.begun.wait(30)
-    settings = queue.prepare([LINES[0]]).settings
+    settings = queue.prepare(translating([LINES[0]])).settings
     futures += [queue.submit(Job([Ask(text)], settings, 5)) for text in ("\ud800", *LINES)]
     hold.go.set()
     with pytest.raises(Exception, match=r"surrogate|str"):
         futures[1].result(30)
     for future, text in zip([futures[0], *futures[2:]], [LINES[0], *LINES], strict=True):
-        assert future.result(30)[0].translations[0].text == served.translator().translate(text)
+        assert future.result(30)[0].translations[0].text == served.predictor().translate(text)
 
 
 def test_a_full_queue_refuses_and_recovers(served: Served) -> None:
@@ -138,22 +141,22 @@ def test_a_full_queue_refuses_and_recovers(served: Served) -> None:
 
 def test_a_request_of_too_many_tokens_is_refused(served: Served) -> None:
     queue = Queue(served, ServeConfig(tokens=10), Metrics())
-    assert queue.prepare(["a dog"]).tokens <= 10
+    assert queue.prepare(translating(["a dog"])).tokens <= 10
     with pytest.raises(RefusalError, match="sub-words exceed the limit of 10") as refused:
-        queue.prepare(["a dog"] * 10)
+        queue.prepare(translating(["a dog"] * 10))
     assert refused.value.status == 400
 
 
 def test_closing_finishes_what_was_taken(served: Served) -> None:
     queue, hold = Queue(served, ServeConfig(batch_tokens=1), Metrics()), Hold(served)
-    jobs = [queue.prepare([text]) for text in LINES]
+    jobs = [queue.prepare(translating([text])) for text in LINES]
     futures = [queue.submit(job) for job in jobs]
     assert hold.begun.wait(30)
     with ThreadPoolExecutor(1) as other:
         closing = other.submit(queue.close)
         hold.go.set()
         closing.result(30)
-    assert [future.result(0)[0].translations[0].text for future in futures] == served.translator().translate(LINES)
+    assert [future.result(0)[0].translations[0].text for future in futures] == served.predictor().translate(LINES)
     with pytest.raises(RefusalError, match="shutting down"):
         queue.submit(jobs[0])
     Queue(served, ServeConfig(), Metrics()).close()  # one that was never used
@@ -161,7 +164,7 @@ def test_closing_finishes_what_was_taken(served: Served) -> None:
 
 def test_a_model_that_is_gone_is_a_matter_of_the_server(served: Served, tmp_path: Path) -> None:
     queue = Queue(served, ServeConfig(), Metrics())
-    job = queue.prepare([LINES[0]])
+    job = queue.prepare(translating([LINES[0]]))
     (tmp_path / "a" / "model.safetensors").unlink()
     with pytest.raises(RefusalError, match="model a cannot be loaded") as refused:
         queue.submit(job).result(30)
@@ -172,13 +175,13 @@ def test_a_model_that_is_gone_is_a_matter_of_the_server(served: Served, tmp_path
 
 def test_a_broken_model_is_loaded_once_for_a_batch(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(served, ServeConfig(wait_ms=60_000), Metrics())
-    jobs, loads = [queue.prepare([text]) for text in LINES], []
+    jobs, loads = [queue.prepare(translating([text])) for text in LINES], []
 
     def broken() -> None:
         loads.append(1)
         raise ValueError("damaged")
 
-    monkeypatch.setattr(served, "translator", broken)
+    monkeypatch.setattr(served, "predictor", broken)
     with ExitStack() as inside:
         for _ in jobs:
             inside.enter_context(queue.place())

@@ -73,25 +73,25 @@ def test_a_model_is_loaded_once_when_it_is_first_asked_for(tmp_path: Path, monke
     assert not served.loaded
     assert loads == []
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: served.translator(), range(16)))
+        found = list(pool.map(lambda _: served.predictor(), range(16)))
     assert len(set(map(id, found))) == len(loads) == 1
     assert served.loaded
 
 
 def test_a_model_that_vanishes_is_an_error_until_it_is_back(tmp_path: Path) -> None:
     served = Registry([directory(tmp_path / "a")]).get()
-    before = served.translator().translate(LINES)
+    before = served.predictor().translate(LINES)
     (tmp_path / "a" / storage.WEIGHTS).rename(tmp_path / "away")
     for _ in range(2):
         with pytest.raises(ValueError, match=r"has no model\.safetensors"):
-            served.translator()
+            served.predictor()
     (tmp_path / "a" / storage.WEIGHTS).write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="damaged"):
-        served.translator()
+        served.predictor()
     shutil.copy(tmp_path / "away", tmp_path / "a" / storage.WEIGHTS)
-    assert served.translator().translate(LINES) == before
+    assert served.predictor().translate(LINES) == before
     directory(tmp_path / "a", seed=4)
-    assert served.translator().translate(LINES) != before
+    assert served.predictor().translate(LINES) != before
     shutil.rmtree(tmp_path / "a")
     with pytest.raises(ValueError, match="is not a directory"):
-        served.translator()
+        served.predictor()

@@ -171,7 +171,7 @@ def test_a_stream_keeps_its_place_until_its_end(registry: Registry, monkeypatch:
 @pytest.mark.parametrize("work", [looks.faithfulness, looks.measures])
 def test_work_under_way_ends_between_layers(work: Any) -> None:
     live = Live(translator())
-    look = live.look([9] * 60 + [2], [9] * 60 + [2], {})
+    look = live.look({"source": [9] * 60 + [2], "target": [9] * 60 + [2]}, {})
     passes, begun = 0, Event()
 
     def counted(*_: Any) -> None:

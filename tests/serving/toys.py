@@ -6,8 +6,10 @@ from typing import Any
 import torch
 
 from regard.api import Translator
-from regard.data.tokenizers import Tokenizer, TokensConfig
+from regard.data.tokenizers import UNK, Tokenizer, TokensConfig
+from regard.data.vocabulary import MARKS
 from regard.models import storage
+from regard.models.family import build, configure
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.asks import DecodeConfig
 
@@ -32,6 +34,21 @@ def model(seed: int = 3, **changes: Any) -> Transformer:
 
 def translator(seed: int = 3, **changes: Any) -> Translator:
     return Translator(model(seed, **changes), tokenizer(), DecodeConfig(extra=6, beam=3), engine="torch")
+
+
+def writer(path: Path, **changes: Any) -> Path:
+    """A directory of a language model of characters that has learned nothing, either."""
+    tokens = Tokenizer.learn(TokensConfig("char", size=0), LINES)
+    torch.manual_seed(4)
+    settings = {"layers": 2, "d_model": 32, "heads": 4, "max_length": 128, **changes}
+    config = configure("gpt-tiny", [f"{name}={value}" for name, value in settings.items()], vocabulary=len(tokens))
+    made: Any = build(config)
+    for matrix in made.parameters():  # so that what it writes is not one letter again and again
+        matrix.data *= 3.0
+    made.output.weight.data[[*MARKS[:2], UNK]] = 0.0  # nor anything that is no text
+    storage.save(made, path, storage.Purpose({"name": "generate", "block": 64}, {"limit": 40}))
+    tokens.save(path / "tokenizer.json")
+    return path
 
 
 def directory(path: Path, seed: int = 3) -> Path:

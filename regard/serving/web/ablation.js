@@ -1,6 +1,6 @@
 // Heads switched off or scaled, by hand or by a preset, and what that does to the output there was.
 
-import { edited, factorOf, modelOf, sliding, withFactor } from "./state.js";
+import { edited, factorOf, inputsOf, modelOf, sliding, withFactor } from "./state.js";
 import { h, sync } from "./dom.js";
 import { headLabel, logarithm, percent, signed } from "./i18n.js";
 import { atlasOf } from "./sight.js";
@@ -51,8 +51,7 @@ export const mount = (element, store, { api, t, announce, fail }) => {
     const atlas = await atlasOf(api, modelOf(state));
     if (atlas) return { heads: atlas.heads, by: t("by.atlas") };
     const { model, source, target } = state;
-    const ids = (tokens) => tokens.map(({ id }) => id);
-    const { heads } = await api.measures({ model, source: ids(source), target: ids(target) });
+    const { heads } = await api.measures({ model, ...inputsOf(modelOf(state), source, target) });
     return { heads, by: t("by.measures") };
   };
   const apply = async (which) => {

@@ -6,7 +6,7 @@ import { h } from "./dom.js";
 import { vector } from "./elements.js";
 import { heatmap } from "./heatmap.js";
 import { headLabel } from "./i18n.js";
-import { plain } from "./seen.js";
+import { arrowed } from "./seen.js";
 import { body, atlasOf, modelShown, roleText, sentence } from "./sight.js";
 import { KINDS } from "./state.js";
 import { texts as words } from "./atlas-texts.js";
@@ -166,10 +166,7 @@ export function mount(root, store, { api, t, fail }) {
   picture.frame.setAttribute("role", "img");
   const exampleCard = h("section", { class: "card" }, exampleTitle, exampleBox, h("p", { class: "note" }));
 
-  const sentenceAbout = () => {
-    const { source, target } = sentence(state) ?? { source: [], target: [] };
-    return `${plain(source)} → ${plain(target)}`;
-  };
+  const sentenceAbout = () => arrowed(sentence(state) ?? { source: [], target: [] });
   /** What the table and the charts show, for files: as it is written here, and with exact numbers. */
   const list = ({ columns, heads }, notes, charts) => {
     const model = modelShown(state)?.id ?? "";

@@ -1,6 +1,6 @@
 // What is asked of the server when: a translation as it is, one with the edits, one by the second model.
 
-import { edited, shown } from "./state.js";
+import { edited, inputsOf, modelOf, shown } from "./state.js";
 import { debounced } from "./dom.js";
 
 const TYPING = 150; // ms of rest before a half-written sentence is sent
@@ -48,16 +48,15 @@ export const start = (store, { api, fail }) => {
     return api.translate({ text, sentence, beam, ...body }, (line) => {
       const { kind, ...rest } = line;
       if (signal.aborted) return;
-      if (kind === "source") ({ tokens: source, ...about } = rest);
+      if (kind === "source") ({ tokens: source, ...about } = { given: 0, ...rest });
       else if (kind === "token") put({ source, target: [...target, rest], done: null, ...about }, target.push(rest));
       else if (kind === "done") put({ source, target: [...target], done: rest, ...about });
     }, signal);
   };
 
   const there = () => state.model !== "" && state.text.trim() !== "";
-  const ids = (tokens) => tokens.map((token) => token.id);
   const lanes = {
-    original: lane("original", { source: [], target: [], done: null, sentences: [], unknown: [] }, there, (signal) =>
+    original: lane("original", { source: [], target: [], done: null, sentences: [], unknown: [], given: 0 }, there, (signal) =>
       translate({ model: state.model, prefix: state.prefix }, signal, set)),
     edited: lane("edited", { edited: null }, () => there() && edited(state), (signal) => {
       const { model, prefix, edits } = state;
@@ -66,7 +65,7 @@ export const start = (store, { api, fail }) => {
     rescored: lane("rescored", { rescored: null }, () => there() && edited(state), async (signal) => {
       const { model, edits, source, target, done } = state;
       if (!done) return; // comes again when the output is whole
-      const { tokens } = await api.score({ model, edits, source: ids(source), target: ids(target) }, signal);
+      const { tokens } = await api.score({ model, edits, ...inputsOf(modelOf(state), source, target) }, signal);
       set({ rescored: tokens });
     }),
     other: lane("other", { other: null }, () => there() && state.compare !== "", (signal) =>

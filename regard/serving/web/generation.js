@@ -7,8 +7,9 @@ import { differing, wordsOf, write } from "./difference.js";
 import { readable, strip, visible } from "./strip.js";
 
 /** Which of the tokens a person chose: the end of the forced beginning, and what the model would not have taken. */
-export const chosenBy = ({ prefix }, target) => (k) =>
-  k === prefix.length - 1 || (k < prefix.length && target[k]?.alternatives?.[0]?.id !== target[k]?.id);
+export const chosenBy = ({ prefix, given = 0 }, target) => (k) =>
+  k === prefix.length - 1 ||
+  (k >= given && k < prefix.length && target[k]?.alternatives?.[0]?.id !== target[k]?.id);
 
 /** The forced beginning without the choice at step k, and without what the model chose by itself before it. */
 export const undone = (prefix, k, chosen) => {
@@ -17,9 +18,11 @@ export const undone = (prefix, k, chosen) => {
   return prefix.slice(0, end);
 };
 
-/** The step where the model was least certain: what to show when nobody chose a step. */
-export const leastCertain = (target) =>
-  target.reduce((least, token, k) => (token.log_p < target[least].log_p ? k : least), 0);
+/** The step where the model was least certain, of those that it has written: what to show when nobody chose a step. */
+export const leastCertain = (target, given = 0) => {
+  const first = Math.min(given, target.length - 1);
+  return target.reduce((least, token, k) => (k > first && token.log_p < target[least].log_p ? k : least), Math.max(0, first));
+};
 
 export const mount = (_, store, { t, announce }) => {
   const { state, set, subscribe } = store;
@@ -83,7 +86,7 @@ export const mount = (_, store, { t, announce }) => {
   const showAlternatives = () => {
     const { target, side } = shown(state);
     const list = $("alternatives");
-    const at = state.step === null ? leastCertain(target) : Math.min(state.step, target.length - 1);
+    const at = state.step === null ? leastCertain(target, state.given) : Math.min(state.step, target.length - 1);
     const token = target[at];
     list.classList.toggle("none", !token);
     const said = readable(target.slice(0, at));

@@ -1,7 +1,8 @@
 // The page's texts in English and Chinese. A component adds its own with `add(texts)`; index.html names its texts by
-// data-t (content), data-t-label (aria-label and tooltip).
+// data-t (content), data-t-label (aria-label and tooltip). What is said otherwise of a model to generate text has the
+// key of what it stands for, and @generate.
 
-import { store } from "./state.js";
+import { modelOf, store } from "./state.js";
 
 const texts = {
   en: {
@@ -22,6 +23,12 @@ const texts = {
     "generation.figures": "log-probability {log_p} · tokens {n} · {ms} ms",
     "generation.cut": "cut at the longest length",
     "generation.done": "Translation: {text}",
+    "input.title@generate": "Text to go on with", "input.hint@generate": "Type the beginning of a text",
+    "generation.title@generate": "The text, and what the model makes of it", "generation.tokens@generate": "Tokens of the text",
+    "generation.empty@generate": "Waiting for a text.", "generation.busy@generate": "Writing …",
+    "generation.done@generate": "Text: {text}", "key.input@generate": "go to the text",
+    "ablation.hint@generate": "Switch a head off or scale it, in the grid or by a preset, and watch the text change.",
+    "ablation.same@generate": "The text stays the same.", "by.measures@generate": "by this text",
     "token.says": "Step {step}: {text}, probability {p}", "token.forced": "forced",
     "step.back": "Previous step", "step.on": "Next step", "step.scrub": "Step of the output",
     "step.all": "all {n} steps", "step.says": "step {step} of {n}",
@@ -84,6 +91,12 @@ const texts = {
     "generation.loading": "正在加载模型……",
     "generation.figures": "对数概率 {log_p} · 词元 {n} · {ms} 毫秒", "generation.cut": "已达最大长度而截断",
     "generation.done": "译文：{text}",
+    "input.title@generate": "要续写的文字", "input.hint@generate": "输入文字的开头",
+    "generation.title@generate": "文字与模型的续写", "generation.tokens@generate": "文字的词元",
+    "generation.empty@generate": "等待输入。", "generation.busy@generate": "正在续写……",
+    "generation.done@generate": "文字：{text}", "key.input@generate": "回到文字",
+    "ablation.hint@generate": "在网格中或用预设关闭、缩放注意力头，观察文字的变化。",
+    "ablation.same@generate": "文字不变。", "by.measures@generate": "依据本文",
     "token.says": "第 {step} 步：{text}，概率 {p}", "token.forced": "强制",
     "step.back": "上一步", "step.on": "下一步", "step.scrub": "输出的步骤",
     "step.all": "全部 {n} 步", "step.says": "第 {step} 步，共 {n} 步",
@@ -137,7 +150,8 @@ const isolated = (value) => (rightToLeft(value) ? `\u2068${value}\u2069` : value
 
 /** The text of `key` in the page's language, {names} filled in: t("step.says", {step: 3, n: 9}). */
 export const t = (key, values = {}) => {
-  const text = texts[store.state.language][key] ?? texts.en[key] ?? key;
+  const [own, task] = [texts[store.state.language], modelOf(store.state)?.task];
+  const text = own[`${key}@${task}`] ?? own[key] ?? texts.en[key] ?? key;
   return text.replace(/\{(\w+)\}/g, (whole, name) => name in values ? isolated(values[name]) : whole);
 };
 

@@ -72,7 +72,10 @@ export const mount = (_, store, { t, announce }) => {
   subscribe(["sentences", "sentence", "unknown", "language"], showSentences);
 
   // --- models
-  const arrow = (model) => (model.error ? t("model.broken", model) : `${model.id} · ${model.source} → ${model.target}`);
+  const arrow = (model) => {
+    if (model.error) return t("model.broken", model);
+    return model.source ? `${model.id} · ${model.source} → ${model.target}` : model.id;
+  };
   const options = (select, models, chosen) => {
     sync(select, models, () => h("option"), (option, model) => {
       option.value = model.id;

@@ -95,7 +95,7 @@ for (const [part] of parts) add(part.texts);
 showLanguage();
 for (const [part, element] of parts) part.mount(element, store, services);
 
-store.subscribe(["language"], showLanguage);
+store.subscribe(["language", "models", "model"], showLanguage);
 store.subscribe(["error"], showError);
 store.subscribe(["busy"], () => document.body.classList.toggle("busy", Object.values(state.busy).includes(true)));
 store.subscribe(["tab"], showTab);

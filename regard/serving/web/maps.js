@@ -5,14 +5,14 @@
 const START = { text: "<s>", space: false, word: null, special: true };
 
 /** A decoder READS (<s>, y_0, y_1, ...) and PREDICTS (y_0, y_1, ...): what is read at each position. */
-const readBy = (target) => (target.length ? [START, ...target.slice(0, -1)] : []);
+const readBy = (target, start = START) => (target.length ? [start, ...target.slice(0, -1)] : []);
 
 /**
  * The tokens of a sentence along both axes of an attention's maps, which /models tells; `axis` says how rows that are
  * steps of the output are labelled.
  */
 export const axes = ({ queries, keys, role }, sentence, axis) => {
-  const along = ({ input, late }) => (late ? readBy(sentence[input]) : sentence[input]);
+  const along = ({ input, late }) => (late ? readBy(sentence[input], sentence.start) : sentence[input]);
   const steps = role === "predicted";
   const predicts = steps && axis === "predicted";
   const rows = along({ ...queries, late: steps && !predicts });

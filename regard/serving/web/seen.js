@@ -20,6 +20,9 @@ export const fileName = ({ name, kind, head, view }) => {
 export const plain = (tokens) =>
   tokens.filter((token) => !token.special).map(({ text, space }) => (space ? ` ${text}` : text)).join("").trim();
 
+/** What is read, and what is written. */
+export const arrowed = ({ source, target }) => [source, target].map(plain).filter(Boolean).join(" → ");
+
 /** What a sentence and its head are: `facts` for a page, `notes` for below a drawing. */
 const sentenceSaid = (state, t, { about, name, head, view }) => {
   const edits = Object.entries(about.edits).flatMap(([each, heads]) =>
@@ -34,9 +37,9 @@ const sentenceSaid = (state, t, { about, name, head, view }) => {
       [t("export.head"), `${name} · ${head}`],
       [t("export.view"), t(`view.${view}`)],
       ...edited,
-    ],
+    ].filter(([, value]) => value !== ""), // a language model has no source
     notes: [
-      `${about.model}: ${plain(about.source)} → ${plain(about.target)}`,
+      `${about.model}: ${arrowed(about)}`,
       ...edited.map(([title, list]) => `${title}: ${list}`),
     ],
   };

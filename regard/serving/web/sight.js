@@ -2,7 +2,7 @@
 
 import { headLabel } from "./i18n.js";
 import { counterpart } from "./pairs.js";
-import { KINDS, modelOf, partner, shown } from "./state.js";
+import { inputsOf, KINDS, modelOf, partner, shown } from "./state.js";
 
 const BUDGET = 96 * 2 ** 20; // bytes of maps kept, the longest unused dropped first
 const kept = new Map(); // key -> {promise, signal, bytes}, in order of use; no bytes yet while it is on its way
@@ -25,12 +25,17 @@ export const attentionsOf = (state) =>
 /** Whether the scores of the focused head are products of its queries and keys: only then is there a neuron view. */
 export const dotsIn = (state) => attentionsOf(state).find(({ name }) => name === state.head?.name)?.dots ?? false;
 
-/** {model, source, target, edits, ids, key} of the side that is shown; null while there is nothing whole to look at. */
+/**
+ * {model, source, target, edits, ids, key} of the side that is shown; null while there is nothing whole to look at. Of a
+ * language model the source is what its text begins with, and what it writes goes by the name of its input as well.
+ */
 export const sentence = (state) => {
   const { model, edits, source, target, done } = shown(state);
   if (!modelShown(state) || !done || !source?.length || !target?.length) return null;
-  const ids = [source, target].map((tokens) => tokens.map((token) => token.id));
-  return { model, edits, source, target, ids, key: JSON.stringify([model, ids, edits]) };
+  const inputs = inputsOf(modelShown(state), source, target);
+  const [names, ids] = [Object.keys(inputs), Object.values(inputs)];
+  const alone = names.length > 1 ? {} : { names, [names[0]]: target, start: source[0] };
+  return { model, edits, source, target, ids, ...alone, key: JSON.stringify([model, ids, edits]) };
 };
 
 /**
@@ -45,7 +50,8 @@ export const besideOf = (state, attention, head) => {
 };
 
 /** What every request about a sentence says. */
-export const body = ({ model, ids: [source, target], edits }) => ({ model, source, target, edits });
+export const body = ({ model, ids, names = ["source", "target"], edits }) =>
+  ({ model, ...Object.fromEntries(names.map((name, i) => [name, ids[i]])), edits });
 
 const keep = (key, signal, make) => {
   const known = kept.get(key);

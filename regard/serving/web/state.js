@@ -8,6 +8,7 @@ export const initial = () => ({
   prefix: [], edits: {},
   source: [], target: [], done: null, // the model as it is
   sentences: [], unknown: [], // of the text: the model reads one; of this: what it has no sub-words for
+  given: 0, // tokens of the output that are the text itself: a language model goes on with it
   edited: null, rescored: null, // with the edits: {target, done}; the original's output under them
   other: null, // the second model: {source, target, done}
   step: null, side: "original",
@@ -173,6 +174,14 @@ export const store = typeof location === "undefined" ? createStore(initial()) : 
 // --- questions about a state that several components ask
 
 export const modelOf = (state, id = state.model) => state.models.find((model) => model.id === id);
+
+/** The ids of a sentence by the names of its model's inputs; what a language model reads and writes is one of them. */
+export const inputsOf = (model, source, target) => {
+  const ids = (tokens) => tokens.map(({ id }) => id);
+  const names = model?.inputs ?? ["source", "target"];
+  return names.length > 1 ? { source: ids(source), target: ids(target) } : { [names[0]]: ids([...source, ...target]) };
+};
+
 export const edited = (state) => Object.keys(state.edits).length > 0;
 export const factorOf = (edits, name, head) => edits[name]?.[head] ?? 1;
 

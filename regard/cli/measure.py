@@ -1,0 +1,206 @@
+"""The verbs that measure: what a model costs, how good it is, and the experiments.
+
+torch takes a second to load: what needs it is imported when a verb runs.
+"""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from regard.cli.tables import in_bytes, make_table, show
+from regard.cli.telling import telling
+
+if TYPE_CHECKING:
+    from regard.models.costs import Footprint, PaperRun, Part
+
+
+def info(
+    preset: Annotated[
+        str, typer.Argument(metavar="PRESET|MODEL", help="tiny, base, lstm, convs2s, ..., or a directory")
+    ],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings to change, as heads=16 positions=rope")
+    ] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(min=1, help="Entries of a preset's vocabulary. (default: its own, or 37000)")
+    ] = None,
+    source: Annotated[int, typer.Option(min=1, help="Tokens of a source sentence.")] = 25,
+    target: Annotated[int, typer.Option(min=1, help="Tokens of a target sentence.")] = 25,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a model costs: parameters, FLOPs and memory."""
+    from regard.models import storage
+    from regard.models.costs import PAPER_RUNS, breakdown, footprint
+    from regard.models.family import configure
+    from regard.shipped import located
+
+    if located(preset).is_dir():
+        if changes:
+            raise ValueError(f"{preset} is a trained model: {changes[0]} cannot be changed in it")
+        found = storage.shape(located(preset))
+        config = storage.config(located(preset))
+    else:
+        config = found = configure(preset, changes or (), vocabulary=vocabulary)
+    parts = breakdown(found, 1, source, target)
+    memory = footprint(found, 1, source, target)
+    runs = PAPER_RUNS if any(config == run.config for run in PAPER_RUNS.values()) else {}
+    if as_json:
+        account = {
+            "preset": preset,
+            "config": asdict(config),
+            "batch": {"sentences": 1, "source": source, "target": target},
+            "parameters": sum(part.parameters for part in parts),
+            "forward_flops": sum(part.flops for part in parts),
+            "parts": [asdict(part) for part in parts],
+            "memory": asdict(memory),
+            "paper": {
+                name: {
+                    "steps": run.steps,
+                    "model_flops": run.model_flops(),
+                    "stated_flops": run.stated,
+                    "utilisation": run.utilisation(),
+                }
+                for name, run in runs.items()
+            },
+        }
+        typer.echo(json.dumps(account, indent=2))
+        return
+    title = f"{' '.join([preset, *(changes or ())])}, vocabulary {config.vocabulary:,}"
+    both = memory.cache_per_source_token > 0
+    show(_parts_table(title, parts, f"{source} source and {target} target tokens" if both else f"{target} tokens"))
+    show(_memory_table(memory, f"{source} + {target} tokens" if both else f"{target} tokens"))
+    if runs:
+        show(_paper_table(runs))
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    source: Annotated[Path | None, typer.Option(help="What to translate, a sentence a line.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="What a person made of it, line by line.")] = None,
+    text: Annotated[Path | None, typer.Option(help="For a language model: a file of plain text, or a folder.")] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Tokens from one of its windows to the next. (default: half a block)")
+    ] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Width of the search; 1 is greedy.")] = None,
+    alpha: Annotated[float | None, typer.Option(min=0.0, help="Length penalty.")] = None,
+    split: Annotated[
+        bool | None, typer.Option(help="Read a line sentence by sentence. (default: as the model learnt)")
+    ] = None,
+    tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's tokeniser. (default: the recipe's)")] = None,
+    lowercase: Annotated[bool | None, typer.Option(help="Compare in lower case. (default: the recipe's)")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the reliability diagram here (.svg, .png).")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the translations here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Score a model on a text: BLEU, chrF, perplexity, accuracy, calibration; of a language model, bits a byte."""
+    from regard.studies.evaluate import evaluate, foretell
+
+    if text is not None:
+        if source is not None or reference is not None:
+            raise ValueError("--text is for a language model, --source and --reference are for a translator: choose")
+        with telling("evaluating"):
+            figures = foretell(model, text, stride)
+        if as_json:
+            typer.echo(json.dumps(figures, indent=2))
+            return
+        table = make_table(str(model), f"{text}, in windows of {figures.pop('window')}", "", "")
+        table.show_header = False
+        for name, value in figures.items():
+            table.add_row(name, f"{value:,.4f}" if isinstance(value, float) else f"{value:,}")
+        show(table)
+        return
+    if source is None or reference is None:
+        raise ValueError("name what to translate and what a person made of it (--source, --reference), or a --text")
+    with telling("evaluating"):
+        result = evaluate(
+            model,
+            source,
+            reference,
+            beam=beam,
+            alpha=alpha,
+            split=split,
+            tokenize=tokenize,
+            lowercase=lowercase,
+            picture=picture,
+            output=output,
+        )
+    if as_json:
+        numbers = {key: None if x == math.inf else x for key, x in result.items()}  # JSON has no Infinity
+        typer.echo(json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    heading = f"{result['sentences']:,} lines, read {result['read']}; {result['tokens']:,} tokens"
+    if result["left_out"]:
+        heading += f"; BLEU and chrF alone count {result['left_out']:,} pairs that are longer than the model reads"
+    table = make_table(str(model), heading, "", "", "")
+    table.show_header, note = False, table.columns[2]
+    note.justify, note.no_wrap, note.overflow = "left", False, "fold"  # a signature is cut nowhere, a figure never
+    for name in ("bleu", "chrf"):
+        table.add_row(result[name]["name"], f"{result[name]['score']:.2f}", result[name]["signature"])
+    table.add_row("perplexity", f"{result['perplexity']:.3f}", "of a token, given those before it")
+    table.add_row("accuracy", f"{result['accuracy']:.2%}", "of tokens foretold right")
+    table.add_row("calibration", f"{result['ece']:.2%}", "expected error of the confidence (ECE)")
+    show(table)
+
+
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="Which one; without a name, they are listed.")] = None,
+    scale: Annotated[str, typer.Option(help="smoke (a minute), small (two cores), full (the paper's).")] = "small",
+    out: Annotated[Path | None, typer.Option(help="(default: runs/experiments/NAME-SCALE)")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure anew what is known already.")] = False,
+    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster for the trials; local: one here.")] = None,
+) -> None:
+    """Measure a table of the paper, or one of its open questions; the same command again goes on."""
+    from regard.experiments import lab
+
+    if name is not None:
+        lab.experiment(name, scale=scale, out=out, again=again, ray=ray)
+        return
+    table = make_table("experiments", "", "name", "what it measures")
+    table.columns[1].justify, table.columns[1].no_wrap = "left", False
+    for each, about in lab.NAMES.items():
+        table.add_row(each, about)
+    show(table)
+
+
+def _parts_table(title: str, parts: "list[Part]", tokens: str) -> Table:
+    caption = f"FLOPs of the matrix products of a forward pass over {tokens}; training takes three times as many.\n"
+    table = make_table(title, caption, "part", "parameters", "share", "FLOPs", "share")
+    total = sum(part.parameters for part in parts), sum(part.flops for part in parts)
+    for part in parts:
+        counts = zip((part.parameters, part.flops), total, strict=True)
+        cells = [cell for n, whole in counts for cell in ((f"{n:,}", f"{n / whole:.1%}") if n else ("", ""))]
+        table.add_row(part.name, *cells)
+    table.add_section()
+    table.add_row("total", f"{total[0]:,}", "", f"{total[1]:,}", "", style="bold")
+    return table
+
+
+def _memory_table(memory: "Footprint", tokens: str) -> Table:
+    table = make_table("memory", "In fp32 unless said otherwise.\n", "", "", "")
+    table.show_header, table.columns[2].justify = False, "left"
+    for kind, size in memory.weights.items():
+        table.add_row("weights", in_bytes(size), kind)
+    table.add_row("training state", in_bytes(memory.training_state), "weight, gradient and Adam's two moments")
+    table.add_row("activations", in_bytes(memory.activations), f"kept for the backward pass of {tokens}")
+    table.add_row("cache", in_bytes(memory.cache_per_target_token), "for each target token decoded")
+    table.add_row("", in_bytes(memory.cache_per_source_token), "for each source token attended to")
+    if memory.cache_per_sentence:
+        table.add_row("", in_bytes(memory.cache_per_sentence), "for each sentence, however long")
+    return table
+
+
+def _paper_table(runs: "dict[str, PaperRun]") -> Table:
+    caption = (
+        "All steps, of 25,000 source and 25,000 target tokens in sentences of 25 or 50. Stated is time x GPUs x "
+        "9.5e12 FLOP/s (Table 2); utilisation is the model's share of it, in sentences of 25."
+    )
+    table = make_table("the paper's runs", caption, "run", "steps", "FLOPs (25)", "FLOPs (50)", "stated", "utilisation")
+    for name, run in runs.items():
+        counts = [f"{run.model_flops(length):.2e}" for length in (25, 50)]
+        table.add_row(name, f"{run.steps:,}", *counts, f"{run.stated:.1e}", f"{run.utilisation():.0%}")
+    return table
