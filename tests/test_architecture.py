@@ -1,6 +1,7 @@
 """Imports point one way (docs/architecture.md), names mean one thing, no file and no room outgrows its place."""
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -200,6 +201,17 @@ def test_no_room_outgrows_its_budget() -> None:
     found = lines_of_rooms()
     assert found.keys() == BUDGET.keys()
     assert {room: lines for room, lines in found.items() if lines > BUDGET[room]} == {}
+
+
+def test_the_page_names_every_file_and_no_other() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
+    tree = page.partition("```\n")[2].partition("\nbench/")[0]
+    rooms = re.split(r"^  (\w+)/ ", tree, flags=re.MULTILINE)
+    for room, text in zip(rooms[1::2], rooms[2::2], strict=True):
+        named = set(re.findall(r"\b(\w+)\.py\b", re.split(r"^  \w+\.py", text, flags=re.MULTILINE)[0]))
+        there = {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__"}
+        assert named <= there, (room, named - there)
+        assert not named or room == "experiments" or named >= there, (room, there - named)
 
 
 def public_classes(package: Path) -> dict[str, list[str]]:
