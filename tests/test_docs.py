@@ -192,6 +192,19 @@ def test_every_other_command_parses(page: str) -> None:
     assert {command["verb"] for command in found} & {"quantize", "export"}
 
 
+def test_what_is_shown_to_be_added_is_what_the_toys_are() -> None:
+    text = (ROOT / "docs" / "extend.md").read_text("utf-8")
+    assert {parse(command)["verb"] for command in commands(text) if not command.isalpha()} > {"info", "train", "serve"}
+    for diff, toy in zip(blocks(text, "diff"), ("toy_family", "toy_task"), strict=True):
+        shown = re.findall(r"^\+(?!\+\+)(.*)$", diff.partition("/dev/null")[2], re.MULTILINE)
+        whole = (ROOT / "tests" / f"{toy}.py").read_text("utf-8")
+        for part in re.split(r"\n(?=    def |class |@|TASK)", "\n".join(shown)):  # in whole parts, of a task only some
+            assert part.strip("\n") in whole, part
+    page = (ROOT / "docs" / "extend.md").read_text("utf-8")
+    recipe = next(block for block in blocks(page, "") if block.startswith("task:"))
+    assert yaml.safe_load(recipe)["model"]["preset"] == "bag"
+
+
 @pytest.mark.parametrize("page", ["docs/experiments/README.md", "docs/zoo.md", "docs/baselines.md"])
 def test_every_command_beside_an_explanation_parses(page: str) -> None:
     verbs: Any = typer.main.get_command(cli.app)

@@ -1,9 +1,10 @@
-"""A new member is one model file, one recipe and one test: the toy goes through every door, and no room knows it."""
+"""A new member is one model file, a new task is one file: toys of both go through every door; no room knows them."""
 
 import json
 import shutil
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from rich.console import Console
@@ -17,7 +18,10 @@ from regard.models import storage
 from regard.models.family import FAMILIES
 from regard.recipes import reading
 from regard.recipes.train import train
-from tests import toy_family
+from regard.serving.registry import Registry
+from regard.tasks.task import TASKS
+from tests import toy_family, toy_task
+from tests.serving.servers import running
 
 RECIPE = """
 task: {name: generate, block: 24}
@@ -119,6 +123,14 @@ def test_it_writes_what_the_slow_truth_writes_in_any_company(run: Path) -> None:
     assert generator.score(["1 and 2 make 3."])[0].log_probability < 0.0
 
 
+def test_it_is_served(run: Path) -> None:
+    expected = regard.load(run).generate("1 and 2", beam=1, limit=9)
+    with running(Registry([run])) as (address, _):
+        body = {"model": "run", "prompt": "1 and 2", "max_tokens": 9, "temperature": 0}
+        answer = httpx.post(f"{address}/v1/completions", json=body).json()
+    assert answer["choices"][0]["text"] == expected
+
+
 def test_it_is_seen_accounted_for_and_made_smaller(run: Path, tmp_path: Path) -> None:
     generator = regard.load(run)
     model, tokens = generator.model, torch.tensor([generator.ids("1 and 2")])
@@ -135,3 +147,28 @@ def test_it_is_seen_accounted_for_and_made_smaller(run: Path, tmp_path: Path) ->
     assert account["memory"]["cache_per_target_token"] == 2 * 64 * 4  # a key and a value of d_model numbers
     show("quantize", run, tmp_path / "int8")
     assert isinstance(regard.load(tmp_path / "int8").generate("1 and 2"), str)
+
+
+def test_a_new_task_is_learnt_stored_and_used_by_a_member_that_knows_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TASKS, "label", toy_task.__name__)
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    lines = [f"{word} {i}\t{word[0].upper()}\n" for i in range(200) for word in ("cat", "dog", "bird")]
+    (tmp_path / "lines.tsv").write_text("".join(lines))
+    (tmp_path / "label.yaml").write_text(
+        "task: {name: label}\n"
+        "data: {train: {text: lines.tsv, documents: line}, hold_out: 30}\n"
+        "tokens: {kind: char, size: 0}\n"
+        "model: {preset: bag}\n"
+        "train: {steps: 30, batch_tokens: 512, smoothing: 0.0, optimiser: {name: adamw}, schedule: {warmup: 5}}\n"
+    )
+    recipe = reading.load(str(tmp_path / "label.yaml"))
+    assert train(recipe, tmp_path / "run", name="label", console=QUIET)
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["accuracy"]["score"] > 0.9
+    labeller = regard.load(tmp_path / "run")
+    assert [labeller.label(text) for text in ("cat 3", "dog 999", "bird 12")] == ["C", "D", "B"]
+    with pytest.raises(ValueError, match="cannot generate: it is a model to label"):
+        regard.load(tmp_path / "run", task="generate")
+    with pytest.raises(ValueError, match=r"override task.block=9: task.block is for the task generate, .* label"):
+        reading.load(str(tmp_path / "label.yaml"), ["task.block=9"])

@@ -23,7 +23,7 @@ def sequence_pairs(task: str, *, symbols: Sequence[str], lengths: Sequence[int],
     as it occurs, and "parity" is the first of them if that is an even number of times, else the second.
 
     >>> next(sequence_pairs("sort", symbols="abcde", lengths=range(4, 8), seed=1))
-    Pair(source=('c', 'e', 'a', 'a', 'd'), target=('a', 'a', 'c', 'd', 'e'))
+    SymbolPair(source=('c', 'e', 'a', 'a', 'd'), target=('a', 'a', 'c', 'd', 'e'))
     """
     one_of(TASKS, task=task)
     if not symbols or not lengths:

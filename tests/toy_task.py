@@ -1,0 +1,131 @@
+"""A new task, as small as one can be: which of some labels a line has; what docs/extend.md shows.
+
+A line is `text`, a tab, `label`. The label is the token that a language model says after the end of the text.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.core.generation import DecoderOnly, padded
+from regard.data.arrays import Column, Table
+from regard.data.batching import Batch
+from regard.data.documents import TextFiles, fingerprint_of, read_passages
+from regard.data.text import Skipped
+from regard.data.tokenizers import Tokenizer
+from regard.tasks.generate import IGNORE, TextConfig
+from regard.tasks.task import Measured, Sections, Task
+from regard.training.objectives import NextToken, Objective
+from regard.training.run import Sample
+from regard.training.stream import Collate
+
+Line = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class LabelConfig:
+    """What a model is for."""
+
+    name: str = "label"
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A section without settings."""
+
+
+class Labeller:
+    """What a person holds."""
+
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, **how: Any) -> None:
+        self.model, self.tokenizer = model.eval(), tokenizer
+
+    @torch.no_grad()
+    def label(self, text: str) -> str:
+        """The label of a text."""
+        ids = [*self.tokenizer.encode(text), *self.tokenizer.marks.need("eos")]
+        return self.tokenizer.decode([int(self.model(torch.tensor([ids]))[0, -1].argmax())])
+
+
+@dataclass(frozen=True)
+class Label(Task):
+    """Text in, a label out."""
+
+    name, kind = "label", "labelling"
+    sections = Sections(LabelConfig, TextConfig, Nothing, Nothing)
+    row, rows = "line", "lines"
+    needs = DecoderOnly
+
+    @classmethod
+    def of(cls, recipe: Any) -> "Label":
+        return cls()
+
+    @classmethod
+    def files(cls, data: TextConfig, progress: Any = None) -> dict[str, TextFiles]:
+        given = {"train": data.train, "valid": data.valid, "test": data.test}
+        return {name: split for name, split in given.items() if split is not None}
+
+    @classmethod
+    def fingerprint(cls, files: TextFiles) -> str:
+        return fingerprint_of(files)
+
+    def prepared_by(self, data: TextConfig, modulus: int | None) -> list[Any]:
+        return [self.name, data.limit, modulus]
+
+    def read(self, files: TextFiles, skipped: Skipped | None = None) -> Iterator[Line]:
+        for passage in read_passages(files, skipped):
+            text, _, label = passage.text.partition("\t")
+            yield text, label
+
+    def key(self, row: Line) -> str:
+        return row[0]
+
+    def texts(self, row: Line) -> Line:
+        return row
+
+    def columns(self, vocabulary: int) -> dict[str, Column]:
+        return {"text": Column.ids(vocabulary), "label": Column.ids(vocabulary)}
+
+    def examples(self, rows: Sequence[Line], tokenizer: Tokenizer) -> Iterator[Any]:
+        texts, labels = (tokenizer.encode_batch(side) for side in zip(*rows, strict=True))
+        return zip(texts, labels, strict=True)
+
+    def length(self, recipe: Any) -> int:
+        return 64
+
+    def corpus(self, table: Table) -> Table:
+        return table
+
+    def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
+        (eos,) = tokenizer.marks.need("eos")
+
+        def batch(rows: Sequence[Any], draw: Random) -> Batch:
+            tokens = padded([[*map(int, text), eos] for text, _ in rows], 0, len(tokenizer))
+            labels = torch.full_like(tokens, IGNORE)
+            for row, (text, label) in enumerate(rows):
+                labels[row, len(text)] = int(label[0])
+            return Batch({"tokens": tokens, "labels": labels}, len(rows))
+
+        return batch
+
+    def objective(self, model: nn.Module, smoothing: float, tokenizer: Tokenizer) -> Objective:
+        return NextToken(model, smoothing, ignore=IGNORE)
+
+    def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: Nothing, **how: Any) -> Labeller:
+        return Labeller(models[0], tokenizer, **how)
+
+    def measure(self, predictor: Labeller, held_out: Sequence[Line], recipe: Any) -> Measured:
+        samples = [Sample(text, predictor.label(text), label) for text, label in held_out]
+        accuracy = sum(predictor.label(text) == label for text, label in held_out) / len(held_out)
+        return Measured(accuracy, {"accuracy": accuracy}, samples)
+
+    def judge(self, predictor: Labeller, held_out: Sequence[Line], recipe: Any) -> tuple[dict[str, Any], list[Sample]]:
+        score, _, samples = self.measure(predictor, held_out, recipe)
+        return {"accuracy": {"score": score, "signature": f"lines:{len(held_out)}"}}, samples
+
+
+TASK = Label
