@@ -107,7 +107,7 @@ def functions(lib: ctypes.CDLL, variant: str) -> SimpleNamespace:
     """By their names in C, whose arguments are declared."""
     found = SimpleNamespace(**{name: lib[f"{variant}{name}"] for name in compiler.FUNCTIONS})
     pointer, model, product = c_void_p, POINTER(Model), POINTER(Product)
-    found.room.argtypes, found.room.restype = [model, c_int32, c_int32], c_int64
+    found.room.argtypes, found.room.restype = [model, c_int32, c_int32, c_int32], c_int64
     found.encode.argtypes, found.encode.restype = [model, c_int32, *[pointer] * 5], c_int32
     found.decode.argtypes = [model, POINTER(Rows), c_int32, *[pointer] * 3, c_int32, *[pointer] * 3]
     found.decode.restype = c_int32

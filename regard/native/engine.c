@@ -324,6 +324,7 @@ static void some_panels(void *about, int i, int n) {
 }
 
 #define SHARED 200000 /* multiplications that are worth a helper's attention */
+#define PIECES_OF(threads) (4 * (threads)) /* into which work is cut for them, at most */
 
 /* C = A W + b for m rows. `room` holds m rows of bytes and m floats where the weights are int8. */
 static void product(Team *team, const float *a, int lda, int m, const Product *p, float *c, int ldc, int mode,
@@ -339,7 +340,7 @@ static void product(Team *team, const float *a, int lda, int m, const Product *p
   if (!team || team->threads == 1 || (int64_t)p->K * p->N * m < SHARED)
     some_panels(&w, 0, 1);
   else
-    together(team, some_panels, &w, pieces < 4 * team->threads ? pieces : 4 * team->threads);
+    together(team, some_panels, &w, pieces < PIECES_OF(team->threads) ? pieces : PIECES_OF(team->threads));
 }
 
 /* ---------------------------------------------------------------------------------------------- between products */
@@ -380,9 +381,9 @@ static void embed(const Model *M, const Embedding *e, int32_t token, int32_t pos
   if (e->norm.gain) normalise(&e->norm, x, d, M->eps, x);
 }
 
-/* One row of scores becomes weights; `n` of them, the rest of the last vector counts as nothing. */
-static void softmax(float *s, int n) {
-  int padded = (n + L - 1) / L * L;
+/* One row of S scores becomes weights: the first n of them; the others, and the rest of the last vector, nothing. */
+static void softmax(float *s, int n, int S) {
+  int padded = (S + L - 1) / L * L;
   for (int i = n; i < padded; i++) s[i] = -INFINITY;
   vec top = load(s);
   for (int i = L; i < padded; i += L) top = larger(load(s + i), top);
@@ -397,35 +398,47 @@ static void softmax(float *s, int n) {
   for (int i = 0; i < padded; i += L) store(s + i, load(s + i) * share);
 }
 
-/* Σ weight[s] · value s, for n vectors (a constant) of each value, which lies at `cell` or else in order. */
-INLINE void mix(int n, const float *weight, const float *values, size_t stride, const int32_t *cell, int S, float *out) {
-  vec even[4], odd[4];
-#pragma GCC unroll 4
-  for (int j = 0; j < n; j++) even[j] = odd[j] = all(0.0f);
+/* Queries that are answered together, for each reading of a key or a value. */
+#define QUERIES 4
+
+/* Σ weight[s] · value s for some rows of weights, for n vectors of each value (both constants, at most 8 together); a
+   value lies at `cell`, or else in order. The next row's weights lie `padded` further, what it gets lies `next`. */
+INLINE void mix(int rows, int n, const float *weight, int padded, const float *values, size_t stride,
+                const int32_t *cell, int S, float *out, int next) {
+  vec even[8], odd[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < rows * n; i++) even[i] = odd[i] = all(0.0f);
   int s = 0;
   for (; s + 2 <= S; s += 2) {
     const float *a = values + (cell ? cell[s] : s) * stride, *b = values + (cell ? cell[s + 1] : s + 1) * stride;
 #pragma GCC unroll 4
-    for (int j = 0; j < n; j++) {
-      even[j] += weight[s] * load(a + j * L);
-      odd[j] += weight[s + 1] * load(b + j * L);
-    }
+    for (int j = 0; j < n; j++)
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; r++) {
+        even[r * n + j] += weight[r * padded + s] * load(a + j * L);
+        odd[r * n + j] += weight[r * padded + s + 1] * load(b + j * L);
+      }
   }
   if (s < S)
 #pragma GCC unroll 4
-    for (int j = 0; j < n; j++) even[j] += weight[s] * load(values + (cell ? cell[s] : s) * stride + j * L);
+    for (int j = 0; j < n; j++)
 #pragma GCC unroll 4
-  for (int j = 0; j < n; j++) store(out + j * L, even[j] + odd[j]);
+      for (int r = 0; r < rows; r++)
+        even[r * n + j] += weight[r * padded + s] * load(values + (cell ? cell[s] : s) * stride + j * L);
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+    for (int j = 0; j < n; j++) store(out + r * next + j * L, even[r * n + j] + odd[r * n + j]);
 }
 
-INLINE void mix_all(int d_v, const float *weight, const float *values, size_t stride, const int32_t *cell, int S,
+INLINE void mix_one(int d_v, const float *weight, const float *values, size_t stride, const int32_t *cell, int S,
                     float *out) {
   for (int i = 0; i < d_v; i += 4 * L)
     switch ((d_v - i) / L) {
-      case 1: mix(1, weight, values + i, stride, cell, S, out + i); break;
-      case 2: mix(2, weight, values + i, stride, cell, S, out + i); break;
-      case 3: mix(3, weight, values + i, stride, cell, S, out + i); break;
-      default: mix(4, weight, values + i, stride, cell, S, out + i);
+      case 1: mix(1, 1, weight, 0, values + i, stride, cell, S, out + i, 0); break;
+      case 2: mix(1, 2, weight, 0, values + i, stride, cell, S, out + i, 0); break;
+      case 3: mix(1, 3, weight, 0, values + i, stride, cell, S, out + i, 0); break;
+      default: mix(1, 4, weight, 0, values + i, stride, cell, S, out + i, 0);
     }
 }
 
@@ -442,32 +455,54 @@ static void attend_fixed(const Model *M, Heads a, const float *q, const float *k
         for (int j = 0; j < 4; j++) sum[j] += qh[i + j] * load(kh + (size_t)(i + j) * padded + s);
       store(scores + s, ((sum[0] + sum[1]) + (sum[2] + sum[3])) * M->score_scale);
     }
-    softmax(scores, S);
-    mix_all(d_v, scores, values + h / share * d_v, stride, 0, S, out + h * d_v);
+    softmax(scores, S, S);
+    mix_one(d_v, scores, values + h / share * d_v, stride, 0, S, out + h * d_v);
   }
 }
 
-/* One query over T cells of a cache: cell[t] says where the key and the value of position t lie. */
-static void attend_cells(const Model *M, Heads a, const float *q, const float *keys, const float *values,
-                         const int32_t *cell, int T, float *out, float *scores) {
-  int share = a.heads / a.kv_heads, d_k = M->d_k, d_v = M->d_v;
-  size_t wk = M->kv_heads * d_k, wv = M->kv_heads * d_v;
-  for (int h = 0; h < a.heads; h++) {
-    const float *qh = q + h * d_k, *kh = keys + h / share * d_k;
-    for (int t = 0; t < T; t += L) {
-      vec x[L];
+/* One query of a head over T cells of a cache: cell[t] says where the key and the value of position t lie. */
+static void attend_cells(const Model *M, const float *q, const float *keys, const float *values, const int32_t *cell,
+                         int T, float *out, float *scores) {
+  size_t wk = M->kv_heads * M->d_k, wv = M->kv_heads * M->d_v;
+  for (int t = 0; t < T; t += L) {
+    vec x[L];
 #pragma GCC unroll 16
-      for (int j = 0; j < L; j++) {
-        x[j] = all(0.0f);
-        if (t + j >= T) continue;
-        const float *k = kh + cell[t + j] * wk;
-        for (int i = 0; i < d_k; i += L) x[j] += load(qh + i) * load(k + i);
-      }
-      store(scores + t, sums(x) * M->score_scale);
+    for (int j = 0; j < L; j++) {
+      x[j] = all(0.0f);
+      if (t + j >= T) continue;
+      const float *k = keys + cell[t + j] * wk;
+      for (int i = 0; i < M->d_k; i += L) x[j] += load(q + i) * load(k + i);
     }
-    softmax(scores, T);
-    mix_all(d_v, scores, values + h / share * d_v, wv, cell, T, out + h * d_v);
+    store(scores + t, sums(x) * M->score_scale);
   }
+  softmax(scores, T, T);
+  mix_one(M->d_v, scores, values, wv, cell, T, out);
+}
+
+/* QUERIES of them, N apart, of which the first sees T cells and each one after it a cell more: the same, to the bit. */
+static void attend_together(const Model *M, const float *q, int N, const float *keys, const float *values,
+                            const int32_t *cell, int T, float *out, int next, float *scores, int padded) {
+  size_t wk = M->kv_heads * M->d_k, wv = M->kv_heads * M->d_v;
+  const int S = T + QUERIES - 1;
+  for (int t = 0; t < S; t += QUERIES) {
+    vec x[L];
+    const float *k[QUERIES];
+#pragma GCC unroll 16
+    for (int i = 0; i < L; i++) x[i] = all(0.0f);
+    for (int j = 0; j < QUERIES; j++) k[j] = keys + cell[t + j < S ? t + j : S - 1] * wk;
+    for (int i = 0; i < M->d_k; i += L)
+#pragma GCC unroll 4
+      for (int j = 0; j < QUERIES; j++)
+#pragma GCC unroll 4
+        for (int r = 0; r < QUERIES; r++) x[r * QUERIES + j] += load(q + (size_t)r * N + i) * load(k[j] + i);
+    float score[L];
+    store(score, sums(x) * M->score_scale);
+    for (int r = 0; r < QUERIES; r++) memcpy(scores + r * padded + t, score + r * QUERIES, sizeof(float) * QUERIES);
+  }
+  for (int r = 0; r < QUERIES; r++) softmax(scores + r * padded, T + r, S);
+  int i = 0;
+  for (; i + 2 * L <= M->d_v; i += 2 * L) mix(QUERIES, 2, scores, padded, values + i, wv, cell, S, out + i, next);
+  if (i < M->d_v) mix(QUERIES, 1, scores, padded, values + i, wv, cell, S, out + i, next);
 }
 
 /* Keys (S, width = G · d_k) with a stride -> (G, d_k, padded S), zeros at the end. */
@@ -552,7 +587,7 @@ static void feed_forward(const Model *M, const Layer *layer, const Room *w, int 
 
 static size_t rounded(size_t n) { return (n + 63) / 64 * 64; }
 
-static size_t lay(const Model *M, int m, int longest, char *base, Room *w) {
+static size_t lay(const Model *M, int m, int longest, int threads, char *base, Room *w) {
   size_t wide = M->heads * M->d_k + M->kv_heads * (M->d_k + M->d_v), inner, at = 0, padded;
   padded = (longest + L - 1) / L * L;
   inner = (M->gated ? 2 : 1) * (size_t)M->d_ff;
@@ -564,7 +599,7 @@ static size_t lay(const Model *M, int m, int longest, char *base, Room *w) {
   TAKE(y, 4 * (size_t)m * M->d);
   TAKE(wide, 4 * (size_t)m * wide);
   TAKE(heads, 4 * (size_t)m * M->heads * M->d_v);
-  TAKE(scores, 4 * padded);
+  TAKE(scores, 4 * PIECES_OF(threads) * QUERIES * padded);
   TAKE(keys, 4 * (size_t)M->kv_heads * M->d_k * padded);
   TAKE(at, 4 * (size_t)m);
   TAKE(bytes, (size_t)m * (4 + widest + 4));
@@ -573,9 +608,9 @@ static size_t lay(const Model *M, int m, int longest, char *base, Room *w) {
 }
 
 /* Bytes that `encode` and `decode` need to work on m rows whose sentences have at most `longest` tokens. */
-int64_t room(const Model *M, int32_t m, int32_t longest) {
+int64_t room(const Model *M, int32_t m, int32_t longest, int32_t threads) {
   Room w;
-  return lay(M, m, longest, 0, &w);
+  return lay(M, m, longest, threads, 0, &w);
 }
 
 /* Numbers that a decoder layer may know of a sentence of S tokens. */
@@ -595,7 +630,7 @@ int32_t encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *
   for (int b = 0; b < n; b++) m += lengths[b], longest = lengths[b] > longest ? lengths[b] : longest;
   for (int r = 0; r < m; r++)
     if (tokens[r] < 0 || tokens[r] >= M->source.tokens) return 0;
-  lay(M, m, longest, space, &w);
+  lay(M, m, longest, team ? team->threads : 1, space, &w);
   for (int b = 0, r = 0; b < n; b++)
     for (int s = 0; s < lengths[b]; s++, r++) embed(M, &M->source, tokens[r], s, w.x + (size_t)r * M->d);
   for (int l = 0; l < M->encoder_layers; l++) {
@@ -644,6 +679,48 @@ typedef struct {
   int64_t cells;
 } Rows;
 
+/* Self-attention of m tokens, as `decode` has them. */
+typedef struct {
+  const Model *M;
+  const Rows *rows;
+  Heads heads;
+  const float *qkv, *keys, *values;
+  const int32_t *to, *at;
+  int m, N, padded;
+  float *out, *scores;
+} Attention;
+
+/* Part i of n: some heads of some tokens; of a text, one head of all tokens after the other, for its keys stay near. */
+static void some_heads(void *about, int i, int n) {
+  const Attention a = *(const Attention *)about;
+  const int H = a.heads.heads, share = H / a.heads.kv_heads, V = H * a.M->d_v;
+  int64_t item = (int64_t)a.m * H * i / n, end = (int64_t)a.m * H * (i + 1) / n;
+  float *scores = a.scores + (size_t)i * QUERIES * a.padded;
+  while (item < end) {
+    int h = a.to ? item / a.m : item % H, t = a.to ? item % a.m : item / H, r = a.to ? a.to[t] : t;
+    const float *q = a.qkv + (size_t)t * a.N + h * a.M->d_k;
+    const float *k = a.keys + h / share * a.M->d_k, *v = a.values + h / share * a.M->d_v;
+    const int32_t *cell = a.rows->history + r * a.rows->stride;
+    float *out = a.out + (size_t)t * V + h * a.M->d_v;
+    if (a.to && t + QUERIES <= a.m && item + QUERIES <= end && a.to[t + QUERIES - 1] == r) {
+      attend_together(a.M, q, a.N, k, v, cell, a.at[t] + 1, out, V, scores, a.padded);
+      item += QUERIES;
+    } else {
+      attend_cells(a.M, q, k, v, cell, a.at[t] + 1, out, scores);
+      item++;
+    }
+  }
+}
+
+static void attend_own(Team *team, Attention a) {
+  int64_t seen = 0;
+  for (int t = 0; t < a.m; t++) seen += a.at[t] + 1;
+  if (!team || team->threads == 1 || seen * a.heads.heads * (a.M->d_k + a.M->d_v) < SHARED)
+    some_heads(&a, 0, 1);
+  else
+    together(team, some_heads, &a, PIECES_OF(team->threads));
+}
+
 /* Append m tokens in the cells given, each to the row that `to` names, or one to each where it is absent; those of a row
    in their order. -> what the last product reads, `features` (m, d); absent: what comes after is not wanted.
    No row has more than `longest` tokens, nor its source. Returns 0, and does nothing, if a token is none.
@@ -652,9 +729,10 @@ int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, con
                int32_t longest, float *features, Team *team, char *space) {
   Room w = {.team = team};
   int wk = M->kv_heads * M->d_k, wv = M->kv_heads * M->d_v; /* of a cell */
+  int padded = (longest + L - 1) / L * L;
   for (int i = 0; i < m; i++)
     if (tokens[i] < 0 || tokens[i] >= M->target.tokens) return 0;
-  lay(M, m, longest, space, &w);
+  lay(M, m, longest, team ? team->threads : 1, space, &w);
   for (int i = 0; i < m; i++) {
     int r = to ? to[i] : i;
     w.at[i] = rows->lengths[r]++;
@@ -676,9 +754,8 @@ int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, con
       memcpy(v + (size_t)cells[i] * wv, qkv + Q + K, sizeof(float) * own.kv_heads * M->d_v);
     }
     if (!features && l + 1 == M->decoder_layers) return 1;
-    for (int i = 0; own.heads && i < m; i++)
-      attend_cells(M, own, w.wide + (size_t)i * N, k, v, rows->history + (to ? to[i] : i) * rows->stride, w.at[i] + 1,
-                   w.heads + (size_t)i * V, w.scores);
+    if (own.heads)
+      attend_own(team, (Attention){M, rows, own, w.wide, k, v, to, w.at, m, N, padded, w.heads, w.scores});
     product(w.team, w.heads, V, m, &layer->output, w.x, M->d, ADD, w.bytes);
     leave(M, &layer->attention_norm, &w, m);
     if (layer->cross_output.N) {
@@ -686,9 +763,9 @@ int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, con
       Q = read.heads * M->d_k, K = read.kv_heads * M->d_k, V = read.heads * M->d_v;
       product(w.team, in, M->d, m, &layer->query, w.wide, Q, SET, w.bytes);
       for (int i = 0; read.heads && i < m; i++) {
-        int sentence = rows->sentence[to ? to[i] : i], S = rows->sources[sentence], padded = (S + L - 1) / L * L;
-        const float *from = rows->memory[sentence] + l * room_of(M, S);
-        attend_fixed(M, read, w.wide + (size_t)i * Q, from, from + (size_t)K * padded, read.kv_heads * M->d_v, S,
+        int sentence = rows->sentence[to ? to[i] : i], S = rows->sources[sentence];
+        const float *keys = rows->memory[sentence] + l * room_of(M, S), *values = keys + K * (size_t)((S + L - 1) / L * L);
+        attend_fixed(M, read, w.wide + (size_t)i * Q, keys, values, read.kv_heads * M->d_v, S,
                      w.heads + (size_t)i * V, w.scores);
       }
       product(w.team, w.heads, V, m, &layer->cross_output, w.x, M->d, ADD, w.bytes);

@@ -159,7 +159,7 @@ class NativeRows:
 
     def _encode_together(self, texts: Sequence[Ints], lengths: Int32, address: Ints) -> None:
         ids = np.concatenate(texts).astype(np.int32)
-        space = self._space(self.model.library.room(self.model.c, len(ids), int(lengths.max())))
+        space = self._room(len(ids), int(lengths.max()))
         read = self.model.library.encode(
             self.model.c,
             len(texts),
@@ -194,7 +194,7 @@ class NativeRows:
             self.history = np.concatenate([self.history, np.zeros((len(self.lengths), self.longest), np.int32)], 1)
             self._tell()
         cells = self.free[len(self.free) - m :]
-        space = self._space(self.model.library.room(self.model.c, m, self.longest))
+        space = self._room(m, self.longest)
         written = self.model.library.decode(
             self.model.c,
             self.c,
@@ -248,6 +248,10 @@ class NativeRows:
         self.owner = np.concatenate([self.owner, np.full(more, -1, np.int32)])
         self.c.keys, self.c.values = self.keys.ctypes.data, self.values.ctypes.data
         self.c.owner, self.c.cells = self.owner.ctypes.data, old + more
+
+    def _room(self, m: int, longest: int) -> int:
+        """Where the engine can work on m tokens of sentences that have at most so many."""
+        return self._space(self.model.library.room(self.model.c, m, longest, self.model.threads))
 
     def _space(self, size: int) -> int:
         """The address of so many bytes to work in, at a multiple of 64."""
