@@ -1,4 +1,4 @@
-"""docs/training.md keeps its word: it names every key with its default, and its commands, recipes and Python work."""
+"""Pages keep their word: they name every key with its default, and their commands, recipes and Python work."""
 
 import re
 import shlex
@@ -15,22 +15,26 @@ import yaml
 from regard import cli
 from regard.data.corpora import CORPORA
 from regard.data.dates import date_pairs
+from regard.data.documents import TextFiles
 from regard.data.text import PairFiles
 from regard.experiments.lab import NAMES, SCALES
 from regard.models.transformer import FAMILY
 from regard.recipes import reading as recipes
-from regard.recipes.recipe import Recipe
+from regard.recipes.recipe import ModelConfig, Recipe
 from regard.recipes.train import train
 from regard.tasks.asks import SETTINGS, Settings
+from regard.tasks.generate import GenerateConfig, TextConfig
 from regard.tasks.translate import DataConfig
 from regard.training.config import TrainConfig
 
 ROOT = Path(__file__).parents[1]
 TRAINING = (ROOT / "docs" / "training.md").read_text("utf-8")
 DECODING = (ROOT / "docs" / "decoding.md").read_text("utf-8")
+LANGUAGE = (ROOT / "docs" / "language-models.md").read_text("utf-8")
 DECISIONS = [f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+PAGES = ("README.md", "docs/training.md", "docs/language-models.md")  # that show recipes
 MISUSE = typer.BadParameter.__mro__[1]  # what click raises for a wrong command, whichever click typer has
-GIVEN = ("data.train.source", "data.train.target", "train.steps")  # by us, to have a recipe at all
+GIVEN = ("data.train.source", "data.train.target", "data.train.text", "train.steps")  # by us, to have a recipe at all
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -55,9 +59,8 @@ def parse(command: str) -> dict[str, Any]:
     return {"verb": verb, **context.params}
 
 
-def settings() -> dict[str, Any]:
-    """Each key of a recipe and its default, the keys of valid and test aside: they are those of train."""
-    given = Recipe(data=DataConfig(train=PairFiles("a", "b")), train=TrainConfig(steps=1))
+def keys(given: Recipe) -> dict[str, Any]:
+    """Each key of a recipe and its value, the keys of valid and test aside: they are those of train."""
 
     def flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
         for key, value in values.items():
@@ -66,7 +69,12 @@ def settings() -> dict[str, Any]:
             else:
                 yield before + key, None if before + key in GIVEN else value
 
-    found = {"data.train": None, **dict(flat(yaml.safe_load(recipes.dump(given))))}
+    return {"data.train": None, **dict(flat(yaml.safe_load(recipes.dump(given))))}
+
+
+def settings() -> dict[str, Any]:
+    """Each key of a recipe to translate, and its default."""
+    found = keys(Recipe(data=DataConfig(train=PairFiles("a", "b")), train=TrainConfig(steps=1)))
     shapes = [asdict(preset(100)) for preset in FAMILY.presets.values()]
     return found | {f"model.{key}": "*preset*" for key in shapes[0] if len({str(s[key]) for s in shapes}) > 1}
 
@@ -80,11 +88,43 @@ def documented(text: str) -> dict[str, str]:
 
 
 def test_every_key_is_there_with_its_default() -> None:
-    table = documented(TRAINING)
-    assert table.keys() == settings().keys()
-    for key, default in settings().items():
+    assert_told(TRAINING, settings())
+
+
+def assert_told(text: str, defaults: dict[str, Any]) -> None:
+    """A table of a page has these keys, each with its default."""
+    table = documented(text)
+    assert table.keys() == defaults.keys()
+    for key, default in defaults.items():
         said = None if table[key] == "–" else table[key] if default == "*preset*" else yaml.safe_load(table[key])
         assert (said, type(said)) == (default, type(default)), key
+
+
+def test_every_key_of_a_language_model_is_there_with_its_default() -> None:
+    data, model = TextConfig(train=TextFiles("a")), ModelConfig("gpt-tiny")
+    found = keys(Recipe(task=GenerateConfig(), data=data, model=model, train=TrainConfig(steps=1)))
+    own = ("task", "data", "decode", "evaluate")
+    assert_told(LANGUAGE, {key: value for key, value in found.items() if key.partition(".")[0] in own})
+
+
+def test_every_command_about_language_models_parses() -> None:
+    found = [parse(command) for command in commands(LANGUAGE)]
+    assert {command["verb"] for command in found} == {"train", "generate", "data", "serve"}
+    for command in found:
+        if command["verb"] == "train":
+            assert recipes.load(command["recipe"]).task.name == "generate"
+
+
+@pytest.mark.slow
+def test_the_python_about_language_models_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    use, games = blocks(LANGUAGE, "python")
+    exec(compile(games, "docs/language-models.md", "exec"), {})
+    (tmp_path / "games.yaml").write_text(blocks(LANGUAGE, "yaml")[1])
+    changes = ["train.steps=3", "data.limit=100", "model.d_model=16"]
+    train(recipes.load("games.yaml", changes), Path("runs/shakespeare"), name="games")
+    exec(compile(use, "docs/language-models.md", "exec"), {})
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
@@ -116,7 +156,7 @@ def test_a_wrong_command_is_caught(command: str) -> None:
 
 @pytest.mark.parametrize(
     ("page", "block"),
-    [(page, b) for page in ("README.md", "docs/training.md") for b in blocks((ROOT / page).read_text("utf-8"), "yaml")],
+    [(page, b) for page in PAGES for b in blocks((ROOT / page).read_text("utf-8"), "yaml")],
 )
 def test_every_recipe_loads(page: str, block: str, tmp_path: Path) -> None:
     missing = {"data": "data: {corpus: tatoeba-en-es}\n", "train": "train: {steps: 1}\n"}
@@ -180,7 +220,16 @@ def test_every_command_that_looks_inside_parses_and_names_every_option(page: str
     assert names - set(re.findall(r"--[a-z-]+", text)) <= {"--output", "--ablate", "--prune"}  # -o, --no-ablate
 
 
-LINKED = ["training", "decoding", "small-and-fast", "seeing", "heads", "pruning", "experiments/README"]
+LINKED = [
+    "training",
+    "language-models",
+    "decoding",
+    "small-and-fast",
+    "seeing",
+    "heads",
+    "pruning",
+    "experiments/README",
+]
 
 
 @pytest.mark.parametrize("page", [*(f"docs/{name}.md" for name in LINKED), *DECISIONS])

@@ -67,7 +67,7 @@ class GateConfig:
 
 
 @dataclass(frozen=True)
-class Step:
+class GateStep:
     """One step of the learning."""
 
     loss: float  # of a label, in nats, under the gates drawn
@@ -79,7 +79,7 @@ class Gates:
     """What was learned: of each attention by name, and step by step."""
 
     log_a: dict[str, Tensor]  # (H,): the larger, the more a head is worth
-    history: list[Step]
+    history: list[GateStep]
 
     @property
     def shut(self) -> dict[str, list[int]]:
@@ -122,7 +122,7 @@ def learn_gates(model: nn.Module, batches: Sequence[Taught], *, pad: int, config
                 adam.zero_grad()
                 (loss + c.price * opened).backward(inputs=learned)
                 adam.step()
-                history.append(Step(loss.item(), opened.item()))
+                history.append(GateStep(loss.item(), opened.item()))
     finally:
         model.train(training)
         adam.zero_grad()

@@ -16,7 +16,7 @@ from regard.cli.tables import in_bytes, make_table, show
 from regard.cli.telling import telling
 
 if TYPE_CHECKING:
-    from regard.models.costs import Footprint, PaperRun, Part
+    from regard.models.costs import Cost, Footprint, PaperRun
 
 
 def info(
@@ -167,7 +167,7 @@ def experiment(
     show(table)
 
 
-def _parts_table(title: str, parts: "list[Part]", tokens: str) -> Table:
+def _parts_table(title: str, parts: "list[Cost]", tokens: str) -> Table:
     caption = f"FLOPs of the matrix products of a forward pass over {tokens}; training takes three times as many.\n"
     table = make_table(title, caption, "part", "parameters", "share", "FLOPs", "share")
     total = sum(part.parameters for part in parts), sum(part.flops for part in parts)

@@ -126,7 +126,7 @@ def translate(
         if shortlist:
             about["shortlist.safetensors"] = digest(first / "shortlist.safetensors")
     with Output(output, about, reader, resume=resume, overwrite=overwrite) as written:
-        _translate(translator, how, Form(as_json or jsonl, tokens, how), reader, written, notes)
+        _translate(translator, how, AnswerForm(as_json or jsonl, tokens, how), reader, written, notes)
     notes.report(reader.skipped)
 
 
@@ -161,7 +161,7 @@ def _model_and_text(first: str | None, others: list[str]) -> tuple[Path, list[Pa
     return place, [] if text is not None else [Path(name) for name in names or ["-"]], text
 
 
-class Form:
+class AnswerForm:
     """How an answer is written: as text, or as JSON."""
 
     def __init__(self, as_json: bool, tokens: bool, settings: "Settings") -> None:
@@ -198,7 +198,7 @@ class Form:
 def _translate(
     translator: "Translator",
     settings: "Settings",
-    form: Form,
+    form: AnswerForm,
     reader: "Reader",
     written: "Output",
     notes: "Notes",

@@ -1,6 +1,7 @@
 """Models in the formats of other programs: CTranslate2, ONNX and Hugging Face out, Hugging Face in.
 
-Begin with `tables`: the classes of Hugging Face's that are members of our families.
+It knows models by name: so do the programs it writes for. The command and pruning come in. Begin with `tables`: the
+classes of Hugging Face's that are members of our families.
 """
 
 from pathlib import Path

@@ -30,7 +30,7 @@ POSITIONS = 1024  # that transformers tabulates of the sinusoids
 NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
 
 
-class Pair(NamedTuple):
+class Counterpart(NamedTuple):
     """A tensor of ours, and those of theirs that make it, under each of their names."""
 
     ours: str
@@ -38,7 +38,7 @@ class Pair(NamedTuple):
     words: list[str]
 
 
-def pairs(table: Foreign, names: Iterable[str]) -> Iterator[Pair]:
+def pairs(table: Foreign, names: Iterable[str]) -> Iterator[Counterpart]:
     """The lines of a table for a model whose tensors have these names."""
     known = list(names)
     for line in table.tensors.strip().splitlines():
@@ -50,7 +50,7 @@ def pairs(table: Foreign, names: Iterable[str]) -> Iterator[Pair]:
         for n in sorted(numbers) if layered else [0] * bool(ours):
             for part in ("weight", "bias") if ours.endswith("*") else ("",):
                 own, *others = (x.replace("#", str(n)).replace("*", part) for x in (ours, *theirs.split("|")))
-                yield Pair(own, [_braces(other) for other in others], words)
+                yield Counterpart(own, [_braces(other) for other in others], words)
 
 
 def _braces(name: str) -> list[str]:
@@ -59,7 +59,7 @@ def _braces(name: str) -> list[str]:
     return [f"{before}{each}{after}" for each in some.split(",")] if brace else [name]
 
 
-def _to_theirs(pair: Pair, x: Tensor, config: Any) -> list[Tensor]:
+def _to_theirs(pair: Counterpart, x: Tensor, config: Any) -> list[Tensor]:
     for word in pair.words:
         if word.startswith("offset:"):
             x = torch.cat([x.new_zeros(int(word[7:]), x.shape[1]), x])
@@ -69,7 +69,7 @@ def _to_theirs(pair: Pair, x: Tensor, config: Any) -> list[Tensor]:
     return [part[None] for part in parts] if "row" in pair.words else parts
 
 
-def _to_ours(pair: Pair, parts: list[Tensor]) -> Tensor:
+def _to_ours(pair: Counterpart, parts: list[Tensor]) -> Tensor:
     parts = [part[0] for part in parts] if "row" in pair.words else parts
     x = torch.cat([part.transpose(0, -1) for part in parts] if "transposed" in pair.words else parts)
     return x[sum(int(word[7:]) for word in pair.words if word.startswith("offset:")) :]

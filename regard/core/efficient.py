@@ -25,7 +25,7 @@ from torch import Tensor
 from regard.core.linear import Elu, Exponential, Linear, Relu
 from regard.core.linformer import Linformer, check_rank
 from regard.core.masks import AnyMask, Mask
-from regard.core.sparse import SIZE, Band, Blocks, Sparse
+from regard.core.sparse import SIZE, Band, DiagonalBlocks, Sparse
 
 Inner = Sparse | Linear | Linformer
 FORMS = {
@@ -100,7 +100,7 @@ class Kind:
             case "bigbird", (W, G, R, *seed):
                 return Sparse(Band(W, first=G, random=R, seed=sum(seed)))
             case "blocks", (B,):
-                return Sparse(Blocks(B))
+                return Sparse(DiagonalBlocks(B))
             case "linformer", (R,):
                 return Linformer(R, max_length)
             case "performer", (features,):

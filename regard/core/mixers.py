@@ -20,7 +20,7 @@ from regard.core.linformer import Linformer
 from regard.core.masks import AnyMask
 from regard.core.monotonic import Monotonic
 from regard.core.normalisers import Normaliser, softmax
-from regard.core.scores import Score
+from regard.core.scores import ScoreFunction
 
 Past = KeyValues | Recent | Sums
 
@@ -83,11 +83,11 @@ class Full(Mixer):
     """Score, mask, normalise, mix: eq. 1 where the score is dot and the normaliser soft-max."""
 
     def __init__(
-        self, score: Score, normalise: Normaliser | Monotonic, key_width: int, *, dropout: float, backend: str
+        self, score: ScoreFunction, normalise: Normaliser | Monotonic, key_width: int, *, dropout: float, backend: str
     ) -> None:
         super().__init__(dropout=dropout, backend=backend)
         self.score, self.normalise, self.width = score, normalise, score.width or key_width
-        self.plain = type(score) is Score and normalise is softmax
+        self.plain = type(score) is ScoreFunction and normalise is softmax
 
     def prepared(self, k: Tensor) -> Tensor:
         return self.score.keys(k)

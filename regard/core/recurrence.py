@@ -89,7 +89,7 @@ def reverse(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 @dataclass
-class Past(LayerCache):
+class RecurrentPast(LayerCache):
     """What a recurrent layer remembers besides what it has read of a memory: its state, each part (B, d)."""
 
     state: tuple[Tensor, ...] = ()
@@ -123,7 +123,7 @@ class LinearRecurrence(nn.Module):
         with torch.no_grad():
             self.inner.bias[:d_model] = slow.repeat(2)[:d_model]
 
-    def forward(self, x: Tensor, *, lengths: Tensor | None = None, cache: Past | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, lengths: Tensor | None = None, cache: RecurrentPast | None = None) -> Tensor:
         """x (B, T, d_model) -> (B, T, d_model). Given the `lengths` (B,) of its rows, the second half of the channels
         reads from the end; with a cache, x holds the new positions only."""
         exact = torch.promote_types(x.dtype, torch.float32)  # a sum over many positions is no matter for bf16

@@ -19,7 +19,7 @@ SCALED = ("dot", "general")  # products, which grow with the width; the others h
 LARGE = 2**22  # numbers held at a time by an additive score: 16 MB in fp32
 
 
-class Score(nn.Module):
+class ScoreFunction(nn.Module):
     """dot: scale · q·k, eq. 1. With a scale of 1 it is that of Luong et al. (2015)."""
 
     width: int | None = None  # of what `keys` makes of a key, if it is not as wide as before
@@ -32,7 +32,7 @@ class Score(nn.Module):
         return (q * scale) @ k.transpose(-2, -1)  # (B, H, T, S)
 
 
-class General(Score):
+class General(ScoreFunction):
     """scale · qᵀ W k (Luong et al. 2015): query and key may differ in width."""
 
     def __init__(self, heads: int, d_q: int, d_k: int) -> None:
@@ -43,7 +43,7 @@ class General(Score):
         return super().forward(_each(q, self.matrix), k, scale)
 
 
-class Additive(Score):
+class Additive(ScoreFunction):
     """v · tanh(W_q q + W_k k) (Bahdanau et al. 2015).
 
     Luong's (2015) concat, v · tanh(W [q; k]), is the same sum with W = [W_q, W_k]. What is left of the difference is
@@ -65,7 +65,7 @@ class Additive(Score):
         return additive(_each(q, self.query), k, self.vector)
 
 
-class Location(Score):
+class Location(ScoreFunction):
     """W q over the positions of the keys (Luong et al. 2015): where to look is decided without looking."""
 
     def __init__(self, heads: int, d_q: int, longest: int) -> None:
@@ -106,7 +106,7 @@ def _added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (inner * v[:, None, None, :, 0]).sum(-1)  # with v (H, 1, 1, a): quicker than so many tiny products
 
 
-def make_score(name: str, heads: tuple[int, int], widths: tuple[int, int], longest: int) -> Score:
+def make_score(name: str, heads: tuple[int, int], widths: tuple[int, int], longest: int) -> ScoreFunction:
     """The score of this name, for so many heads of queries and of keys and their widths.
 
     `longest` is how many positions `location` tells apart.
@@ -123,7 +123,7 @@ def make_score(name: str, heads: tuple[int, int], widths: tuple[int, int], longe
             f"a dot product needs queries and keys of one width, got {d_q} and {d_k}: choose the score general or "
             "additive, or let the attention project them"
         )
-    return Score()
+    return ScoreFunction()
 
 
 def _each(x: Tensor, matrices: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class DiagonalBlocks:
     """Blocks of B positions along the diagonal."""
 
     B: int

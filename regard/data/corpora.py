@@ -114,7 +114,7 @@ class Raw:
 
 
 @dataclass(frozen=True)
-class Table(Raw):
+class TabbedZip(Raw):
     """A raw file of lines `source, target, attribution` between tabs, in a zip archive. We clean and split it."""
 
     member: str  # of the archive
@@ -162,13 +162,13 @@ class Corpus:
     licence: str
     credit: str  # who made it
     origin: str  # how it is obtained
-    form: Texts | Table | Text | Treebank | Commands
+    form: Texts | TabbedZip | Text | Treebank | Commands
     splits: tuple[str, ...] = SPLITS
 
 
 FORMS: dict[str, type[Any]] = {
     "texts": Texts,
-    "table": Table,
+    "table": TabbedZip,
     "text": Text,
     "trees": Treebank,
     "commands": Commands,

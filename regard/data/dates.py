@@ -37,7 +37,7 @@ ZEROS = {"latn": "0", "arab": "٠", "arabext": "۰", "beng": "০", "deva": "०
 
 
 @dataclass(frozen=True)
-class Form:
+class DateForm:
     """One way to write a date in one locale: a CLDR pattern, compiled once, for babel formats slowly."""
 
     pattern: str  # CLDR: "EEEE, d MMMM y"
@@ -54,7 +54,7 @@ class Form:
 
 
 @cache
-def forms(name: str) -> tuple[Form, ...]:
+def forms(name: str) -> tuple[DateForm, ...]:
     """The different ways in which a locale of LOCALES writes a date.
 
     >>> [form.write(datetime.date(1987, 3, 5)) for form in forms("es")][:3]
@@ -69,7 +69,7 @@ def forms(name: str) -> tuple[Form, ...]:
     return tuple(filter(None, (_compile(locale, pattern) for pattern in dict.fromkeys(patterns))))
 
 
-def _compile(locale: Locale, pattern: str) -> Form | None:
+def _compile(locale: Locale, pattern: str) -> DateForm | None:
     """The form of a CLDR pattern, or None if one must know the locale to tell day, month and year apart."""
     template, fields = "", {"G": "G", "E": "E"}
     for _, value in tokenize_pattern(pattern):
@@ -84,7 +84,7 @@ def _compile(locale: Locale, pattern: str) -> Form | None:
     if fields["y"] == "yy" or (numeric and order != ["y", "M", "d"]):
         return None
     zero = ord(ZEROS[locale.default_numbering_system])
-    return Form(
+    return DateForm(
         pattern=pattern,
         template=template.replace("{G}", format_date(FIRST, fields["G"], locale)),  # one era: ours
         months=tuple(format_date(datetime.date(2000, i, 1), fields["M"], locale) for i in range(1, 13)),

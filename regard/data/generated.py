@@ -9,14 +9,14 @@ from regard.checks import one_of
 TASKS = ("copy", "reverse", "sort", "count", "parity")
 
 
-class Pair(NamedTuple):
+class SymbolPair(NamedTuple):
     """What the model reads, and what it must write."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
 
 
-def sequence_pairs(task: str, *, symbols: Sequence[str], lengths: Sequence[int], seed: int) -> Iterator[Pair]:
+def sequence_pairs(task: str, *, symbols: Sequence[str], lengths: Sequence[int], seed: int) -> Iterator[SymbolPair]:
     """Endless pairs of a task in TASKS, each length and each symbol equally likely.
 
     A pure function of its arguments. "sort" follows the order of `symbols`; "count" keeps the first of them, as often
@@ -33,7 +33,7 @@ def sequence_pairs(task: str, *, symbols: Sequence[str], lengths: Sequence[int],
     rank = {symbol: i for i, symbol in enumerate(symbols)}
     draw = random.Random(seed)
 
-    def pairs() -> Iterator[Pair]:
+    def pairs() -> Iterator[SymbolPair]:
         while True:
             source = tuple(draw.choices(symbols, k=draw.choice(lengths)))
             if task == "copy":
@@ -45,6 +45,6 @@ def sequence_pairs(task: str, *, symbols: Sequence[str], lengths: Sequence[int],
             else:
                 first = source.count(symbols[0])
                 target = (symbols[0],) * first if task == "count" else (symbols[first % 2],)
-            yield Pair(source, target)
+            yield SymbolPair(source, target)
 
     return pairs()  # a plain function around the generator: a wrong argument fails here, not at the first `next`

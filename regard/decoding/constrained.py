@@ -180,7 +180,7 @@ class Candidate(NamedTuple):
 
 
 @dataclass
-class Sentence:
+class HeldSentence:
     """A sentence at work."""
 
     index: int
@@ -217,7 +217,7 @@ class Constrained:
     def __init__(self, config: SearchConfig, eos: int) -> None:
         self.width = config.beam
         self._config, self._eos = config, eos
-        self._sentences: list[Sentence] = []
+        self._sentences: list[HeldSentence] = []
 
     def __len__(self) -> int:
         return sum(len(sentence.beginnings) for sentence in self._sentences)
@@ -225,7 +225,7 @@ class Constrained:
     def add(self, indexed: list[tuple[int, Request]]) -> None:
         for index, request in indexed:
             goal = Goal(request, self._config)
-            self._sentences.append(Sentence(index, request, goal, [Beginning([], [], 0.0, goal.start)]))
+            self._sentences.append(HeldSentence(index, request, goal, [Beginning([], [], 0.0, goal.start)]))
 
     def step(self, rows: Rows) -> list[tuple[int, list[Hypothesis]]]:
         at_work = [(sentence, beginning) for sentence in self._sentences for beginning in sentence.beginnings]
@@ -270,7 +270,7 @@ class Constrained:
         said = [beginning.tokens for beginning in sentence.beginnings] + [output.tokens for output in sentence.kept]
         return common_beginning(said)
 
-    def _hold(self, sentence: Sentence, beginning: Beginning, log_p: Floats, own: Floats) -> list[int]:
+    def _hold(self, sentence: HeldSentence, beginning: Beginning, log_p: Floats, own: Floats) -> list[int]:
         """Forbid what would leave too little room, in place, (V,); return the tokens that help."""
         goal, tokens, lacking = sentence.goal, beginning.tokens, beginning.lacking
         log_p[self._eos] = -math.inf
@@ -292,7 +292,7 @@ class Constrained:
         log_p[list(fits)] = list(fits.values())
         return [token for token in helpful if token in fits]
 
-    def _choose(self, sentence: Sentence, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def _choose(self, sentence: HeldSentence, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Keep those that finish, and return those that go on: none if none of them can get among the best."""
         config, eos = self._config, self._eos
         full = len(sentence.beginnings[0].tokens) + 1 == sentence.request.room
@@ -314,7 +314,7 @@ class Constrained:
         reach = go_on[0].log_p / length_penalty(sentence.request.room, config.alpha, config.penalty)
         return go_on if self.width > 1 and reach > sentence.kept[-1].score else []
 
-    def _outputs(self, sentence: Sentence) -> list[Hypothesis]:
+    def _outputs(self, sentence: HeldSentence) -> list[Hypothesis]:
         """The best; where no beginning could either end or go on, what is there."""
         if sentence.kept:
             return sentence.kept

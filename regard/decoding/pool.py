@@ -35,7 +35,7 @@ class Fleet(Protocol):
         """The tokens with which all outputs of this sentence are already known to begin."""
 
 
-class Kind(Protocol):
+class FleetKind(Protocol):
     """What makes a fleet."""
 
     def __call__(self, config: SearchConfig, eos: int, /) -> Fleet: ...
@@ -68,7 +68,7 @@ def search(
         return [[*chain(*found[i : i + rounds])][: config.best] for i in range(0, len(found), rounds)]
     # Where all scores are needed, they come in another way, which may round otherwise: such sentences stay apart, so
     # that nobody's output hangs on whether there are any.
-    queues: dict[tuple[Kind, bool], deque[int]] = {}
+    queues: dict[tuple[FleetKind, bool], deque[int]] = {}
     for i in sorted(range(len(requests)), key=lambda i: -len(requests[i].source)):
         queues.setdefault((_kind(requests[i], config), whole(config, requests[i])), deque()).append(i)
     results: list[list[Hypothesis]] = [[] for _ in requests]
@@ -155,7 +155,7 @@ def stream(model: Searchable, request: Request, config: SearchConfig, eos: int) 
             return
 
 
-def _kind(request: Request, config: SearchConfig) -> Kind:
+def _kind(request: Request, config: SearchConfig) -> FleetKind:
     if config.sampling is not None:
         return Sampling
     if request.required:

@@ -13,7 +13,7 @@ TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "spm", "flore
 
 
 @dataclass(frozen=True)
-class Score:
+class CorpusScore:
     """A figure, and how it came about."""
 
     value: float  # 0 to 100
@@ -31,7 +31,7 @@ def bleu(
     *,
     tokenize: str = "13a",
     lowercase: bool = False,
-) -> Score:
+) -> CorpusScore:
     """BLEU of a corpus (Papineni et al., 2002), whole sentences in, tokenised here.
 
     `references` holds for each hypothesis its reference, or a list of several. `tokenize`: "13a" for text with spaces
@@ -53,7 +53,7 @@ def bleu(
 
 def chrf(
     hypotheses: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]], *, lowercase: bool = False
-) -> Score:
+) -> CorpusScore:
     """chrF2 of a corpus (Popović, 2015): n-grams of characters, so that no tokenisation enters.
 
     `references` as for `bleu`.
@@ -92,7 +92,7 @@ def _ngrams(text: str) -> tuple[int, Counter[str]]:
     return len(text), Counter(text[i : i + n] for n in range(1, ORDER + 1) for i in range(len(text) - n + 1))
 
 
-def _score(metric: Any, hypotheses: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]) -> Score:
+def _score(metric: Any, hypotheses: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]) -> CorpusScore:
     if isinstance(hypotheses, str) or isinstance(references, str):
         raise ValueError("hypotheses and references are lists of sentences, not one string: put it in a list")
     if len(hypotheses) != len(references):
@@ -107,4 +107,4 @@ def _score(metric: Any, hypotheses: Sequence[str], references: Sequence[str] | S
         raise ValueError(f"hypothesis {each.index([]) + 1} has no reference: give it one or leave it out")
     # sacreBLEU reads streams, one reference of every sentence in each, with None where a sentence has fewer.
     result = metric.corpus_score(hypotheses, list(zip_longest(*each)))
-    return Score(result.score, str(metric.get_signature()), result.name)
+    return CorpusScore(result.score, str(metric.get_signature()), result.name)

@@ -32,7 +32,7 @@ HELD_OUT = 1000  # dates on which accuracy is measured
 
 
 @dataclass(frozen=True)
-class Answer:
+class DateRead:
     """A written date, and what the model makes of it."""
 
     asked: WrittenDate
@@ -85,16 +85,16 @@ def train(model: Transformer, steps: int, seed: int, console: Console) -> None:
                 console.print(f"  {line}", highlight=False)
 
 
-def ask(model: Transformer, dates: list[WrittenDate]) -> list[Answer]:
+def ask(model: Transformer, dates: list[WrittenDate]) -> list[DateRead]:
     """What the model makes of written dates."""
     greedy = SearchConfig(beam=1, scores=False)
     requests = [greedy.request([*vocabulary().encode(date.text), EOS], BOS) for date in dates]
     found = search(Module(model.eval()), requests, greedy, EOS)
     said = ("".join(vocabulary().decode(best.tokens)) for (best,) in found)
-    return [Answer(date, text) for date, text in zip(dates, said, strict=True)]
+    return [DateRead(date, text) for date, text in zip(dates, said, strict=True)]
 
 
-def page(model: Transformer, answer: Answer) -> str:
+def page(model: Transformer, answer: DateRead) -> str:
     """All heads while the model writes its answer, as one self-contained HTML page."""
     batch = collate([(vocabulary().encode(answer.asked.text), vocabulary().encode(answer.said))])
     texts = {"source": [*answer.asked.text, "</s>"], "target": [*answer.said, "</s>"]}
@@ -114,7 +114,7 @@ def _collate(dates: list[WrittenDate]) -> Batch:
     return collate((encode(date.text), encode(date.iso)) for date in dates)
 
 
-def _samples(answers: list[Answer]) -> Table:
+def _samples(answers: list[DateRead]) -> Table:
     """One answer for each of some languages, and the first mistakes."""
     table = Table(box=None, padding=(0, 2), show_header=False)
     by_locale = {answer.asked.locale: answer for answer in reversed(answers)}

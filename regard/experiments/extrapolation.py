@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Experiment, Report, Result, Results, Trial, table
+from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, table
 from regard.experiments.lengths import KINDS, RIVALS, algorithm, commands, translation
 
 MARGIN = 1.0  # points, of percent or BLEU: less is no difference
@@ -19,7 +19,7 @@ HALF = 0.5  # of the answers right: as far as that, a model reaches
 
 
 @dataclass(frozen=True)
-class Task:
+class Lesson:
     """What is learnt, and what of it is ranked."""
 
     name: str  # with which the names of its trials begin
@@ -30,11 +30,11 @@ class Task:
     points: float = 100.0  # what a score of 1 is in points
 
 
-LETTERS = [Task(name, name.capitalize(), "letters", "tokens", "labels foretold right (%)") for name in
+LETTERS = [Lesson(name, name.capitalize(), "letters", "tokens", "labels foretold right (%)") for name in
            ("copy", "reverse", "sort")]  # fmt: skip
-WORDS = Task("words", "Translation", "sub-words of the longer side", "bleu", "BLEU", points=1.0)
-ACTIONS = Task("length", "SCAN, split by length", "actions", "exact", "right from end to end (%)")
-SIMPLE = Task("simple", "SCAN, split at random", "actions", "exact", "right from end to end (%)")
+WORDS = Lesson("words", "Translation", "sub-words of the longer side", "bleu", "BLEU", points=1.0)
+ACTIONS = Lesson("length", "SCAN, split by length", "actions", "exact", "right from end to end (%)")
+SIMPLE = Lesson("simple", "SCAN, split at random", "actions", "exact", "right from end to end (%)")
 RANKED = (*LETTERS, WORDS, ACTIONS)
 
 SMOKE = {"d_model": 16, "layers": 1, "heads": 2, "dropout": 0.0}
@@ -130,7 +130,7 @@ def trials(scale: str) -> list[Trial]:
     return found
 
 
-def merged(results: Results, task: Task) -> dict[str, Result]:
+def merged(results: Results, task: Lesson) -> dict[str, Result]:
     """The results of a task by contestant, each number the mean over seeds; None where a model cannot."""
     found: dict[str, Result] = {}
     for name in (*KINDS, *RIVALS):
@@ -160,13 +160,13 @@ def between(result: Result, key: str, low: float, high: float) -> float | None:
     return float(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
 
 
-def beyond(result: Result, task: Task) -> float | None:
+def beyond(result: Result, task: Lesson) -> float | None:
     """What is ranked: the score in points over all lengths beyond the limit."""
     mean = between(result, task.score, result["limit"], float("inf"))
     return None if mean is None else task.points * mean
 
 
-def learnt(found: Mapping[str, Result], task: Task) -> set[str]:
+def learnt(found: Mapping[str, Result], task: Lesson) -> set[str]:
     """Who can do a task up to the limit: half of the answers right, or half of the best BLEU.
 
     SCAN's test by length has nothing up to the limit: there it is the split at random that tells.
@@ -215,7 +215,7 @@ def verdict(claim: Claim, scores: Mapping[str, float | None]) -> str:
     return "level" if abs(better - worse) < MARGIN else "yes" if better > worse else "no"
 
 
-def report(results: Results, scale: str) -> Report:
+def report(results: Results, scale: str) -> Findings:
     """Each task by length, the ranking over all of them, and what was claimed beside it."""
     charts: dict[str, Chart] = {}
     parts = [_asked(results, scale)]
@@ -239,7 +239,7 @@ def report(results: Results, scale: str) -> Report:
             charts[name] = _chart(found, task, key, label)
             parts.append(f"![{task.title}: {label} over length]({name}.svg)")
     parts += ["## Ranking", _ranking(scores, able), "## What has been claimed", _claimed(scores, able)]
-    return Report("\n\n".join(parts), charts)
+    return Findings("\n\n".join(parts), charts)
 
 
 def _asked(results: Results, scale: str) -> str:
@@ -327,7 +327,7 @@ def _scan(found: Mapping[str, Result], simple: Mapping[str, Result]) -> str:
     return f"{table(head, rows)}\n\nLearnt where SCAN is split at random, {_learnt(simple, LONGEST)}"
 
 
-def _best(scores: Mapping[str, float | None], task: Task) -> str:
+def _best(scores: Mapping[str, float | None], task: Lesson) -> str:
     """Who is best beyond the limit, in words."""
     known = {name: score for name, score in scores.items() if score is not None}
     if not known:
@@ -411,7 +411,7 @@ def _by_length(scores: Mapping[str, Mapping[str, float | None]]) -> str:
     )
 
 
-def _chart(found: Mapping[str, Result], task: Task, key: str, label: str) -> Chart:
+def _chart(found: Mapping[str, Result], task: Lesson, key: str, label: str) -> Chart:
     times = 100.0 if "%" in label else 1.0
     series = []
     for name, result in found.items():

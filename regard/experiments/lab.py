@@ -60,7 +60,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Report:
+class Findings:
     """What an experiment found, in Markdown, where a chart stands as ![what it shows](name.svg)."""
 
     text: str
@@ -74,7 +74,7 @@ class Experiment:
     name: str
     title: str
     trials: Callable[[str], Sequence[Trial]]  # of a scale
-    report: Callable[[Results, str], Report]  # of the results, at a scale
+    report: Callable[[Results, str], Findings]  # of the results, at a scale
     corpora: tuple[str, ...] = ()  # fetched before the first trial, as are those in the settings of trials
 
 
@@ -273,7 +273,7 @@ def _elsewhere(trial: Result, folder: str) -> Result:
     return _perform(Trial(trial["name"], run, trial["settings"]), Path(folder), Console(quiet=True))
 
 
-def _write(this: Experiment, scale: str, records: Mapping[str, Result], report: Report, folder: Path) -> None:
+def _write(this: Experiment, scale: str, records: Mapping[str, Result], report: Findings, folder: Path) -> None:
     seconds = sum(record["seconds"] for record in records.values())
     machines = sorted({record["machine"] for record in records.values()})
     command = f"regard experiment {this.name} --scale {scale}"

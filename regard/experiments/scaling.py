@@ -16,7 +16,7 @@ from torch import nn
 from regard.data.batching import collate, token_batches
 from regard.evaluation.scaling import LEVEL, Fit, Law, fit
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Experiment, Report, Result, Results, Trial, table
+from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, table
 from regard.models.costs import breakdown
 from regard.models.family import build
 from regard.recipes import reading as recipes
@@ -134,7 +134,7 @@ def trained_on(folder: Path, console: Console, *, recipe: str, changes: Sequence
     }
 
 
-def report(results: Results, scale: str) -> Report:
+def report(results: Results, scale: str) -> Findings:
     """The grid, the laws that fit it, and what they say; beside them the paper's rows and the literature."""
     runs = list(results.values())
     most, widest = max(run["pairs"] for run in runs), max(run["parameters"] for run in runs)
@@ -165,7 +165,7 @@ def report(results: Results, scale: str) -> Report:
         "## What it says",
         _says(runs, joint, paper),
     ]
-    return Report("\n\n".join(parts), _charts(runs, joint, paper))
+    return Findings("\n\n".join(parts), _charts(runs, joint, paper))
 
 
 def _fitted(runs: Sequence[Result], *sizes: str) -> Fit:

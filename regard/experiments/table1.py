@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Experiment, Report, Result, Results, Trial, table
+from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, table
 from regard.experiments.layers import (
     HEAD,
     LAYERS,
@@ -146,7 +146,7 @@ def crossover_of_flops(rival: str, d: int) -> float:
     return max(0.0, (theirs - (ours[0] - growth)) / growth)
 
 
-def report(results: Results, scale: str) -> Report:
+def report(results: Results, scale: str) -> Findings:
     """The paper's table, measured; the crossovers; charts."""
     counts = results["counted"]
     runs = [result for name, result in results.items() if name != "counted"]
@@ -170,7 +170,7 @@ def report(results: Results, scale: str) -> Report:
         "## Seconds",
         _seconds_table(runs),
     ]
-    return Report("\n\n".join(parts), _charts(runs, middle, counts))
+    return Findings("\n\n".join(parts), _charts(runs, middle, counts))
 
 
 def _chart_of(name: str, shows: str) -> str:

@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Experiment, Report, Result, Results, Trial, counted, table
+from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, counted, table
 from regard.experiments.runs import recipe_trained
 
 Changes = Mapping[str, int | float | str]
@@ -39,7 +39,7 @@ PAPER = {
 
 
 @dataclass(frozen=True)
-class Model:
+class Rival:
     """A translator of ours, and the paper's that is most like it."""
 
     label: str
@@ -55,35 +55,35 @@ def _of(preset: str, **changes: int | float | str) -> Changes:
 LONG = {"train.steps": 300_000, "train.snapshot_every": 600, "train.average": 20}  # §5.2, §6.1
 CLIPPED = {"train.clip": 1.0}  # recurrence makes gradients explode (Pascanu et al., 2013)
 MODELS = {
-    "transformer": Model(
+    "transformer": Rival(
         "Transformer",
         _of("tiny", norm="pre"),
         _of("base"),
         "Transformer (base model)",
     ),
-    "transformer-wide": Model(
+    "transformer-wide": Rival(
         "Transformer, twice as wide",
         _of("tiny", norm="pre", d_model=256, d_ff=512, heads=8),
         {**_of("big"), **LONG},
         "Transformer (big)",
     ),
-    "lstm": Model(
+    "lstm": Rival(
         "LSTM, Luong's attention",
         _of("lstm"),
         {**_of("lstm", encoder_layers=8, decoder_layers=8, d_model=1024), **CLIPPED},
         "GNMT + RL",
     ),
-    "gru": Model("GRU, Bahdanau's attention", _of("gru"), {**_of("gru", d_model=1000), **CLIPPED}),
-    "linear-rnn": Model(
+    "gru": Rival("GRU, Bahdanau's attention", _of("gru"), {**_of("gru", d_model=1000), **CLIPPED}),
+    "linear-rnn": Rival(
         "linear RNN", _of("linear-rnn"), _of("linear-rnn", encoder_layers=6, decoder_layers=6, d_model=512, heads=8)
     ),
-    "convs2s": Model(
+    "convs2s": Rival(
         "ConvS2S",
         _of("convs2s"),
         {**_of("convs2s", encoder_layers=15, decoder_layers=15, d_model=512), **CLIPPED},
         "ConvS2S",
     ),
-    "bytenet": Model(
+    "bytenet": Rival(
         "ByteNet",
         _of("bytenet"),
         {**_of("bytenet", encoder_layers=30, decoder_layers=30, d_model=1600), **CLIPPED},
@@ -166,7 +166,7 @@ def split(name: str) -> tuple[str, str, bool]:
     return language, rest.removesuffix("-adam"), rest.endswith("-adam")
 
 
-def report(results: Results, scale: str) -> Report:
+def report(results: Results, scale: str) -> Findings:
     """The models of each language beside the paper's, and the curves on the way."""
     parts, charts = [_asked(next(iter(results.values())), scale)], {}
     for language, name in LANGUAGES.items():
@@ -179,7 +179,7 @@ def report(results: Results, scale: str) -> Report:
             parts.append(f"![Validation BLEU over {unit}, English to {name}]({chart}.svg)")
     charts["table2-paper"] = _published()
     parts += ["## The paper's table", _paper(), "![BLEU over training FLOPs in the paper](table2-paper.svg)"]
-    return Report("\n\n".join(parts), charts)
+    return Findings("\n\n".join(parts), charts)
 
 
 def level(results: Results) -> float:

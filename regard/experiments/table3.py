@@ -12,7 +12,7 @@ from statistics import mean, stdev
 import numpy as np
 
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Experiment, Report, Result, Results, Trial, counted, table
+from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, counted, table
 from regard.experiments.runs import recipe_trained
 
 Changes = Mapping[str, int | float | str]
@@ -213,7 +213,7 @@ def _ranks(x: Sequence[float]) -> np.ndarray:
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
-def report(results: Results, scale: str) -> Report:
+def report(results: Results, scale: str) -> Findings:
     """The rows beside the paper's, the noise, and how far the two orders agree."""
     rows = [row for row in ROWS if row.name in results]
     loss, bleu = differences(results, lambda r: r["loss"]), differences(results, lambda r: r["bleu"])
@@ -225,7 +225,7 @@ def report(results: Results, scale: str) -> Report:
         _agreement(rows, loss, bleu, scale),
         *PICTURES,
     ]
-    return Report("\n\n".join(parts), _charts(rows, results, loss, bleu, scale))
+    return Findings("\n\n".join(parts), _charts(rows, results, loss, bleu, scale))
 
 
 def _asked(base: Result, scale: str) -> str:

@@ -22,7 +22,7 @@ from regard.decoding.pool import search
 from regard.decoding.protocol import SearchConfig
 from regard.evaluation.parsing import Brackets, Span, compare
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Experiment, Report, Result, Results, Trial, table
+from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, table
 from regard.experiments.runs import trained
 from regard.files import write_whole
 from regard.recipes.recipe import ModelConfig, Recipe
@@ -203,7 +203,7 @@ def _rule(tokenizer: Tokenizer, trees: Sequence[Tree]) -> TreeRule:
     return TreeRule(dict(zip(opening, closing, strict=True)), leaf, *tokenizer.marks.need("eos"))
 
 
-def report(results: Results, scale: str) -> Report:
+def report(results: Results, scale: str) -> Findings:
     """Our figures, the paper's, what the rule does, and how it goes with length."""
     base, models = results["baselines"], {name: each for name, each in results.items() if name != "baselines"}
     beams = [int(key.split()[1]) for key in models["transformer"] if key.startswith("held ")]
@@ -287,7 +287,7 @@ By length:
 
 {table(["model", "parameters", "epochs", "training FLOPs", "validation perplexity"], cost)}
 """
-    return Report(text, {"table4": chart})
+    return Findings(text, {"table4": chart})
 
 
 EXPERIMENT = Experiment("table4", "Table 4: constituency parsing", trials, report)

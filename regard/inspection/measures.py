@@ -140,7 +140,7 @@ def punctuation(pieces: Sequence[str]) -> frozenset[int]:
     return frozenset(i for i, text in enumerate(bare) if text and all(category(c).startswith("P") for c in text))
 
 
-class Rows(NamedTuple):
+class RowTokens(NamedTuple):
     """The tokens of an attention's rows and columns while a model reads a batch, and what of them counts."""
 
     queries: Tensor  # (B, T): the token that each row has read
@@ -151,7 +151,7 @@ class Rows(NamedTuple):
     offsets: Tensor  # (T, S): j - i
 
 
-def rows_of(sides: Axes, batch: Taught, tokens: Tokens) -> Rows:
+def rows_of(sides: Axes, batch: Taught, tokens: Tokens) -> RowTokens:
     """The rows of an attention with these axes, while a model reads a batch."""
     queries, keys = batch[sides.queries.input], batch[sides.keys.input]
     said = queries if sides.role == "read" else batch["labels"]
@@ -162,7 +162,7 @@ def rows_of(sides: Axes, batch: Taught, tokens: Tokens) -> Rows:
     if sides.causal:
         visible = visible & (offsets <= 0)
     counted = (said != tokens.pad) & (visible.sum(-1) > 1)
-    return Rows(queries, keys, said == tokens.eos, visible, counted, offsets)
+    return RowTokens(queries, keys, said == tokens.eos, visible, counted, offsets)
 
 
 def tally(sides: Axes, weights: Tensor, batch: Taught, tokens: Tokens) -> Tally:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.inspection.measures import Rows
+from regard.inspection.measures import RowTokens
 
 SMOOTH = 1e-3  # of every distribution, before two are compared
 
@@ -32,7 +32,7 @@ class Likeness:
         self._products: Tensor | float = 0.0  # (N · d_v, N · d_v): Σ x xᵀ
         self._heads = 0
 
-    def add(self, weights: Sequence[Tensor], outputs: Sequence[Tensor], rows: Rows) -> None:
+    def add(self, weights: Sequence[Tensor], outputs: Sequence[Tensor], rows: RowTokens) -> None:
         """The maps (B, H, T, S) and the results (B, H, T, d_v) of several attentions, in the same order each time."""
         counted = rows.counted
         maps = torch.cat(list(weights), 1).float().transpose(0, 1)[:, counted]  # (N, R, S)

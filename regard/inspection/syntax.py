@@ -23,7 +23,7 @@ TOWARDS = ("head", "dependent")
 FEWEST = 100  # arcs of a relation: with fewer, ten points are within two standard errors of a share
 
 
-class Form(NamedTuple):
+class Stretch(NamedTuple):
     """Some characters of a text, and on which line of a file they stand."""
 
     line: int
@@ -34,7 +34,7 @@ class Form(NamedTuple):
 class Parse:
     """The dependencies of one sentence."""
 
-    forms: list[Form] = field(default_factory=list)  # what makes up the text
+    forms: list[Stretch] = field(default_factory=list)  # what makes up the text
     at: list[int] = field(default_factory=list)  # of each word, in which form it is: several share one, as in "du"
     heads: list[tuple[int, int]] = field(default_factory=list)  # its head from 1, or 0 for none; and the line
     relations: list[str] = field(default_factory=list)
@@ -75,12 +75,12 @@ def read_conllu(lines: Iterable[str], name: str) -> list[Parse]:
             if expected <= shared or int(last or 0) <= expected:
                 raise ValueError(f"{place}: {id!r} is no range of words")
             shared = int(last)
-            parse.forms.append(Form(number, form))
+            parse.forms.append(Stretch(number, form))
             continue
         if not (head.isascii() and head.isdigit()):
             raise ValueError(f"{place}: the head of {form!r} is {head!r}, not the number of a word")
         if expected > shared:
-            parse.forms.append(Form(number, form))
+            parse.forms.append(Stretch(number, form))
         parse.at.append(len(parse.forms) - 1)
         parse.heads.append((int(head), number))
         parse.relations.append(relation.partition(":")[0])

@@ -124,17 +124,17 @@ class ConvolutionalConfig(Config):
         return bytenet.but(attention=False, positions="none").but(**changes)
 
 
-class Memory(NamedTuple):
+class ConvolutionalMemory(NamedTuple):
     """What the encoder hands to the decoder."""
 
     states: Tensor  # (B, S, 2·d) of convs2s: outputs beside embeddings; (B, S, d) of bytenet
     mask: Tensor  # (B, 1, 1, S): which states may be attended to
     columns: Tensor | None = None  # (B, unfold · S, d) of bytenet: what each target position reads
 
-    def reorder(self, index: Tensor) -> "Memory":
+    def reorder(self, index: Tensor) -> "ConvolutionalMemory":
         """The rows `index` of the batch, in that order."""
         columns = None if self.columns is None else self.columns.index_select(0, index)
-        return Memory(self.states.index_select(0, index), self.mask.index_select(0, index), columns)
+        return ConvolutionalMemory(self.states.index_select(0, index), self.mask.index_select(0, index), columns)
 
 
 @dataclass
@@ -145,7 +145,7 @@ class LayerPast:
     cross_attention: KeyValues = field(default_factory=KeyValues)
 
 
-class Past(list[LayerPast]):
+class ConvolutionalPast(list[LayerPast]):
     """The past of a decoder: of a size that does not grow with what was decoded."""
 
     length = 0  # positions decoded
@@ -211,7 +211,7 @@ class GatedLayer(nn.Module):
         self,
         x: Tensor,
         words: Tensor | None = None,
-        memory: Memory | None = None,
+        memory: ConvolutionalMemory | None = None,
         *,
         keep: Tensor | None = None,
         cache: LayerPast | None = None,
@@ -239,7 +239,7 @@ class GatedDecoder(nn.Module):
         )
         self.dropout = Dropout(c.dropout)
 
-    def forward(self, words: Tensor, memory: Memory, cache: Past | None = None) -> Tensor:
+    def forward(self, words: Tensor, memory: ConvolutionalMemory, cache: ConvolutionalPast | None = None) -> Tensor:
         """words (B·K, T, d), memory of B rows -> (B·K, T, d)."""
         x = words
         for i, layer in enumerate(self.layers):
@@ -287,7 +287,7 @@ class DilatedLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        memory: Memory | None = None,
+        memory: ConvolutionalMemory | None = None,
         *,
         keep: Tensor | None = None,
         cache: LayerPast | None = None,
@@ -310,7 +310,7 @@ class DilatedDecoder(nn.Module):
         )
         self.norm = nn.LayerNorm(c.d_model)
 
-    def forward(self, words: Tensor, memory: Memory, cache: Past | None = None) -> Tensor:
+    def forward(self, words: Tensor, memory: ConvolutionalMemory, cache: ConvolutionalPast | None = None) -> Tensor:
         """words (B·K, T, d), memory of B rows -> (B·K, T, d)."""
         assert memory.columns is not None
         (R, T, _), B = words.shape, len(memory.columns)
@@ -351,26 +351,26 @@ class Convolutional(EncoderDecoder, nn.Module):
             self.decoder = DilatedDecoder(c)
         self.output = logits(target, tied=c.tie != "none")
 
-    def encode(self, source: Tensor) -> Memory:
+    def encode(self, source: Tensor) -> ConvolutionalMemory:
         """source (B, S), padded with `pad` -> what the decoder reads."""
         keep, S = source != self.config.pad, source.shape[1]
         mask = padding(keep).dense(1, S, keep.device)  # (B, 1, 1, S)
         words = self.source_embedding(source)  # (B, S, d)
         if self.config.style == "convs2s":
-            return Memory(torch.cat([self.encoder(words, keep=keep), words], -1), mask)
+            return ConvolutionalMemory(torch.cat([self.encoder(words, keep=keep), words], -1), mask)
         # Dynamic unfolding: a source of n tokens has unfold · n columns, of which the last ones see its end only.
         length = int(self.config.unfold * S) + 1  # one may be too many
         x = F.pad(words * keep[:, :, None], (0, 0, 0, length - S))  # (B, length, d)
         columns = (keep.sum(1, keepdim=True) * self.config.unfold).round()  # (B, 1)
         within = torch.arange(length, device=keep.device) < columns  # (B, length)
         states = self.encoder(x, keep=within)
-        return Memory(states[:, :S], mask, states * within[:, :, None])
+        return ConvolutionalMemory(states[:, :S], mask, states * within[:, :, None])
 
-    def new_cache(self) -> Past:
+    def new_cache(self) -> ConvolutionalPast:
         """An empty cache for `decode`; the caller holds it."""
-        return Past(LayerPast() for _ in range(self.config.decoder_layers))
+        return ConvolutionalPast(LayerPast() for _ in range(self.config.decoder_layers))
 
-    def continued(self, target: Tensor, memory: Memory, cache: Past | None = None) -> Tensor:
+    def continued(self, target: Tensor, memory: ConvolutionalMemory, cache: ConvolutionalPast | None = None) -> Tensor:
         """target (R, T) -> what the output layer reads, (R, T, d)."""
         # Right-padding needs no mask here: what comes after a token is hidden from it by causality.
         if not len(memory.mask) or len(target) % len(memory.mask):

@@ -41,7 +41,7 @@ PLAIN = {  # what a part is called, if not by the name of its module
 
 
 @dataclass(frozen=True)
-class Part:
+class Cost:
     """One row of the account."""
 
     name: str
@@ -105,7 +105,7 @@ def flops_of(module: nn.Module, *given: Tensor, **how: Any) -> Counter[str]:
     return products.flops
 
 
-def breakdown(config: Any, sentences: int = 1, source: int = 25, target: int = 25) -> list[Part]:
+def breakdown(config: Any, sentences: int = 1, source: int = 25, target: int = 25) -> list[Cost]:
     """Parameters of each part, tied matrices counted once, and its FLOPs for a batch of sentences of these lengths.
 
     >>> for part in breakdown(TransformerConfig.base(37_000))[:3]:
@@ -114,17 +114,17 @@ def breakdown(config: Any, sentences: int = 1, source: int = 25, target: int = 2
     encoder self-attention    6,303,744    322,252,800
     encoder norms                12,288              0
     """
-    return [Part(part.name, part.parameters, sentences * part.flops) for part in _parts(config, source, target)]
+    return [Cost(part.name, part.parameters, sentences * part.flops) for part in _parts(config, source, target)]
 
 
 @cache
-def _parts(config: Any, source: int, target: int) -> list[Part]:
+def _parts(config: Any, source: int, target: int) -> list[Cost]:
     model = _still(config, ("math", "chunked"))
     numbers = Counter[str]()
     for path, parameter in model.named_parameters():
         numbers[part_of(path)] += parameter.numel()
     flops = flops_of(model, *_tokens(model, 1, source, target, device="meta"))
-    return [Part(name, numbers[name], flops[name]) for name in numbers | flops]
+    return [Cost(name, numbers[name], flops[name]) for name in numbers | flops]
 
 
 def _still(config: Any, others: Iterable[str]) -> nn.Module:

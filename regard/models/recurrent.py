@@ -33,7 +33,7 @@ from regard.core.generation import EncoderDecoder
 from regard.core.layers import Embedding, FeedForward, Residual, linear, logits, words
 from regard.core.masks import padding
 from regard.core.positions import Positions
-from regard.core.recurrence import LinearRecurrence, Past, reverse
+from regard.core.recurrence import LinearRecurrence, RecurrentPast, reverse
 from regard.core.scores import SCALED
 from regard.models.family import Config, Family
 
@@ -144,20 +144,20 @@ class RecurrentConfig(Config):
         ).but(**changes)
 
 
-class Memory(NamedTuple):
+class RecurrentMemory(NamedTuple):
     """What the encoder hands to the decoder."""
 
     states: Tensor  # (B, S, d)
     mask: Tensor  # (B, 1, 1, S): which states may be attended to
     lengths: Tensor  # (B,)
 
-    def reorder(self, index: Tensor) -> "Memory":
+    def reorder(self, index: Tensor) -> "RecurrentMemory":
         """The rows `index` of the batch, in that order."""
-        return Memory(*(part.index_select(0, index) for part in self))
+        return RecurrentMemory(*(part.index_select(0, index) for part in self))
 
 
-class RecurrentCache(list[Past]):
-    """What a decoder remembers, a `Past` for each part of it: of a size that does not grow with the target."""
+class RecurrentCache(list[RecurrentPast]):
+    """What a decoder remembers, a `RecurrentPast` for each part of it: of a size that does not grow with the target."""
 
     def reorder(self, rows: Tensor | None, memory: Tensor | None) -> None:
         """Keep these rows (n,) of what was decoded, and these of the memory, in that order; None leaves them alone."""
@@ -191,19 +191,19 @@ class Recurrent(EncoderDecoder, nn.Module):
             self.decoder = CellDecoder(c)
         self.output = logits(target, tied=c.tie != "none")
 
-    def encode(self, source: Tensor) -> Memory:
+    def encode(self, source: Tensor) -> RecurrentMemory:
         """source (B, S), padded with `pad` -> what the decoder attends to."""
         keep = source != self.config.pad
         mask, lengths = padding(keep).dense(1, keep.shape[1], keep.device), keep.sum(1)
         x = self.source_embedding(source)
-        return Memory(self.encoder(x, lengths=lengths if self.config.bidirectional else None), mask, lengths)
+        return RecurrentMemory(self.encoder(x, lengths=lengths if self.config.bidirectional else None), mask, lengths)
 
     def new_cache(self) -> RecurrentCache:
         """An empty cache for `decode`; the caller holds it."""
         attending = self.config.cell != "linear"  # a place for the decoder's one attention; a block has its own
-        return RecurrentCache(Past() for _ in range(self.config.decoder_layers + attending))
+        return RecurrentCache(RecurrentPast() for _ in range(self.config.decoder_layers + attending))
 
-    def continued(self, target: Tensor, memory: Memory, cache: RecurrentCache | None = None) -> Tensor:
+    def continued(self, target: Tensor, memory: RecurrentMemory, cache: RecurrentCache | None = None) -> Tensor:
         """target (R, T) -> what the output layer reads, (R, T, d)."""
         # Right-padding needs no mask here: what comes after a token cannot reach back.
         if not len(memory.mask) or len(target) % len(memory.mask):
@@ -277,15 +277,15 @@ class CellDecoder(nn.Module):
         self.readout = linear(2 * c.d_model, c.d_model, bias=False)
         self.dropout = Dropout(c.dropout)
 
-    def forward(self, x: Tensor, memory: Memory, *, cache: RecurrentCache | None) -> Tensor:
+    def forward(self, x: Tensor, memory: RecurrentMemory, *, cache: RecurrentCache | None) -> Tensor:
         """x (R, T, d) -> h̃ (R, T, d). The cache has a place for each cell, and the last for attention and its h̃."""
-        *cells, attending = [Past() for _ in range(len(self.layers) + 1)] if cache is None else cache
+        *cells, attending = [RecurrentPast() for _ in range(len(self.layers) + 1)] if cache is None else cache
         if not attending.state:
             self._begin(memory, len(x), cells, attending)
         read = self._by_step if self.feeding else self._whole
         return self.dropout(read(x, memory, cells, attending))
 
-    def _begin(self, memory: Memory, rows: int, cells: list[Past], attending: Past) -> None:
+    def _begin(self, memory: RecurrentMemory, rows: int, cells: list[RecurrentPast], attending: RecurrentPast) -> None:
         """States from where the encoder ended in each direction, tanh(W h) (Bahdanau et al., 2015); h̃ from zeros."""
         B, _, d = memory.states.shape
         end = (memory.lengths - 1).clamp(min=0)[:, None, None].expand(B, 1, d)
@@ -297,13 +297,17 @@ class CellDecoder(nn.Module):
             own.state = state.chunk(self.parts, -1)  # (R, d) each
         attending.state = (begun.new_zeros(rows, d),)
 
-    def _whole(self, x: Tensor, memory: Memory, cells: list[Past], attending: Past) -> Tensor:
+    def _whole(
+        self, x: Tensor, memory: RecurrentMemory, cells: list[RecurrentPast], attending: RecurrentPast
+    ) -> Tensor:
         """All positions at once, layer by layer."""
         for i, (cell, own) in enumerate(zip(self.layers, cells, strict=True)):
             x, own.state = cell(self.dropout(x) if i else x, own.state)
         return self._mixed(self._attend(x, memory, attending), x)
 
-    def _by_step(self, x: Tensor, memory: Memory, cells: list[Past], attending: Past) -> Tensor:
+    def _by_step(
+        self, x: Tensor, memory: RecurrentMemory, cells: list[RecurrentPast], attending: RecurrentPast
+    ) -> Tensor:
         """Position by position, through all layers and attention."""
         queries, results = [], []
         for word in x.unbind(1):  # (R, d)
@@ -319,10 +323,10 @@ class CellDecoder(nn.Module):
             queries.append(query)
             results.append(attending.state[0])
         if self.cross_attention.watched and len(queries) > 1:  # what was seen in parts, seen whole
-            self._attend(torch.stack(queries, 1), memory, Past())
+            self._attend(torch.stack(queries, 1), memory, RecurrentPast())
         return torch.stack(results, 1)
 
-    def _attend(self, queries: Tensor, memory: Memory, attending: Past) -> Tensor:
+    def _attend(self, queries: Tensor, memory: RecurrentMemory, attending: RecurrentPast) -> Tensor:
         queries = queries.to(memory.states.dtype)  # under autocast some kernels give fp32, and some bf16
         return self.cross_attention(queries, memory.states, mask=memory.mask, cache=attending.cross_attention)
 
@@ -344,7 +348,12 @@ class Block(nn.Module):
         self.feed_forward = residual(FeedForward(c.d_model, c.d_ff or 2 * c.d_model))
 
     def forward(
-        self, x: Tensor, memory: Memory | None = None, *, lengths: Tensor | None = None, cache: Past | None = None
+        self,
+        x: Tensor,
+        memory: RecurrentMemory | None = None,
+        *,
+        lengths: Tensor | None = None,
+        cache: RecurrentPast | None = None,
     ) -> Tensor:
         """x (R, T, d) -> (R, T, d)."""
         x = self.recurrence(x, lengths=lengths, cache=cache)

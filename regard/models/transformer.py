@@ -78,7 +78,7 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sizes:
+class _Sizes:
     """What there is to read and to write, and through how many layers it goes."""
 
     vocabulary: int
@@ -88,7 +88,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class TransformerConfig(blocks.LayerConfig, Sizes, Config):
+class TransformerConfig(blocks.LayerConfig, _Sizes, Config):
     """Everything that makes a Transformer; the defaults are the paper's base model.
 
     `TransformerConfig.base(37_000)` is the model of Table 3's first row, and every other row is a change to it:

@@ -1,4 +1,8 @@
-"""A Transformer's inference in C, compiled on the machine that runs it: for searches, and as exact as they need it."""
+"""The same models in C: an engine for searches, exact as they need it, and the kernels of a training step.
+
+Compiled into a wheel or on the machine that runs it. It walks modules by type. Tasks search by `Native`, training lends
+its kernels to the core. Begin with `model`, then `lend`.
+"""
 
 from regard.native.build import UnsupportedError
 from regard.native.compiler import UnavailableError

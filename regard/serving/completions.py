@@ -15,7 +15,7 @@ from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.serving.errors import RefusalError
 from regard.serving.queue import Asked
 from regard.serving.shown import Shown
-from regard.tasks.asks import SAMPLING, Completion, Foretold, Prompt, Writing, names_of
+from regard.tasks.asks import SAMPLING, Completion, Followed, Prompt, Writing, names_of
 
 PROMPTS, LIKELIEST = 1_000, 20  # of a request, at most; of a place
 NAMES = {"max_tokens": "limit", "best_of": "best"}  # what OpenAI calls our settings
@@ -97,7 +97,7 @@ class Completed(BaseModel):
     usage: Usage | None = None
 
 
-class Question:
+class CompletionQuestion:
     """What a request asks of a language model, and the answer in OpenAI's form."""
 
     def __init__(self, asked: Any, model: str) -> None:
@@ -211,7 +211,7 @@ def _usage(answers: Sequence[Sequence[Completion]]) -> Usage:
     return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
 
-def _logprobs(found: Completion, told: Sequence[Foretold], shown: Shown) -> Logprobs:
+def _logprobs(found: Completion, told: Sequence[Followed], shown: Shown) -> Logprobs:
     """Of the tokens that have a text: marks have none, nor has what comes after a stop text."""
     shown.all(found.read[: len(found.read) + len(found.ids) - len(told)])
     places, texts = [], list[str]()

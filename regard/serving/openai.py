@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from regard.models import storage
 from regard.serving import forms
-from regard.serving.completions import Completed, CompletionRequest, Question, failed
+from regard.serving.completions import Completed, CompletionQuestion, CompletionRequest, failed
 from regard.serving.errors import RefusalError
 from regard.serving.registry import Served, UnknownModelError
 from regard.serving.service import Service
@@ -94,7 +94,7 @@ def router(service: Service) -> APIRouter:
     async def completions(request: Request) -> Any:
         said = forms.json_object(await request.body())
         served = asked_of("completion", forms.checked(WorkRequest, said, typed=True).model)
-        question = Question(forms.checked(CompletionRequest, said, typed=True), served.id)
+        question = CompletionQuestion(forms.checked(CompletionRequest, said, typed=True), served.id)
         request.state.characters = forms.admitted(question.texts, service.config.characters, "prompt")
 
         async def answered() -> Completed:

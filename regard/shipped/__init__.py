@@ -1,4 +1,7 @@
-"""The models that come with regard, a directory each: where they are, and which is meant when none is named."""
+"""The models that come with regard, a directory each: where they are, and which is meant when none is named.
+
+Nothing is imported, and whoever opens a model comes in. Begin with `en-es/README.md`.
+"""
 
 from importlib import resources
 from os.path import isdir, isfile  # which answer for a name that is too long, too

@@ -145,7 +145,7 @@ def writable(place: Path) -> bool:
 
 
 @dataclass(eq=False)
-class Seen:
+class Pass:
     """What one pass over the text has shown."""
 
     order: list[int] = field(default_factory=list)  # the sentences, as the tallies have them
@@ -156,8 +156,8 @@ class Seen:
     grammar: Grammar | None = None  # of an encoder, given a parse
 
 
-def _look(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, progress: Progress) -> Seen:
-    seen, tokens, laid = Seen(), study.tokens(), study.axes
+def _look(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, progress: Progress) -> Pass:
+    seen, tokens, laid = Pass(), study.tokens(), study.axes
     across = next((sides for sides in laid.values() if sides.kind == "cross"), None)
     sides = () if across is None else (across.keys.input, across.queries.input)
     lexical = lexical_links([(each[sides[0]], each[sides[1]]) for each in study.examples]) if sides else []
@@ -218,7 +218,7 @@ def _links(
                     yield (name, head, row), links
 
 
-def _heads(study: Study, seen: Seen, importance: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+def _heads(study: Study, seen: Pass, importance: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     """An entry for each head, in the order of the model."""
     places = {kind: iter(scaling(like.distances()).round(4).tolist()) for kind, like in seen.likeness.items()}
     found = []
@@ -250,7 +250,7 @@ def _heads(study: Study, seen: Seen, importance: Mapping[str, Tensor]) -> list[d
     return found
 
 
-def _example(study: Study, seen: Seen, name: str, head: int, role: str) -> dict[str, Any]:
+def _example(study: Study, seen: Pass, name: str, head: int, role: str) -> dict[str, Any]:
     """The map of a head on the sentence where it is most itself."""
     measure = {"broad": "evenness", "mixed": "confidence", "aligner": "confidence", "aligner of the read": "confidence"}
     chosen = "confidence" if role.startswith("syntactic") else measure.get(role, role)
@@ -269,7 +269,7 @@ def _example(study: Study, seen: Seen, name: str, head: int, role: str) -> dict[
     }
 
 
-def _redundant(study: Study, seen: Seen) -> list[dict[str, Any]]:
+def _redundant(study: Study, seen: Pass) -> list[dict[str, Any]]:
     """Pairs of heads of one kind that look at the same, the most alike first."""
     found = []
     for kind, like in seen.likeness.items():
@@ -363,7 +363,7 @@ def _relations(grammar: Grammar, heads: list[dict[str, Any]]) -> dict[str, Any]:
     return {"fewest": FEWEST, "relations": found}
 
 
-def _error_rates(study: Study, seen: Seen, gold: list[Gold], heads: list[dict[str, Any]]) -> dict[str, Any]:
+def _error_rates(study: Study, seen: Pass, gold: list[Gold], heads: list[dict[str, Any]]) -> dict[str, Any]:
     """Alignment error rates: of every head, into its measures; of the mean of all; and of the best fixed offset."""
     ordered = [gold[i] for i in seen.order]
     rates = {place: round(error_rate(links, ordered), 4) for place, links in seen.links.items()}

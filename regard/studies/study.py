@@ -17,7 +17,7 @@ from regard.data.batching import Batch, collate
 from regard.data.documents import Passage, TextFiles
 from regard.data.text import read_lines
 from regard.data.tokenizers import Tokenizer
-from regard.evaluation.translation import Score, bleu
+from regard.evaluation.translation import CorpusScore, bleu
 from regard.inspection.axes import END, START, Axes, axes
 from regard.inspection.importance import loss
 from regard.inspection.links import Gold, read_gold
@@ -46,7 +46,7 @@ class Study:
     collate: Callable[[list[dict[str, list[int]]]], Batch]
     example: ClassVar[range] = range(6, 18)  # tokens of a sentence that shows a head
 
-    def score(self, which: Sequence[int]) -> Score | None:
+    def score(self, which: Sequence[int]) -> CorpusScore | None:
         """What is scored of some sentences besides the loss, if anything is."""
         return None
 
@@ -149,7 +149,7 @@ class Translations(Study):
             raise ValueError(f"{text} no pair of sentences that the model can read")
         return found
 
-    def score(self, which: Sequence[int]) -> Score:
+    def score(self, which: Sequence[int]) -> CorpusScore:
         """BLEU of greedy translations of the sources."""
         said = list(self.translator.translate_lines((self.texts[i][0] for i in which), beam=1))
         references = [self.tokenizer.joined(self.texts[i][1]) for i in which]
@@ -197,20 +197,20 @@ class Translations(Study):
 
 
 @dataclass(frozen=True, eq=False)
-class Texts(Study):
+class Stretches(Study):
     """A language model and stretches of a text: of each the first token is read, and the others are predicted."""
 
     example = range(6, STRETCH + 2)
 
     @classmethod
-    def of(cls, model: Path, text: Path | None, limit: int) -> "Texts":
+    def of(cls, model: Path, text: Path | None, limit: int) -> "Stretches":
         """The first `limit` stretches of a file, or of what the model's recipe has kept from training as its test."""
         generator, task, path = load(model, precision="fp32"), told(model).task, model / "recipe.yaml"
         if text is None and not path.exists():
             raise ValueError(f"{model} has no recipe that names a text: give --text")
         rows = find_splits(recipes.load(str(path))).rows("test") if text is None else task.read(TextFiles(str(text)))
         tokenizer, size = generator.tokenizer, min(STRETCH, generator.reach or STRETCH)
-        found: Texts
+        found: Stretches
 
         def batch(examples: list[dict[str, list[int]]]) -> Batch:
             ids, V = [each["tokens"] for each in examples], len(tokenizer)
@@ -253,7 +253,7 @@ def study_of(model: Path, source: Path | None, reference: Path | None, text: Pat
         raise ValueError(
             f"{model} goes on with a text, and has no translations: give --text, not --source, --reference"
         )
-    return Texts.of(model, text, limit)
+    return Stretches.of(model, text, limit)
 
 
 def _texts(model: Path, recipe: Recipe | None, source: Path | None, reference: Path | None) -> list[tuple[str, str]]:

@@ -161,7 +161,7 @@ class ReachError(ValueError):
     """A prompt is longer than its model can read."""
 
 
-class Foretold(NamedTuple):
+class Followed(NamedTuple):
     """A token, and what the model held of it before it came."""
 
     id: int
@@ -181,7 +181,7 @@ class Completion:
     why: str  # it ended: stop (the model's own end, or a stop text), or length
     read: list[int]  # ids of the prompt
     ids: list[int]  # and of the tokens
-    told: list[Foretold] | None = None  # where asked for: of the tokens, and with `echo` of the prompt's before them
+    told: list[Followed] | None = None  # where asked for: of the tokens, and with `echo` of the prompt's before them
 
 
 SETTINGS = names_of(Settings)

@@ -19,7 +19,7 @@ from regard.decoding.protocol import ENDLESS, Hypothesis, Request, SearchConfig,
 from regard.inspection.axes import END
 from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap, attention_page
-from regard.tasks.asks import Completion, Foretold, Prompt, ReachError, Score, Writing, short
+from regard.tasks.asks import Completion, Followed, Prompt, ReachError, Score, Writing, short
 from regard.tasks.searching import Searcher
 
 SCORED = 4_096  # tokens that are scored at a time
@@ -234,7 +234,7 @@ class Generator(Searcher):
         return Completion(text, tokens, h.score, h.log_probability, h.token_scores, why, ids, h.tokens, told)
 
     @torch.inference_mode()
-    def _foretold(self, ids: list[int], n: int) -> list[Foretold]:
+    def _foretold(self, ids: list[int], n: int) -> list[Followed]:
         """How likely each token of a text was held, and the n likeliest in its place."""
         read = torch.tensor([ids], device=self.device)
         each = torch.stack([model(tokens=read)[0, :-1].double().log_softmax(-1) for model in self.models])
@@ -242,7 +242,7 @@ class Generator(Searcher):
         best = log_p.topk(min(n, log_p.shape[1]))
         own = log_p.gather(1, read[0, 1:, None])[:, 0].tolist()
         others = [dict(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-        return [Foretold(ids[0], None, {}), *map(Foretold, ids[1:], own, others)]
+        return [Followed(ids[0], None, {}), *map(Followed, ids[1:], own, others)]
 
 
 def _stopped(text: str, stops: Sequence[str]) -> int | None:

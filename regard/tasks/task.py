@@ -19,7 +19,7 @@ from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
 from regard.training.objectives import Objective
 from regard.training.run import Sample
-from regard.training.stream import Collate, Corpus
+from regard.training.stream import Collate, Readable
 
 TASKS = {"translate": "regard.tasks.translate", "generate": "regard.tasks.generate"}
 FIRST = "translate"  # what a recipe is for that does not say
@@ -102,7 +102,7 @@ class Task(ABC):
         """Tokens that a row of a batch has, at most."""
 
     @abstractmethod
-    def corpus(self, table: Table) -> Corpus:
+    def corpus(self, table: Table) -> Readable:
         """What is drawn from in training."""
 
     @abstractmethod

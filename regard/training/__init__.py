@@ -1,1 +1,5 @@
-"""Training: schedules, the loop, data parallelism. A model is an argument; none is imported."""
+"""From batches to weights: the loop, its optimisers and schedules, threads and processes, checkpoints.
+
+A model, an objective and a collate are arguments; none is imported. Recipes and experiments come in, and tasks for
+objectives. Begin with `loop`.
+"""

@@ -12,19 +12,23 @@ from regard.training.run import Work
 Collate = Callable[[Sequence[Any], Random], Batch]  # examples, and what they may draw from, -> a batch
 
 
-class Corpus(Examples, Protocol):
+class Readable(Examples, Protocol):
     """Examples that can be read: a `Table`, for one."""
 
     def rows(self, indices: Ints, /) -> Sequence[Any]:
         """The wanted examples."""
 
 
-def stream(examples: Corpus, collate: Collate, config: TrainConfig, world: World, position: Position) -> Iterator[Work]:
+def stream(
+    examples: Readable, collate: Collate, config: TrainConfig, world: World, position: Position
+) -> Iterator[Work]:
     """The work of this process that follows `position`. What `collate` draws is a function of (seed, position)."""
     return prefetch(_work(examples, collate, config, world, position))
 
 
-def _work(examples: Corpus, collate: Collate, config: TrainConfig, world: World, position: Position) -> Iterator[Work]:
+def _work(
+    examples: Readable, collate: Collate, config: TrainConfig, world: World, position: Position
+) -> Iterator[Work]:
     for after, indices in batches_from(examples, position, tokens=config.batch_tokens, seed=config.seed):
         lengths, parts = examples.lengths(indices), world.size * config.accumulate
         draw = Random(f"{config.seed} {after.epoch} {after.batch}")

@@ -19,7 +19,7 @@ import regard
 from regard import cli
 from regard.api import Translator
 from regard.cli.bulk import Bar
-from regard.cli.use import Form, translate
+from regard.cli.use import AnswerForm, translate
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
@@ -151,7 +151,7 @@ def test_n_best_and_alignments_as_text(model: Path, translator: Translator, text
 
 
 def test_a_line_stays_a_line_whatever_the_model_writes() -> None:
-    form = Form(False, False, Settings())
+    form = AnswerForm(False, False, Settings())
     answer = Answer([Translation("one\ntwo", [], 0.0, 0.0, [])])
     assert list(form.lines(0, Ask(""), answer)) == ["one two"]
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.core.recurrence import LinearRecurrence, Past, reverse, scan, scan_by_step
+from regard.core.recurrence import LinearRecurrence, RecurrentPast, reverse, scan, scan_by_step
 
 
 def inputs(B: int, T: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,7 +91,7 @@ def test_the_unit_is_its_formula() -> None:
 
 
 def test_step_by_step_is_the_whole_and_keeps_one_state() -> None:
-    unit, x, past = make(), torch.randn(2, 9, 6, dtype=torch.float64), Past()
+    unit, x, past = make(), torch.randn(2, 9, 6, dtype=torch.float64), RecurrentPast()
     steps = []
     for word in x.split([1, 1, 3, 1, 3], 1):
         steps.append(unit(word, cache=past))
@@ -100,7 +100,7 @@ def test_step_by_step_is_the_whole_and_keeps_one_state() -> None:
 
 
 def test_step_by_step_has_the_gradient_of_the_whole() -> None:
-    unit, x, past = make(), torch.randn(2, 5, 6, dtype=torch.float64), Past()
+    unit, x, past = make(), torch.randn(2, 5, 6, dtype=torch.float64), RecurrentPast()
     wanted = list(unit.parameters())
     whole = torch.autograd.grad(unit(x).square().sum(), wanted)
     steps = torch.autograd.grad(sum(unit(word, cache=past).square().sum() for word in x.split(1, 1)), wanted)
@@ -147,7 +147,7 @@ def test_channels_forget_at_many_rates_at_first() -> None:
 
 
 def test_a_past_keeps_the_rows_that_survive() -> None:
-    past = Past(state=(torch.tensor([[1.0], [2.0], [3.0]]),))
+    past = RecurrentPast(state=(torch.tensor([[1.0], [2.0], [3.0]]),))
     past.reorder(torch.tensor([2, 0, 2]), None)
     assert past.state[0].flatten().tolist() == [3.0, 1.0, 3.0]
     past.reorder(None, None)

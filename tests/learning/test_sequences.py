@@ -10,7 +10,7 @@ import torch
 
 from regard.core.quantised import quantise
 from regard.data.batching import Batch, collate
-from regard.data.generated import Pair, sequence_pairs
+from regard.data.generated import SymbolPair, sequence_pairs
 from regard.data.vocabulary import EOS, Vocabulary
 from regard.decoding.module import Module
 from regard.decoding.protocol import SearchConfig
@@ -26,7 +26,7 @@ VOCABULARY = Vocabulary(tuple(DIGITS))
 STEPS = 500
 
 
-def batch(pairs: list[Pair]) -> Batch:
+def batch(pairs: list[SymbolPair]) -> Batch:
     return collate((VOCABULARY.encode(source), VOCABULARY.encode(target)) for source, target in pairs)
 
 
@@ -58,7 +58,7 @@ def test_a_small_model_learns(task: str) -> None:
     assert in_eight_bits == pytest.approx(bleu(written, references, tokenize="none").value, abs=0.5)
 
 
-def translations(model: Transformer, pairs: list[Pair]) -> list[str]:
+def translations(model: Transformer, pairs: list[SymbolPair]) -> list[str]:
     requests = [asking([*VOCABULARY.encode(pair.source), EOS]) for pair in pairs]
     found = search(Module(model), requests, SearchConfig(beam=1, scores=False))
     return [" ".join(VOCABULARY.decode(best.tokens)) for (best,) in found]

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.core.recurrence import LinearRecurrence
 from regard.data.batching import Batch, collate
-from regard.data.generated import Pair, sequence_pairs
+from regard.data.generated import SymbolPair, sequence_pairs
 from regard.data.vocabulary import BOS, EOS, PAD, Vocabulary
 from regard.decoding.module import Module
 from regard.decoding.protocol import SearchConfig
@@ -435,7 +435,7 @@ DIGITS = "0123456789"
 VOCABULARY = Vocabulary(tuple(DIGITS))
 
 
-def batch(pairs: list[Pair]) -> Batch:
+def batch(pairs: list[SymbolPair]) -> Batch:
     return collate((VOCABULARY.encode(source), VOCABULARY.encode(target)) for source, target in pairs)
 
 

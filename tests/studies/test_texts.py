@@ -15,7 +15,7 @@ from regard.inspection.axes import END
 from regard.inspection.importance import head_importance
 from regard.studies.atlas import make_atlas
 from regard.studies.pruning import prune_directory
-from regard.studies.study import STRETCH, Texts
+from regard.studies.study import STRETCH, Stretches
 from tests.serving.toys import LINES, directory, writer
 
 LAST = "decoder.layers.1.self_attention"
@@ -34,7 +34,7 @@ def text(model: Path) -> Path:
 
 
 def test_stretches_are_the_text_and_each_label_counts_once(model: Path, text: Path) -> None:
-    study, generator = Texts.of(model, text, 1000), regard.load(model)
+    study, generator = Stretches.of(model, text, 1000), regard.load(model)
     rows = [each["tokens"] for each in study.examples]
     assert {len(row) for row in rows[:-1]} == {STRETCH + 1}
     whole = [generator.bos, *study.tokenizer.encode(text.read_text("utf-8")), generator.eos]
@@ -46,7 +46,7 @@ def test_stretches_are_the_text_and_each_label_counts_once(model: Path, text: Pa
         log_p = generator.model(tokens=torch.tensor([row[:-1]]))[0].log_softmax(-1)
         total -= float(log_p.gather(1, torch.tensor(row[1:])[:, None]).sum())
     assert math.isclose(study.loss(range(len(rows))), total / (len(whole) - 1), rel_tol=1e-4)
-    assert len(Texts.of(model, text, 2).examples) == 2
+    assert len(Stretches.of(model, text, 2).examples) == 2
 
 
 def test_an_atlas_of_a_language_model_goes_by_its_loss(model: Path, text: Path, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_an_atlas_of_a_language_model_goes_by_its_loss(model: Path, text: Path, 
     assert [(each["name"], each["head"]) for each in atlas["heads"]] == [
         (f"decoder.layers.{layer}.self_attention", head) for layer in (0, 1) for head in range(4)
     ]
-    study = Texts.of(model, text, 8)
+    study = Stretches.of(model, text, 8)
     importance = head_importance(study.model, study.batches(range(8)), pad=study.pad)
     for each in atlas["heads"]:
         assert each["importance"] == pytest.approx(float(importance[each["name"]][each["head"]]), abs=1e-4)
@@ -78,7 +78,7 @@ def test_a_language_model_loses_heads(model: Path, text: Path, tmp_path: Path) -
     assert made.after.loss is not None
     smaller = regard.load(tmp_path / "five")
     assert isinstance(smaller.generate("a dog", limit=5, seed=1), str)
-    study = Texts.of(model, text, 8)
+    study = Stretches.of(model, text, 8)
     with study.without(made.gone):
         assert study.loss(range(8)) == pytest.approx(made.after.loss, abs=1e-4)
 

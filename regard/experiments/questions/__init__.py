@@ -1,6 +1,6 @@
 """The open questions about attention, each with its trials, a chart, and an answer computed from what they gave."""
 
-from regard.experiments.lab import Experiment, Report, Results, Trial
+from regard.experiments.lab import Experiment, Findings, Results, Trial
 from regard.experiments.questions.content import AVERAGE, ORDER
 from regard.experiments.questions.cost import COST
 from regard.experiments.questions.ensemble import ENSEMBLE
@@ -17,7 +17,7 @@ def _trials(scale: str) -> list[Trial]:
     return [trial for question in QUESTIONS for trial in question.trials(scale)]
 
 
-def _report(results: Results, scale: str) -> Report:
+def _report(results: Results, scale: str) -> Findings:
     size = SIZES[scale]
     answers = {
         question: question.answer({k: v for k, v in results.items() if k.partition("-")[0] == question.name}, scale)
@@ -39,7 +39,7 @@ writes. What holds for models of this size on tasks of this kind need not hold f
 
 {sections}"""
     charts = {name: chart for answer in answers.values() for name, chart in answer.charts.items()}
-    return Report(text, charts)
+    return Findings(text, charts)
 
 
 EXPERIMENT = Experiment("questions", "Open questions about attention", _trials, _report)

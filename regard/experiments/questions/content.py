@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.experiments.charts import Bars
 from regard.experiments.lab import Result, Results, Trial, table
-from regard.experiments.questions.frame import Answer, Question, mean, over_seeds, percent, repeated
+from regard.experiments.questions.frame import Question, Verdict, mean, over_seeds, percent, repeated
 from regard.experiments.questions.tasks import BATCH, SIZES, measured, pairs_of, unseen, untaught
 from regard.experiments.runs import taught
 from regard.inspection.taps import attentions
@@ -68,7 +68,7 @@ def _average_trials(scale: str) -> list[Trial]:
     ]
 
 
-def _average_answer(results: Results, scale: str) -> Answer:
+def _average_answer(results: Results, scale: str) -> Verdict:
     right = {
         task: {label: mean(results, f"average-{task}-{name}", "right") for name, label in WEIGHTS.items()}
         for task in ("copy", "lookup")
@@ -105,7 +105,7 @@ is right in 12.5 %, and a mean does hold which entries there are, for a feed-for
         list(right),
         {label: [right[task][label] for task in right] for label in WEIGHTS.values()},
     )
-    return Answer(short, text, {"questions-average": bars})
+    return Verdict(short, text, {"questions-average": bars})
 
 
 def permuted(folder: Path, console: Console, *, positions: str, seed: int, **settings: Any) -> Result:
@@ -141,7 +141,7 @@ def _order_trials(scale: str) -> list[Trial]:
     return trials
 
 
-def _order_answer(results: Results, scale: str) -> Answer:
+def _order_answer(results: Results, scale: str) -> Verdict:
     differences = {kind: mean(results, f"order-permuted-{kind}", "difference") for kind in KINDS}
     right = {
         kind: {task: mean(results, f"order-{task}-{kind}", "right") for task in ("sort", "copy")} for kind in KINDS
@@ -175,7 +175,7 @@ still knows the order of what it wrote, from its causal mask; what it reads is a
         ["sort", "copy"],
         {kind: [right[kind]["sort"], right[kind]["copy"]] for kind in KINDS},
     )
-    return Answer(short, text, {"questions-order": bars})
+    return Verdict(short, text, {"questions-order": bars})
 
 
 AVERAGE = Question("average", "Is attention just a weighted average?", _average_trials, _average_answer)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.cache import KeyValues
-from regard.core.recurrence import LinearRecurrence, Past
+from regard.core.recurrence import LinearRecurrence, RecurrentPast
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Result, Results, Trial, table
-from regard.experiments.questions.frame import Answer, Question
+from regard.experiments.questions.frame import Question, Verdict
 from regard.experiments.table1 import crossover
 
 LENGTHS = {
@@ -50,7 +50,7 @@ def timed(folder: Path, console: Console, *, n: int, batch: int, d: int, repeats
     past = KeyValues()
     past.extend(*torch.randn(2, batch, HEADS, n, d // HEADS))
     past.extend(*torch.randn(2, batch, HEADS, 1, d // HEADS))  # room for one more, made before the clock starts
-    state, before = torch.zeros(1, batch, d), Past(state=(torch.zeros(batch, d),))
+    state, before = torch.zeros(1, batch, d), RecurrentPast(state=(torch.zeros(batch, d),))
     new = torch.randn(batch, 1, d)
 
     def attended() -> None:
@@ -91,7 +91,7 @@ def _trials(scale: str) -> list[Trial]:
     ]
 
 
-def _answer(results: Results, scale: str) -> Answer:
+def _answer(results: Results, scale: str) -> Verdict:
     lengths, batches, d = LENGTHS[scale], BATCHES[scale], WIDTH[scale]
     seconds = {
         (batch, what, name): [results[f"cost-{batch}-{n}"][what][name] for n in lengths]
@@ -146,7 +146,7 @@ must take its n steps one after the other.
         f"Forward and backward, d = {d}, batch of {batch}", "length n", "seconds", series, log_x=True, log_y=True,
         lines=places,
     )  # fmt: skip
-    return Answer(short, text, {"questions-cost": chart})
+    return Verdict(short, text, {"questions-cost": chart})
 
 
 def _from(lengths: tuple[int, ...], a: list[float], b: list[float]) -> str:

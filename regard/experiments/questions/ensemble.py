@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Result, Results, Trial, table
-from regard.experiments.questions.frame import Answer, Question, over_seeds, percent, repeated
+from regard.experiments.questions.frame import Question, Verdict, over_seeds, percent, repeated
 from regard.experiments.questions.tasks import SIZES, learnt, measured, unseen
 from regard.experiments.runs import Pair
 from regard.inspection.taps import attentions, edit
@@ -87,7 +87,7 @@ def _trials(scale: str) -> list[Trial]:
     ]
 
 
-def _answer(results: Results, scale: str) -> Answer:
+def _answer(results: Results, scale: str) -> Verdict:
     curves = {
         "heads": over_seeds(results, "ensemble-heads", "silent"),
         "heads, the others louder": over_seeds(results, "ensemble-heads", "louder"),
@@ -129,7 +129,7 @@ in a mean. Heads would be like members if losing one cost no more than twice wha
 ![Taking heads and models away](questions-ensemble.svg)"""
     series = [Series(label, list(range(MEMBERS)), losses) for label, losses in loss.items()]
     chart = Chart("Without some heads, without some models", f"taken away of {MEMBERS}", "loss", series, log_y=True)
-    return Answer(short, text, {"questions-ensemble": chart})
+    return Verdict(short, text, {"questions-ensemble": chart})
 
 
 ENSEMBLE = Question("ensemble", "Is multi-head attention an ensemble?", _trials, _answer)

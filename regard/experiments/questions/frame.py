@@ -13,7 +13,7 @@ POINTS = 30  # of a learning curve
 
 
 @dataclass(frozen=True)
-class Answer:
+class Verdict:
     """What was found: in a sentence or two, and at length, where a chart stands as ![what it shows](name.svg)."""
 
     short: str
@@ -28,7 +28,7 @@ class Question:
     name: str  # with which the names of its trials begin
     asked: str
     trials: Callable[[str], Sequence[Trial]]  # of a scale
-    answer: Callable[[Results, str], Answer]  # of the results, at a scale
+    answer: Callable[[Results, str], Verdict]  # of the results, at a scale
 
 
 def repeated(stem: str, run: Callable[..., Any], seeds: int, **settings: Any) -> list[Trial]:

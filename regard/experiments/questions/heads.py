@@ -19,8 +19,8 @@ from regard.data.vocabulary import BOS, EOS, PAD
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Result, Results, Trial, table
 from regard.experiments.questions.frame import (
-    Answer,
     Question,
+    Verdict,
     apart,
     learning_curve,
     listed,
@@ -101,7 +101,7 @@ def _joining_trials(scale: str) -> list[Trial]:
     return trials
 
 
-def _joining_answer(results: Results, scale: str) -> Answer:
+def _joining_answer(results: Results, scale: str) -> Verdict:
     losses = {way: over_seeds(results, f"joining-{way}", "loss") for way in WAYS}
     best = min(WAYS, key=lambda way: fmean(losses[way]))
     sure = all(apart(losses[best], losses[way]) for way in WAYS if way != best)
@@ -126,7 +126,7 @@ last row heads are as much wider as makes up for these weights.
 ![Side by side, and added up](questions-joining.svg)"""
     curves = [learning_curve(label, over_seeds(results, f"joining-{way}", "curve")) for way, label in WAYS.items()]
     chart = Chart("Heads side by side, and added up", "step", "loss (nats a symbol)", curves, log_y=True)
-    return Answer(short, text, {"questions-joining": chart})
+    return Verdict(short, text, {"questions-joining": chart})
 
 
 def divided(folder: Path, console: Console, *, steps: int, tested: int, seed: int, **settings: Any) -> Result:
@@ -202,7 +202,7 @@ def spared(curve: list[dict[str, float]], key: str) -> float | None:
     return 1 - kept / curve[0]["kept"]
 
 
-def _heads_answer(results: Results, scale: str) -> Answer:
+def _heads_answer(results: Results, scale: str) -> Verdict:
     counts, d = COUNTS[scale], SIZES[scale].d_model
     losses = {count: over_seeds(results, f"heads-{count}", "loss") for count in counts}
     best = min(counts, key=lambda count: fmean(losses[count]))
@@ -262,7 +262,7 @@ alike pairs are listed there).
         _relative("translator, by importance", known["importance"], "bleu"),
         _relative("translator, by chance", known["random"], "bleu"),
     ]
-    return Answer(
+    return Verdict(
         short,
         text,
         {

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Result, Results, Trial, table
-from regard.experiments.questions.frame import Answer, Question, listed, over_seeds, percent, repeated
+from regard.experiments.questions.frame import Question, Verdict, listed, over_seeds, percent, repeated
 from regard.experiments.questions.tasks import SIZES, learnt, measured, unseen
 
 TASKS = ("copy", "sort", "count", "parity")
@@ -46,7 +46,7 @@ def _trials(scale: str) -> list[Trial]:
     ]
 
 
-def _answer(results: Results, scale: str) -> Answer:
+def _answer(results: Results, scale: str) -> Verdict:
     stems = {(task, layers): f"limits-{task}-{layers}" for task in TASKS for layers in LAYERS[scale]}
     right = {
         key: [fmean(column) for column in zip(*over_seeds(results, stem, "right"), strict=True)]
@@ -89,7 +89,7 @@ length (Hahn, 2020).
     series = [Series(task, lengths, right[task, best[task]]) for task in TASKS]
     lines = {"longest in training": float(LONGEST)}
     chart = Chart("What attention learns to compute", "length", "right from end to end", series, lines=lines)
-    return Answer(short, text, {"questions-limits": chart})
+    return Verdict(short, text, {"questions-limits": chart})
 
 
 LIMITS = Question("limits", "Can attention copy, sort, count, and tell parity?", _trials, _answer)

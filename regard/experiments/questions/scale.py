@@ -16,8 +16,8 @@ from regard.data.batching import collate
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Result, Results, Trial, table
 from regard.experiments.questions.frame import (
-    Answer,
     Question,
+    Verdict,
     apart,
     learning_curve,
     mean,
@@ -89,7 +89,7 @@ def _scale_trials(scale: str) -> list[Trial]:
     return trials
 
 
-def _scale_answer(results: Results, scale: str) -> Answer:
+def _scale_answer(results: Results, scale: str) -> Verdict:
     widths, drawn_at = WIDTHS[scale], DRAWN[scale]
     random = [results[f"scale-drawn-{d_k}"] for d_k in drawn_at]
     power = math.log(random[-1]["variance"] / random[0]["variance"]) / math.log(drawn_at[-1] / drawn_at[0])
@@ -144,7 +144,7 @@ wrong scale by making W_Q and W_K larger or smaller.
 ![Learning to sort at d_k = {d}](questions-scale-training.svg)"""
     gradients = [Series(label, drawn_at, [each[name]["gradient"] for each in random]) for name, label in SCALES.items()]
     curves = [learning_curve(label, over_seeds(results, stems[d, name], "curve")) for name, label in SCALES.items()]
-    return Answer(
+    return Verdict(
         short,
         text,
         {
@@ -191,7 +191,7 @@ def _embedding_trials(scale: str) -> list[Trial]:
     return trials
 
 
-def _embedding_answer(results: Results, scale: str) -> Answer:
+def _embedding_answer(results: Results, scale: str) -> Verdict:
     stems = {(d, name): f"embedding-{d}-{name}" for d in MODELS[scale] for name in WITH}
     rows = [
         [f"{d}, {name}", *(mean(results, stem, key) for key in ("before", "after", "loss")),
@@ -225,7 +225,7 @@ word over position.
         for (d, name), stem in stems.items()
     ]
     chart = Chart("Learning to copy", "step", "loss (nats a symbol)", curves, log_y=True)
-    return Answer(short, text, {"questions-embedding": chart})
+    return Verdict(short, text, {"questions-embedding": chart})
 
 
 SCALE = Question(

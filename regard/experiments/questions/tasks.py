@@ -29,7 +29,7 @@ SENTENCES = {"copy": SYMBOLS, "reverse": SYMBOLS, "sort": SYMBOLS, "count": BITS
 
 
 @dataclass(frozen=True)
-class Size:
+class ScaleSize:
     """How large the models of a scale are, how long they learn, and how often it is all repeated."""
 
     d_model: int
@@ -52,9 +52,9 @@ class Size:
 
 
 SIZES = {
-    "smoke": Size(16, 1, 4, steps=2, tested=16, seeds=1),
-    "small": Size(64, 2, 4, steps=300, tested=500, seeds=2),
-    "full": Size(512, 6, 8, steps=20_000, tested=5000, seeds=5),  # the widths of the paper's base model
+    "smoke": ScaleSize(16, 1, 4, steps=2, tested=16, seeds=1),
+    "small": ScaleSize(64, 2, 4, steps=300, tested=500, seeds=2),
+    "full": ScaleSize(512, 6, 8, steps=20_000, tested=5000, seeds=5),  # the widths of the paper's base model
 }
 
 
