@@ -76,7 +76,7 @@ def test_the_benchmark_of_writing_on_prints_a_row_for_each_contestant() -> None:
     command = [sys.executable, ROOT / "bench" / "generate.py", "gpt-tiny", *options]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for name in ("regard", "regard torch", "Hugging Face", "regard int8"):
-        assert printed.count(f"│ {name} ") == 2
+        assert printed.count(f"│ {name:<12} │") == 2
 
 
 @pytest.mark.slow
