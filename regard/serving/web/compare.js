@@ -33,7 +33,7 @@ export const mount = (_, store, { t, announce }) => {
     const { target, done } = state.edited ?? NOTHING;
     const apart = writeBeside($("edited-translation"), { target, done }, state.model);
     const step = looking(state, "edited") ? state.step : null;
-    drawEdited({ tokens: target, step, chosen: chosenBy(state, target), whole: done !== null });
+    drawEdited({ tokens: target, step, chosen: chosenBy(state, target), given: state.given, whole: done !== null });
     if (!target.length) $("edited-figures").textContent = ""; // those of the sentence before stay only while it changes
     if (apart === null) return;
     const news = apart ? t("ablation.changed", { n: apart }) : t("ablation.same");
@@ -45,9 +45,9 @@ export const mount = (_, store, { t, announce }) => {
     $("compare").hidden = !state.compare || nothing(state.other);
     if (!state.compare) return;
     $("compare-title").textContent = t("compare.title", { model: state.compare });
-    const { target, done } = state.other ?? NOTHING;
+    const { target, done, given } = state.other ?? NOTHING;
     const apart = writeBeside($("other-translation"), { target, done }, state.compare);
-    drawOther({ tokens: target, step: looking(state, "other") ? state.step : null, whole: done !== null });
+    drawOther({ tokens: target, step: looking(state, "other") ? state.step : null, given, whole: done !== null });
     if (!target.length) $("other-figures").textContent = "";
     if (!done) return;
     const { log_probability: log_p, milliseconds: ms } = done;

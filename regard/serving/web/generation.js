@@ -41,7 +41,7 @@ export const mount = (_, store, { t, announce }) => {
     text.lang = modelOf(state)?.target ?? "";
     text.classList.toggle("none", !target.length);
     const here = looking(state, "original") ? step : null;
-    draw({ tokens: target, step: here, chosen: chosenBy(state, target), whole: done !== null });
+    draw({ tokens: target, step: here, chosen: chosenBy(state, target), given: state.given, whole: done !== null });
     const cut = done?.cut ? ` · ${t("generation.cut")}` : "";
     const { log_probability, milliseconds } = done ?? {};
     if (done) {

@@ -30,7 +30,7 @@ export const strip = (element, look) => {
     chips[to].focus();
   });
 
-  return ({ tokens, step, chosen = () => false, whole }) => {
+  return ({ tokens, step, chosen = () => false, given = 0, whole }) => {
     // While tokens stream in, the room of the old ones is kept: what is below does not jump.
     element.style.minHeight = whole || !tokens.length ? "" : `${element.offsetHeight}px`;
     element.dir = rightToLeft(readable(tokens)) ? "rtl" : "ltr";
@@ -42,10 +42,12 @@ export const strip = (element, look) => {
       chip.classList.toggle("special", Boolean(token.special));
       chip.classList.toggle("last", Boolean(tokens[index + 1]?.space)); // of its word
       chip.classList.toggle("forced", chosen(index));
+      chip.classList.toggle("given", index < given); // the text that a language model goes on with
       chip.tabIndex = index === stop ? 0 : -1; // one stop for Tab; arrows move inside
       chip.setAttribute("aria-pressed", index === step);
       const says = t("token.says", { step: index + 1, text: visible(token), p: percent(p) });
-      chip.setAttribute("aria-label", chosen(index) ? `${says}, ${t("token.forced")}` : says);
+      const why = chosen(index) ? "token.forced" : index < given ? "token.given" : null;
+      chip.setAttribute("aria-label", why ? `${says}, ${t(why)}` : says);
       chip.title = percent(p);
     });
     // A long output scrolls in its own room: scrollIntoView would move the whole column.
