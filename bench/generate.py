@@ -72,15 +72,9 @@ def hugging_face(of: Decoder) -> Write:
     from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
     c, weights = of.config, of.state_dict()
-    sizes = {
-        "n_embd": c.d_model,
-        "n_layer": c.layers,
-        "n_head": c.heads,
-        "n_inner": c.d_ff,
-        "n_positions": c.max_length,
-    }
+    sizes = {"vocab_size": c.vocabulary, "n_embd": c.d_model, "n_inner": c.d_ff, "n_layer": c.layers, "n_head": c.heads}
     marks = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS}
-    peer = GPT2LMHeadModel(GPT2Config(c.vocabulary, **sizes, **marks, attn_implementation="sdpa")).eval()
+    peer = GPT2LMHeadModel(GPT2Config(n_positions=c.max_length, **sizes, **marks, attn_implementation="sdpa")).eval()
     theirs: dict[str, Any] = {"lm_head.weight": weights["output.weight"]}
     for pair in pairs(TABLES["gpt2"], weights):
         if pair.ours in weights:

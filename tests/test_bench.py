@@ -70,6 +70,16 @@ def test_the_benchmark_of_small_models_prints_a_row_for_each_form(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_benchmark_of_writing_on_prints_a_row_for_each_contestant() -> None:
+    options = ["--batch", "1", "3", "--prompt", "9", "--new", "5", "--rounds", "1"]
+    command = [sys.executable, ROOT / "bench" / "generate.py", "gpt-tiny", *options]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for name in ("regard", "regard torch", "Hugging Face", "regard int8"):
+        assert printed.count(f"│ {name:<12} │") == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "message"),
     [("windows:64", "unknown attention"), ("window:999", "reaches 999 positions"), ("full", "by its backends: math")],

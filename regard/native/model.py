@@ -178,9 +178,9 @@ class Native:
         allowed = (Positions, Rotary) if self.alone else (Positions,)
         if other := next((each for each in found if type(each) not in allowed), None):
             raise UnsupportedError(f"{type(other).__name__} positions")
+        speeds = {(*each.speeds().tolist(),) if isinstance(each, Rotary) else None for each in found}
         first = found[0] if isinstance(found[0], Rotary) else None
-        turns = {(each.d_k, each.base) if isinstance(each, Rotary) else None for each in found}
-        if turns != {first and (attentions[0].d_k, first.base)}:
+        if len(speeds) != 1 or (first and first.d_k != attentions[0].d_k):
             raise UnsupportedError("its layers differ in their positions")
         return first
 

@@ -186,12 +186,9 @@ def test_a_prompt_and_its_output_share_the_positions_of_a_table() -> None:
     assert len(rows.step(np.array([5]))) == 1
 
 
-def test_the_base_of_a_rotation_is_the_modules_own() -> None:
-    model, text = build("llama"), prompts(3)[2]
-    far = copy.deepcopy(model)
-    for module in far.modules():
-        if isinstance(module, Rotary):
-            module.base = 500_000.0
+@pytest.mark.parametrize("change", [{"rope_base": 500_000.0}, {"rope_scaling": "llama3:8,1,4,16"}])
+def test_a_rotation_has_the_speeds_of_its_module(change: dict[str, object]) -> None:
+    model, far, text = build("llama"), build("llama", **change), prompts(3)[2]
     rows = Native(far).rows()
     rows.start([text[:-1]])
     logits = rows.step(np.array(text[-1:]))[0]

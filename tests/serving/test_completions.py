@@ -224,6 +224,14 @@ def test_company_changes_nothing(client: openai.OpenAI, registry: Registry, gene
         hold.release()
 
 
+def wait_for(address: str, line: str) -> None:
+    """Until the metrics say so."""
+    deadline = time.monotonic() + 20
+    while line not in httpx.get(f"{address}/metrics").text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_who_leaves_is_not_answered(address: str, registry: Registry) -> None:
     hold = Hold(registry.get("writer"))
     try:
@@ -233,6 +241,7 @@ def test_who_leaves_is_not_answered(address: str, registry: Registry) -> None:
             assert hold.begun.wait(30)
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(f"{address}/v1/completions", json={**body, "prompt": "second"}, timeout=0.3)
+            wait_for(address, 'regard_queue_length{model="writer"} 1.0')
             hold.go.set()
             assert first.result(30).status_code == 200
         assert hold.batches == [["first"]]
@@ -254,10 +263,7 @@ def test_a_stream_that_nobody_reads_ends(
     monkeypatch.setattr(registry.get("writer").predictor(), "streamed", endless)
     with client.completions.create(model="writer", prompt="a", stream=True) as stream:
         next(iter(stream))
-    deadline = time.monotonic() + 20
-    while 'regard_queue_length{model="writer"} 0.0' not in httpx.get(f"{address}/metrics").text:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(address, 'regard_queue_length{model="writer"} 0.0')
     seen = len(steps)
     time.sleep(0.1)
     assert len(steps) == seen < 10_000
