@@ -102,7 +102,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             recipe = recipes.load(str(args.teacher / "recipe.yaml"))
-            pairs = list(islice(find_splits(recipe).pairs("test"), args.limit))
+            pairs = list(islice(find_splits(recipe).rows("test"), args.limit))
             contestants = {
                 **forms("teacher", args.teacher, Path(folder)),
                 **forms("student", args.student, Path(folder)),

@@ -13,7 +13,7 @@ import copy
 import json
 import logging
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def write(source: Source, directory: Path) -> None:
         need(package, "convert")
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):  # in plain operations, which every runtime has
-            module.config = replace(module.config, backend="math")
+            module.mix.backend = "math"
     n, G = c.decoder_layers, c.kv_heads or c.heads
     d_k, d_v = c.d_k or c.d_model // c.heads, c.d_v or c.d_model // c.heads
     B, S, K, T = 2, 7, 5, 3  # of an example: none is 0 or 1, and no two are equal, so that all are free

@@ -163,7 +163,7 @@ pairs = (([i % 9_000] * (5 + i % 20), [i % 7_000] * (5 + i % 23)) for i in range
 arrays = Table.build(sys.argv[1], pairs, pairs_of(10_000))
 seen = 0
 for rows in token_batches(arrays, tokens=4096, seed=1, epoch=0, pool=2**14):
-    seen += len(collate(arrays.rows(rows)).source)
+    seen += len(collate(arrays.rows(rows)))
 assert seen == count
 print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 """

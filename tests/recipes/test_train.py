@@ -308,11 +308,10 @@ def test_preparing_twenty_times_the_text_takes_no_more_memory(folder: Path) -> N
         (folder / f"{pairs}.yaml").write_text(YAML.replace("train.", f"{pairs}."))
     code = """if True:
         import re, sys
-        from regard.recipes import recipe
-        from regard.recipes import train as pipeline
-        pipeline.SAMPLE = 15_000
+        from regard.recipes import prepare, reading
+        prepare.SAMPLE = 15_000
         for path in sys.argv[1:]:
-            prepared = pipeline.prepare(recipe.load(path))
+            prepared = prepare.prepare(reading.load(path))
             print(len(prepared.train), re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
     """
     files = [str(folder / f"{pairs}.yaml") for pairs in sizes]
