@@ -193,7 +193,7 @@ class MultiHeadAttention(nn.Module):
         if not self.cross and (relative := self.positions.bias(q, k.shape[2], offset, scale)) is not None:
             check_added(None, bias, (*q.shape[:3], k.shape[2]), q.dtype)  # a sum would hide its shape
             bias = relative if bias is None else bias + relative
-        heads = self.mix.forward(q, k, v, Under(mask, bias, scale, cache, len(x)))  # (B, H, T, d_v)
+        heads = self.mix.forward(q, k, v, Under(mask, bias, scale, cache, x.shape[0]))  # (B, H, T, d_v)
         y = self.output(heads.transpose(1, 2).flatten(2))  # (B, K·T, H·d_v) W_O
         return y.reshape(*x.shape[:2], y.shape[2])
 

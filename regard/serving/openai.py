@@ -127,9 +127,17 @@ def router(service: Service) -> APIRouter:
 
 
 def _body(model: Any) -> dict[str, Any]:
-    """What OpenAPI says of a body of JSON."""
-    content = {"application/json": {"schema": model.model_json_schema(ref_template="#/components/schemas/{model}")}}
-    return {"requestBody": {"required": True, "content": content}}
+    """What OpenAPI says of a body of JSON; parts of it stand where they are named."""
+    schema = model.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def whole(at: Any) -> Any:
+        if isinstance(at, dict):
+            named = parts.get(str(at.get("$ref", "")).removeprefix("#/$defs/"))
+            return whole(named) if named is not None else {key: whole(value) for key, value in at.items()}
+        return [whole(each) for each in at] if isinstance(at, list) else at
+
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": whole(schema)}}}}
 
 
 def _named(service: Service, id: str) -> Served:

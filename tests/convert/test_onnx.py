@@ -27,7 +27,7 @@ def check(directory: Path, out: Path) -> None:
     model, tokenizer = storage.load(directory), Tokenizer.load(out / "tokenizer.json")
     assert isinstance(model, Transformer)
     graphs, module = Onnx(out), Module(model)
-    assert (graphs.vocabulary, graphs.longest) == (module.vocabulary, module.longest)
+    assert (graphs.vocabulary, graphs.room([5, 2])) == (module.vocabulary, module.room([5, 2]))
     requests = [asking([*ids, EOS]) for ids in tokenizer.encode_batch(sentences(9, seed=4))]
     for config in (SearchConfig(beam=1, extra=5), SearchConfig(beam=3, best=2, extra=5)):
         # Six rows are few: sentences take the places of those that are done.
