@@ -27,6 +27,7 @@ from regard.evaluation.translation import bleu
 from regard.recipes import reading as recipes
 from regard.recipes.prepare import find_splits
 from regard.recipes.shortlist import make_shortlist
+from regard.tasks.translate import EvaluateConfig
 
 BEAMS = (1, 5)
 
@@ -75,7 +76,7 @@ def compete(contestants: list[Contestant], texts: list[str], rounds: int) -> Non
             each.one_by_one(texts[:SINGLE])
 
 
-def table(contestants: dict[str, Contestant], references: list[str], how: recipes.EvaluateConfig) -> Table:
+def table(contestants: dict[str, Contestant], references: list[str], how: EvaluateConfig) -> Table:
     result = Table(box=box.MARKDOWN)
     speeds = [("greedy BLEU", "sentences/s"), ("beam 5 BLEU", "sentences/s")]
     for column in ("", "weights", *(name for pair in speeds for name in pair), "one sentence"):
