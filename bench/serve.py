@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 import regard
-from regard.serving.registry import languages
+from regard.api import told
 
 CONTESTANTS = {
     "batched": [],
@@ -125,7 +125,7 @@ def main() -> None:
         : args.sentences
     ]
     said = regard.load(args.model).translate(texts, split=True)
-    expected, pair = dict(zip(texts, said, strict=True)), languages(args.model)
+    expected, pair = dict(zip(texts, said, strict=True)), told(args.model).task.languages
     with ExitStack() as stack:
         servers = {name: stack.enter_context(Server(args.model, options)) for name, options in CONTESTANTS.items()}
         for server in servers.values():
