@@ -53,7 +53,7 @@ with a slash or a suffix.
 """
 GENERATE = """For example:
 
-  regard generate runs/shakespeare "ROMEO:" --limit 300 --seed 1
+  regard generate runs/shakespeare "ROMEO:" --limit 50 --seed 1
 
   regard generate runs/shakespeare --file prompts.txt --json -o written.jsonl
 """

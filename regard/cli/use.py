@@ -224,7 +224,7 @@ def _stream(translator: "Translator", asks: "Iterable[Ask]", given: dict[str, An
             typer.echo(piece.replace("\n", " "), nl=False)  # which does not wait for the line's end
 
 
-@settings(Writing)
+@settings(Writing, but=("extra", "ordered"))  # which are about a source and its phrases
 def generate(
     model: Annotated[Path, typer.Argument(help="A model directory.")],
     prompt: Annotated[list[str] | None, typer.Argument(help="The text to go on with. (default: stdin)")] = None,
@@ -256,6 +256,8 @@ def generate(
 
     generator = load(model, device=device, engine=engine, workers=workers, precision=precision, task="generate")
     how = Writing.of(given, generator.decode)
+    if generator.reach is not None and how.search.limit is not None and how.search.limit >= generator.reach:
+        typer.echo(f"note: the model has {generator.reach} places for prompt and output: it ends there", err=True)
     alone = file is None and not as_json and output is None and how.search.best == 1
     if file is None:
         text = " ".join(prompt) if prompt else "" if sys.stdin.isatty() else sys.stdin.read()
@@ -272,7 +274,12 @@ def generate(
         if as_json:
             known = {"id": asked.id} if asked.id is not None else {}
             rows = [{key: value for key, value in asdict(each).items() if key not in UNSAID} for each in outputs]
-            lines.append(json.dumps({**known, "prompt": asked.text, **rows[0], **({"best": rows} if rows[1:] else {})}))
+            lines.append(
+                json.dumps(
+                    {**known, "prompt": asked.text, **rows[0], **({"best": rows} if rows[1:] else {})},
+                    ensure_ascii=False,
+                )
+            )
         else:
             lines += [each.text.replace("\n", " ") if file is not None else each.text for each in outputs]
     if output is not None:
