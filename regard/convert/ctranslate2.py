@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from regard.checks import need
 from regard.convert.source import TOKENIZER, Source, refuse, same_heads
 from regard.core.blocks import Stack
-from regard.core.layers import GATES, Embedding, Residual
+from regard.core.layers import GATES, Residual
 from regard.core.positions import Learned
+from regard.core.stems import Embedding
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "glu": "Sigmoid", "swiglu": "SWISH"}
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")

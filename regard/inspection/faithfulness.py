@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.core.layers import Embedding
 from regard.core.losses import token_log_probabilities
 from regard.core.quantised import is_quantised
+from regard.core.stems import Embedding
 from regard.inspection.alignment import source_attention
 
 

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.generation import DecoderOnly, room_after, room_beside
-from regard.core.layers import Embedding, FeedForward, GatedFeedForward, Residual
+from regard.core.layers import FeedForward, GatedFeedForward, Residual
 from regard.core.positions import Learned, Positions, Rotary, Sinusoidal, sinusoid
 from regard.core.quantised import Int8Embedding, Int8Linear
+from regard.core.stems import Embedding
 from regard.native import build
 from regard.native.build import UnsupportedError
 from regard.native.rows import NativeRows

@@ -105,7 +105,7 @@ def _identity(teacher_dir: Path, recipe: Recipe, splits: Splits, beam: int, mix:
         if (teacher_dir / file).exists():
             with (teacher_dir / file).open("rb") as stream:
                 teacher[file] = hashlib.file_digest(stream, "sha256").hexdigest()
-    text = {split: splits.task.fingerprint(files) for split, files in splits.files.items()}
+    text = {split: files.fingerprint() for split, files in splits.files.items()}
     what = json.dumps([teacher, text, splits.modulus, recipe.data.limit, beam, mix])
     return hashlib.sha256(what.encode()).hexdigest()[:16]
 

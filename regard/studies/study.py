@@ -208,7 +208,7 @@ class Stretches(Study):
         generator, task, path = load(model, precision="fp32"), told(model).task, model / "recipe.yaml"
         if text is None and not path.exists():
             raise ValueError(f"{model} has no recipe that names a text: give --text")
-        rows = find_splits(recipes.load(str(path))).rows("test") if text is None else task.read(TextFiles(str(text)))
+        rows = find_splits(recipes.load(str(path))).rows("test") if text is None else TextFiles(str(text)).read()
         tokenizer, size = generator.tokenizer, min(STRETCH, generator.reach or STRETCH)
         found: Stretches
 
