@@ -217,12 +217,10 @@ class _FeedForward(torch.autograd.Function):
     ) -> Tensor:
         x, W1, W2 = x.contiguous(), W1.contiguous(), W2.contiguous()
         M, sizes = x.shape[:-1], (len(W2), *W1.shape)
-        y, draws = x.new_empty(*M, len(W2)), _draws(M.numel() * len(W1), p)
-        keep = None if draws is None else _bits(len(draws))
+        y, (dropped, keep) = x.new_empty(*M, len(W2)), _drops(M.numel() * len(W1), p)
         h = x.new_empty(*M, len(W1)) if M.numel() * len(W1) <= KEPT else None
-        ctx.lib, ctx.scale = lib, drawn.keep_scale(p)
+        ctx.lib, ctx.scale = lib, dropped[-1]
         ctx.save_for_backward(x, h, None if h is not None else keep, W1, b1, W2)
-        dropped = draws, drawn.threshold(p), ctx.scale
         _done(lib.feed_forward(M.numel(), *sizes, x, _maps(W1, b1, W2, b2), *dropped, keep, h, y))
         return y
 
@@ -246,15 +244,13 @@ class _Residual(torch.autograd.Function):
         ctx: Any, lib: Any, x: Tensor, s: Tensor, p: float, w: Tensor | None, b: Tensor | None, eps: float
     ) -> Tensor:
         x, s, d = x.contiguous(), s.contiguous(), x.shape[-1]
-        y, draws, slope, standard = torch.empty_like(x), _draws(s.numel(), p), None, None
-        keep = None if draws is None else _bits(len(draws))
+        y, (dropped, keep), slope, standard = torch.empty_like(x), _drops(s.numel(), p), None, None
         if w is not None:
             slope = x.new_empty(x.shape[:-1])
             standard = None if lib.tells(d, w, b) else torch.empty_like(x)
-        ctx.lib, ctx.scale = lib, drawn.keep_scale(p)
+        ctx.lib, ctx.scale = lib, dropped[-1]
         ctx.save_for_backward(y if w is not None and standard is None else None, standard, keep, w, b, slope)
-        given = x, s, draws, drawn.threshold(p), ctx.scale, w, b, eps
-        lib.residual(x.numel() // d, d, *given, y, keep, slope, standard)
+        lib.residual(x.numel() // d, d, x, s, *dropped, w, b, eps, y, keep, slope, standard)
         return y
 
     @staticmethod
@@ -276,10 +272,10 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lib: Any, x: Tensor, p: float) -> Tensor:
         x = x.contiguous()
-        y, keep, draws = torch.empty_like(x), _bits(x.numel()), drawn.draws(x.numel())
-        ctx.lib, ctx.scale = lib, drawn.keep_scale(p)
+        y, (dropped, keep) = torch.empty_like(x), _drops(x.numel(), p)
+        ctx.lib, ctx.scale = lib, dropped[-1]
         ctx.save_for_backward(keep)
-        lib.dropout(x.numel(), x, draws, drawn.threshold(p), ctx.scale, y, keep)
+        lib.dropout(x.numel(), x, *dropped, y, keep)
         return y
 
     @staticmethod
@@ -320,13 +316,10 @@ def _drops_all(p: float) -> bool:
     return round(p * drawn.LEVELS) == drawn.LEVELS
 
 
-def _draws(n: int, p: float) -> Tensor | None:
-    return drawn.draws(n) if p else None
-
-
-def _bits(n: int) -> Tensor:
-    """Room for n of them."""
-    return torch.empty(n // VECTOR + 1, dtype=torch.int16)
+def _drops(n: int, p: float) -> tuple[tuple[Tensor | None, int, float], Tensor | None]:
+    """What decides of n numbers which are dropped: draws, threshold, scale; and room for a bit of each."""
+    draws, keep = (drawn.draws(n), torch.empty(n // VECTOR + 1, dtype=torch.int16)) if p else (None, None)
+    return (draws, drawn.threshold(p), drawn.keep_scale(p)), keep
 
 
 def _at(x: Tensor | None) -> int | None:
