@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from regard.cli.options import Count
 from regard.cli.tables import in_bytes, make_table, show
 from regard.cli.telling import telling
 
@@ -20,18 +21,13 @@ if TYPE_CHECKING:
 
 
 def info(
-    preset: Annotated[
-        str, typer.Argument(metavar="PRESET|MODEL", help="tiny, base, lstm, convs2s, ..., or a directory")
-    ],
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings to change, as heads=16 positions=rope")
-    ] = None,
-    vocabulary: Annotated[
-        int | None, typer.Option(min=1, help="Entries of a preset's vocabulary. (default: its own, or 37000)")
-    ] = None,
-    source: Annotated[int, typer.Option(min=1, help="Tokens of a source sentence.")] = 25,
-    target: Annotated[int, typer.Option(min=1, help="Tokens of a target sentence.")] = 25,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    preset: str,  # `PRESET|MODEL` tiny, base, lstm, convs2s, ..., or a directory
+    changes: list[str] | None = None,  # `KEY=VALUE` settings to change, as heads=16 positions=rope
+    *,
+    vocabulary: Count | None = None,  # entries of a preset's vocabulary (default: its own, or 37000)
+    source: Count = 25,  # tokens of a source sentence
+    target: Count = 25,  # tokens of a target sentence
+    as_json: bool = False,  # print one JSON object
 ) -> None:
     """Show what a model costs: parameters, FLOPs and memory."""
     from regard.models import storage
@@ -79,23 +75,20 @@ def info(
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
-    source: Annotated[Path | None, typer.Option(help="What to translate, a sentence a line.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="What a person made of it, line by line.")] = None,
-    text: Annotated[Path | None, typer.Option(help="For a language model: a file of plain text, or a folder.")] = None,
-    stride: Annotated[
-        int | None, typer.Option(min=1, help="Tokens from one of its windows to the next. (default: half a block)")
-    ] = None,
-    beam: Annotated[int | None, typer.Option(min=1, help="Width of the search; 1 is greedy.")] = None,
-    alpha: Annotated[float | None, typer.Option(min=0.0, help="Length penalty.")] = None,
-    split: Annotated[
-        bool | None, typer.Option(help="Read a line sentence by sentence. (default: as the model learnt)")
-    ] = None,
-    tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's tokeniser. (default: the recipe's)")] = None,
-    lowercase: Annotated[bool | None, typer.Option(help="Compare in lower case. (default: the recipe's)")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the reliability diagram here (.svg, .png).")] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the translations here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    model: Path,  # a model directory
+    *,
+    source: Path | None = None,  # what to translate, a sentence a line
+    reference: Path | None = None,  # what a person made of it, line by line
+    text: Path | None = None,  # for a language model: a file of plain text, or a folder
+    stride: Count | None = None,  # tokens from one of its windows to the next (default: half a block)
+    beam: Count | None = None,  # width of the search; 1 is greedy
+    alpha: Annotated[float, typer.Option(min=0.0)] | None = None,  # length penalty
+    split: bool | None = None,  # read a line sentence by sentence (default: as the model learnt)
+    tokenize: str | None = None,  # sacreBLEU's tokeniser (default: the recipe's)
+    lowercase: bool | None = None,  # compare in lower case (default: the recipe's)
+    picture: Path | None = None,  # draw the reliability diagram here (.svg, .png)
+    output: Path | None = None,  # write the translations here
+    as_json: bool = False,  # print one JSON object
 ) -> None:
     """Score a model on a text: BLEU, chrF, perplexity, accuracy, calibration; of a language model, bits a byte."""
     from regard.studies.evaluate import evaluate, foretell
@@ -148,11 +141,12 @@ def evaluate(
 
 
 def experiment(
-    name: Annotated[str | None, typer.Argument(help="Which one; without a name, they are listed.")] = None,
-    scale: Annotated[str, typer.Option(help="smoke (a minute), small (two cores), full (the paper's).")] = "small",
-    out: Annotated[Path | None, typer.Option(help="(default: runs/experiments/NAME-SCALE)")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure anew what is known already.")] = False,
-    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster for the trials; local: one here.")] = None,
+    name: str | None = None,  # which one; without a name, they are listed
+    *,
+    scale: str = "small",  # of what is measured: smoke (a minute), small (two cores), full (the paper's)
+    out: Path | None = None,  # where to (default: runs/experiments/NAME-SCALE)
+    again: bool = False,  # measure anew what is known already
+    ray: str | None = None,  # address of a Ray cluster for the trials; local: one here
 ) -> None:
     """Measure a table of the paper, or one of its open questions; the same command again goes on."""
     from regard.experiments import lab

@@ -231,28 +231,38 @@ def _from_columns(text: str, columns: tuple[int, int], where: str) -> tuple[str,
 
 def json_values(text: str, keys: Sequence[str], where: str) -> tuple[str, ...]:
     """The texts under some keys of a JSON object; `where` it stands is for errors."""
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        raise ValueError(f"{where} is no JSON ({reason}); each line holds one object") from None
+    row = from_json(text, where, "; each line holds one object")
     if not isinstance(row, dict):
         wanted = ", ".join(f'"{key}": ...' for key in keys)
         raise ValueError(f"{where} is no JSON object but {text[:40]}; write {{{wanted}}}")
-    return tuple(_value(row, key, where) for key in keys)
+    for key in keys:
+        if key not in row:
+            nearest = difflib.get_close_matches(key, row, n=1, cutoff=0.0)
+            hint = f"; the nearest is {nearest[0]!r}. Set `keys` to the object's keys" if nearest else ": it is empty"
+            raise ValueError(f"{where} lacks the key {key!r}{hint}")
+        if not isinstance(row[key], str):
+            raise ValueError(f"{where}: {key!r} is not text but {json.dumps(row[key])[:40]}; put it in quotes")
+        check_text(row[key], key, where)
+    return tuple(row[key] for key in keys)
 
 
-def _value(row: dict[str, Any], key: str, where: str) -> str:
-    if key not in row:
-        nearest = difflib.get_close_matches(key, row, n=1, cutoff=0.0)
-        hint = f"; the nearest is {nearest[0]!r}. Set `keys` to the object's keys" if nearest else ": it is empty"
-        raise ValueError(f"{where} lacks the key {key!r}{hint}")
-    value = row[key]
-    if not isinstance(value, str):
-        raise ValueError(f"{where}: {key!r} is not text but {json.dumps(value)[:40]}; put it in quotes")
-    if NO_TEXT.search(value):
+def from_json(text: str, where: str, remedy: str) -> Any:
+    """What a line of JSON says."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise ValueError(f"{where} is no JSON ({reason}){remedy}") from None
+
+
+def _no_constant(name: str) -> None:
+    raise json.JSONDecodeError(f"it has no {name}", name, 0)
+
+
+def check_text(text: str, key: str, where: str) -> None:
+    """Refuse what JSON can say, and no file in UTF-8."""
+    if NO_TEXT.search(text):
         raise ValueError(f"{where}: {key!r} holds a NUL or half a surrogate pair, which is no text; remove it")
-    return value
 
 
 def _count(n: int, noun: str) -> str:
