@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from regard.cli.options import Count
-from regard.cli.tables import make_table, show
+from regard.cli.tables import show
 from regard.cli.telling import telling
 
 
@@ -47,11 +47,7 @@ def recipes() -> None:
     """List the recipes that come with regard."""
     from regard.recipes.reading import shipped
 
-    table = make_table("recipes", "Train one: regard train NAME [section.key=value ...]", "name", "")
-    table.show_header, table.columns[1].justify, table.columns[1].no_wrap = False, "left", False
-    for name, description in shipped().items():
-        table.add_row(name, description)
-    show(table)
+    show("recipes", ["", "<"], shipped().items(), "Train one: regard train NAME [section.key=value ...]")
 
 
 def data(
@@ -62,13 +58,17 @@ def data(
     from regard.training.display import fetching
 
     if corpus is None:
-        table = make_table("corpora", "Fetch one: regard data NAME", "name", "lines", "languages", "terms", "here")
-        for name, each in CORPORA.items():
-            place = located(name)
-            table.add_row(
-                name, f"{each.pairs:,}", " → ".join(filter(None, each.languages)), each.licence, "yes" if place else ""
+        rows = [
+            (
+                name,
+                f"{each.pairs:,}",
+                " → ".join(filter(None, each.languages)),
+                each.licence,
+                "yes" * bool(located(name)),
             )
-        show(table)
+            for name, each in CORPORA.items()
+        ]
+        show("corpora", ["name", "lines", "languages", "terms", "here"], rows, "Fetch one: regard data NAME")
         return
     console = Console(highlight=False)
     with fetching(console) as progress:
