@@ -245,12 +245,6 @@ class Output:
         write_whole(self.note, json.dumps(note) + "\n")
 
 
-def digest(path: Path) -> str:
-    """What distinguishes a file from others."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
 class Notes:
     """Remarks about lines, on standard error: of each kind the first few one by one, and how many there were."""
 

@@ -59,7 +59,8 @@ def translate(
         raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
     first, inputs, text = _model_and_text(model, files or [])
     from regard.api import load
-    from regard.cli.bulk import Notes, Output, Reader, digest
+    from regard.cli.bulk import Notes, Output, Reader
+    from regard.files import digest
 
     reader = Reader(inputs, jsonl=jsonl, errors=ERRORS[invalid], text=text)
     models = [first, *map(located, ensemble or ())]
@@ -82,9 +83,9 @@ def translate(
         about |= {"jsonl": jsonl, "json": as_json, "tokens": tokens}
         asked = [*models, *([located(engine.rescore)] if engine.rescore else [])]
         for name in ("config.json", "model.safetensors", "tokenizer.json"):
-            about[name] = [digest(each / name) for each in asked]
+            about[name] = [digest(each / name)[:16] for each in asked]
         if engine.shortlist:
-            about["shortlist.safetensors"] = digest(first / "shortlist.safetensors")
+            about["shortlist.safetensors"] = digest(first / "shortlist.safetensors")[:16]
     with Output(output, about, reader, resume=resume, overwrite=overwrite) as written:
         _translate(translator, how, AnswerForm(as_json or jsonl, tokens, how), reader, written, notes)
     notes.report(reader.skipped)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import IO, Any, NamedTuple, cast
 
-from regard.files import regular_size
+from regard.files import digest, regular_size
 
 LONGEST = 1_000_000  # characters of a line that are read
 ABSURD = 2**20  # bytes: a longer line of a TSV or JSONL file is skipped without holding it
@@ -140,8 +140,7 @@ def fingerprint(files: PairFiles) -> str:
     for way in ("source", "target", "tsv", "jsonl"):
         if path := getattr(files, way):
             regular_size(path)
-            with open(path, "rb") as stream:
-                how += [way, hashlib.file_digest(stream, "sha256").hexdigest()]
+            how += [way, digest(path)]
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 
