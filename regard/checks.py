@@ -1,10 +1,12 @@
 """What a person asks for, checked: one line that names the value, and what to do. Over the standard library alone."""
 
-import inspect
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
+from linecache import getlines
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -78,12 +80,16 @@ def probability(**values: float | None) -> None:
             raise ValueError(f"{name} = {value}: a probability is at least 0 and below 1")
 
 
-def described(kind: type[Any]) -> dict[str, str]:
-    """What the comments beside the fields of a dataclass say of each: help for a person who sets them."""
+@cache
+def described(kind: Any) -> dict[str, str]:
+    """What the comments beside the fields of a dataclass, or the parameters of a function, say of each: its help."""
     found: dict[str, str] = {}
-    for each in reversed(kind.__mro__[:-1]):
-        if "__dataclass_fields__" in vars(each):
-            found |= re.findall(r"^    (\w+): [^#\n]+# (.+)$", inspect.getsource(each), re.MULTILINE)
+    for each in reversed(getattr(kind, "__mro__", (kind, object))[:-1]):
+        if each is kind or "__dataclass_fields__" in vars(each):
+            module = sys.modules[each.__module__]
+            text = "".join(getlines(str(module.__file__), vars(module)))  # `inspect` would parse the whole file
+            own = re.search(rf"^(class|def) {each.__name__}\b.*?(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+            found |= re.findall(r"^    (\w+): [^#\n]+# (.+)$", own[0] if own else "", re.MULTILINE)
     return found
 
 

@@ -2,12 +2,14 @@
 whole, and directories for one process at a time. And where caches are."""
 
 import errno
+import hashlib
 import os
 import re
 import secrets
 import shutil
 import stat
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,7 +25,6 @@ _mine: dict[tuple[int, int], int] = {}  # directories that a thread of this proc
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write a file whole or not at all, creating its directories; text is UTF-8.
 
-    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as runs:
     ...     write_whole(f"{runs}/quickstart/recipe.yaml", "train: {}")
     ...     os.listdir(f"{runs}/quickstart")
@@ -49,6 +50,12 @@ def read_whole(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
         return file.read(most)
 
 
+def digest(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def regular_size(path: str | os.PathLike[str]) -> int:
     """The size of a file. What is none is refused: a pipe, where one may wait for ever, a device, which has no end."""
     about = os.stat(path)
@@ -63,7 +70,6 @@ def regular_size(path: str | os.PathLike[str]) -> int:
 def new_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A directory to write into, which gets its name when all of it is on the disk; nothing is overwritten.
 
-    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as runs:
     ...     with new_directory(f"{runs}/new") as directory:
     ...         write_whole(directory / "config.json", "{}")
@@ -89,6 +95,26 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
             sync(place.parent)
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
+
+
+@contextmanager
+def common_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A directory to write into, as `new_directory`, that several processes may make at once: the first one's stays."""
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    sweep(place.parent, ".making-*")
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=place.parent) as hidden:
+        made = Path(hidden) / place.name
+        made.mkdir()
+        yield made
+        for file in [*made.rglob("*"), made]:
+            sync(file)
+        try:
+            made.rename(place)
+        except OSError:
+            if not place.exists():
+                raise
+        sync(place.parent)
 
 
 def vacant(directory: Path, besides: str = "") -> bool:

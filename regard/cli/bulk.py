@@ -11,9 +11,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -22,12 +21,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from regard.checks import hint
 from regard.cli.telling import EVERY
-from regard.data.text import NO_TEXT, Skipped, named, read_lines
+from regard.data.text import Skipped, check_text, from_json, named, read_lines
 from regard.files import write_whole
 from regard.tasks.asks import Answer, Ask, listed
 
-KEYS = ("text", "prefix", "require", "forbid", "seed", "id")  # of a line of JSON
+ONE, SEVERAL, NUMBER, ANYTHING = "text", "a list of texts", "a whole number from 0", "anything"  # under a key of JSON
+ASKED = {"text": ONE, "prefix": ONE, "require": SEVERAL, "forbid": SEVERAL, "seed": NUMBER, "id": ANYTHING}
+PROMPTED = {"prompt": ONE, "seed": NUMBER, "id": ANYTHING}
 REMEMBERED = 1_000  # lines that were typed
 NAMED = 5  # lines that a note names before it only counts them
 
@@ -69,7 +71,7 @@ class Reader:
             self._seen.update(raw)
             self.bytes += len(raw)
             place = f"{name}:{number}"
-            yield _ask(line, place) if self.jsonl else Ask(line, place)
+            yield Ask(place=place, **(row_of(line, place, ASKED) if self.jsonl else {"text": line}))
 
 
 def _typed() -> Iterator[str]:
@@ -103,35 +105,24 @@ def _history() -> Iterator[None]:
             readline.write_history_file(past)
 
 
-def _no_constant(name: str) -> None:
-    raise json.JSONDecodeError(f"it has no {name}", name, 0)
-
-
-def _ask(line: str, place: str) -> Ask:
-    try:
-        row = json.loads(line, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        raise ValueError(f'{place} is no JSON ({reason}): write {{"text": "..."}}') from None
-    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-        raise ValueError(f'{place} is no object with a text: write {{"text": "..."}}')
+def row_of(line: str, place: str, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """What a line of JSON says: an object with the first of some keys, perhaps others of them, each of its kind."""
+    first = next(iter(kinds))
+    remedy = f': write {{"{first}": "..."}}'
+    row = from_json(line, place, remedy)
+    if not isinstance(row, dict) or not isinstance(row.get(first), str):
+        raise ValueError(f"{place} is no object with a {first}{remedy}")
     for key, value in row.items():
-        if key not in KEYS:
-            near = get_close_matches(key, KEYS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KEYS)}"
-            raise ValueError(f"{place}: unknown key {key!r}; {hint}")
-        texts = [value] if key in ("text", "prefix") else value if key in ("require", "forbid") else []
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            kind = "text" if key in ("text", "prefix") else "a list of texts"
-            raise ValueError(f"{place}: {key!r} is {kind}, got {json.dumps(value)[:40]}")
-        if key == "seed" and (type(value) is not int or value < 0):
-            raise ValueError(f"{place}: 'seed' is a whole number from 0, got {json.dumps(value)[:40]}")
-        if key == "id":
-            texts = [json.dumps(value, ensure_ascii=False)]  # whatever it is: it is written again
-        if any(NO_TEXT.search(text) for text in texts):
-            raise ValueError(f"{place}: {key!r} holds a NUL or half a surrogate pair, which is no text; remove it")
-    phrases = {key: tuple(row[key]) for key in ("require", "forbid") if key in row}
-    return Ask(row["text"], place, row.get("id"), row.get("prefix", ""), **phrases, seed=row.get("seed"))
+        if key not in kinds:
+            raise ValueError(f"{place}: unknown key {key!r}; {hint(key, kinds)}")
+        # Whatever is ANYTHING is written again, as text.
+        texts = {ONE: [value], SEVERAL: value, ANYTHING: [json.dumps(value, ensure_ascii=False)]}.get(kinds[key], [])
+        right = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+        if not right or (kinds[key] == NUMBER and (type(value) is not int or value < 0)):
+            raise ValueError(f"{place}: {key!r} is {kinds[key]}, got {json.dumps(value)[:40]}")
+        for text in texts:
+            check_text(text, key, place)
+    return {key: tuple(value) if kinds[key] == SEVERAL else value for key, value in row.items()}
 
 
 class Bar:
@@ -252,12 +243,6 @@ class Output:
     def _write_note(self, size: int) -> None:
         note = {"about": self.about, "done": self.done, "bytes": size, "read": self.reader.digest}
         write_whole(self.note, json.dumps(note) + "\n")
-
-
-def digest(path: Path) -> str:
-    """What distinguishes a file from others."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 class Notes:

@@ -16,18 +16,19 @@ from rich.text import Text
 import regard
 from regard.cli.make import export, import_, quantize, shortlist
 from regard.cli.measure import evaluate, experiment, info
+from regard.cli.options import command_of
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.train import data, demo, distill, recipes, train
 from regard.cli.use import generate, score, translate
 
-USE, SEE, TRAIN, MEASURE, SMALLER, OTHERS = (
-    "Use a model",
-    "See inside it",
-    "Train your own",
-    "Measure it",
-    "Make it smaller",
-    "Exchange it with other programs",
-)
+VERBS = {
+    "Use a model": (translate, generate, score, serve),
+    "See inside it": (explore, inspect, heads),
+    "Train your own": (train, recipes, data, demo),
+    "Measure it": (info, evaluate, experiment),
+    "Make it smaller": (quantize, shortlist, distill, prune),
+    "Exchange it with other programs": (export, import_),
+}
 EXAMPLES = """Try it, with the small English-Spanish model that comes along:
 
   regard translate "Where is the library?"
@@ -57,6 +58,7 @@ GENERATE = """For example:
 
   regard generate runs/shakespeare --file prompts.txt --json -o written.jsonl
 """
+EPILOGS = {"translate": TRANSLATE, "generate": GENERATE}
 # What PyTorch says of memory, on an accelerator, on a CPU, and where none could have as much.
 SCARCE = ("out of memory", "tried to allocate", "Storage size calculation overflowed")
 LONGEST = 1000  # characters of an error: a message may quote a whole file
@@ -112,19 +114,7 @@ def _regard(
     pass
 
 
-app.command(rich_help_panel=USE, epilog=TRANSLATE)(translate)
-app.command(rich_help_panel=USE, epilog=GENERATE)(generate)
-VERBS = {
-    USE: (score, serve),
-    SEE: (explore, inspect, heads),
-    TRAIN: (train, recipes, data),
-    MEASURE: (info, evaluate),
-    SMALLER: (quantize, shortlist, distill, prune),
-    OTHERS: (export,),
-}
 for panel, verbs in VERBS.items():
     for verb in verbs:
-        app.command(rich_help_panel=panel)(verb)
-app.command("import", rich_help_panel=OTHERS)(import_)
-app.command(rich_help_panel=MEASURE)(experiment)
-app.command(rich_help_panel=TRAIN)(demo)
+        name = verb.__name__.rstrip("_")
+        app.command(name, rich_help_panel=panel, epilog=EPILOGS.get(name))(command_of(verb))

@@ -8,14 +8,16 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.options import Count
 from regard.cli.tables import in_bytes
 from regard.cli.telling import telling
 
 
 def quantize(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
-    out: Annotated[Path, typer.Argument(help="The new one.")],
-    precision: Annotated[str, typer.Option(help="int8, bf16 or fp32")] = "int8",
+    model: Path,  # a model directory
+    out: Path,  # the new one
+    *,
+    precision: str = "int8",  # of its numbers: int8, bf16 or fp32
 ) -> None:
     """Write a model in smaller numbers: a quarter of the size in int8."""
     from regard.convert.precision import quantize_directory
@@ -26,11 +28,12 @@ def quantize(
 
 
 def shortlist(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
-    source: Annotated[Path | None, typer.Option(help="Text to learn from. (default: what it was trained on)")] = None,
-    target: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
-    size: Annotated[int, typer.Option(min=1, help="Candidates for each source token.")] = 100,
-    common: Annotated[int, typer.Option(min=0, help="Frequent tokens that every sentence has.")] = 200,
+    model: Path,  # a model directory
+    *,
+    source: Path | None = None,  # text to learn from (default: what it was trained on)
+    target: Path | None = None,  # its translation, line by line
+    size: Count = 100,  # candidates for each source token
+    common: Annotated[int, typer.Option(min=0)] = 200,  # frequent tokens that every sentence has
 ) -> None:
     """Learn which target tokens go with which source tokens, for a quicker output layer."""
     from regard.recipes.shortlist import make_shortlist
@@ -42,10 +45,11 @@ def shortlist(
 
 
 def export(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
-    out: Annotated[Path, typer.Argument(help="Where the other program's files go.")],
-    to: Annotated[str, typer.Option(help="ctranslate2, onnx or hf")],
-    quantization: Annotated[str | None, typer.Option(help="For ctranslate2: int8, float16, ...")] = None,
+    model: Path,  # a model directory
+    out: Path,  # where the other program's files go
+    *,
+    to: str,  # which program: ctranslate2, onnx or hf
+    quantization: str | None = None,  # for ctranslate2: int8, float16, ...
 ) -> None:
     """Write a model for another program: CTranslate2, ONNX Runtime, Hugging Face's transformers."""
     from regard.convert import export
@@ -56,8 +60,8 @@ def export(
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(help="A directory of Hugging Face's: Marian, BART, GPT-2, Llama, ...")],
-    out: Annotated[Path, typer.Argument(help="The new model directory.")],
+    source: Path,  # a directory of Hugging Face's: Marian, BART, GPT-2, Llama, ...
+    out: Path,  # the new model directory
 ) -> None:
     """Make a model directory of one of Hugging Face's."""
     from regard.convert import import_

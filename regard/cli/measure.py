@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from regard.cli.tables import in_bytes, make_table, show
+from regard.cli.options import Count
+from regard.cli.tables import in_bytes, show
 from regard.cli.telling import telling
 
 if TYPE_CHECKING:
@@ -20,18 +20,13 @@ if TYPE_CHECKING:
 
 
 def info(
-    preset: Annotated[
-        str, typer.Argument(metavar="PRESET|MODEL", help="tiny, base, lstm, convs2s, ..., or a directory")
-    ],
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings to change, as heads=16 positions=rope")
-    ] = None,
-    vocabulary: Annotated[
-        int | None, typer.Option(min=1, help="Entries of a preset's vocabulary. (default: its own, or 37000)")
-    ] = None,
-    source: Annotated[int, typer.Option(min=1, help="Tokens of a source sentence.")] = 25,
-    target: Annotated[int, typer.Option(min=1, help="Tokens of a target sentence.")] = 25,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    preset: str,  # `PRESET|MODEL` tiny, base, lstm, convs2s, ..., or a directory
+    changes: list[str] | None = None,  # `KEY=VALUE` settings to change, as heads=16 positions=rope
+    *,
+    vocabulary: Count | None = None,  # entries of a preset's vocabulary (default: its own, or 37000)
+    source: Count = 25,  # tokens of a source sentence
+    target: Count = 25,  # tokens of a target sentence
+    as_json: bool = False,  # print one JSON object
 ) -> None:
     """Show what a model costs: parameters, FLOPs and memory."""
     from regard.models import storage
@@ -72,30 +67,27 @@ def info(
         return
     title = f"{' '.join([preset, *(changes or ())])}, vocabulary {config.vocabulary:,}"
     both = memory.cache_per_source_token > 0
-    show(_parts_table(title, parts, f"{source} source and {target} target tokens" if both else f"{target} tokens"))
-    show(_memory_table(memory, f"{source} + {target} tokens" if both else f"{target} tokens"))
+    _show_parts(title, parts, f"{source} source and {target} target tokens" if both else f"{target} tokens")
+    _show_memory(memory, f"{source} + {target} tokens" if both else f"{target} tokens")
     if runs:
-        show(_paper_table(runs))
+        _show_paper(runs)
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
-    source: Annotated[Path | None, typer.Option(help="What to translate, a sentence a line.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="What a person made of it, line by line.")] = None,
-    text: Annotated[Path | None, typer.Option(help="For a language model: a file of plain text, or a folder.")] = None,
-    stride: Annotated[
-        int | None, typer.Option(min=1, help="Tokens from one of its windows to the next. (default: half a block)")
-    ] = None,
-    beam: Annotated[int | None, typer.Option(min=1, help="Width of the search; 1 is greedy.")] = None,
-    alpha: Annotated[float | None, typer.Option(min=0.0, help="Length penalty.")] = None,
-    split: Annotated[
-        bool | None, typer.Option(help="Read a line sentence by sentence. (default: as the model learnt)")
-    ] = None,
-    tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's tokeniser. (default: the recipe's)")] = None,
-    lowercase: Annotated[bool | None, typer.Option(help="Compare in lower case. (default: the recipe's)")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the reliability diagram here (.svg, .png).")] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the translations here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    model: Path,  # a model directory
+    *,
+    source: Path | None = None,  # what to translate, a sentence a line
+    reference: Path | None = None,  # what a person made of it, line by line
+    text: Path | None = None,  # for a language model: a file of plain text, or a folder
+    stride: Count | None = None,  # tokens from one of its windows to the next (default: half a block)
+    beam: Count | None = None,  # width of the search; 1 is greedy
+    alpha: Annotated[float, typer.Option(min=0.0)] | None = None,  # length penalty
+    split: bool | None = None,  # read a line sentence by sentence (default: as the model learnt)
+    tokenize: str | None = None,  # sacreBLEU's tokeniser (default: the recipe's)
+    lowercase: bool | None = None,  # compare in lower case (default: the recipe's)
+    picture: Path | None = None,  # draw the reliability diagram here (.svg, .png)
+    output: Path | None = None,  # write the translations here
+    as_json: bool = False,  # print one JSON object
 ) -> None:
     """Score a model on a text: BLEU, chrF, perplexity, accuracy, calibration; of a language model, bits a byte."""
     from regard.studies.evaluate import evaluate, foretell
@@ -108,11 +100,9 @@ def evaluate(
         if as_json:
             typer.echo(json.dumps(figures, indent=2))
             return
-        table = make_table(str(model), f"{text}, in windows of {figures.pop('window')}", "", "")
-        table.show_header = False
-        for name, value in figures.items():
-            table.add_row(name, f"{value:,.4f}" if isinstance(value, float) else f"{value:,}")
-        show(table)
+        caption = f"{text}, in windows of {figures.pop('window')}"
+        cells = [(name, f"{x:,.4f}" if isinstance(x, float) else f"{x:,}") for name, x in figures.items()]
+        show(str(model), ["", ""], cells, caption)
         return
     if source is None or reference is None:
         raise ValueError("name what to translate and what a person made of it (--source, --reference), or a --text")
@@ -136,23 +126,24 @@ def evaluate(
     heading = f"{result['sentences']:,} lines, read {result['read']}; {result['tokens']:,} tokens"
     if result["left_out"]:
         heading += f"; BLEU and chrF alone count {result['left_out']:,} pairs that are longer than the model reads"
-    table = make_table(str(model), heading, "", "", "")
-    table.show_header, note = False, table.columns[2]
-    note.justify, note.no_wrap, note.overflow = "left", False, "fold"  # a signature is cut nowhere, a figure never
-    for name in ("bleu", "chrf"):
-        table.add_row(result[name]["name"], f"{result[name]['score']:.2f}", result[name]["signature"])
-    table.add_row("perplexity", f"{result['perplexity']:.3f}", "of a token, given those before it")
-    table.add_row("accuracy", f"{result['accuracy']:.2%}", "of tokens foretold right")
-    table.add_row("calibration", f"{result['ece']:.2%}", "expected error of the confidence (ECE)")
-    show(table)
+    rows = [
+        (result[name]["name"], f"{result[name]['score']:.2f}", result[name]["signature"]) for name in ("bleu", "chrf")
+    ]
+    rows += [
+        ("perplexity", f"{result['perplexity']:.3f}", "of a token, given those before it"),
+        ("accuracy", f"{result['accuracy']:.2%}", "of tokens foretold right"),
+        ("calibration", f"{result['ece']:.2%}", "expected error of the confidence (ECE)"),
+    ]
+    show(str(model), ["", "", "<"], rows, heading)
 
 
 def experiment(
-    name: Annotated[str | None, typer.Argument(help="Which one; without a name, they are listed.")] = None,
-    scale: Annotated[str, typer.Option(help="smoke (a minute), small (two cores), full (the paper's).")] = "small",
-    out: Annotated[Path | None, typer.Option(help="(default: runs/experiments/NAME-SCALE)")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure anew what is known already.")] = False,
-    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster for the trials; local: one here.")] = None,
+    name: str | None = None,  # which one; without a name, they are listed
+    *,
+    scale: str = "small",  # of what is measured: smoke (a minute), small (two cores), full (the paper's)
+    out: Path | None = None,  # where to (default: runs/experiments/NAME-SCALE)
+    again: bool = False,  # measure anew what is known already
+    ray: str | None = None,  # address of a Ray cluster for the trials; local: one here
 ) -> None:
     """Measure a table of the paper, or one of its open questions; the same command again goes on."""
     from regard.experiments import lab
@@ -160,47 +151,42 @@ def experiment(
     if name is not None:
         lab.experiment(name, scale=scale, out=out, again=again, ray=ray)
         return
-    table = make_table("experiments", "", "name", "what it measures")
-    table.columns[1].justify, table.columns[1].no_wrap = "left", False
-    for each, about in lab.NAMES.items():
-        table.add_row(each, about)
-    show(table)
+    show("experiments", ["name", "<what it measures"], lab.NAMES.items())
 
 
-def _parts_table(title: str, parts: "list[Cost]", tokens: str) -> Table:
-    caption = f"FLOPs of the matrix products of a forward pass over {tokens}; training takes three times as many.\n"
-    table = make_table(title, caption, "part", "parameters", "share", "FLOPs", "share")
-    total = sum(part.parameters for part in parts), sum(part.flops for part in parts)
+def _show_parts(title: str, parts: "list[Cost]", tokens: str) -> None:
+    totals = sum(part.parameters for part in parts), sum(part.flops for part in parts)
+    rows = []
     for part in parts:
-        counts = zip((part.parameters, part.flops), total, strict=True)
+        counts = zip((part.parameters, part.flops), totals, strict=True)
         cells = [cell for n, whole in counts for cell in ((f"{n:,}", f"{n / whole:.1%}") if n else ("", ""))]
-        table.add_row(part.name, *cells)
-    table.add_section()
-    table.add_row("total", f"{total[0]:,}", "", f"{total[1]:,}", "", style="bold")
-    return table
+        rows.append((part.name, *cells))
+    caption = f"FLOPs of the matrix products of a forward pass over {tokens}; training takes three times as many.\n"
+    total = ("total", f"{totals[0]:,}", "", f"{totals[1]:,}", "")
+    show(title, ["part", "parameters", "share", "FLOPs", "share"], rows, caption, total)
 
 
-def _memory_table(memory: "Footprint", tokens: str) -> Table:
-    table = make_table("memory", "In fp32 unless said otherwise.\n", "", "", "")
-    table.show_header, table.columns[2].justify = False, "left"
-    for kind, size in memory.weights.items():
-        table.add_row("weights", in_bytes(size), kind)
-    table.add_row("training state", in_bytes(memory.training_state), "weight, gradient and Adam's two moments")
-    table.add_row("activations", in_bytes(memory.activations), f"kept for the backward pass of {tokens}")
-    table.add_row("cache", in_bytes(memory.cache_per_target_token), "for each target token decoded")
-    table.add_row("", in_bytes(memory.cache_per_source_token), "for each source token attended to")
+def _show_memory(memory: "Footprint", tokens: str) -> None:
+    sizes = [
+        *(("weights", size, kind) for kind, size in memory.weights.items()),
+        ("training state", memory.training_state, "weight, gradient and Adam's two moments"),
+        ("activations", memory.activations, f"kept for the backward pass of {tokens}"),
+        ("cache", memory.cache_per_target_token, "for each target token decoded"),
+        ("", memory.cache_per_source_token, "for each source token attended to"),
+    ]
     if memory.cache_per_sentence:
-        table.add_row("", in_bytes(memory.cache_per_sentence), "for each sentence, however long")
-    return table
+        sizes.append(("", memory.cache_per_sentence, "for each sentence, however long"))
+    rows = [(name, in_bytes(size), what) for name, size, what in sizes]
+    show("memory", ["", "", "<"], rows, "In fp32 unless said otherwise.\n")
 
 
-def _paper_table(runs: "dict[str, PaperRun]") -> Table:
+def _show_paper(runs: "dict[str, PaperRun]") -> None:
     caption = (
         "All steps, of 25,000 source and 25,000 target tokens in sentences of 25 or 50. Stated is time x GPUs x "
         "9.5e12 FLOP/s (Table 2); utilisation is the model's share of it, in sentences of 25."
     )
-    table = make_table("the paper's runs", caption, "run", "steps", "FLOPs (25)", "FLOPs (50)", "stated", "utilisation")
+    rows = []
     for name, run in runs.items():
         counts = [f"{run.model_flops(length):.2e}" for length in (25, 50)]
-        table.add_row(name, f"{run.steps:,}", *counts, f"{run.stated:.1e}", f"{run.utilisation():.0%}")
-    return table
+        rows.append((name, f"{run.steps:,}", *counts, f"{run.stated:.1e}", f"{run.utilisation():.0%}"))
+    show("the paper's runs", ["run", "steps", "FLOPs (25)", "FLOPs (50)", "stated", "utilisation"], rows, caption)

@@ -1,89 +1,138 @@
-"""Options of a verb, out of the settings of dataclasses: a field is an option, and the comment beside it its help."""
+"""A verb of the command is a function. Its parameters are arguments, those after `*` options, and the comment beside
+each is its help. Before that may stand, in back quotes, another flag, and what a value is called: `-o` `FILE`.
+
+Fields of dataclasses become options the same way.
+"""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
-from types import NoneType
-from typing import Annotated, Any, get_args, get_type_hints
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
-from typer.models import ArgumentInfo
 
 from regard.checks import described
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 
-# Names beside a field's own that programs of others have for the same.
-ALSO = {
-    "beam": ["--num-beams"],
-    "best": ["--n-best"],
-    "limit": ["--max-length"],
-    "block": ["--no-repeat-ngram"],
+FLAGS = {  # of fields: names that programs of others have for the same, and those in place of their own
+    "beam": ["--beam", "--num-beams"],
+    "best": ["--best", "--n-best"],
+    "limit": ["--limit", "--max-length"],
+    "block": ["--block", "--no-repeat-ngram"],
+    "temperature": ["--sample", "--temperature"],
+    "stops": ["--stops/--no-stops"],  # for a recipe may say either
+    "host_names": ["--host-name"],
+    "wait_ms": ["--wait"],
 }
-NAMED = {"temperature": ["--sample", "--temperature"]}
-SWITCHES = ("ordered", "align", "echo")  # of yes or no: said, or not
-NEVER = ("search", "sampling", "scores", "prefix")  # what no option says
-SEARCH, CHANCE, PHRASES, TEXT, WRITTEN, ENGINE = (
-    "How outputs are searched for",
-    "Outputs by chance",
-    "What outputs must be like",
-    "How text is read",
-    "What is written",
-    "What does the work",
-)
-PANELS = {
-    **dict.fromkeys((each.name for each in fields(SearchConfig)), SEARCH),
-    **dict.fromkeys([*(each.name for each in fields(SamplingConfig)), "seed", "mbr"], CHANCE),
-    **dict.fromkeys(("require", "forbid", "stop", "ordered", "shortest", "block", "repetition"), PHRASES),
-    **dict.fromkeys(("split", "keep", "stops", "long"), TEXT),
-    **dict.fromkeys(("align", "echo"), WRITTEN),
+NEVER = ("search", "sampling", "scores", "prefix", "api_keys")  # fields that no option says
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+Count = Annotated[int, typer.Option(min=1)]
+HELP = re.compile(r"(?:`(-[^`]+)` )?(?:`([^`]+)` )?(.*)")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What does the work, as `regard.load` is told."""
+
+    engine: str = "auto"  # by which: native, torch, or auto, the first of them that can
+    device: str = "cpu"  # where: cpu, cuda, mps
+    workers: int | None = None  # threads (default: all cores)
+    precision: str | None = None  # of the weights: fp32, bf16 (fp32 in native), int8 (default: the model's)
+
+
+@dataclass(frozen=True)
+class Engines(Engine):
+    """The same for a translator."""
+
+    rows: int = 256  # `--batch-size` beginnings side by side, at most
+    shortlist: bool = False  # only tokens that go with the source
+    bitwise: bool = False  # with torch: the same bits in any company
+    rescore: Path | None = None  # `MODEL` rank outputs by its word, too
+    weight: float = 1.0  # what its word counts
+
+
+PANELS = {  # where the options of a verb that has many are shown
+    **dict.fromkeys((each.name for each in fields(SearchConfig)), "How outputs are searched for"),
+    **dict.fromkeys([*(each.name for each in fields(SamplingConfig)), "seed", "mbr"], "Outputs by chance"),
+    **dict.fromkeys(
+        ("require", "forbid", "stop", "ordered", "shortest", "block", "repetition"), "What outputs must be like"
+    ),
+    **dict.fromkeys(("split", "keep", "stops", "long", "invalid", "jsonl"), "How text is read"),
+    **dict.fromkeys(("align", "echo", "as_json", "tokens", "stream"), "What is written"),
+    **dict.fromkeys([*(each.name for each in fields(Engines)), "ensemble"], "What does the work"),
 }
 
 
-def settings(*kinds: type[Any], but: Iterable[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb every setting of some dataclasses, and those of a search; it takes them as `settings`, by name.
+class Said:
+    """Settings of a search and of other dataclasses, of which a verb takes what a person has said: a dict, by name."""
 
-    What a person does not say is None.
-    """
-    added: dict[str, Any] = {}
-    for kind in (SearchConfig, SamplingConfig, *kinds):
-        types, about = get_type_hints(kind), described(kind)
-        for each in fields(kind):
-            if each.name not in (*NEVER, *but):
-                added[each.name] = _option(each.name, types[each.name], about.get(each.name, ""))
-
-    def given(verb: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(verb).parameters.values() if p.name != "settings"]
-
-        @wraps(verb)
-        def run(**all_given: Any) -> None:
-            verb(**{p.name: all_given.pop(p.name) for p in own}, settings=all_given)
-
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        extra = [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in added.items()]
-        own = [p.replace(kind=keyword) for p in own]
-        first = [p for p in own if isinstance(p.annotation.__metadata__[0], ArgumentInfo)]
-        rest = [p for p in own if p not in first]
-        run.__signature__ = inspect.Signature([*first, *extra, *rest])  # type: ignore[attr-defined]
-        run.__annotations__ = {**{p.name: p.annotation for p in own}, **added}
-        return run
-
-    return given
+    def __init__(self, *kinds: type[Any], but: tuple[str, ...] = ()) -> None:
+        self.kinds, self.but = (SearchConfig, SamplingConfig, *kinds), but
 
 
-def _option(name: str, kind: Any, about: str) -> Any:
-    """The option of a field: of a yes or no that is no by default, a switch."""
-    flag = f"--{name.replace('_', '-')}"
-    flags = NAMED.get(name) or [flag, *ALSO.get(name, ())]
-    several = getattr(kind, "__origin__", None) is tuple
-    inner: Any = list[str] if several else next(k for k in get_args(kind) or (kind,) if k is not NoneType)
-    if inner is bool and name not in SWITCHES:
-        flags = [f"{flag}/--no-{flag[2:]}"]
-    about = f"{about[:1].upper()}{about[1:]}."
-    metavar = "PHRASE" if several else None
-    return Annotated[inner | None, typer.Option(*flags, help=about, metavar=metavar, rich_help_panel=PANELS[name])]
+def command_of(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb as typer wants it: each of its arguments and options a parameter that says all of itself."""
+    about, shown = described(verb), dict[str, list[inspect.Parameter]]()
+    makers: dict[str, Callable[..., Any]] = {}
+    for name, p in inspect.signature(verb).parameters.items():
+        kind, noted = _unwrapped(p.annotation)
+        if isinstance(noted, Said):
+            options = [option for each in noted.kinds for option in _options(each) if option.name not in noted.but]
+            shown[name], makers[name] = [option.replace(default=None) for option in options], dict
+        elif isinstance(kind, type) and is_dataclass(kind):
+            shown[name], makers[name] = list(_options(kind)), kind
+        else:
+            shown[name] = [_shown(p, about.get(name, ""))]
+    every = [p for options in shown.values() for p in options]
+    if dict in makers.values():
+        for p in every:
+            p.annotation.__metadata__[0].rich_help_panel = PANELS.get(p.name)
+
+    @wraps(verb)
+    def run(**given: Any) -> None:
+        for name, make in makers.items():
+            said = {p.name: given.pop(p.name) for p in shown[name]}
+            said = {key: tuple(x) if isinstance(x, list) else x for key, x in said.items()}
+            given[name] = make(**{key: x for key, x in said.items() if x not in (None, ())})
+        verb(**given)
+
+    run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in every}
+    return run
 
 
-def said(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what may be given, what a person has said."""
-    return {name: value for name, value in given.items() if value is not None and value != []}
+def _options(kind: Any) -> Iterator[inspect.Parameter]:
+    """The fields of a dataclass, each as an option."""
+    types, about = get_type_hints(kind), described(kind)
+    for each in fields(kind):
+        if each.name not in NEVER:
+            default = None if each.default == () else each.default
+            p = inspect.Parameter(each.name, KEYWORD, default=default, annotation=types[each.name])
+            yield _shown(p, about.get(each.name, ""), FLAGS.get(each.name))
+
+
+def _unwrapped(kind: Any) -> tuple[Any, Any]:
+    """A type without None, and what is noted of it."""
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(member for member in get_args(kind) if member is not NoneType)
+    return get_args(kind) if get_origin(kind) is Annotated else (kind, None)
+
+
+def _shown(p: inspect.Parameter, about: str, flags: list[str] | None = None) -> inspect.Parameter:
+    """A parameter with its help; of a yes or no that is no by default, a switch."""
+    kind, noted = _unwrapped(p.annotation)
+    flag, metavar, text = HELP.fullmatch(about).groups()  # type: ignore[union-attr]
+    text = f"{text[:1].upper()}{text[1:]}."
+    if get_origin(kind) is tuple:
+        kind, metavar = list[str], metavar or "PHRASE"
+    name = p.name.removeprefix("as_").replace("_", "-")
+    own = f"--{name}/--no-{name}" if kind is bool and p.default is not False else f"--{name}"
+    info: Any = typer.Argument(help=text, metavar=metavar)
+    if p.kind is KEYWORD:
+        info = typer.Option(*(flags or filter(None, (own, flag))), help=text, metavar=metavar)
+        info.min = getattr(noted, "min", None)
+    return p.replace(kind=KEYWORD, annotation=Annotated[kind | None, info])

@@ -3,40 +3,34 @@
 torch takes a second to load: what needs it is imported when a verb runs.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from os.path import isdir  # which answers for a name that is too long, too
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 
+from regard.cli.options import Count
 from regard.cli.telling import telling
+from regard.serving.config import ServeConfig, read_keys
+from regard.shipped import SHIPPED, located
 
 
 def inspect(
-    what: Annotated[
-        list[str],
-        typer.Argument(metavar="[MODEL] TEXT", help="A model directory (default: the one shipped), and what it reads."),
-    ],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write here: .html, .svg, .png, .npz or .csv.")
-    ] = None,
-    target: Annotated[str | None, typer.Option(help="A translation to follow. (default: the model's own)")] = None,
-    names: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Attentions, as 'decoder.*'. (default: all; in a figure '*cross*')"),
-    ] = None,
-    heads: Annotated[str | None, typer.Option(help="Numbers of heads, as 0,2. (default: all)")] = None,
-    view: Annotated[str, typer.Option(help="weights, or norm: the length of what each key adds.")] = "weights",
-    words: Annotated[bool, typer.Option("--words", help="Put sub-words together.")] = False,
-    hide_special: Annotated[bool, typer.Option("--hide-special", help="Leave out start and end symbols.")] = False,
-    split: Annotated[
-        bool | None, typer.Option(help="Read sentence by sentence: one is drawn. (default: as the model learnt)")
-    ] = None,
-    log: Annotated[bool, typer.Option("--log", help="Logarithmic colours.")] = False,
+    what: list[str],  # `[MODEL] TEXT` a model directory (default: the one shipped), and what it reads
+    *,
+    output: Path | None = None,  # `-o` write here: .html, .svg, .png, .npz or .csv
+    target: str | None = None,  # a translation to follow (default: the model's own)
+    names: list[str] | None = None,  # `PATTERN` attentions, as 'decoder.*' (default: all; in a figure '*cross*')
+    heads: str | None = None,  # numbers of heads, as 0,2 (default: all)
+    view: str = "weights",  # weights, or norm: the length of what each key adds
+    words: bool = False,  # put sub-words together
+    hide_special: bool = False,  # leave out start and end symbols
+    split: bool | None = None,  # read sentence by sentence: one is drawn (default: as the model learnt)
+    log: bool = False,  # logarithmic colours
 ) -> None:
     """Write what every head looks at, as a model translates a text or goes on with it, into a file."""
-    from regard.shipped import located
-
     if len(what) > 2:
         raise ValueError(f"a model and one text are enough, got {len(what)} words: put the text in quotation marks")
     if len(what) == 1 and isdir(located(what[0])):
@@ -68,41 +62,29 @@ def inspect(
 
 
 def heads(
-    model: Annotated[Path | None, typer.Argument(help="A model directory. (default: the one that comes along)")] = None,
-    source: Annotated[
-        Path | None,
-        typer.Option(help="Text to look at the heads on, one sentence a line. (default: the test text of its recipe)"),
-    ] = None,
-    reference: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
-    text: Annotated[
-        Path | None, typer.Option(help="Of a language model, in their place: any text. (default: as above)")
-    ] = None,
-    gold: Annotated[Path | None, typer.Option(help="Word alignments of the two, as 0-0 1-2 3?3 on each line.")] = None,
-    parse: Annotated[
-        Path | None, typer.Option(help="Dependencies of the source in CoNLL-U, a sentence for each line.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write heads.html and heads.json here. (default: the model's)")
-    ] = None,
-    limit: Annotated[int, typer.Option(help="Sentences, or stretches of the text, at most.")] = 1000,
-    ablate: Annotated[bool, typer.Option("--ablate/--no-ablate", help="Silence each head by itself.")] = True,
-    curves: Annotated[bool, typer.Option("--prune/--no-prune", help="Silence more and more of them.")] = True,
-    share: Annotated[float, typer.Option(help="Of the heads, at a time.")] = 0.1,
-    seeds: Annotated[int, typer.Option(help="Orders by chance, to compare with.")] = 3,
-    price: Annotated[
-        list[float] | None,
-        typer.Option(help="Learn gates at this price of a head in nats; several times. (default: 0.005 and 0.02)"),
-    ] = None,
+    model: Path | None = None,  # a model directory (default: the one that comes along)
+    *,
+    source: Path | None = None,  # text to look at the heads on, a sentence a line (default: the test of its recipe)
+    reference: Path | None = None,  # its translation, line by line
+    text: Path | None = None,  # of a language model, in their place: any text (default: as above)
+    gold: Path | None = None,  # word alignments of the two, as 0-0 1-2 3?3 on each line
+    parse: Path | None = None,  # dependencies of the source in CoNLL-U, a sentence for each line
+    output: Path | None = None,  # `-o` write heads.html and heads.json here (default: the model's)
+    limit: int = 1000,  # sentences, or stretches of the text, at most
+    ablate: bool = True,  # silence each head by itself
+    prune: bool = True,  # silence more and more of them
+    share: float = 0.1,  # of the heads, at a time
+    seeds: int = 3,  # orders by chance, to compare with
+    price: list[float] | None = None,  # learn gates at this price of a head in nats; several (default: 0.005 and 0.02)
 ) -> None:
     """Analyse every head on a text: what it does, which others are like it, whether it is missed."""
     from collections import Counter
 
-    from regard.shipped import SHIPPED, located
     from regard.studies.atlas import PRICES, make_atlas, writable
 
     place = located(model)
-    if out is None and (place.is_relative_to(SHIPPED) or not writable(place)):
-        out = Path()
+    if output is None and (place.is_relative_to(SHIPPED) or not writable(place)):
+        output = Path()
         typer.echo(f"note: {place.name} is not yours to write into: heads.html and heads.json go here", err=True)
     with telling("heads") as show:
         atlas = make_atlas(
@@ -110,12 +92,12 @@ def heads(
             source,
             reference,
             text=text,
-            out=out,
+            out=output,
             gold=gold,
             parse=parse,
             limit=limit,
             ablate=ablate,
-            prune=curves,
+            prune=prune,
             share=share,
             seeds=seeds,
             prices=price or PRICES,
@@ -123,31 +105,24 @@ def heads(
         )
     counts = Counter(each["role"] for each in atlas["heads"])
     read = f"{atlas['sentences']:,} {'sentences' if 'bleu' in atlas else 'stretches of text'}"
-    typer.echo(f"{out or place}/heads.html: {_many(len(atlas['heads']), 'head')} on {read}")
+    typer.echo(f"{output or place}/heads.html: {_many(len(atlas['heads']), 'head')} on {read}")
     typer.echo(", ".join(f"{count} {role}" for role, count in counts.most_common()))
 
 
 def prune(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
-    out: Annotated[Path, typer.Argument(help="The new one.")],
-    heads: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME:N,N", help="Heads that go, as encoder.layers.0.self_attention:1,3."),
-    ] = None,
-    keep: Annotated[
-        str | None, typer.Option(metavar="N|SHARE", help="Keep the best: so many, as 12, or a share of all, as 0.7.")
-    ] = None,
-    by: Annotated[
-        str, typer.Option(help="The best by importance (gradients), gates (learned) or atlas (of `regard heads`).")
-    ] = "importance",
-    source: Annotated[Path | None, typer.Option(help="Text to measure on, a sentence a line.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
-    text: Annotated[Path | None, typer.Option(help="Of a language model, in their place: any text.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Use the first so many pairs, or stretches of the text.")] = 1000,
+    model: Path,  # a model directory
+    out: Path,  # the new one
+    *,
+    heads: list[str] | None = None,  # `NAME:N,N` heads that go, as encoder.layers.0.self_attention:1,3
+    keep: str | None = None,  # `N|SHARE` keep the best: so many, as 12, or a share of all, as 0.7
+    by: str = "importance",  # the best by importance (gradients), gates (learned) or atlas (of `regard heads`)
+    source: Path | None = None,  # text to measure on, a sentence a line
+    reference: Path | None = None,  # its translation, line by line
+    text: Path | None = None,  # of a language model, in their place: any text
+    limit: Count = 1000,  # use the first so many pairs, or stretches of the text
 ) -> None:
     """Write a smaller model, without some heads: those named, or those that are missed least."""
     from regard.adaptation.prune import read_heads
-    from regard.shipped import located
     from regard.studies.pruning import prune_directory
 
     number: int | float | None = None
@@ -178,27 +153,18 @@ def prune(
 
 
 def explore(
-    models: Annotated[list[Path] | None, typer.Argument(help="Model directories. (default: the one shipped)")] = None,
-    host: Annotated[str, typer.Option(help="Listen at this address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="And at this port; 0: any that is free.")] = 0,
-    anyone: Annotated[bool, typer.Option("--anyone", help="Let other machines see the page, too.")] = False,
-    host_name: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Answer to this name, too; * is any.")
-    ] = None,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
+    models: list[Path] | None = None,  # model directories (default: the one shipped)
+    *,
+    host: str = "127.0.0.1",  # listen at this address
+    port: int = 0,  # and at this port; 0: any that is free
+    anyone: bool = False,  # let other machines see the page, too
+    host_name: list[str] | None = None,  # `NAME` answer to this name, too; * is any
+    browser: bool = True,  # open the page
 ) -> None:
     """Open a page that shows every head of a model at work, and lets you change them."""
     import logging
     import webbrowser
     from threading import Thread
-
-    from regard.serving.config import ServeConfig
-    from regard.serving.door import listen
-    from regard.shipped import located
-
-    config = ServeConfig(host=host, port=port, anyone=anyone, host_names=tuple(host_name or ()))
-    door = listen(config)  # first of all: a port that is taken is told at once
-    from regard.serving.run import serve as run
 
     def ready(address: str) -> None:
         page = f"{address}/explore/"
@@ -207,64 +173,32 @@ def explore(
             Thread(target=webbrowser.open, args=[page], daemon=True).start()
 
     logging.getLogger("regard").setLevel(logging.WARNING)  # one's own requests are no news
-    places = [located(model) for model in models] if models else [located()]
-    run(places, config, door, ready=ready)
+    _serve(models, ServeConfig(host=host, port=port, anyone=anyone, host_names=tuple(host_name or ())), ready)
 
 
 def serve(
-    models: Annotated[list[Path] | None, typer.Argument(help="Model directories. (default: the one shipped)")] = None,
-    host: Annotated[str, typer.Option(help="Listen at this address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="And at this port; 0: any that is free.")] = 8000,
-    keys: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="API keys, one a line; or set REGARD_API_KEYS.")
-    ] = None,
-    anyone: Annotated[bool, typer.Option("--anyone", help="Without a key, serve other machines, too.")] = False,
-    host_name: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Answer to this name, too; * is any.")
-    ] = None,
-    rate: Annotated[int | None, typer.Option(help="Requests a minute, of each client.")] = None,
-    characters: Annotated[int, typer.Option(help="Of a request, at most.")] = 10_000,
-    tokens: Annotated[int, typer.Option(help="Sub-words of a request, at most.")] = 10_000,
-    seconds: Annotated[float, typer.Option(help="For a request, at most.")] = 60.0,
-    queue: Annotated[int, typer.Option(help="Requests of a model that wait or are at work, at most.")] = 256,
-    batch_tokens: Annotated[int, typer.Option(help="Sub-words that are worked on together.")] = 2_048,
-    wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for company.")] = 2.0,
-    cors: Annotated[
-        list[str] | None, typer.Option(metavar="ORIGIN", help="Let pages of this origin ask; * is any.")
-    ] = None,
-    explorer: Annotated[bool, typer.Option("--explorer/--no-explorer", help="Serve the explorer's page.")] = True,
-    workers: Annotated[int | None, typer.Option(help="Threads of a model. (default: all cores)")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16, int8. (default: the model's)")] = None,
+    models: list[Path] | None = None,  # model directories (default: the one shipped)
+    *,
+    keys: Path | None = None,  # `FILE` API keys, one a line; or set REGARD_API_KEYS
+    workers: int | None = None,  # threads of a model (default: all cores)
+    precision: str | None = None,  # of its weights: fp32, bf16, int8 (default: the model's)
+    config: ServeConfig,
 ) -> None:
     """Serve models over HTTP: LibreTranslate's and OpenAI's routes, and the explorer."""
-    from regard.serving.config import ServeConfig, read_keys
-    from regard.serving.door import listen
-    from regard.shipped import located
-
-    config = ServeConfig(
-        host=host,
-        port=port,
-        api_keys=read_keys(keys),
-        anyone=anyone,
-        host_names=tuple(host_name or ()),
-        rate=rate,
-        characters=characters,
-        tokens=tokens,
-        seconds=seconds,
-        queue=queue,
-        batch_tokens=batch_tokens,
-        wait_ms=wait,
-        cors=tuple(cors or ()),
-        explorer=explorer,
-    )
-    door = listen(config)  # first of all: a port that is taken is told at once
-    from regard.serving.run import serve as run
 
     def ready(address: str) -> None:
         typer.echo(f"serving at {address} (routes: {address}/docs); Ctrl-C ends it", err=True)
 
-    places = [located(model) for model in models] if models else [located()]
-    run(places, config, door, ready=ready, workers=workers, precision=precision)
+    _serve(models, replace(config, api_keys=read_keys(keys)), ready, workers=workers, precision=precision)
+
+
+def _serve(models: list[Path] | None, config: ServeConfig, ready: Callable[[str], None], **how: Any) -> None:
+    from regard.serving.door import listen
+
+    door = listen(config)  # first of all: a port that is taken is told at once
+    from regard.serving.run import serve
+
+    serve([*map(located, models or (None,))], config, door, ready=ready, **how)
 
 
 def _many(count: int, thing: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,17 +12,25 @@ from rich.text import Text
 WIDE = 1_000  # characters
 
 
-def make_table(title: str, caption: str, *columns: str) -> Table:
-    """A table whose first column holds names and whose others hold figures."""
+def show(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", total: Sequence[str] = ()
+) -> None:
+    """Print a table. Its first column holds names, and others figures, or prose if their names begin with `<`.
+
+    Where no terminal says how wide it is, it is as wide as what it holds.
+    """
     table = Table(title=Text(title, "bold"), title_justify="left", caption=Text(caption), caption_justify="left")
-    table.box = SIMPLE_HEAD
+    table.box, table.show_header = SIMPLE_HEAD, any(column.lstrip("<") for column in columns)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", style="" if i else "cyan", no_wrap=True)
-    return table
-
-
-def show(table: Table) -> None:
-    """Where no terminal says how wide it is, a table is as wide as what it holds."""
+        if column.startswith("<"):
+            table.add_column(column[1:], overflow="fold")
+        else:
+            table.add_column(column, justify="right" if i else "left", style="" if i else "cyan", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    if total:
+        table.add_section()
+        table.add_row(*total, style="bold")
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     Console(highlight=False, width=None if known else WIDE).print(table)
 

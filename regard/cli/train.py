@@ -5,23 +5,22 @@ torch takes a second to load: what needs it is imported when a verb runs.
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from regard.cli.tables import make_table, show
+from regard.cli.options import Count
+from regard.cli.tables import show
 from regard.cli.telling import telling
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped name, a .yaml file, or a run's directory to go on with.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="settings to change, as train.steps=100")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The model directory. (default: runs/RECIPE)")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there already.")] = False,
-    dump: Annotated[bool, typer.Option("--dump", help="Print the whole recipe and stop.")] = False,
+    recipe: str,  # a shipped name, a .yaml file, or a run's directory to go on with
+    overrides: list[str] | None = None,  # `SECTION.KEY=VALUE` settings to change, as train.steps=100
+    *,
+    out: Path | None = None,  # the model directory (default: runs/RECIPE)
+    overwrite: bool = False,  # replace a run that is there already
+    dump: bool = False,  # print the whole recipe and stop
 ) -> None:
     """Train a model from raw text: one recipe in, one model directory out."""
     from regard.recipes import reading as recipes
@@ -48,28 +47,28 @@ def recipes() -> None:
     """List the recipes that come with regard."""
     from regard.recipes.reading import shipped
 
-    table = make_table("recipes", "Train one: regard train NAME [section.key=value ...]", "name", "")
-    table.show_header, table.columns[1].justify, table.columns[1].no_wrap = False, "left", False
-    for name, description in shipped().items():
-        table.add_row(name, description)
-    show(table)
+    show("recipes", ["", "<"], shipped().items(), "Train one: regard train NAME [section.key=value ...]")
 
 
 def data(
-    corpus: Annotated[str | None, typer.Argument(help="Fetch this one. (default: list them all)")] = None,
+    corpus: str | None = None,  # fetch this one (default: list them all)
 ) -> None:
     """List the corpora that regard knows, or fetch one."""
     from regard.data.corpora import CORPORA, fetched, located
     from regard.training.display import fetching
 
     if corpus is None:
-        table = make_table("corpora", "Fetch one: regard data NAME", "name", "lines", "languages", "terms", "here")
-        for name, each in CORPORA.items():
-            place = located(name)
-            table.add_row(
-                name, f"{each.pairs:,}", " → ".join(filter(None, each.languages)), each.licence, "yes" if place else ""
+        rows = [
+            (
+                name,
+                f"{each.pairs:,}",
+                " → ".join(filter(None, each.languages)),
+                each.licence,
+                "yes" * bool(located(name)),
             )
-        show(table)
+            for name, each in CORPORA.items()
+        ]
+        show("corpora", ["name", "lines", "languages", "terms", "here"], rows, "Fetch one: regard data NAME")
         return
     console = Console(highlight=False)
     with fetching(console) as progress:
@@ -79,10 +78,11 @@ def data(
 
 
 def demo(
-    directory: Annotated[Path | None, typer.Option(help="Where everything goes. (default: runs/quickstart)")] = None,
-    dates: Annotated[bool, typer.Option("--dates", help="Learn to read dates instead: needs no corpus.")] = False,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps. (default: about five minutes)")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed and steps give the same run.")] = 1,
+    *,
+    directory: Path | None = None,  # where everything goes (default: runs/quickstart)
+    dates: bool = False,  # learn to read dates instead: needs no corpus
+    steps: Count | None = None,  # training steps (default: about five minutes)
+    seed: int = 1,  # the same seed and steps give the same run
 ) -> None:
     """Train a translator in about five minutes, and see where it looks."""
     from regard.experiments.demo import demo
@@ -91,14 +91,13 @@ def demo(
 
 
 def distill(
-    teacher: Annotated[Path, typer.Argument(help="The model directory of the teacher.")],
-    recipe: Annotated[str, typer.Argument(help="The student: a shipped name, or a .yaml file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="settings to change, as train.steps=100")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The student's directory. (default: runs/RECIPE)")] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Width of the teacher's search.")] = 5,
-    mix: Annotated[bool, typer.Option("--mix", help="Learn from people's translations, too.")] = False,
+    teacher: Path,  # the model directory of the teacher
+    recipe: str,  # the student: a shipped name, or a .yaml file
+    overrides: list[str] | None = None,  # `SECTION.KEY=VALUE` settings to change, as train.steps=100
+    *,
+    out: Path | None = None,  # the student's directory (default: runs/RECIPE)
+    beam: Count = 5,  # width of the teacher's search
+    mix: bool = False,  # learn from people's translations, too
 ) -> None:
     """Train a student on a teacher's translations; the same command again goes on where it was stopped."""
     from regard.recipes import reading as recipes

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.checks import hint
-from regard.cli.options import ENGINE, TEXT, WRITTEN, said, settings
+from regard.checks import one_of
+from regard.cli.options import Engine, Engines, Said
 from regard.shipped import located, shipped
 from regard.tasks.asks import Prompt, Settings, Writing
 
@@ -31,109 +31,64 @@ LIKE_A_NAME = re.compile(r"[A-Za-z0-9_-]+")
 UNSAID = ("read", "ids", "told")  # of a completion: numbers that say nothing to a person
 
 
-@settings(Settings)
 def translate(
-    model: Annotated[str | None, typer.Argument(help="A model directory. (default: the one that comes along)")] = None,
-    files: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT|FILE", help="What to translate. (default: stdin)")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here. (default: stdout)")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was interrupted.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that is there.")] = False,
-    invalid: Annotated[str, typer.Option(help="What is not UTF-8: refuse, replace.", rich_help_panel=TEXT)] = "refuse",
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="Lines are JSON, in and out.", rich_help_panel=TEXT)] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON lines.", rich_help_panel=WRITTEN)] = False,
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Add sub-words and their log p to JSON.", rich_help_panel=WRITTEN)
-    ] = False,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Write each word as soon as it is certain.", rich_help_panel=WRITTEN)
-    ] = False,
-    ensemble: Annotated[
-        list[Path] | None, typer.Option(metavar="MODEL", help="One more model to ask.", rich_help_panel=ENGINE)
-    ] = None,
-    rescore: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="Rank outputs by its word, too.", rich_help_panel=ENGINE)
-    ] = None,
-    weight: Annotated[float, typer.Option(help="What its word counts.", rich_help_panel=ENGINE)] = 1.0,
-    engine: Annotated[str, typer.Option(help="auto, native, torch", rich_help_panel=ENGINE)] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, mps", rich_help_panel=ENGINE)] = "cpu",
-    workers: Annotated[int | None, typer.Option(help="Threads. (default: all cores)", rich_help_panel=ENGINE)] = None,
-    rows: Annotated[
-        int, typer.Option("--rows", "--batch-size", help="Beginnings side by side, at most.", rich_help_panel=ENGINE)
-    ] = 256,
-    precision: Annotated[
-        str | None,
-        typer.Option(help="fp32, bf16 (fp32 in native), int8. (default: the model's)", rich_help_panel=ENGINE),
-    ] = None,
-    shortlist: Annotated[
-        bool, typer.Option("--shortlist", help="Only tokens that go with the source.", rich_help_panel=ENGINE)
-    ] = False,
-    bitwise: Annotated[
-        bool, typer.Option("--bitwise", help="With torch: the same bits in any company.", rich_help_panel=ENGINE)
-    ] = False,
+    model: str | None = None,  # a model directory (default: the one that comes along)
+    files: list[str] | None = None,  # `TEXT|FILE` what to translate (default: stdin)
     *,
-    settings: dict[str, Any],
+    output: Path | None = None,  # `-o` write here (default: stdout)
+    resume: bool = False,  # go on with an output that was interrupted
+    overwrite: bool = False,  # replace an output that is there
+    invalid: str = "refuse",  # what is not UTF-8: refuse, replace
+    jsonl: bool = False,  # lines are JSON, in and out
+    as_json: bool = False,  # write JSON lines
+    tokens: bool = False,  # add sub-words and their log p to JSON
+    stream: bool = False,  # write each word as soon as it is certain
+    ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
+    engine: Engines,
+    settings: Annotated[dict[str, Any], Said(Settings)],
 ) -> None:
     """Translate text, a sentence a line. Without an option, as the model's recipe says."""
-    given = said(settings)
-    errors = _errors(invalid)
+    one_of(ERRORS, invalid=invalid)
     if (resume or overwrite) and output is None:
         raise ValueError("--resume and --overwrite are about an output file: name it by -o")
     if resume and overwrite:
         raise ValueError("--resume goes on with an output and --overwrite begins again: choose one")
     if tokens and not (as_json or jsonl):
         raise ValueError("--tokens adds to JSON: ask for --json")
-    if stream and (as_json or jsonl or given.get("align") or output is not None):
+    if stream and (as_json or jsonl or settings.get("align") or output is not None):
         raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
     first, inputs, text = _model_and_text(model, files or [])
     from regard.api import load
-    from regard.cli.bulk import Notes, Output, Reader, digest
+    from regard.cli.bulk import Notes, Output, Reader
+    from regard.files import digest
 
-    reader = Reader(inputs, jsonl=jsonl, errors=errors, text=text)
+    reader = Reader(inputs, jsonl=jsonl, errors=ERRORS[invalid], text=text)
     models = [first, *map(located, ensemble or ())]
-    translator = load(
-        models,
-        device=device,
-        engine=engine,
-        workers=workers,
-        rows=rows,
-        bitwise=bitwise,
-        precision=precision,
-        shortlist=shortlist,
-        rescore=rescore,
-        weight=weight,
-        task="translate",
-    )
-    if engine == "auto" and (reason := translator.without_native):
+    translator = load(models, task="translate", **vars(engine))
+    if engine.engine == "auto" and (reason := translator.without_native):
         typer.echo(f"note: by PyTorch, for the native engine, which is quicker, cannot be used: {reason}", err=True)
-    how = Settings.of(given, translator.decode)
+    how = Settings.of(settings, translator.decode)
     if not (as_json or jsonl):
         how = how.bare()
     notes = Notes(translator.longest)
     if stream:
-        _stream(translator, reader, given, notes)
+        _stream(translator, reader, settings, notes)
         notes.report(reader.skipped)
         return
     about: dict[str, Any] = {}
     if output is not None:
         about = {**asdict(how.search), **asdict(how), "search": "", "longest": translator.longest}
-        about |= {"engine": engine, "precision": precision, "shortlist": shortlist}
-        about |= {"weight": weight if rescore else None}
+        about |= {"engine": engine.engine, "precision": engine.precision, "shortlist": engine.shortlist}
+        about |= {"weight": engine.weight if engine.rescore else None}
         about |= {"jsonl": jsonl, "json": as_json, "tokens": tokens}
+        asked = [*models, *([located(engine.rescore)] if engine.rescore else [])]
         for name in ("config.json", "model.safetensors", "tokenizer.json"):
-            about[name] = [digest(each / name) for each in (*models, *([located(rescore)] if rescore else ()))]
-        if shortlist:
-            about["shortlist.safetensors"] = digest(first / "shortlist.safetensors")
+            about[name] = [digest(each / name)[:16] for each in asked]
+        if engine.shortlist:
+            about["shortlist.safetensors"] = digest(first / "shortlist.safetensors")[:16]
     with Output(output, about, reader, resume=resume, overwrite=overwrite) as written:
         _translate(translator, how, AnswerForm(as_json or jsonl, tokens, how), reader, written, notes)
     notes.report(reader.skipped)
-
-
-def _errors(invalid: str) -> str:
-    if invalid not in ERRORS:
-        raise ValueError(f"invalid = {invalid!r}: choose {' or '.join(ERRORS)}")
-    return ERRORS[invalid]
 
 
 def _model_and_text(first: str | None, others: list[str]) -> tuple[Path, list[Path], str | None]:
@@ -224,29 +179,18 @@ def _stream(translator: "Translator", asks: "Iterable[Ask]", given: dict[str, An
             typer.echo(piece.replace("\n", " "), nl=False)  # which does not wait for the line's end
 
 
-@settings(Writing, but=("extra", "ordered"))  # which are about a source and its phrases
 def generate(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
-    prompt: Annotated[list[str] | None, typer.Argument(help="The text to go on with. (default: stdin)")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Prompts, one a line.")] = None,
-    jsonl: Annotated[
-        bool, typer.Option("--jsonl", help='Of the file, lines are JSON: {"prompt": ..., "id": ..., "seed": ...}.')
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Write JSON lines, with log p of each token.", rich_help_panel=WRITTEN)
-    ] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here. (default: stdout)")] = None,
-    engine: Annotated[str, typer.Option(help="auto, native, torch", rich_help_panel=ENGINE)] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, mps", rich_help_panel=ENGINE)] = "cpu",
-    workers: Annotated[int | None, typer.Option(help="Threads. (default: all cores)", rich_help_panel=ENGINE)] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, bf16, int8. (default: the model's)", rich_help_panel=ENGINE)
-    ] = None,
+    model: Path,  # a model directory
+    prompt: list[str] | None = None,  # the text to go on with (default: stdin)
     *,
-    settings: dict[str, Any],
+    file: Path | None = None,  # `-f` prompts, one a line
+    jsonl: bool = False,  # of the file, lines are JSON: {"prompt": ..., "id": ..., "seed": ...}
+    as_json: bool = False,  # write JSON lines, with log p of each token
+    output: Path | None = None,  # `-o` write here (default: stdout)
+    engine: Engine,
+    settings: Annotated[dict[str, Any], Said(Writing, but=("extra", "ordered"))],
 ) -> None:
     """Go on with a text, and show it as it is written. Without an option, as the model's recipe says."""
-    given = said(settings)
     if prompt and file is not None:
         raise ValueError("a prompt is given, and a file of them: leave one of them out")
     if jsonl and file is None:
@@ -254,8 +198,8 @@ def generate(
     from regard.api import load
     from regard.files import write_whole
 
-    generator = load(model, device=device, engine=engine, workers=workers, precision=precision, task="generate")
-    how = Writing.of(given, generator.decode)
+    generator = load(model, task="generate", **vars(engine))
+    how = Writing.of(settings, generator.decode)
     alone = file is None and not as_json and output is None and how.search.best == 1
     if file is None:
         text = " ".join(prompt) if prompt else "" if sys.stdin.isatty() else sys.stdin.read()
@@ -263,7 +207,7 @@ def generate(
     else:
         prompts = list(_prompts(file, jsonl))
     if alone:
-        for piece in generator.stream(prompts[0], **given):
+        for piece in generator.stream(prompts[0], **settings):
             typer.echo(piece, nl=False)
         typer.echo()
         return
@@ -288,44 +232,36 @@ def generate(
 
 def _prompts(file: Path, jsonl: bool) -> Iterator[Prompt]:
     """The prompts of a file, one a line; in JSON they may have line feeds, an id and a seed."""
+    from regard.cli.bulk import PROMPTED, row_of
     from regard.data.text import read_lines
 
     for number, line in enumerate(read_lines(file, cut=False), start=1):
-        where = f"{file}:{number}"
-        if not jsonl:
-            yield Prompt(line, where)
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{where} is no JSON: {error}") from None
-        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-            raise ValueError(f'{where} has no text under "prompt"')
-        for key in row.keys() - {"prompt", "id", "seed"}:
-            raise ValueError(f"{where}: unknown key {key!r}: {hint(key, ('prompt', 'id', 'seed'))}")
-        yield Prompt(row["prompt"], where, row.get("id"), row.get("seed"))
+        place = f"{file}:{number}"
+        row = row_of(line, place, PROMPTED) if jsonl else {"prompt": line}
+        yield Prompt(row.pop("prompt"), place, **row)
 
 
 def score(
-    source: Annotated[Path, typer.Option(help="Text, a sentence a line.")],
-    target: Annotated[Path, typer.Option(help="Its translation, line by line.")],
-    model: Annotated[Path | None, typer.Argument(help="A model directory. (default: the one that comes along)")] = None,
-    per_token: Annotated[bool, typer.Option("--per-token", help="Add each sub-word and its log p.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON lines.")] = False,
-    invalid: Annotated[str, typer.Option(help="What is not UTF-8: refuse, replace.")] = "refuse",
-    ensemble: Annotated[list[Path] | None, typer.Option(metavar="MODEL", help="One more model to ask.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, mps")] = "cpu",
+    model: Path | None = None,  # a model directory (default: the one that comes along)
+    *,
+    source: Path,  # text, a sentence a line
+    target: Path,  # its translation, line by line
+    per_token: bool = False,  # add each sub-word and its log p
+    as_json: bool = False,  # write JSON lines
+    invalid: str = "refuse",  # what is not UTF-8: refuse, replace
+    ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
+    device: str = "cpu",  # where: cpu, cuda, mps
 ) -> None:
     """Say how likely a model holds given translations: log P and perplexity, pair by pair."""
     from regard.api import load
     from regard.evaluation.calibration import perplexity
     from regard.tasks.asks import windows
 
-    errors = _errors(invalid)
+    one_of(ERRORS, invalid=invalid)
     translator = load([located(model), *(ensemble or ())], device=device, task="translate")
     pairs = count = 0
     total = 0.0
-    for window in windows(_pairs(source, target, errors), lambda pair: sum(len(side.text) for side in pair)):
+    for window in windows(_pairs(source, target, ERRORS[invalid]), lambda pair: sum(len(side.text) for side in pair)):
         for found in translator.score([a for a, _ in window], [b for _, b in window]):
             typer.echo(_scored(found, per_token, as_json))
             pairs, count, total = pairs + 1, count + len(found.token_scores), total + found.log_probability

@@ -6,7 +6,6 @@ they are. All numbers are little-endian.
 """
 
 import json
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.files import sync
+from regard.files import common_directory
 
 FORMAT = 1
 ABOUT = "arrays.json"
@@ -53,6 +52,7 @@ class Column:
 class Table:
     """N rows in a folder, each with the same columns; nothing of them stays in memory.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     table = Table.build(f"{folder}/train", [([5, 6], [7]), ([8], [9, 9])], pairs_of(10))
     ...     len(table), table.lengths([0, 1]).tolist(), table.rows([1])
@@ -78,17 +78,8 @@ class Table:
             if (directory / ABOUT).exists():
                 return cls.open(directory)
             raise ValueError(f"{directory} holds no {ABOUT}: choose another place, or delete it if you do not need it")
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as hidden:
-            made = Path(hidden) / directory.name  # one level down: `hidden` itself is closed to other users
-            made.mkdir()
+        with common_directory(directory) as made:
             _write(made, rows, columns)
-            try:
-                made.rename(directory)
-            except OSError:  # another process was first
-                if not (directory / ABOUT).exists():
-                    raise
-            sync(directory.parent)
         return cls.open(directory)
 
     @classmethod
@@ -180,5 +171,3 @@ def _write(folder: Path, rows: Iterable[Sequence[Sequence[Any]]], columns: Mappi
     listed = {name: asdict(column) for name, column in columns.items()}
     about = {"format": FORMAT, "count": count, "columns": listed, "bytes": sizes}
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
-    for path in (*(folder / name for name in (*names, ABOUT)), folder):
-        sync(path)

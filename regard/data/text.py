@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import IO, Any, NamedTuple, cast
 
-from regard.files import regular_size
+from regard.files import digest, regular_size
 
 LONGEST = 1_000_000  # characters of a line that are read
 ABSURD = 2**20  # bytes: a longer line of a TSV or JSONL file is skipped without holding it
@@ -148,8 +148,7 @@ def fingerprint(files: PairFiles) -> str:
     for way in ("source", "target", "tsv", "jsonl"):
         if path := getattr(files, way):
             regular_size(path)
-            with open(path, "rb") as stream:
-                how += [way, hashlib.file_digest(stream, "sha256").hexdigest()]
+            how += [way, digest(path)]
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 
@@ -239,28 +238,38 @@ def _from_columns(text: str, columns: tuple[int, int], where: str) -> tuple[str,
 
 def json_values(text: str, keys: Sequence[str], where: str) -> tuple[str, ...]:
     """The texts under some keys of a JSON object; `where` it stands is for errors."""
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        raise ValueError(f"{where} is no JSON ({reason}); each line holds one object") from None
+    row = from_json(text, where, "; each line holds one object")
     if not isinstance(row, dict):
         wanted = ", ".join(f'"{key}": ...' for key in keys)
         raise ValueError(f"{where} is no JSON object but {text[:40]}; write {{{wanted}}}")
-    return tuple(_value(row, key, where) for key in keys)
+    for key in keys:
+        if key not in row:
+            nearest = difflib.get_close_matches(key, row, n=1, cutoff=0.0)
+            hint = f"; the nearest is {nearest[0]!r}. Set `keys` to the object's keys" if nearest else ": it is empty"
+            raise ValueError(f"{where} lacks the key {key!r}{hint}")
+        if not isinstance(row[key], str):
+            raise ValueError(f"{where}: {key!r} is not text but {json.dumps(row[key])[:40]}; put it in quotes")
+        check_text(row[key], key, where)
+    return tuple(row[key] for key in keys)
 
 
-def _value(row: dict[str, Any], key: str, where: str) -> str:
-    if key not in row:
-        nearest = difflib.get_close_matches(key, row, n=1, cutoff=0.0)
-        hint = f"; the nearest is {nearest[0]!r}. Set `keys` to the object's keys" if nearest else ": it is empty"
-        raise ValueError(f"{where} lacks the key {key!r}{hint}")
-    value = row[key]
-    if not isinstance(value, str):
-        raise ValueError(f"{where}: {key!r} is not text but {json.dumps(value)[:40]}; put it in quotes")
-    if NO_TEXT.search(value):
+def from_json(text: str, where: str, remedy: str) -> Any:
+    """What a line of JSON says."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise ValueError(f"{where} is no JSON ({reason}){remedy}") from None
+
+
+def _no_constant(name: str) -> None:
+    raise json.JSONDecodeError(f"it has no {name}", name, 0)
+
+
+def check_text(text: str, key: str, where: str) -> None:
+    """Refuse what JSON can say, and no file in UTF-8."""
+    if NO_TEXT.search(text):
         raise ValueError(f"{where}: {key!r} holds a NUL or half a surrogate pair, which is no text; remove it")
-    return value
 
 
 def _count(n: int, noun: str) -> str:

@@ -19,7 +19,7 @@ from regard.api import Translator, load
 from regard.data.corpora import CORPORA
 from regard.data.text import PairFiles
 from regard.data.tokenizers import Tokenizer
-from regard.files import alone_in, sync, vacant, write_whole
+from regard.files import alone_in, digest, sync, vacant, write_whole
 from regard.recipes import reading as recipes
 from regard.recipes.prepare import Splits, find_splits
 from regard.recipes.recipe import Recipe
@@ -100,11 +100,7 @@ class _InPieces(Tokenizer):
 
 def _identity(teacher_dir: Path, recipe: Recipe, splits: Splits, beam: int, mix: bool) -> str:
     """The same for the same teacher, text and search."""
-    teacher = {}
-    for file in TEACHER:
-        if (teacher_dir / file).exists():
-            with (teacher_dir / file).open("rb") as stream:
-                teacher[file] = hashlib.file_digest(stream, "sha256").hexdigest()
+    teacher = {file: digest(teacher_dir / file) for file in TEACHER if (teacher_dir / file).exists()}
     text = {split: files.fingerprint() for split, files in splits.files.items()}
     what = json.dumps([teacher, text, splits.modulus, recipe.data.limit, beam, mix])
     return hashlib.sha256(what.encode()).hexdigest()[:16]

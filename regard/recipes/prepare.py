@@ -3,8 +3,6 @@
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -15,7 +13,7 @@ from regard.data.arrays import Table
 from regard.data.corpora import letters, split_of
 from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
-from regard.files import cache_folder, sweep, write_whole
+from regard.files import cache_folder, common_directory, write_whole
 from regard.recipes.recipe import Recipe
 from regard.tasks.task import Task
 
@@ -86,15 +84,8 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
         what = json.dumps([FORMAT, sums, tokens, *how])
         folder = cache_folder() / "prepared" / hashlib.sha256(what.encode()).hexdigest()[:24]
     if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        sweep(folder.parent, ".preparing-*")
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".preparing-") as partial:
-            _build(recipe, splits, Path(partial) / "prepared")
-            try:
-                os.rename(Path(partial) / "prepared", folder)
-            except OSError:
-                if not folder.exists():  # else another process was first, with the same
-                    raise
+        with common_directory(folder) as made:
+            _build(recipe, splits, made)
     tokenizer, table = Tokenizer.load(folder / "tokenizer.json"), Table.open(folder / "train")
     remarks = json.loads((folder / "remarks.json").read_text("utf-8"))
     held_out = {}
@@ -112,7 +103,6 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
 
 
 def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
-    folder.mkdir()
     task, skipped, limit = splits.task, Skipped(), recipe.data.limit
     count = sum(1 for _ in islice(splits.rows("train", skipped), limit))
     every = 1 if recipe.tokens.kind in ("char", "none") else max(1, math.ceil(count / SAMPLE))

@@ -109,7 +109,7 @@ def schema() -> dict[str, Any]:
     for name, found in zip(TASKS, (one, *others), strict=True):
         sections = {"Recipe": found, **found["$defs"]}
         sections |= zip((kind.__name__ for kind in models), found["properties"]["model"]["oneOf"], strict=True)
-        kinds: list[type[Any]] = [Recipe, *models, *_dataclasses(_made(name))]
+        kinds: list[Any] = [Recipe, *models, *_dataclasses(_made(name))]
         for kind in kinds:
             settings = sections.get(kind.__name__, {}).get("properties", {})
             for key, comment in described(kind).items():

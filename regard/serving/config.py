@@ -14,22 +14,22 @@ HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+?)\.?)(?::\d*)?", re.ASCII)  # 
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """Where a server listens, whom it answers, and how much it takes on."""
+    """Where a server listens, whom it answers, and how much it takes on: the options of `regard serve`."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000  # 0: any that is free
+    host: str = "127.0.0.1"  # listen at this address
+    port: int = 8000  # and at this port; 0: any that is free
     api_keys: tuple[str, ...] = ()  # one of them is asked for, if there are any
-    anyone: bool = False  # listen beyond this machine although there is no key
-    host_names: tuple[str, ...] = ()  # by which it is asked besides its own; "*": any
-    rate: int | None = None  # requests of a key, or of an address, in a minute
-    characters: int = 10_000  # of the texts of a request
-    tokens: int = 10_000  # sub-words of them
-    seconds: float = 60.0  # for a request, and as much again for its head and for its body to arrive
-    queue: int = 256  # requests that are waiting or at work, for each model; more are sent away
+    anyone: bool = False  # without a key, serve other machines, too
+    host_names: tuple[str, ...] = ()  # `NAME` answer to this name, too; * is any
+    rate: int | None = None  # requests a minute, of each client: of a key, or of an address
+    characters: int = 10_000  # of the texts of a request, at most
+    tokens: int = 10_000  # sub-words of a request, at most
+    seconds: float = 60.0  # for a request, at most, and as much again for its head and for its body to arrive
+    queue: int = 256  # requests of a model that wait or are at work, at most; more are sent away
     batch_tokens: int = 2_048  # sub-words that are worked on together
-    wait_ms: float = 2.0  # how long a request waits for others to be answered with, if any are to be expected
-    cors: tuple[str, ...] = ()  # origins whose pages may ask; "*": all
-    explorer: bool = True  # the page that shows the models at work
+    wait_ms: float = 2.0  # milliseconds that a request waits for company, if any is to be expected
+    cors: tuple[str, ...] = ()  # `ORIGIN` let pages of this origin ask; * is any
+    explorer: bool = True  # serve the page that shows the models at work
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:

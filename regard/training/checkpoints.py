@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from regard.checks import at_least
-from regard.files import discard, read_whole, sync
+from regard.files import digest, discard, read_whole, sync
 
 FORMAT = 1
 FILES = TENSORS, SKELETON = "tensors.safetensors", "state.json"
@@ -185,8 +185,8 @@ class Snapshots:
         _prepare(self.directory)
         stem = self.directory / f"step-{step:08d}"
         with _beside(stem) as temporary:
-            _, digest = _write_tensors(temporary, tensors, dtype=torch.float32)
-            path = self.directory / f"{stem.name}-{digest[:16]}.safetensors"
+            _, written = _write_tensors(temporary, tensors, dtype=torch.float32)
+            path = self.directory / f"{stem.name}-{written[:16]}.safetensors"
             os.replace(temporary, path)
             sync(self.directory)
         for other in self.paths():
@@ -265,7 +265,7 @@ def _step(path: Path) -> int:
 
 
 def _damaged(path: Path) -> bool:
-    return _digest(path)[1][:16] != path.name.removesuffix(".safetensors")[-16:]
+    return digest(path)[:16] != path.name.removesuffix(".safetensors")[-16:]
 
 
 # A state, taken apart and put together
@@ -374,25 +374,18 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype
 
 def _write(path: Path, chunks: Iterable[Any]) -> tuple[int, str]:
     """Write bytes to a file and on to the disk; size and SHA-256."""
-    digest = hashlib.sha256()
+    seen = hashlib.sha256()
     with open(path, "wb") as file:
         for chunk in chunks:
             file.write(chunk)
-            digest.update(chunk)
+            seen.update(chunk)
         file.flush()
         os.fsync(file.fileno())
-        return file.tell(), digest.hexdigest()
-
-
-def _digest(path: Path) -> tuple[int, str]:
-    """Size and SHA-256 of a file."""
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return file.tell(), digest
+        return file.tell(), seen.hexdigest()
 
 
 def _manifest(files: Mapping[str, tuple[int, str]]) -> bytes:
-    entries = {name: {"size": size, "sha256": digest} for name, (size, digest) in files.items()}
+    entries = {name: {"size": size, "sha256": sha256} for name, (size, sha256) in files.items()}
     return json.dumps({"format": FORMAT, "files": entries}, indent=2).encode()
 
 
@@ -413,13 +406,13 @@ def _verify(path: Path, names: Collection[str]) -> None:
             f"{path} is of format {content['format']}, this regard reads up to {FORMAT}: upgrade regard"
         )
     found = {}
-    for name, (size, digest) in written.items():
+    for name, (size, sha256) in written.items():
         if not (path / name).is_file():
             raise CheckpointError(f"{path / name} is missing")
-        found[name] = _digest(path / name)
+        found[name] = (path / name).stat().st_size, digest(path / name)
         if found[name][0] != size:
             raise CheckpointError(f"{path / name} is torn: it has {found[name][0]} of {size} bytes")
-        if found[name][1] != digest:
+        if found[name][1] != sha256:
             raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one in {MANIFEST}")
     if names == FILES and text != _manifest(found):
         raise CheckpointError(f"{manifest} is damaged")

@@ -270,7 +270,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(  # type: ignor
             assert "No space left on device" in fail("train", recipe, "--out", str(run), begun=True)
         assert not run.exists() or not list(run.iterdir())
         prepare(recipes.load(recipe))  # has room again
-    assert not list((tmp_path / "cache").rglob(".preparing-*"))
+    assert not list((tmp_path / "cache").rglob(".making-*"))
     show("train", recipe, "--out", str(run))
 
 

