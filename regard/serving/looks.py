@@ -91,8 +91,7 @@ def neuron(live: Live, look: Look, name: str, head: int, query: int) -> dict[str
 
 def measures(live: Live, look: Look) -> dict[str, Any]:
     """What each head does in this sentence, and how much its part in it matters."""
-    size = sum(live.size(look, name) for name in live.attentions)
-    if size > IMPORTANT:
+    if (size := live.size(look)) > IMPORTANT:
         raise TooLargeError(f"the maps of this sentence hold {size:,} numbers: heads are measured up to {IMPORTANT:,}")
     marks, batch = live.marks, live.batch(look)
     with live.apart(look.changes) as model:
@@ -131,8 +130,7 @@ def faithfulness(live: Live, look: Look) -> dict[str, Any]:
 
 def page(live: Live, look: Look) -> str:
     """A self-contained page of every head."""
-    size = sum(live.size(look, name) for name in live.attentions)
-    if size > PAGE:
+    if (size := live.size(look)) > PAGE:
         raise TooLargeError(f"a page of this would hold {size:,} numbers, and at most {PAGE:,}: save a single map")
     first, predicted = live.steps(look)
     rows = [*look.ids[:-1], (first, *predicted)]

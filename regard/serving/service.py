@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from time import monotonic
@@ -96,9 +96,9 @@ class Service:
         with queue.place():
             return await in_thread(queue.long if long else queue.short, work)
 
-    async def attended(self, request: Request, work: Coroutine[None, None, T]) -> T:
+    async def attended(self, request: Request, work: Awaitable[T]) -> T:
         """What some work comes to, unless the client leaves or time is up before."""
-        task, leaving = asyncio.create_task(work), asyncio.create_task(_leaving(request))
+        task, leaving = asyncio.ensure_future(work), asyncio.create_task(_leaving(request))
         try:
             await asyncio.wait({task, leaving}, timeout=self.config.seconds, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
