@@ -122,11 +122,7 @@ def router(service: Service) -> APIRouter:
         outputs = []  # for each text, the best first
         for row, page in enumerate(pages):
             found = [answer.translations for answer in answers[row]]
-            written = (
-                await asyncio.to_thread(page.filled, found, best)
-                if page
-                else [translation.text for translation in found[0]]
-            )
+            written = await asyncio.to_thread(page.filled, found, best) if page else [each.text for each in found[0]]
             outputs.append(list(dict.fromkeys(written)))
         said: dict[str, list[Any]] = {"translatedText": [each[0] for each in outputs]}
         if asked.source == "auto":

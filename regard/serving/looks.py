@@ -121,11 +121,8 @@ def faithfulness(live: Live, look: Look) -> dict[str, Any]:
     batch = live.batch(look)
     with live.apart(look.changes) as model:
         found = attention_faithfulness(model, batch["source"], batch["target"], target, marks)
-    return {
-        "gradient": {"tau": found.gradient_tau, "steps": found.gradient_steps},
-        "leave_one_out": {"tau": found.leave_one_out_tau, "steps": found.leave_one_out_steps},
-        "tokens": sum(id not in marks for id in source),
-    }
+    named = {name: each._asdict() for name, each in found._asdict().items()}
+    return {**named, "tokens": sum(id not in marks for id in source)}
 
 
 def page(live: Live, look: Look) -> str:

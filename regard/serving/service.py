@@ -73,20 +73,19 @@ class Service:
 
             async def following() -> AsyncIterator[bytes]:
                 try:
-                    while (piece := await in_turn()) is not None:
+                    while True:
+                        async with asyncio.timeout(end - monotonic()):
+                            piece = await in_thread(queue.short, lambda: next(pieces, None))
+                        if piece is None:
+                            return
                         yield piece
-                except Exception as error:
-                    known = isinstance(error, ValueError | RefusalError)
-                    if not known:
-                        LOG.error("%s", told(error, request.scope))
-                    yield failed(str(error) if known else "internal error")
-
-            async def in_turn() -> bytes | None:
-                try:
-                    async with asyncio.timeout(end - monotonic()):
-                        return await in_thread(queue.short, lambda: next(pieces, None))
                 except TimeoutError:
-                    raise self.late() from None
+                    yield failed(str(self.late()))
+                except (ValueError, RefusalError) as error:
+                    yield failed(str(error))
+                except Exception as error:
+                    LOG.error("%s", told(error, request.scope))
+                    yield failed("internal error")
 
             return Placed(following(), media_type, place.pop_all())
 
