@@ -19,7 +19,6 @@ from regard.decoding.protocol import DAMAGED
 from regard.serving import looks
 from regard.serving.errors import RefusalError
 from regard.serving.live import Line, Live, Look, TooLargeError
-from regard.serving.packing import pack
 from regard.serving.registry import Registry
 from regard.serving.service import Service
 from regard.serving.shown import examples
@@ -163,7 +162,7 @@ def router(service: Service) -> APIRouter:
     async def maps(asked: MapsAsked, request: Request) -> Response:
         def answer(live: Live, look: Look) -> Response:
             found = looks.maps(live, look, asked.view, [(each.name, each.heads) for each in asked.attentions])
-            packed = pack(asked.view, found, dtype=asked.dtype, pool=asked.pool)
+            packed = looks.pack(asked.view, found, dtype=asked.dtype, pool=asked.pool)
             return Response(packed, media_type="application/octet-stream")
 
         return await looked(request, asked, answer)

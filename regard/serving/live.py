@@ -199,19 +199,15 @@ class Live:
         awake = None if text_only is None else Awake(text_only)
         config = SearchConfig(beam=beam, alpha=decode.alpha, extra=decode.extra)
         if self._begin:
-            source = self._ids("source", [*ids, self.eos])
-            request = config.request(source, self._begin[0], prefix=begin, refusal=awake)
-            request = bounded(request, config, self.longest)
+            source, first, most = self._ids("source", [*ids, self.eos]), self._begin[0], self.longest
         else:
             first, *rest = self._ids("text", self.predictor.ids(text))
+            source, begin, most = (), begin or tuple(rest), self.longest - 1
             about["given"] = len(rest)
-            begin = begin or tuple(rest)
-            request = Request((), first, len(begin) + config.extra, prefix=begin, refusal=awake)
-            request = bounded(request, config, self.longest - 1)
-        if len(begin) > request.room:
-            raise TooLargeError(
-                f"the prefix has {len(begin)} tokens, the output at most {request.room}: shorten the prefix"
-            )
+        room = len(source or begin) + config.extra
+        request = bounded(Request(source, first, room, prefix=begin, refusal=awake), config, most)
+        if (size := len(begin)) > request.room:
+            raise TooLargeError(f"the prefix has {size} tokens, the output at most {request.room}: shorten the prefix")
         return self._translating(request, self._changes(edits or {}), config, alternatives, about)
 
     def _translating(

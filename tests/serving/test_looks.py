@@ -15,7 +15,7 @@ from regard.inspection.importance import head_importance
 from regard.inspection.taps import edit, record
 from regard.serving import looks
 from regard.serving.live import Live, Look, TooLargeError
-from regard.serving.packing import pack, pooled
+from regard.serving.looks import pack, pooled
 from tests.serving.toys import CROSS, ENCODER, translator
 
 DECODER = "decoder.layers.0.self_attention"
