@@ -57,7 +57,7 @@ BUDGET = {
     "evaluation": 510,
     "models": 2_060,
     "decoding": 1_910,
-    "inspection": 2_140,
+    "inspection": 2_060,
     "native": 1_520,
     "adaptation": 500,
     "training": 2_240,
@@ -67,7 +67,7 @@ BUDGET = {
     "api": 150,
     "studies": 1_050,
     "experiments": 4_770,
-    "serving": 3_430,
+    "serving": 3_240,
     "cli": 1_670,
     "__main__": 10,
 }

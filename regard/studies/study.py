@@ -18,9 +18,9 @@ from regard.data.documents import Passage, TextFiles
 from regard.data.text import read_lines
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.translation import CorpusScore, bleu
+from regard.inspection.alignment import Gold, read_gold
 from regard.inspection.axes import END, START, Axes, axes
 from regard.inspection.importance import loss
-from regard.inspection.links import Gold, read_gold
 from regard.inspection.measures import NONE, Tokens
 from regard.inspection.syntax import Arc, arcs, read_conllu
 from regard.inspection.taps import attentions, edit
