@@ -26,12 +26,11 @@ from regard.data.vocabulary import Marks
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.tasks.generator import Generator
 from regard.tasks.task import Data, Measured, Sections, Task
-from regard.training.objectives import NextToken, Objective
+from regard.training.objectives import IGNORE, NextToken, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
 from regard.training.validation import foretold
 
-IGNORE = -100  # a label that does not count
 ROWS = 32  # blocks of held-out text that are looked at together
 SAMPLES = 5  # of what is written after held-out text
 CHANCE = SamplingConfig(0.8, top_p=0.95)
@@ -89,7 +88,7 @@ class Generate(Task):
     block: int = GenerateConfig.block
     apart: bool = True
 
-    name, kind = "generate", "completion"
+    name, called = "generate", "completion"
     sections = Sections(GenerateConfig, TextConfig, WriteConfig, JudgeConfig)
     row, rows = "passage", "passages"
     ordered = True

@@ -22,8 +22,9 @@ from regard.models.family import build, configure
 from regard.recipes import reading
 from regard.recipes import train as module
 from regard.recipes.train import train
-from regard.tasks.generate import IGNORE, Blocks, Generate, blocks, sliding
+from regard.tasks.generate import Blocks, Generate, blocks, sliding
 from regard.tasks.generator import Generator
+from regard.training.objectives import IGNORE
 
 MARKS = Marks(0, 1, 2, 3)
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 30
