@@ -144,6 +144,15 @@ def fingerprint(files: PairFiles) -> str:
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 
+def decoded(data: bytes, place: str) -> str:
+    """The text of a small file; `place`, in an error, stands before the number of a line."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = 1 + data.count(b"\n", 0, error.start)
+        raise ValueError(f"{place}{line}: this is not UTF-8 text: save it as UTF-8") from None
+
+
 class Line(NamedTuple):
     number: int
     text: str

@@ -25,7 +25,7 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter, ValidationError
 
 from regard.checks import described, hint
-from regard.data.text import NO_TEXT
+from regard.data.text import NO_TEXT, decoded
 from regard.files import read_whole
 from regard.models.family import FAMILIES, NAMES, family, presets
 from regard.recipes.recipe import ANY, FROM_TOKENS, ModelConfig, Recipe, family_named, keys_of
@@ -144,12 +144,7 @@ def _adapter(name: str, *families: str) -> TypeAdapter[Recipe]:
 
 def _read(data: bytes, name: str) -> tuple[dict[str, Any], Lines]:
     """What a file says, and for each key the line that says it, `name:7`."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = 1 + data.count(b"\n", 0, error.start)
-        raise ValueError(f"{name}:{line}: this is not UTF-8 text: save it as UTF-8") from None
-    values, lines = _parse(text, lambda line: f"{name}:{line}")
+    values, lines = _parse(decoded(data, f"{name}:"), lambda line: f"{name}:{line}")
     if not isinstance(values, dict):
         got = "the file is empty" if values is None else f"got {_show(values)}"
         keys = ", ".join(each.name for each in fields(Recipe))

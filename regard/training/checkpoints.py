@@ -170,8 +170,8 @@ class Snapshots:
     ...     for step in 100, 200, 300:
     ...         path = snapshots.save(step, {"weight": torch.tensor([0.0, step])})
     ...         snapshots.prune(2)
-    ...     snapshots.average()["weight"].tolist(), snapshots.read(300)["weight"].tolist()
-    ([0.0, 250.0], [0.0, 300.0])
+    ...     average(snapshots.paths())["weight"].tolist()
+    [0.0, 250.0]
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -218,19 +218,6 @@ class Snapshots:
                 f"{self.directory} has no whole snapshot: train a few steps more, by train.steps, for one"
             )
         return found
-
-    def read(self, step: int) -> dict[str, Tensor]:
-        """The parameters after `step` steps."""
-        paths = [path for path in self.paths() if _step(path) == step]
-        if not paths:
-            raise ValueError(
-                f"{self.directory} has no snapshot of step {step}: there are {[*map(_step, self.paths())]}"
-            )
-        return average(paths)
-
-    def average(self, last: int | None = None) -> dict[str, Tensor]:
-        """The mean of the last so many, as far as there are, or of all."""
-        return average(self.paths() if last is None else self.paths()[-last:])
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from regard.checks import above, at_least, one_of
+from regard.checks import above, at_least, one_of, share
 
 SCHEDULES = ("paper", "inverse_sqrt", "constant", "linear", "cosine", "trapezoid")
 ENDING = ("linear", "cosine", "trapezoid")  # those that need to know the last step
@@ -57,9 +57,7 @@ class ScheduleConfig:
         one_of(SCHEDULES, schedule=self.name)
         at_least(1, warmup=self.warmup)
         above(0, peak=self.peak)
-        for setting, value in (("decay", self.decay), ("floor", self.floor)):
-            if value is not None and not 0.0 <= value <= 1.0:
-                raise ValueError(f"{setting} = {value}: a share lies in [0, 1]")
+        share(decay=self.decay, floor=self.floor)
         for setting, idle, default, to in (
             ("peak", self.name == "paper", None, "null"),
             ("decay", self.name != "trapezoid", None, "null"),
