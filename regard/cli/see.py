@@ -13,6 +13,7 @@ import typer
 
 from regard.cli.options import Count
 from regard.cli.telling import telling
+from regard.data.text import count_of
 from regard.serving.config import ServeConfig, read_keys
 from regard.shipped import located
 
@@ -54,7 +55,7 @@ def inspect(
     place = None if model is None else Path(model)
     seen = inspect(place, str(text), output, heads=numbers, special=not hide_special, **vars(looked))
     count = sum(len(each.weights) for each in seen.maps)
-    typer.echo(f"{output}: {_many(count, 'head')} of {_many(len(seen.maps), 'attention')}, {seen.title}")
+    typer.echo(f"{output}: {count_of(count, 'head')} of {count_of(len(seen.maps), 'attention')}, {seen.title}")
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def heads(
         atlas = make_atlas(place, out=output, prices=price or PRICES, progress=show, **vars(studied))
     counts = Counter(each["role"] for each in atlas["heads"])
     read = f"{atlas['sentences']:,} {'sentences' if 'bleu' in atlas else 'stretches of text'}"
-    typer.echo(f"{output or place}/heads.html: {_many(len(atlas['heads']), 'head')} on {read}")
+    typer.echo(f"{output or place}/heads.html: {count_of(len(atlas['heads']), 'head')} on {read}")
     typer.echo(", ".join(f"{count} {role}" for role, count in counts.most_common()))
 
 
@@ -188,7 +189,3 @@ def _serve(models: list[Path] | None, config: ServeConfig, ready: Callable[[str]
     from regard.serving.run import serve
 
     serve([*map(located, models or (None,))], config, door, ready=ready, **how)
-
-
-def _many(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"

@@ -71,9 +71,9 @@ class Skipped:
         if self.empty or self.long:
             reasons = {"with an empty side": self.empty, "too long": self.long}
             each = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items() if n)
-            parts.append(f"skipped {_count(self.empty + self.long, 'pair')}: {each}")
+            parts.append(f"skipped {count_of(self.empty + self.long, 'pair')}: {each}")
         if self.cut:
-            parts.append(f"cut {_count(self.cut, 'line')} that went on too long")
+            parts.append(f"cut {count_of(self.cut, 'line')} that went on too long")
         return "; ".join(parts)
 
 
@@ -221,7 +221,7 @@ def _parallel(source: str, target: str, limit: int) -> Iterator[tuple[str, str] 
                 longer = number + 1 + sum(1 for _ in itertools.chain(left, right))
                 n, m = (longer, number) if y is None else (number, longer)
                 raise ValueError(
-                    f"{source} has {_count(n, 'line')} and {target} has {m:,}: line by line they are translations, "
+                    f"{source} has {count_of(n, 'line')} and {target} has {m:,}: line by line they are translations, "
                     "so both need as many"
                 )
             yield (x.text, y.text) if x.whole and y.whole else None
@@ -231,7 +231,7 @@ def _from_columns(text: str, columns: tuple[int, int], where: str) -> tuple[str,
     fields = text.split("\t")
     if len(fields) <= max(columns):
         raise ValueError(
-            f"{where}: found {_count(len(fields), 'column')} between tabs, and columns {columns[0]} and {columns[1]} "
+            f"{where}: found {count_of(len(fields), 'column')} between tabs, and columns {columns[0]} and {columns[1]} "
             f"(from 0) need {max(columns) + 1}; correct the line or `columns`"
         )
     return fields[columns[0]], fields[columns[1]]
@@ -273,5 +273,10 @@ def check_text(text: str, key: str, where: str) -> None:
         raise ValueError(f"{where}: {key!r} holds a NUL or half a surrogate pair, which is no text; remove it")
 
 
-def _count(n: int, noun: str) -> str:
+def count_of(n: int, noun: str) -> str:
+    """How many there are.
+
+    >>> count_of(1, "line"), count_of(1200, "pair")
+    ('1 line', '1,200 pairs')
+    """
     return f"{n:,} {noun}{'' if n == 1 else 's'}"

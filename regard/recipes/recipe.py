@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from regard.checks import one_of
 from regard.data.tokenizers import TokensConfig
 from regard.models.family import FAMILIES, family, family_of, presets
 from regard.tasks.task import FIRST, TASKS, Task, task
@@ -37,7 +38,7 @@ class ModelConfig:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_preset(self.preset)
+        one_of(presets(), **{"model.preset": self.preset})
         for key in FROM_TOKENS:
             if key in self.changes:
                 raise ValueError(f"model.{key} comes from the tokens: leave it out")
@@ -70,7 +71,7 @@ class ModelConfig:
 
         def checked(given: Any) -> Any:
             if isinstance(given, dict) and isinstance(given.get("preset"), str):
-                _check_preset(given["preset"])
+                one_of(presets(), **{"model.preset": given["preset"]})
             if isinstance(given, dict) and given.get("kept_heads") == "":  # as every recipe of an older regard says
                 given = {key: value for key, value in given.items() if key != "kept_heads"}
             return given
@@ -80,11 +81,6 @@ class ModelConfig:
             lambda given: cls(given.pop("preset", cls.preset), given),
             core_schema.no_info_before_validator_function(checked, families),
         )
-
-
-def _check_preset(preset: str) -> None:
-    if preset not in presets():
-        raise ValueError(f"model.preset = {preset!r}: choose one of {', '.join(presets())}")
 
 
 def family_named(model: Any) -> str:

@@ -32,21 +32,9 @@ FORMAT = 1
 FILES = TENSORS, SKELETON = "tensors.safetensors", "state.json"
 MANIFEST = "MANIFEST.json"
 LONGEST = 2**16  # bytes of a manifest
-CODES = {  # dtypes as safetensors spells them
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+CODES = {torch.bool: "BOOL", torch.bfloat16: "BF16"}  # dtypes as safetensors spells them: float32 is F32
+for _kind, _sizes in {"float": (16, 32, 64), "int": (8, 16, 32, 64), "uint": (8, 16, 32, 64)}.items():
+    CODES |= {getattr(torch, f"{_kind}{bits}"): f"{_kind[0].upper()}{bits}" for bits in _sizes}
 SNAPSHOT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.safetensors")
 
 
