@@ -218,12 +218,8 @@ def generate(
         if as_json:
             known = {"id": asked.id} if asked.id is not None else {}
             rows = [{key: value for key, value in asdict(each).items() if key not in UNSAID} for each in outputs]
-            lines.append(
-                json.dumps(
-                    {**known, "prompt": asked.text, **rows[0], **({"best": rows} if rows[1:] else {})},
-                    ensure_ascii=False,
-                )
-            )
+            row = {**known, "prompt": asked.text, **rows[0], **({"best": rows} if rows[1:] else {})}
+            lines.append(json.dumps(row, ensure_ascii=False))
         else:
             lines += [each.text.replace("\n", " ") if file is not None else each.text for each in outputs]
     if output is not None:

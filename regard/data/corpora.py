@@ -35,6 +35,7 @@ from regard.data.treebank import Treebank
 from regard.files import cache_folder, common_directory, digest, sweep, sync, write_whole
 
 SPLITS = ("train", "valid", "test")
+TERMS = ("name", "title", "licence", "credit", "origin")  # of a corpus, written beside it
 HELD_OUT = 1_000  # sentences of a corpus that we split ourselves, in valid and in test
 PIP = (sys.executable, "-m", "pip")
 AGENT = "Mozilla/5.0 (compatible; regard)"  # some servers refuse urllib's own name
@@ -206,10 +207,7 @@ def fetched(name: str, *, progress: Progress | None = None) -> dict[str, list[Pa
             if not folder.is_dir():  # else another process was first
                 with common_directory(folder) as made:
                     corpus.form.write(made, corpus, held, progress)
-                    terms = (
-                        f"{key}: {getattr(corpus, key)}" for key in ("name", "title", "licence", "credit", "origin")
-                    )
-                    _write(made / "LICENCE.txt", terms)
+                    _write(made / "LICENCE.txt", (f"{key}: {getattr(corpus, key)}" for key in TERMS))
     endings = corpus.languages if any(corpus.languages) else ("txt",)
     return {split: [folder / f"{split}.{ending}" for ending in endings] for split in corpus.splits}
 

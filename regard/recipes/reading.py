@@ -78,10 +78,8 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     if named not in TASKS:
         place = lines.get(("task", "name"), name)
         raise ValueError(f"{place}: unknown task {_show(named)}: {hint(str(named), TASKS)}")
-    try:
-        found = _adapter(named, *FAMILIES).validate_json(
-            json.dumps(values)
-        )  # as JSON: there a list may fill a tuple, strictly
+    try:  # as JSON: there a list may fill a tuple, strictly
+        found = _adapter(named, *FAMILIES).validate_json(json.dumps(values))
     except ValidationError as error:
         raise ValueError(_explain(error, values, lines, named)) from None
     return Recipe(**{each.name: getattr(found, each.name) for each in fields(Recipe)})
