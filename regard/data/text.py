@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike, fspath
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 from regard.files import digest, regular_size
 
 LONGEST = 1_000_000  # characters of a line that are read
 ABSURD = 2**20  # bytes: a longer line of a TSV or JSONL file is skipped without holding it
+Item = TypeVar("Item")
 NO_TEXT = re.compile("[\0\ud800-\udfff]")  # what JSON can say in plain ASCII, and UTF-8 or we cannot
 
 
@@ -124,6 +125,11 @@ def read_lines(
             yield line.text[:max_characters]
 
 
+def read_parallel(source: str | PathLike[str], target: str | PathLike[str], **how: Any) -> Iterator[tuple[str, str]]:
+    """The lines of two files side by side, blank ones too; `how` is as for `read_lines`."""
+    return _abreast(read_lines(source, **how), read_lines(target, **how), source, target)
+
+
 def named(path: str | PathLike[str]) -> str:
     """What a person calls a file; "-" is standard input."""
     return "standard input" if fspath(path) == "-" else fspath(path)
@@ -215,16 +221,21 @@ def _all_pairs(files: PairFiles, limit: int) -> Iterator[tuple[str, str] | None]
 
 def _parallel(source: str, target: str, limit: int) -> Iterator[tuple[str, str] | None]:
     with open_bytes(source) as a, open_bytes(target) as b:
-        left, right = lines_of(a, source, limit), lines_of(b, target, limit)
-        for number, (x, y) in enumerate(itertools.zip_longest(left, right)):
-            if x is None or y is None:  # one file has ended: how long is the other?
-                longer = number + 1 + sum(1 for _ in itertools.chain(left, right))
-                n, m = (longer, number) if y is None else (number, longer)
-                raise ValueError(
-                    f"{source} has {count_of(n, 'line')} and {target} has {m:,}: line by line they are translations, "
-                    "so both need as many"
-                )
+        for x, y in _abreast(lines_of(a, source, limit), lines_of(b, target, limit), source, target):
             yield (x.text, y.text) if x.whole and y.whole else None
+
+
+def _abreast(left: Iterator[Item], right: Iterator[Item], *names: str | PathLike[str]) -> Iterator[tuple[Item, Item]]:
+    """The lines of two files of these names, in pairs."""
+    for number, (x, y) in enumerate(itertools.zip_longest(left, right)):
+        if x is None or y is None:  # one file has ended: how long is the other?
+            longer = number + 1 + sum(1 for _ in itertools.chain(left, right))
+            n, m = (longer, number) if y is None else (number, longer)
+            raise ValueError(
+                f"{names[0]} has {count_of(n, 'line')} and {names[1]} has {m:,}: line by line they are translations, "
+                "so both need as many"
+            )
+        yield x, y
 
 
 def _from_columns(text: str, columns: tuple[int, int], where: str) -> tuple[str, str]:
