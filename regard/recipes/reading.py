@@ -96,8 +96,7 @@ def shipped() -> dict[str, str]:
 
 def dump(recipe: Recipe) -> str:
     """The recipe as YAML, complete: every key with its value. Loading it gives an equal recipe."""
-    values = {**asdict(recipe), "model": recipe.model.settings()}
-    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
+    return str(yaml.dump(recipe.settings(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 def schema() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A recipe: everything about a training run. Its task says which sections are like what; rooms own their settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, get_type_hints
 
@@ -115,6 +115,10 @@ class Recipe:
             can = f"it can {', '.join(able)}"
             raise ValueError(f"task.name = {purpose.name}: a model like {self.model.preset} cannot do it; {can}")
         purpose.check(self)
+
+    def settings(self) -> dict[str, Any]:
+        """Every key with its value, as in YAML."""
+        return {**asdict(self), "model": self.model.settings()}
 
     def purpose(self) -> Task:
         """The task itself."""
