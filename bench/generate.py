@@ -76,7 +76,7 @@ def hugging_face(of: Decoder) -> Write:
     marks = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS}
     peer = GPT2LMHeadModel(GPT2Config(n_positions=c.max_length, **sizes, **marks, attn_implementation="sdpa")).eval()
     theirs: dict[str, Any] = {"lm_head.weight": weights["output.weight"]}
-    for pair in pairs(TABLES["gpt2"], weights):
+    for pair in pairs(TABLES["gpt2"].tensors, weights):
         if pair.ours in weights:
             x = weights[pair.ours]
             theirs[pair.theirs[0][0]] = x.transpose(0, -1) if "transposed" in pair.words else x

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from regard.core.generation import DecoderOnly, padded
-from regard.data.arrays import Column, Table
+from regard.data.arrays import Column
 from regard.data.batching import Batch
-from regard.data.documents import TextFiles, fingerprint_of, read_passages
-from regard.data.text import Skipped
+from regard.data.documents import Passage
 from regard.data.tokenizers import Tokenizer
 from regard.tasks.generate import IGNORE, TextConfig
 from regard.tasks.task import Measured, Sections, Task
@@ -24,6 +23,13 @@ from regard.training.run import Sample
 from regard.training.stream import Collate
 
 Line = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class LabelledConfig(TextConfig):
+    """Where the lines come from."""
+
+    max_length: int = 64  # of a text
 
 
 @dataclass(frozen=True)
@@ -56,49 +62,20 @@ class Label(Task):
     """Text in, a label out."""
 
     name, kind = "label", "labelling"
-    sections = Sections(LabelConfig, TextConfig, Nothing, Nothing)
+    sections = Sections(LabelConfig, LabelledConfig, Nothing, Nothing)
     row, rows = "line", "lines"
     needs = DecoderOnly
 
-    @classmethod
-    def of(cls, recipe: Any) -> "Label":
-        return cls()
-
-    @classmethod
-    def files(cls, data: TextConfig, progress: Any = None) -> dict[str, TextFiles]:
-        given = {"train": data.train, "valid": data.valid, "test": data.test}
-        return {name: split for name, split in given.items() if split is not None}
-
-    @classmethod
-    def fingerprint(cls, files: TextFiles) -> str:
-        return fingerprint_of(files)
-
-    def prepared_by(self, data: TextConfig, modulus: int | None) -> list[Any]:
-        return [self.name, data.limit, modulus]
-
-    def read(self, files: TextFiles, skipped: Skipped | None = None) -> Iterator[Line]:
-        for passage in read_passages(files, skipped):
-            text, _, label = passage.text.partition("\t")
-            yield text, label
-
-    def key(self, row: Line) -> str:
-        return row[0]
-
-    def texts(self, row: Line) -> Line:
-        return row
+    def texts(self, row: Passage) -> Line:
+        text, _, label = row.text.partition("\t")
+        return text, label
 
     def columns(self, vocabulary: int) -> dict[str, Column]:
         return {"text": Column.ids(vocabulary), "label": Column.ids(vocabulary)}
 
-    def examples(self, rows: Sequence[Line], tokenizer: Tokenizer) -> Iterator[Any]:
-        texts, labels = (tokenizer.encode_batch(side) for side in zip(*rows, strict=True))
+    def examples(self, rows: Sequence[Passage], tokenizer: Tokenizer) -> Iterator[Any]:
+        texts, labels = (tokenizer.encode_batch(side) for side in zip(*map(self.texts, rows), strict=True))
         return zip(texts, labels, strict=True)
-
-    def length(self, recipe: Any) -> int:
-        return 64
-
-    def corpus(self, table: Table) -> Table:
-        return table
 
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
         (eos,) = tokenizer.marks.need("eos")
@@ -118,14 +95,10 @@ class Label(Task):
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: Nothing, **how: Any) -> Labeller:
         return Labeller(models[0], tokenizer, **how)
 
-    def measure(self, predictor: Labeller, held_out: Sequence[Line], recipe: Any) -> Measured:
-        samples = [Sample(text, predictor.label(text), label) for text, label in held_out]
-        accuracy = sum(predictor.label(text) == label for text, label in held_out) / len(held_out)
+    def measure(self, predictor: Labeller, held_out: Sequence[Passage], recipe: Any) -> Measured:
+        samples = [Sample(text, predictor.label(text), label) for text, label in map(self.texts, held_out)]
+        accuracy = sum(sample.said == sample.expected for sample in samples) / len(samples)
         return Measured(accuracy, {"accuracy": accuracy}, samples)
-
-    def judge(self, predictor: Labeller, held_out: Sequence[Line], recipe: Any) -> tuple[dict[str, Any], list[Sample]]:
-        score, _, samples = self.measure(predictor, held_out, recipe)
-        return {"accuracy": {"score": score, "signature": f"lines:{len(held_out)}"}}, samples
 
 
 TASK = Label

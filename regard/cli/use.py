@@ -196,8 +196,6 @@ def generate(
 
     generator = load(model, task="generate", **vars(engine))
     how = Writing.of(settings, generator.decode)
-    if generator.reach is not None and how.search.limit is not None and how.search.limit >= generator.reach:
-        typer.echo(f"note: the model has {generator.reach} places for prompt and output: it ends there", err=True)
     alone = file is None and not as_json and output is None and how.search.best == 1
     if file is None:
         text = " ".join(prompt) if prompt else "" if sys.stdin.isatty() else sys.stdin.read()

@@ -9,16 +9,36 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.checks import need
+from regard.convert.foreign import pairs, to_theirs
 from regard.convert.source import TOKENIZER, Source, refuse, same_heads
-from regard.core.blocks import Stack
-from regard.core.layers import GATES, Embedding, Residual
+from regard.core.layers import GATES
 from regard.core.positions import Learned
+from regard.core.stems import Embedding
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "glu": "Sigmoid", "swiglu": "SWISH"}
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
+TENSORS = """
+@.layers.#.self_attention.sublayer.query_key_value.*   @.layer.#.self_attention.linear.0.*
+@.layers.#.self_attention.sublayer.output.*            @.layer.#.self_attention.linear.1.*
+@.layers.#.self_attention.norm.*                       @.layer.#.self_attention.layer_norm.*
+decoder.layers.#.cross_attention.sublayer.query.*      decoder.layer.#.attention.linear.0.*
+decoder.layers.#.cross_attention.sublayer.key_value.*  decoder.layer.#.attention.linear.1.*
+decoder.layers.#.cross_attention.sublayer.output.*     decoder.layer.#.attention.linear.2.*
+decoder.layers.#.cross_attention.norm.*                decoder.layer.#.attention.layer_norm.*
+@.layers.#.feed_forward.sublayer.inner.*               @.layer.#.ffn.linear_0.*
+@.layers.#.feed_forward.sublayer.outer.*               @.layer.#.ffn.linear_1.*
+@.layers.#.feed_forward.norm.*                         @.layer.#.ffn.layer_norm.*
+@.norm.*                                               @.layer_norm.*
+source_embedding.tokens.weight                         encoder.embeddings.0.weight
+target_embedding.tokens.weight                         decoder.embeddings.weight
+source_embedding.norm.*                                encoder.layernorm_embedding.*
+target_embedding.norm.*                                decoder.layernorm_embedding.*
+output.*                                               decoder.projection.*
+"""
+GATED = TENSORS.replace("linear_0.*", "{linear_0,linear_0_noact}.*")
 POSITIONS = 2048  # of a table in place of a formula: CTranslate2 has another formula
 
 
@@ -39,9 +59,20 @@ def write(source: Source, directory: Path, quantization: str | None = None) -> N
         ffn_glu=c.feed_forward in GATES,
         rms_norm=c.norm_kind == "rms",
     )
-    _stack(spec.encoder, spec.encoder.embeddings[0], model.source_embedding, model.encoder)
-    _stack(spec.decoder, spec.decoder.embeddings, model.target_embedding, model.decoder)
-    _linear(spec.decoder.projection, model.output)
+    tensors = source.tensors
+    for pair in pairs(GATED if c.feed_forward in GATES else TENSORS, tensors):
+        its = to_theirs(pair, tensors[pair.ours], c) if pair.ours in tensors else []
+        for name, x in zip(pair.theirs[0], its, strict=False):
+            part, (*path, last) = spec, name.split(".")
+            for step in path:
+                part = part[int(step)] if step.isdigit() else getattr(part, step)
+            setattr(part, {"weight": "gamma", "bias": "beta"}[last] if "norm" in path[-1] else last, _numbers(x))
+    for stack, embedding in ((spec.encoder, model.source_embedding), (spec.decoder, model.target_embedding)):
+        stack.scale_embeddings = embedding.scale
+        stack.position_encodings.encodings = _numbers(_table(embedding))
+        for layer in stack.layer if c.scale is not None else ():
+            for name in {"self_attention", "attention"} & vars(layer).keys():
+                getattr(layer, name).queries_scale = np.float32(c.scale)
     bos, eos = source.tokenizer.marks.need("bos", "eos")
     spec.config.bos_token, spec.config.eos_token = source.pieces[bos], source.pieces[eos]
     spec.config.decoder_start_token = source.pieces[bos]
@@ -55,64 +86,12 @@ def write(source: Source, directory: Path, quantization: str | None = None) -> N
     source.tokenizer.save(directory / TOKENIZER)
 
 
-def _stack(spec: Any, words: Any, embedding: Embedding, stack: Stack) -> None:
-    words.weight = _numbers(embedding.tokens.weight)
-    spec.scale_embeddings = embedding.scale
-    spec.position_encodings.encodings = _numbers(_table(embedding))
-    if embedding.norm is not None:
-        _norm(spec.layernorm_embedding, embedding.norm)
-    layer: Any
-    for part, layer in zip(spec.layer, stack.layers, strict=True):
-        _attention(part.self_attention, layer.self_attention)
-        if hasattr(layer, "cross_attention"):
-            _attention(part.attention, layer.cross_attention)
-        _feed_forward(part.ffn, layer.feed_forward)
-    if stack.norm is not None:
-        _norm(spec.layer_norm, stack.norm)
-
-
 def _table(embedding: Embedding) -> Tensor:
     """Learned positions, or as many as we write down of those that have no end."""
     if isinstance(embedding.positions, Learned):
         return embedding.positions.table
     nothing = torch.zeros(1, POSITIONS, embedding.tokens.embedding_dim)
     return embedding.positions.add(nothing)[0]
-
-
-def _attention(spec: Any, residual: Residual) -> None:
-    attention: Any = residual.sublayer
-    products = [attention.query, attention.key_value] if attention.cross else [attention.query_key_value]
-    for part, product in zip(spec.linear, [*products, attention.output], strict=True):
-        _linear(part, product)
-    if attention.config.scale is not None:
-        spec.queries_scale = np.float32(attention.config.scale)
-    _norm(spec.layer_norm, residual.norm)
-
-
-def _feed_forward(spec: Any, residual: Residual) -> None:
-    network: Any = residual.sublayer
-    if hasattr(network, "gate"):
-        gate, value = network.inner.weight.chunk(2)
-        spec.linear_0.weight, spec.linear_0_noact.weight = _numbers(gate), _numbers(value)
-        if network.inner.bias is not None:
-            gate, value = network.inner.bias.chunk(2)
-            spec.linear_0.bias, spec.linear_0_noact.bias = _numbers(gate), _numbers(value)
-    else:
-        _linear(spec.linear_0, network.inner)
-    _linear(spec.linear_1, network.outer)
-    _norm(spec.layer_norm, residual.norm)
-
-
-def _linear(spec: Any, linear: nn.Linear) -> None:
-    spec.weight = _numbers(linear.weight)
-    if linear.bias is not None:
-        spec.bias = _numbers(linear.bias)
-
-
-def _norm(spec: Any, norm: Any) -> None:
-    spec.gamma = _numbers(norm.weight)
-    if isinstance(norm, nn.LayerNorm):
-        spec.beta = _numbers(norm.bias)
 
 
 def _numbers(tensor: Tensor) -> Any:

@@ -6,7 +6,7 @@ the weights absorb, so a model stays exact and without a limit of length.
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from regard.convert import tokenizers
-from regard.convert.source import Source
+from regard.convert.source import Source, same_heads
 from regard.convert.tables import TABLES, Foreign
-from regard.convert.tokenizers import settings
+from regard.convert.tokenizers import told_by
 from regard.core.positions import sinusoid
 from regard.data.tokenizers import Tokenizer
 from regard.files import write_whole
@@ -30,27 +30,52 @@ POSITIONS = 1024  # that transformers tabulates of the sinusoids
 NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
 
 
+class Setting(NamedTuple):
+    """What says a setting of ours."""
+
+    names: dict[str, str]  # of theirs -> what stands for one that is missing; nothing: it must be there
+    values: list[tuple[list[Any], Any]]  # theirs, one for each name, and ours; none: they are the same
+
+
+def settings(table: Foreign) -> dict[str, Setting]:
+    """The lines of a table, by settings of ours."""
+    found = {}
+    for line in filter(None, table.settings.split("\n")):
+        ours, theirs = line.split(maxsplit=1)
+        names, _, values = theirs.partition(":")
+        which = [([_value(each) for each in its.split(",")], _value(own or its)) for its, own in _cut(values, ">")]
+        found[ours] = Setting(dict(_cut(names, "=")), which)
+    return found
+
+
+def _cut(words: str, at: str) -> Iterator[tuple[str, str]]:
+    return ((before, after) for before, _, after in (word.partition(at) for word in words.split()))
+
+
+def _value(word: str) -> Any:
+    return {"true": True, "false": False}.get(word, word)
+
+
 class Counterpart(NamedTuple):
     """A tensor of ours, and those of theirs that make it, under each of their names."""
 
     ours: str
     theirs: list[list[str]]
-    words: list[str]
+    words: dict[str, str]  # with their numbers
 
 
-def pairs(table: Foreign, names: Iterable[str]) -> Iterator[Counterpart]:
+def pairs(tensors: str, names: Iterable[str]) -> Iterator[Counterpart]:
     """The lines of a table for a model whose tensors have these names."""
     known = list(names)
-    for line in table.tensors.strip().splitlines():
-        ours, theirs, *words = line.split() or ("", "")
-        before, layered, _ = ours.partition("#")
-        numbers = {
-            int(name.removeprefix(before).split(".")[0]) for name in known if layered and name.startswith(before)
-        }
-        for n in sorted(numbers) if layered else [0] * bool(ours):
-            for part in ("weight", "bias") if ours.endswith("*") else ("",):
-                own, *others = (x.replace("#", str(n)).replace("*", part) for x in (ours, *theirs.split("|")))
-                yield Counterpart(own, [_braces(other) for other in others], words)
+    for line in filter(None, tensors.split("\n")):
+        for stack in ("encoder", "decoder") if "@" in line else ("",):
+            ours, theirs, *words = line.replace("@", stack).split()
+            before, layered, _ = ours.partition("#")
+            layers = {name.removeprefix(before).split(".")[0] for name in known if name.startswith(before)}
+            for layer in sorted(layers, key=int) if layered else ("",):
+                for part in ("weight", "bias") if "*" in ours else ("",):
+                    own, *others = (x.replace("#", layer).replace("*", part) for x in (ours, *theirs.split("|")))
+                    yield Counterpart(own, [_braces(other) for other in others], dict(_cut(" ".join(words), ":")))
 
 
 def _braces(name: str) -> list[str]:
@@ -59,27 +84,30 @@ def _braces(name: str) -> list[str]:
     return [f"{before}{each}{after}" for each in some.split(",")] if brace else [name]
 
 
-def _to_theirs(pair: Counterpart, x: Tensor, config: Any) -> list[Tensor]:
-    for word in pair.words:
-        if word.startswith("offset:"):
-            x = torch.cat([x.new_zeros(int(word[7:]), x.shape[1]), x])
-    parts = list(x.split(_sizes(len(x), len(pair.theirs[0]), config)))
-    if "transposed" in pair.words:
-        parts = [part.transpose(0, -1) for part in parts]
-    return [part[None] for part in parts] if "row" in pair.words else parts
+WORDS: dict[str, tuple[Callable[[Tensor, str], Tensor], Callable[[Tensor, str], Tensor]]] = {  # there, and back
+    "transposed": (lambda x, _: x.transpose(0, -1), lambda x, _: x.transpose(0, -1)),
+    "offset": (lambda x, n: torch.cat([x.new_zeros(int(n), *x.shape[1:]), x]), lambda x, n: x[int(n) :]),
+    "row": (lambda x, _: x[None], lambda x, _: x[0]),
+}
 
 
-def _to_ours(pair: Counterpart, parts: list[Tensor]) -> Tensor:
-    parts = [part[0] for part in parts] if "row" in pair.words else parts
-    x = torch.cat([part.transpose(0, -1) for part in parts] if "transposed" in pair.words else parts)
-    return x[sum(int(word[7:]) for word in pair.words if word.startswith("offset:")) :]
+def to_theirs(pair: Counterpart, x: Tensor, config: Any) -> list[Tensor]:
+    """A tensor of ours in theirs: of queries, keys and values each has its share of the heads, of others the same."""
+    kv, several = config.kv_heads or config.heads, len(pair.theirs[0])
+    shares = [config.heads, kv, kv] if several == 3 else [1] * several
+    parts = [*x.split([len(x) * share // sum(shares) for share in shares])]
+    for word, (there, _) in WORDS.items():
+        if word in pair.words:
+            parts = [there(part, pair.words[word]) for part in parts]
+    return parts
 
 
-def _sizes(rows: int, parts: int, config: Any) -> list[int]:
-    """How many rows each of the matrices has that make one: queries, keys and values, as the heads are shared out."""
-    kv = (config.kv_heads or config.heads) if parts == 3 else 1
-    heads = [config.heads if parts == 3 else 1, *[kv] * (parts - 1)]
-    return [rows * n // sum(heads) for n in heads]
+def to_ours(pair: Counterpart, parts: list[Tensor]) -> Tensor:
+    """And back."""
+    for word, (_, back) in reversed(WORDS.items()):
+        if word in pair.words:
+            parts = [back(part, pair.words[word]) for part in parts]
+    return torch.cat(parts)
 
 
 def _permuted(name: str, x: Tensor, table: Foreign, config: Any, *, back: bool) -> Tensor:
@@ -104,19 +132,16 @@ def write(source: Source, directory: Path) -> None:
     """Write config.json, generation_config.json, model.safetensors and the tokenizer into an empty directory."""
     c, table = source.config, _table(source)
     about: dict[str, Any] = {"model_type": table.name, "architectures": [table.heads["tokens"]], "dtype": "float32"}
-    for name, setting in table.settings.items():
-        theirs, values = (setting, None) if isinstance(setting, str) else setting
-        value, keys = getattr(c, name), [key.split("|")[0] for key in theirs.split()]
-        if values is not None:
-            value = next((its for its, own in values if own == value), None)
-            if value is None:
-                known = ", ".join(dict.fromkeys(repr(own) for _, own in values))
-                raise ValueError(f"Hugging Face cannot express {name} = {getattr(c, name)!r}, only {known}")
-        each = value if isinstance(value, tuple) else [value] * len(keys)
-        for key, its in zip(keys, each, strict=True):
-            _put(about, key, its)
+    for name, setting in settings(table).items():
+        value = getattr(c, name)
+        said = [its for its, own in setting.values if own == value]
+        if setting.values and not said:
+            known = ", ".join(dict.fromkeys(repr(own) for _, own in setting.values))
+            raise ValueError(f"Hugging Face cannot express {name} = {value!r}, only {known}")
+        for key, its in zip(setting.names, said[0] if said else [value] * len(setting.names), strict=True):
+            _put(about, key.split("|")[0], its)
     for key, value in table.constant.items():
-        _put(about, key.split("|")[0], value)
+        _put(about, key, value)
     marks = source.tokenizer.marks
     ids: dict[str, Any] = {f"{name}_token_id": getattr(marks, name) for name in ("pad", "bos", "eos")}
     ids |= {theirs.rstrip("?"): getattr(marks, name) for name, theirs in table.marks.items()}
@@ -132,15 +157,13 @@ def write(source: Source, directory: Path) -> None:
 def _table(source: Source) -> Foreign:
     """The class of theirs that a model is."""
     c, name = source.config, next(name for name in FAMILIES if family(name).model is type(source.model))
-    width, nearest = c.d_model // c.heads, list[str]()
-    usual: dict[str, tuple[Any, ...]] = {"kv_heads": (None, c.heads), "d_k": (None, width), "d_v": (None, width)}
+    nearest: list[str] = []
     for table in (table for table in TABLES.values() if table.family == name):
-        known = {setting: values for setting, values in usual.items() if setting not in table.settings}
-        known |= {setting: (value,) for setting, value in table.fixed.items()}
+        own, known = settings(table), same_heads(c) | {setting: (value,) for setting, value in table.fixed.items()}
         wrong = [
             f"{setting} = {value!r} (in {table.name} it is {values[-1]!r})"
             for setting, values in known.items()
-            if (value := getattr(c, setting, None)) not in values
+            if setting not in own and (value := getattr(c, setting, None)) not in values
         ]
         if not wrong:
             return table
@@ -158,7 +181,7 @@ def _put(about: dict[str, Any], key: str, value: Any) -> None:
 def _theirs(source: Source, table: Foreign, *, tied: bool) -> dict[str, Tensor]:
     """The tensors by their names; of tied ones only the first."""
     c, ours, tensors = source.config, source.tensors, dict[str, Tensor]()
-    lines = list(pairs(table, ours))
+    lines = list(pairs(table.tensors, ours))
     for pair in lines:
         own = ours.get(pair.ours)
         if own is None:  # a bias that we do without
@@ -166,7 +189,7 @@ def _theirs(source: Source, table: Foreign, *, tied: bool) -> dict[str, Tensor]:
         several = tied and len(pair.theirs) > 1
         same = [p.theirs for p in lines if several and p.ours in ours and ours[p.ours].data_ptr() == own.data_ptr()]
         names = next(names for names in pair.theirs if all(names in others for others in same))
-        for name, part in zip(names, _to_theirs(pair, _permuted(pair.ours, own, table, c, back=False), c), strict=True):
+        for name, part in zip(names, to_theirs(pair, _permuted(pair.ours, own, table, c, back=False), c), strict=True):
             tensors.setdefault(name, part.contiguous().clone())
     if table.permuted:
         positions = sinusoid(torch.arange(POSITIONS), c.d_model).float().index_select(1, _order(c.d_model))
@@ -179,7 +202,7 @@ def _theirs(source: Source, table: Foreign, *, tied: bool) -> dict[str, Tensor]:
 
 def read(directory: Path) -> tuple[nn.Module, Tokenizer]:
     """The model and the tokenizer of a directory of Hugging Face's."""
-    if not settings(directory, CONFIG):
+    if not told_by(directory, CONFIG):
         raise ValueError(f"{directory} is not a directory of a Hugging Face model: it has no {CONFIG}")
     about, path = about_model(directory), directory / CONFIG
     known = [name for name, table in TABLES.items() if table.family in FAMILIES]
@@ -196,7 +219,8 @@ def read(directory: Path) -> tuple[nn.Module, Tokenizer]:
         never = about.get("bad_words_ids") or []
         if not all(isinstance(row, list) for row in never):
             raise ValueError(f"bad_words_ids = {never}: each is a list of ids")
-        c = c if tokenizer.marks.pad is None else c.but(pad=tokenizer.marks.pad)
+        if tokenizer.marks.pad is not None and hasattr(c, "pad"):
+            c = c.but(pad=tokenizer.marks.pad)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}" if str(directory) not in str(error) else str(error)) from error
     state = _ours(directory / WEIGHTS, table, tensors, c)
@@ -212,8 +236,8 @@ def read(directory: Path) -> tuple[nn.Module, Tokenizer]:
 
 def about_model(directory: Path) -> dict[str, Any]:
     """What a directory says of its model, and of how to generate with it."""
-    told = settings(directory, GENERATION)
-    return settings(directory, CONFIG) | {key: value for key, value in told.items() if value is not None}
+    told = told_by(directory, GENERATION)
+    return told_by(directory, CONFIG) | {key: value for key, value in told.items() if value is not None}
 
 
 def _at(about: Any, key: str) -> Any:
@@ -226,35 +250,29 @@ def _at(about: Any, key: str) -> Any:
 def _config(table: Foreign, about: dict[str, Any]) -> dict[str, Any]:
     """Our settings, as their file has them."""
 
-    def get(names: str) -> Any:
-        first, *others = names.split("|")
-        value = next((found for name in (first, *others) if (found := _at(about, name)) is not None), None)
-        if value is None and first not in table.defaults:
-            raise ValueError(f"it has no {first}")
-        value = table.defaults[first] if value is None else value
-        return get(value[0]) * value[1] if isinstance(value, tuple) else value
+    def get(names: str, default: str = "") -> Any:
+        value = next((found for name in names.split("|") if (found := _at(about, name)) is not None), None)
+        if value is not None:
+            return value
+        if not default:
+            raise ValueError(f"it has no {names.split('|')[0]}")
+        times, several, other = default.partition("*")
+        return int(times) * get(other) if several else json.loads(default)
 
-    for names, value in table.constant.items():
-        for name in names.split("|"):
-            if (its := _at(about, name)) not in (None, value):
-                raise ValueError(f"{name} = {its!r} cannot be expressed, only {value!r}")
+    for name, value in table.constant.items():
+        if (its := _at(about, name)) not in (None, value):
+            raise ValueError(f"{name} = {its!r} cannot be expressed, only {value!r}")
     found = dict(table.fixed)
-    for name, setting in table.settings.items():
-        theirs, values = (setting, None) if isinstance(setting, str) else setting
-        each = {key: get(key) for key in theirs.split()}
-        told = " and ".join(f"{key} = {value!r}" for key, value in each.items())
-        first, *others = each.values()
-        if values is None:
-            if any(other != first for other in others):
-                raise ValueError(f"{told} differ, which regard cannot express")
-            found[name] = first
-            continue
-        read = [own for its, own in values if its == ((first, *others) if others else first)]
-        if not read:
-            raise ValueError(
-                f"{told} cannot be expressed, only {', '.join(dict.fromkeys(str(its) for its, _ in values))}"
-            )
-        found[name] = read[0]
+    for ours, setting in settings(table).items():
+        its = [get(names, default) for names, default in setting.names.items()]
+        told = " and ".join(f"{name} = {value!r}" for name, value in zip(setting.names, its, strict=True))
+        said = [own for theirs, own in setting.values if theirs == its]
+        if setting.values and not said:
+            known = dict.fromkeys(",".join(map(str, theirs)) for theirs, _ in setting.values)
+            raise ValueError(f"{told} cannot be expressed, only {', '.join(known)}")
+        if not setting.values and any(other != its[0] for other in its):
+            raise ValueError(f"{told} differ, which regard cannot express")
+        found[ours] = said[0] if said else its[0]
     return found
 
 
@@ -276,22 +294,22 @@ def _load(directory: Path) -> dict[str, Tensor]:
 def _ours(path: Path, table: Foreign, tensors: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
     """The tensors by our names."""
     empty, state = blank(config).state_dict(), {}
-    for pair in pairs(table, empty):
+    for pair in pairs(table.tensors, empty):
         if "spare" in pair.words:
             continue
         names = next((names for names in pair.theirs if all(name in tensors for name in names)), None)
-        if names is None and "optional" in pair.words:
-            state[pair.ours] = torch.zeros(empty[pair.ours].shape)
-            continue
         if names is None:
+            if "optional" in pair.words:
+                state[pair.ours] = torch.zeros(empty[pair.ours].shape)
+                continue
             missing = next(name for name in pair.theirs[0] if name not in tensors)
             raise ValueError(f"{path} has no tensor {missing!r}")
         parts = [tensors[name].float() for name in names]
-        for name, part, expected in zip(names, parts, _to_theirs(pair, empty[pair.ours], config), strict=True):
+        for name, part, expected in zip(names, parts, to_theirs(pair, empty[pair.ours], config), strict=True):
             if part.shape != expected.shape:
                 raise ValueError(
                     f"{path} does not fit its {CONFIG}: {name!r} has the shape {tuple(part.shape)}, not "
                     f"{tuple(expected.shape)}"
                 )
-        state[pair.ours] = _permuted(pair.ours, _to_ours(pair, parts), table, config, back=True)
+        state[pair.ours] = _permuted(pair.ours, to_ours(pair, parts), table, config, back=True)
     return state

@@ -14,6 +14,7 @@ import json
 import logging
 import warnings
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,31 +47,21 @@ def write(source: Source, directory: Path) -> None:
             module.mix.backend = "math"
     n, G = c.decoder_layers, c.kv_heads or c.heads
     d_k, d_v = c.d_k or c.d_model // c.heads, c.d_v or c.d_model // c.heads
+    widths = {"keys": d_k, "values": d_v}
     B, S, K, T = 2, 7, 5, 3  # of an example: none is 0 or 1, and no two are equal, so that all are free
-    words, token = torch.ones(B, S, dtype=torch.int64), torch.ones(B, K, dtype=torch.int64)
+    b, s, k, t = map(torch.export.Dim, "BSKT")
+    words: Any = torch.ones(B, S, dtype=torch.int64), {0: b, 1: s}
+    newest: Any = {"token": (torch.ones(B, K, dtype=torch.int64), {0: b, 1: k}), "keep": (words[0] > 0, words[1])}
     # The exporter knows inputs by their identity: each is a tensor of its own.
-    memory = [[torch.zeros(B, G, S, d) for _ in range(n)] for d in (d_k, d_v)]
-    past = [[torch.zeros(B, K, G, T, d) for _ in range(n)] for d in (d_k, d_v)]
-    of_memory, of_past = [{0: "B", 2: "S"}] * n, [{0: "B", 1: "K", 3: "T"}] * n
-    _export(
-        _Encoder(model),
-        {"source": (words, {0: "B", 1: "S"})},
-        ["keep", *_numbered("memory_keys", n), *_numbered("memory_values", n)],
-        directory / ENCODER,
-    )
-    _export(
-        _Decoder(model),
-        {
-            "token": (token, {0: "B", 1: "K"}),
-            "keep": (words > 0, {0: "B", 1: "S"}),
-            "memory_keys": (memory[0], of_memory),
-            "memory_values": (memory[1], of_memory),
-            "past_keys": (past[0], of_past),
-            "past_values": (past[1], of_past),
-        },
-        ["logits", *_numbered("keys", n), *_numbered("values", n)],
-        directory / DECODER,
-    )
+    memory = {
+        f"memory_{x}": ([torch.zeros(B, G, S, d) for _ in range(n)], [{0: b, 2: s}] * n) for x, d in widths.items()
+    }
+    past = {
+        f"past_{x}": ([torch.zeros(B, K, G, T, d) for _ in range(n)], [{0: b, 1: k, 3: t}] * n)
+        for x, d in widths.items()
+    }
+    _export(_Encoder(model), {"source": words}, ["keep", *_numbered(n, *memory)], directory / ENCODER)
+    _export(_Decoder(model), newest | memory | past, ["logits", *_numbered(n, *widths)], directory / DECODER)
     marks = dict(zip(("pad", "bos", "eos"), source.tokenizer.marks.need("pad", "bos", "eos"), strict=True))
     about = {"format": 1, **marks, "key_value": [G, d_k, d_v], "config": asdict(c)}
     write_whole(directory / CONFIG, json.dumps(about, indent=2) + "\n")
@@ -155,23 +146,13 @@ class _Past(KeyValues):
         return self.keys, self.values
 
 
-def _numbered(name: str, count: int) -> list[str]:
-    return [f"{name}.{i}" for i in range(count)]
+def _numbered(count: int, *names: str) -> list[str]:
+    return [f"{name}.{i}" for name in names for i in range(count)]
 
 
 def _export(module: nn.Module, inputs: dict[str, tuple[Any, Any]], outputs: list[str], path: Path) -> None:
     """Write a graph; an input is an example, or a list of them, and which of its dimensions are free."""
-    names = [
-        each for name, (x, _) in inputs.items() for each in (_numbered(name, len(x)) if isinstance(x, list) else [name])
-    ]
-
-    def free(dimensions: Any) -> Any:
-        if isinstance(dimensions, list):
-            return [free(each) for each in dimensions]
-        return {i: sizes[letter] for i, letter in dimensions.items()}
-
-    sizes = {letter: torch.export.Dim(letter) for letter in "BSKT"}
-
+    names = [_numbered(len(x), name) if isinstance(x, list) else [name] for name, (x, _) in inputs.items()]
     log = logging.getLogger("torch.onnx")
     level = log.level
     with warnings.catch_warnings():
@@ -183,8 +164,8 @@ def _export(module: nn.Module, inputs: dict[str, tuple[Any, Any]], outputs: list
                 (),
                 str(path),
                 kwargs={name: x for name, (x, _) in inputs.items()},
-                dynamic_shapes={name: free(dimensions) for name, (_, dimensions) in inputs.items()},
-                input_names=names,
+                dynamic_shapes={name: dimensions for name, (_, dimensions) in inputs.items()},
+                input_names=[*chain(*names)],
                 output_names=outputs,
                 opset_version=OPSET,
                 external_data=False,
@@ -237,7 +218,7 @@ class _Graphs(EncoderDecoder):
             G, *widths = self.key_value
             for name, d in zip(("past_keys", "past_values"), widths, strict=True):
                 empty = np.zeros((R, G, 0, d), np.float32)
-                cache.update(dict.fromkeys(_numbered(name, self.config.decoder_layers), empty))
+                cache.update(dict.fromkeys(_numbered(self.config.decoder_layers, name), empty))
         past = {name: x.reshape(B, R // B, *x.shape[1:]) for name, x in cache.items()}
         logits, *new = self.decoder.run(None, {"token": target.numpy().reshape(B, -1), **memory, **past})
         cache.update((name, x.reshape(R, *x.shape[2:])) for name, x in zip(cache, new, strict=True))

@@ -41,7 +41,7 @@ def write(tokenizer: Tokenizer, directory: Path, *, ends: bool) -> None:
     write_whole(directory / SETTINGS, json.dumps(about, indent=2) + "\n")
 
 
-def settings(directory: Path, name: str) -> dict[str, Any]:
+def told_by(directory: Path, name: str) -> dict[str, Any]:
     """What a JSON file of a directory says; nothing if it is not there."""
     path = directory / name
     if not path.is_file():
@@ -57,7 +57,7 @@ def settings(directory: Path, name: str) -> dict[str, Any]:
 
 def read(directory: Path) -> dict[str, Any]:
     """The tokenizer of a directory, as what a tokenizer.json holds."""
-    if content := settings(directory, TOKENIZER):
+    if content := told_by(directory, TOKENIZER):
         try:
             check_ids(content, MOST)
             with no_panic():  # what they pad and cut to is not carried over
@@ -82,7 +82,7 @@ def _marian(directory: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is no model of SentencePiece: {error}") from None
     if spm.trainer_spec.model_type != spm.trainer_spec.UNIGRAM:
         raise ValueError(f"{path} is not a unigram model of SentencePiece: it cannot be imported")
-    ids = settings(directory, MARIAN[1])
+    ids = told_by(directory, MARIAN[1])
     scores = {piece.piece: piece.score for piece in spm.pieces if piece.type == piece.NORMAL}
     if not scores:
         raise ValueError(f"{path} is damaged, it has no pieces: copy it again")
@@ -162,7 +162,7 @@ def _marks(
     directory: Path, content: dict[str, Any], about: dict[str, Any], names: Mapping[str, str], pieces: dict[int, str]
 ) -> Marks:
     """What config.json says of the marks, and of the others what the tokenizer's own settings say."""
-    ids, told = {piece: i for i, piece in pieces.items()}, settings(directory, SETTINGS)
+    ids, told = {piece: i for i, piece in pieces.items()}, told_by(directory, SETTINGS)
     found: dict[str, int] = {}
     for name in Marks._fields:
         token = told.get(f"{name}_token")

@@ -161,18 +161,16 @@ class LayerConfig:
         )
 
 
-def encoder(c: LayerConfig, layers: int) -> Stack:
-    """Figure 1, left, without the embedding."""
-    return Stack(
-        (
-            EncoderLayer(
-                residual(c, MultiHeadAttention(c.attention, positions=positions), depth),
-                residual(c, feed_forward(c, causal=False), depth),
-            )
-            for positions, depth in _levels(c, layers, both_ways=True)
-        ),
-        make_norm(c) if c.norm == "pre" else None,
-    )
+def encoder(c: LayerConfig, layers: int, *, shared: bool = False) -> Stack:
+    """Figure 1, left, without the embedding. `shared`: all layers are one."""
+    made = [
+        EncoderLayer(
+            residual(c, MultiHeadAttention(c.attention, positions=positions), depth),
+            residual(c, feed_forward(c, causal=False), depth),
+        )
+        for positions, depth in _levels(c, 1 if shared else layers, both_ways=True)
+    ]
+    return Stack(made * layers if shared else made, make_norm(c) if c.norm == "pre" else None)
 
 
 def decoder(
@@ -205,9 +203,9 @@ def residual(c: LayerConfig, sublayer: nn.Module, depth: float = 0.0) -> Residua
     return Residual(sublayer, make_norm(c), c.norm, dropout=c.dropout, skip=c.stochastic_depth * depth)
 
 
-def make_norm(c: LayerConfig) -> nn.Module:
-    """A normalisation of d_model numbers."""
-    return NORMS[c.norm_kind](c.d_model, eps=c.norm_eps)
+def make_norm(c: LayerConfig, width: int | None = None) -> nn.Module:
+    """A normalisation of d_model numbers, or so many."""
+    return NORMS[c.norm_kind](width or c.d_model, eps=c.norm_eps)
 
 
 def feed_forward(c: LayerConfig, *, causal: bool) -> nn.Module:

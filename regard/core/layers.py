@@ -1,9 +1,8 @@
-"""What stands around attention: feed-forward networks (§3.3), residual connections (§3.1), embeddings (§3.4).
+"""What stands around attention: feed-forward networks (§3.3) and residual connections (§3.1).
 
 Letters: B batch, T positions, d_model width of the model, d_ff inner width.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from regard.checks import choose, one_of
 from regard.core.cache import Window
 from regard.core.dropout import Dropout, dropout
-from regard.core.positions import Positions
 
 gelu_tanh = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -43,25 +41,6 @@ def linear(d_in: int, *d_out: int, bias: bool = True) -> nn.Linear:
     if bias:
         nn.init.zeros_(product.bias)
     return product
-
-
-def words(vocabulary: int, d_model: int, std: float | None = None) -> nn.Embedding:
-    """A vector for each word (§3.4); times √d_model, as `Embedding` takes them, of unit variance like the positions."""
-    tokens = nn.Embedding(vocabulary, d_model)
-    nn.init.normal_(tokens.weight, std=d_model**-0.5 if std is None else std)
-    return tokens
-
-
-def logits(tokens: nn.Embedding, *, tied: bool, bias: bool = False) -> nn.Linear:
-    """The output layer: a product with the vectors of the words, these if `tied` (§3.4), or others."""
-    output = nn.Linear(tokens.embedding_dim, tokens.num_embeddings, bias=bias)
-    if bias:
-        nn.init.zeros_(output.bias)
-    if tied:
-        output.weight = tokens.weight
-    else:
-        nn.init.normal_(output.weight, std=tokens.embedding_dim**-0.5)
-    return output
 
 
 class FeedForward(nn.Module):
@@ -171,40 +150,3 @@ class Residual(nn.Module):
         """x and what the sub-layer made of it, (B, T, d_model) each, together."""
         x = x + self.dropout(s)
         return self.norm(x) if self.place == "post" else x
-
-
-class Embedding(nn.Module):
-    """Token vectors times √d_model, plus positions, then dropout (§3.4, §3.5, §5.4). `tokens` may be shared.
-
-    Some models normalise the sum (BART): `norm`.
-    """
-
-    def __init__(
-        self,
-        tokens: nn.Embedding,
-        positions: Positions,
-        *,
-        norm: nn.Module | None = None,
-        dropout: float = 0.0,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__()
-        self.tokens, self.positions, self.norm = tokens, positions, norm
-        self.scale = math.sqrt(tokens.embedding_dim) if scale is None else scale
-        self.dropout = Dropout(dropout)
-
-    def forward(self, tokens: Tensor, offset: int | Tensor = 0) -> Tensor:
-        """tokens (B, T), the first at position `offset`, or each at its own (B, T) -> (B, T, d_model)."""
-        x = self.positions.add(self._vectors(tokens) * self.scale, offset)
-        return self.dropout(x if self.norm is None else self.norm(x))
-
-    def _vectors(self, tokens: Tensor) -> Tensor:
-        if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"tokens are integers (batch, length), got {tokens.dtype} of shape {tuple(tokens.shape)}")
-        try:
-            return self.tokens(tokens)
-        except IndexError as error:
-            raise ValueError(
-                f"token ids lie in 0..{self.tokens.num_embeddings - 1}, got {int(tokens.min())}..{int(tokens.max())}: "
-                "does the tokenizer belong to this model?"
-            ) from error

@@ -52,6 +52,30 @@ class TextFiles:
             found += inner
         return found
 
+    def read(self, skipped: Skipped | None = None) -> "Iterator[Passage]":
+        """The passages, document after document; a blank document is left out and counted in `skipped`."""
+        counts = Skipped() if skipped is None else skipped
+        for document in _documents(self):
+            held, first = "", True
+            for piece in document:
+                held += piece
+                while len(held) >= 2 * PASSAGE and held.strip():
+                    end = _cut(held)
+                    yield Passage(held[:end], first, False)
+                    held, first = held[end:], False
+            if held.strip() or not first:
+                yield Passage(held, first, True)
+            else:
+                counts.empty += 1
+
+    def fingerprint(self) -> str:
+        """A sha256 of the files' bytes and how they are read: the same text has the same, wherever it lies."""
+        how = [self.documents if self.text else self.key]
+        for path in self.paths():
+            regular_size(path)
+            how.append(digest(path))
+        return hashlib.sha256(json.dumps(how).encode()).hexdigest()
+
 
 class Passage(NamedTuple):
     """A piece of a document, and whether the document begins or ends with it."""
@@ -59,32 +83,6 @@ class Passage(NamedTuple):
     text: str
     first: bool
     last: bool
-
-
-def read_passages(files: TextFiles, skipped: Skipped | None = None) -> Iterator[Passage]:
-    """The passages of some files, document after document; a blank document is left out and counted in `skipped`."""
-    counts = Skipped() if skipped is None else skipped
-    for document in _documents(files):
-        held, first = "", True
-        for piece in document:
-            held += piece
-            while len(held) >= 2 * PASSAGE and held.strip():
-                end = _cut(held)
-                yield Passage(held[:end], first, False)
-                held, first = held[end:], False
-        if held.strip() or not first:
-            yield Passage(held, first, True)
-        else:
-            counts.empty += 1
-
-
-def fingerprint_of(files: TextFiles) -> str:
-    """A sha256 of the files' bytes and how they are read: the same text has the same, wherever it lies."""
-    how = [files.documents if files.text else files.key]
-    for path in files.paths():
-        regular_size(path)
-        how.append(digest(path))
-    return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 
 def _cut(text: str) -> int:

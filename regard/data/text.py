@@ -53,6 +53,14 @@ class PairFiles:
         if self.keys[0] == self.keys[1]:
             raise ValueError(f"keys are two different keys of the jsonl's objects, got {self.keys}")
 
+    def read(self, skipped: "Skipped | None" = None) -> Iterator[tuple[str, str]]:
+        """The pairs, in order."""
+        return read_pairs(self, skipped=skipped)
+
+    def fingerprint(self) -> str:
+        """The same for the same text, wherever it lies."""
+        return fingerprint(self)
+
 
 @dataclass
 class Skipped:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from regard.checks import choose, need
 from regard.experiments.charts import Bars, Chart
 from regard.files import write_whole
 
+PAGES = files("regard") / "experiments" / "pages"
 SCALES = {"smoke": "a minute, to see that it runs", "small": "our scale: two cores", "full": "the paper's scale"}
 # Modules of this room, each with an `EXPERIMENT`; what each is about, to be listed without importing it.
 NAMES = {
@@ -314,6 +316,11 @@ def _say(console: Console, label: str, text: str) -> None:
     console.print(Text.assemble("  ", (label, "bold"), "  ", text), soft_wrap=True)
 
 
+def page(name: str, /, **values: object) -> str:
+    """A page of this room, where values stand in its holes: {steps:,}, {base[loss]:.3f}."""
+    return (PAGES / f"{name}.md").read_text("utf-8").rstrip("\n").format(**values)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table; the first column holds names, the others figures.
 
@@ -325,6 +332,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """
     lines = ["| " + " | ".join(head) + " |", "|:--|" + "--:|" * (len(head) - 1)]
     return "\n".join([*lines, *("| " + " | ".join(map(_cell, row)) + " |" for row in rows)])
+
+
+def several(results: Iterable[Result], key: str, between: str = ", ") -> str:
+    """What there is under a key, from the least on.
+
+    >>> several([{"threads": 2}, {"threads": 1}, {"threads": 2}], "threads")
+    '1, 2'
+    """
+    return between.join(map(str, sorted({result[key] for result in results})))
 
 
 def counted(n: int, what: str) -> str:

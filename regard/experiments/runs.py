@@ -1,7 +1,7 @@
 """What trials have in common: a recipe trained to its end and measured, or a small task learnt and tested."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
@@ -29,6 +29,10 @@ from regard.training.loop import fit
 from regard.training.schedules import ScheduleConfig, schedule
 from regard.training.validation import foretell
 
+# Changes of a recipe of Multi30k, with which it is trained in seconds.
+SMOKE = (
+    "data.limit=1000 tokens.size=300 train.batch_tokens=256 train.validate_sentences=20 decode.beam=1 decode.extra=1"
+)
 Pair = tuple[Sequence[int], Sequence[int]]  # ids of source and target, without their ends
 
 
@@ -66,6 +70,18 @@ def trained(recipe: Recipe, folder: Path, console: Console, *, name: str) -> dic
 def recipe_trained(folder: Path, console: Console, *, recipe: str, changes: Sequence[str]) -> dict[str, Any]:
     """A trial: a shipped recipe with changes such as model.heads=16, trained and measured."""
     return trained(recipes.load(recipe, changes), folder, console, name=folder.name)
+
+
+def changed(recipe: str, *changes: str | Mapping[str, object]) -> dict[str, Any]:
+    """The settings of such a trial, from changes by key or as on the command line; the last one of a key counts.
+
+    >>> changed("base", "model.heads=8 train.steps=5", {"model.heads": 16})
+    {'recipe': 'base', 'changes': ['model.heads=16', 'train.steps=5']}
+    """
+    last: dict[str, object] = {}
+    for each in changes:
+        last |= dict(change.split("=", 1) for change in each.split()) if isinstance(each, str) else each
+    return {"recipe": recipe, "changes": [f"{key}={value}" for key, value in last.items()]}
 
 
 def _seconds(events: Sequence[dict[str, Any]]) -> float | None:

@@ -4,9 +4,9 @@ Letters: N parameters without embeddings, D pairs of sentences, L validation los
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import torch
@@ -16,7 +16,8 @@ from torch import nn
 from regard.data.batching import collate, token_batches
 from regard.evaluation.scaling import LEVEL, Fit, Law, fit
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, table
+from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, page, several, table
+from regard.experiments.runs import changed
 from regard.models.costs import breakdown
 from regard.models.family import build
 from regard.recipes import reading as recipes
@@ -37,19 +38,12 @@ PAIRS = {
     "full": (10_000, 40_000, 160_000, 640_000, 2_560_000),
 }
 RECIPE = {"smoke": "tatoeba-en-es", "small": "tatoeba-en-es", "full": "wmt14-en-de-base"}
-Changes = Mapping[str, int | float | str]
-CHANGES: Mapping[str, Changes] = {
-    "smoke": {
-        "data.limit": 1000,
-        "tokens.size": 400,
-        "train.steps": 4,
-        "train.batch_tokens": 128,
-        "train.schedule.warmup": 1,
-    },
-    "small": {"data.limit": 64_000, "tokens.size": 2000, "train.steps": 300, "train.schedule.warmup": 30},
-    "full": {},
+CHANGES = {
+    "smoke": "data.limit=1000 tokens.size=400 train.steps=4 train.batch_tokens=128 train.schedule.warmup=1",
+    "small": "data.limit=64000 tokens.size=2000 train.steps=300 train.schedule.warmup=30",
+    "full": "",
 }
-SHALLOW: Changes = {"model.encoder_layers": 2, "model.decoder_layers": 2, "train.patience": 4, "train.average": 0}
+SHALLOW = "model.encoder_layers=2 model.decoder_layers=2 train.patience=4 train.average=0"
 VALIDATIONS = 15  # of a run: the best of them counts, for with few pairs the last is worse
 SENTENCES = 500  # that the loss is measured on
 # The paper's Table 3: millions of parameters, embeddings among them, and validation perplexity of base, (C) and big.
@@ -63,22 +57,17 @@ LITERATURE: tuple[tuple[str, object, object, object], ...] = (  # a, b, E
 def trials(scale: str) -> list[Trial]:
     """A training for each width and amount of data."""
     return [
-        Trial(
-            f"width-{d}-pairs-{pairs}",
-            trained_on,
-            {"recipe": RECIPE[scale], "changes": _changes(scale, d), "pairs": pairs},
-        )
-        for d in WIDTHS[scale]
-        for pairs in PAIRS[scale]
+        Trial(f"width-{d}-pairs-{pairs}", trained_on, {**_settings(scale, d), "pairs": pairs})
+        for d, pairs in product(WIDTHS[scale], PAIRS[scale])
     ]
 
 
-def _changes(scale: str, d: int) -> list[str]:
+def _settings(scale: str, d: int) -> dict[str, str | list[str]]:
     """The recipe at this width: twice as wide inside, heads of 32; at the paper's scale four times, heads of 64."""
     inner, head = (4, 64) if scale == "full" else (2, 32)
-    model: Changes = {"model.d_model": d, "model.d_ff": inner * d, "model.heads": max(1, d // head)}
-    settings = {**model, **({} if scale == "full" else SHALLOW), "train.smoothing": 0.0, **CHANGES[scale]}
-    return [f"{key}={value}" for key, value in settings.items()]
+    model = f"model.d_model={d} model.d_ff={inner * d} model.heads={max(1, d // head)}"
+    depth = "" if scale == "full" else SHALLOW
+    return changed(RECIPE[scale], model, depth, "train.smoothing=0.0", CHANGES[scale])
 
 
 def trained_on(folder: Path, console: Console, *, recipe: str, changes: Sequence[str], pairs: int) -> Result:
@@ -137,35 +126,33 @@ def trained_on(folder: Path, console: Console, *, recipe: str, changes: Sequence
 def report(results: Results, scale: str) -> Findings:
     """The grid, the laws that fit it, and what they say; beside them the paper's rows and the literature."""
     runs = list(results.values())
-    most, widest = max(run["pairs"] for run in runs), max(run["parameters"] for run in runs)
-    of_size = _fitted([run for run in runs if run["pairs"] == most], "N")
+    pairs, widest = sorted({run["pairs"] for run in runs}), max(run["parameters"] for run in runs)
+    of_size = _fitted([run for run in runs if run["pairs"] == pairs[-1]], "N")
     of_data = _fitted([run for run in runs if run["parameters"] == widest], "D")
     joint = _fitted(runs, "N", "D")
     paper = fit([math.log(each) for each in PAPER.values()], {"N": [1e6 * each for each in PAPER]})
-    rows: list[list[object]] = [
-        _row(f"L(N), {most:,} pairs", of_size),
+    laws: list[list[object]] = [
+        _row(f"L(N), {pairs[-1]:,} pairs", of_size),
         _row(f"L(D), N = {widest:,}", of_data),
         _row("L(N, D)", joint),
         _row("the paper's Table 3: base, (C), big", paper),
         *([name, floor, a, b, None] for name, a, b, floor in LITERATURE),
     ]
-    parts = [
-        _asked(runs),
-        "## Losses",
-        _grid(runs),
-        "![loss over parameters, a line for each amount of data](scaling-parameters.svg)",
-        "![loss over data, a line for each size](scaling-data.svg)",
-        "## Laws",
-        f"L = E + A / N^a + B / D^b, by least squares in log L with Huber's loss; in brackets where {LEVEL:.0%} of the "
-        "bootstrapped fits lie. N counts parameters without embeddings, but with them in the paper's rows, whose loss "
-        "is the logarithm of the perplexity it states, after the same number of steps for all but the big model. D "
-        "counts pairs of sentences that were seen; in the literature's rows it counts tokens.",
-        table(["law", "E", "a, of parameters", "b, of data", "off by (median)"], rows),
-        "![the paper's Table 3: loss over parameters, and the law that fits](scaling-paper.svg)",
-        "## What it says",
-        _says(runs, joint, paper),
-    ]
-    return Findings("\n\n".join(parts), _charts(runs, joint, paper))
+    text = page(
+        "scaling",
+        one=runs[0],
+        widths=several(runs, "width"),
+        pairs=", ".join(f"{each:,}" for each in pairs),
+        steps=max(run["steps"] for run in runs),
+        fewest=min(run["epochs"] for run in runs),
+        most=max(run["epochs"] for run in runs),
+        threads=several(runs, "threads"),
+        grid=_grid(runs, pairs),
+        level=LEVEL,
+        laws=table(["law", "E", "a, of parameters", "b, of data", "off by (median)"], laws),
+        says="\n".join(f"- {line}" for line in _says(runs, pairs, joint, paper)),
+    )
+    return Findings(text, _charts(runs, joint, paper))
 
 
 def _fitted(runs: Sequence[Result], *sizes: str) -> Fit:
@@ -182,24 +169,7 @@ def _row(name: str, found: Fit) -> list[object]:
     return [name, *numbers, f"{found.error:.2%}"]
 
 
-def _asked(runs: Sequence[Result]) -> str:
-    first, steps = runs[0], max(run["steps"] for run in runs)
-    threads = ", ".join(map(str, sorted({run["threads"] for run in runs})))
-    widths, pairs = sorted({run["width"] for run in runs}), sorted({run["pairs"] for run in runs})
-    epochs = [run["epochs"] for run in runs]
-    return (
-        f"How does the loss of a translator fall with its size and with its data? Transformers of width "
-        f"{', '.join(map(str, widths))} learn from the first {', '.join(f'{each:,}' for each in pairs)} pairs of one "
-        f"corpus, each for up to {steps:,} steps of {first['batch']:,} tokens ({min(epochs):.1f} to {max(epochs):.1f} "
-        f"passes over its data), on {threads} threads. All share one tokenizer of {first['vocabulary']:,} entries, so "
-        "that a token is the same for all, and one learning rate, without label smoothing. The loss is that of unseen "
-        "sentences at the best validation of each run, which ends early when it no longer falls. The number of steps "
-        "is the same for all and small: what more steps would give is in no law here."
-    )
-
-
-def _grid(runs: Sequence[Result]) -> str:
-    pairs = sorted({run["pairs"] for run in runs})
+def _grid(runs: Sequence[Result], pairs: Sequence[int]) -> str:
     rows = []
     for width in sorted({run["width"] for run in runs}):
         of_width = {run["pairs"]: run for run in runs if run["width"] == width}
@@ -208,32 +178,29 @@ def _grid(runs: Sequence[Result]) -> str:
     return table(["width", "N", *(f"{each:,} pairs" for each in pairs)], rows)
 
 
-def _says(runs: Sequence[Result], joint: Fit, paper: Fit) -> str:
+def _says(runs: Sequence[Result], pairs: Sequence[int], joint: Fit, paper: Fit) -> Iterator[str]:
     """What follows from the numbers, whatever they are."""
-    lines = []
-    for pairs in sorted({run["pairs"] for run in runs}):
-        some = sorted((run for run in runs if run["pairs"] == pairs), key=lambda run: run["parameters"])
-        losses = [run["loss"] for run in some]
-        falls = sum(after < before for before, after in pairwise(losses))
+    for each in pairs:
+        some = sorted((run for run in runs if run["pairs"] == each), key=lambda run: run["parameters"])
+        falls = sum(after["loss"] < before["loss"] for before, after in pairwise(some))
         best = min(some, key=lambda run: run["loss"])
-        lines.append(
-            f"- {pairs:,} pairs: the larger of two neighbouring sizes was better in {falls} of {len(losses) - 1} "
-            f"cases; the best width was {best['width']} (loss {best['loss']:.3f})."
+        yield (
+            f"{each:,} pairs: the larger of two neighbouring sizes was better in {falls} of {len(some) - 1} cases; "
+            f"the best width was {best['width']} (loss {best['loss']:.3f})."
         )
     a, b = joint.law.exponents["N"], joint.law.exponents["D"]
-    lines.append(
-        f"- Twice the parameters change their term of the joint law by {2**-a - 1:+.1%}, twice the data theirs by "
+    yield (
+        f"Twice the parameters change their term of the joint law by {2**-a - 1:+.1%}, twice the data theirs by "
         f"{2**-b - 1:+.1%}."
     )
     if a > 0 and b > 0:
-        lines.append(
-            f"- If training costs N · D, the joint law puts a budget C to best use with N ∝ C^{b / (a + b):.2f} and "
+        yield (
+            f"If training costs N · D, the joint law puts a budget C to best use with N ∝ C^{b / (a + b):.2f} and "
             f"D ∝ C^{a / (a + b):.2f} (Hoffmann et al. found about 0.5 for both)."
         )
-    (low, high), theirs = (each.exponents["N"] for each in (joint.low, joint.high)), paper.law.exponents["N"]
+    low, theirs, high = (law.exponents["N"] for law in (joint.low, paper.law, joint.high))
     inside = "within" if low <= theirs <= high else "outside"
-    lines.append(f"- The exponent of the paper's own rows, {theirs:.2g}, lies {inside} the confidence of ours.")
-    return "\n".join(lines)
+    yield f"The exponent of the paper's own rows, {theirs:.2g}, lies {inside} the confidence of ours."
 
 
 def _charts(runs: Sequence[Result], joint: Fit, paper: Fit) -> dict[str, Chart]:
@@ -251,14 +218,11 @@ def _charts(runs: Sequence[Result], joint: Fit, paper: Fit) -> dict[str, Chart]:
         Series("the paper", millions, [math.log(PAPER[each]) for each in millions], style="points"),
         Series("law", millions, [paper.law(N=1e6 * each) for each in millions], style="dashes"),
     ]
-    y = "validation loss, nats a token"
-    by_size = lines("parameters", "pairs", "{:,} pairs")
-    by_data = lines("seen", "parameters", "N = {:,}")
+    by_size, by_data = lines("parameters", "pairs", "{:,} pairs"), lines("seen", "parameters", "N = {:,}")
+    x, y, law = "N, without embeddings", "validation loss, nats a token", "and the joint law"
     return {
-        "scaling-parameters": Chart(
-            "Loss over parameters, and the joint law", "N, without embeddings", y, by_size, True, True
-        ),
-        "scaling-data": Chart("Loss over data, and the joint law", "D, pairs seen", y, by_data, True, True),
+        "scaling-parameters": Chart(f"Loss over parameters, {law}", x, y, by_size, True, True),
+        "scaling-data": Chart(f"Loss over data, {law}", "D, pairs seen", y, by_data, True, True),
         "scaling-paper": Chart("The paper's Table 3", "million parameters", "log perplexity", theirs, True, True),
     }
 

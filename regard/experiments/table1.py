@@ -7,7 +7,7 @@ Time is measured, contestants in turn; bytes, operations in a row and layers on 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, table
+from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, page, several, table
 from regard.experiments.layers import (
     HEAD,
     LAYERS,
@@ -33,6 +33,7 @@ RIVALS = ("lstm", "gru", "linear")  # of self-attention, in the question of the 
 EXPONENTS = {"n²·d": (2, 1), "r·n·d": (1, 1), "n·d²": (1, 2), "k·n·d²": (1, 2), "–": (1, 2)}  # of n and d
 LARGE = 2**25  # weights that are written out, at most
 ROUNDS = 3, 25  # at least, at most
+WAY = ("operations", "layers")  # from the first position to the last: operations in each of so many layers
 LAST = 3  # lengths, or widths, over which an exponent is fitted: the largest
 
 Grid = list[tuple[int, int, list[int]]]  # batch, d, lengths
@@ -61,17 +62,13 @@ def trials(scale: str) -> list[Trial]:
 def counted(folder: Path, console: Console, *, lengths: Sequence[int], d: int) -> Result:
     """A trial: for each layer and length, operations in a row within a layer, and layers on the way."""
     torch.manual_seed(0)
-    return {
-        name: [
-            {
-                "n": n,
-                "operations": operations_in_a_row(layer.make(d, 0), torch.randn(1, n, d)),
-                "layers": layers_on_the_way(lambda i: layer.make(d, i), n, d),  # noqa: B023  used at once
-            }
-            for n in lengths
-        ]
-        for name, layer in LAYERS.items()
-    }
+    found: Result = {name: [] for name in LAYERS}
+    for name, layer in LAYERS.items():
+        for n in lengths:
+            inside = operations_in_a_row(layer.make(d, 0), torch.randn(1, n, d))
+            way = layers_on_the_way(lambda i, make=layer.make: make(d, i), n, d)  # type: ignore[misc]
+            found[name].append({"n": n, "operations": inside, "layers": way})
+    return found
 
 
 def timed(folder: Path, console: Console, *, batch: int, d: int, lengths: Sequence[int], seconds: float) -> Result:
@@ -151,30 +148,32 @@ def report(results: Results, scale: str) -> Findings:
     counts = results["counted"]
     runs = [result for name, result in results.items() if name != "counted"]
     single = [run for run in runs if run["batch"] == 1]
-    middle = single[len(single) // 2]
-    parts = [
-        _asked(runs, counts),
-        "## The table",
-        _table(single, counts),
-        _grows(single),
-        _chart_of("time", f"seconds of a layer over n at d = {middle['d']}"),
-        _chart_of("memory", f"bytes kept for the backward pass over n at d = {middle['d']}"),
-        "## Operations in a row, and the way between positions",
-        _counted(counts),
-        _chart_of("operations", "operations in a row over n"),
-        _chart_of("path", "operations between the first and the last position over n"),
-        "## Where self-attention becomes the slower layer",
-        _crossovers(runs),
-        _answer(runs),
-        _chart_of("crossover", "the length of the crossover over d"),
-        "## Seconds",
-        _seconds_table(runs),
-    ]
-    return Findings("\n\n".join(parts), _charts(runs, middle, counts))
-
-
-def _chart_of(name: str, shows: str) -> str:
-    return f"![{shows}](table1-{name}.svg)"
+    middle, widths = single[len(single) // 2], sorted({run["d"] for run in runs})
+    measured, fitted = [p["n"] for run in runs for p in run["points"]], column(middle, "lstm", "both")[0][-LAST:]
+    near, far = _claims(middle)
+    text = page(
+        "table1",
+        d=middle["d"],
+        narrowest=widths[0],
+        widest=widths[-1],
+        shortest=min(measured),
+        longest=max(measured),
+        batches=several(runs, "batch", " and "),
+        threads=several(runs, "threads"),
+        rounds=ROUNDS,
+        head=HEAD,
+        table=_table(single, middle, counts),
+        fitted=(fitted[0], fitted[-1]),
+        near=", ".join(near) or "none",
+        far=f"Farther from it: {', '.join(far)}." if far else "None is farther from it.",
+        last=LAST,
+        lengths=several(counts["attention"], "n"),
+        counted=_counted(counts),
+        crossovers=_crossovers(runs),
+        answers="\n".join(f"- {LAYERS[rival].label}: {_answer(runs, rival)}" for rival in RIVALS),
+        seconds=_seconds_table(runs),
+    )
+    return Findings(text, _charts(runs, middle, counts))
 
 
 def column(run: Result, layer: str, key: str) -> tuple[list[int], list[float]]:
@@ -190,172 +189,113 @@ def over_widths(runs: Sequence[Result], layer: str, key: str) -> tuple[list[int]
     return list(columns), [each[n] for each in columns.values()]
 
 
-def _asked(runs: Sequence[Result], counts: Result) -> str:
-    batches = " and ".join(str(b) for b in sorted({run["batch"] for run in runs}))
-    widths = sorted({run["d"] for run in runs})
-    lengths = [p["n"] for run in runs for p in run["points"]]
-    threads = ", ".join(map(str, sorted({run["threads"] for run in runs})))
-    return (
-        "Table 1 of the paper gives for each kind of layer the order of its arithmetic, of the operations that must "
-        "wait for one another, and of the longest way between two positions. Here one layer of each kind is built and "
-        f"measured: d from {widths[0]} to {widths[-1]}, n from {min(lengths)} to {max(lengths)}, {batches} sequences "
-        f"at a time, fp32, {threads} threads. Times are medians of {ROUNDS[0]} to {ROUNDS[1]} rounds in which the "
-        f"layers take turns. Self-attention has heads of width {HEAD}, its four projections, and PyTorch's fused "
-        "kernel; a second row writes its weights out and keeps them. Recurrent layers are PyTorch's, the linear "
-        "recurrence is regard's parallel scan. The paper's orders leave out constants and the projections of "
-        "attention, which are of the order n·d²; exponents of FLOPs, over the same lengths and widths, show what "
-        "these make of the formula before any machine is asked."
-    )
+def over_lengths(points: Sequence[Result], *keys: str) -> tuple[list[int], list[int]]:
+    """Lengths at which a layer was counted, and the product of what was counted: operations, layers or both."""
+    return [p["n"] for p in points], [math.prod(p[key] for key in keys) for p in points]
 
 
-def _table(runs: Sequence[Result], counts: Result) -> str:
+def _table(runs: Sequence[Result], middle: Result, counts: Result) -> str:
     """The paper's three columns, each with what was found."""
-    middle, rows = runs[len(runs) // 2], []
-    first, last = counts["attention"][0]["n"], counts["attention"][-1]["n"]
+    rows, spans = [], f"n = {counts['attention'][0]['n']} → {counts['attention'][-1]['n']}"
     for name, layer in LAYERS.items():
         cost: list[object] = [None] * 5
         if name in TIMED:
-            of_n = [exponent(*column(middle, name, key)) for key in ("flops", "both")]
-            of_d = [exponent(*over_widths(runs, name, key)) for key in ("flops", "both")]
-            cost = [f"{a:.2f}" for a in (*of_n, *of_d, exponent(*column(middle, name, "bytes")))]
-        ends = counts[name][0], counts[name][-1]
-        inside = " → ".join(str(each["operations"]) for each in ends)
-        way = " → ".join(str(each["layers"] * each["operations"]) for each in ends)
+            of_n = [column(middle, name, key) for key in ("flops", "both")]
+            of_d = [over_widths(runs, name, key) for key in ("flops", "both")]
+            cost = [f"{exponent(*each):.2f}" for each in (*of_n, *of_d, column(middle, name, "bytes"))]
+        inside, way = (
+            f"{steps[0]} → {steps[-1]}"
+            for _, steps in (over_lengths(counts[name], *keys) for keys in (("operations",), WAY))
+        )
         rows.append([layer.label, layer.complexity, *cost, layer.sequential, inside, layer.path, way])
     head = ["layer", "complexity, O(·)", "FLOPs ∝ n^", "time ∝ n^", "FLOPs ∝ d^", "time ∝ d^", "bytes ∝ n^"]
-    spans = f"n = {first} → {last}"
     return table([*head, "sequential, O(·)", f"in a row, {spans}", "path, O(·)", f"on the way, {spans}"], rows)
 
 
-def _grows(runs: Sequence[Result]) -> str:
-    """What the exponents say, nearest whole number beside the claim."""
-    run = runs[len(runs) // 2]
-    right: list[str] = []
-    wrong: list[str] = []
-    n = column(run, "lstm", "both")[0][-LAST:]
+def _claims(run: Result) -> tuple[list[str], list[str]]:
+    """The layers whose time grows with n as is claimed, within a half of the exponent; and the others."""
+    near, far = list[str](), list[str]()
     for name in TIMED:
         found, claim = exponent(*column(run, name, "both")), EXPONENTS[LAYERS[name].complexity][0]
-        (right if abs(found - claim) < 0.5 else wrong).append(
-            f"{LAYERS[name].label} (n^{found:.2f}, claimed n^{claim})"
-        )
-    text = (
-        f"Exponents of n are fitted over n = {n[0]} to {n[-1]} at d = {run['d']}, forward and backward, one sequence. "
-    )
-    text += f"Within a half of the claim: {', '.join(right) or 'none'}. "
-    return text + (f"Farther from it: {', '.join(wrong)}." if wrong else "None is farther from it.")
+        group = near if abs(found - claim) < 0.5 else far
+        group.append(f"{LAYERS[name].label} (n^{found:.2f}, claimed n^{claim})")
+    return near, far
 
 
 def _counted(counts: Result) -> str:
     rows = []
     for name, points in counts.items():
-        inside, layers, way = (
-            [each["operations"] for each in points],
-            [each["layers"] for each in points],
-            [each["operations"] * each["layers"] for each in points],
-        )
-        grows = exponent([each["n"] for each in points], way)
-        rows.append([LAYERS[name].label, *map(_list, (inside, layers, way)), f"{abs(grows):.2f}"])  # no -0.00
-    lengths = _list(each["n"] for each in counts["attention"])
-    text = (
-        "Operations in a row are the longest chain of tensor operations of a forward pass in which each needs the "
-        "result of the one before: no machine, however parallel, takes fewer steps. Layers on the way are how many of "
-        "them must be stacked until the gradient at the last position reaches the first; the way is their product, "
-        f"and its exponent of n that over the last {LAST} lengths. Counted at n = {lengths}."
-    )
-    return f"{text}\n\n" + table(["layer", "in a row", "layers", "on the way", "way ∝ n^"], rows)
+        cells = [", ".join(map(str, over_lengths(points, *keys)[1])) for keys in (("operations",), ("layers",), WAY)]
+        rows.append([LAYERS[name].label, *cells, f"{abs(exponent(*over_lengths(points, *WAY))):.2f}"])  # no -0.00
+    return table(["layer", "in a row", "layers", "on the way", "way ∝ n^"], rows)
 
 
-def _list(values: object) -> str:
-    return ", ".join(map(str, values))  # type: ignore[call-overload]
-
-
-def crossings(run: Result, rival: str) -> dict[str, float]:
-    """Where self-attention becomes slower than a rival, forward, and forward and backward."""
-    return {key: crossover(*column(run, "attention", key), column(run, rival, key)[1]) for key in ("forward", "both")}
+def crossing(run: Result, rival: str, key: str = "both") -> float:
+    """Where self-attention becomes slower than a rival: forward, or forward and backward."""
+    return crossover(*column(run, "attention", key), column(run, rival, key)[1])
 
 
 def _crossovers(runs: Sequence[Result]) -> str:
     rows: list[list[object]] = []
     for run in runs:
-        cells: list[object] = []
-        longest = run["points"][-1]["n"]
+        row, longest = [f"{run['batch']} × n × {run['d']}", run["d"]], run["points"][-1]["n"]
         for rival in RIVALS:
-            found = crossings(run, rival)
-            cells += [_place(crossover_of_flops(rival, run["d"]), longest, counted=True)]
-            cells += [_place(found[key], longest) for key in ("forward", "both")]
-        rows.append([f"{run['batch']} × n × {run['d']}", run["d"], *cells])
+            row.append(_place(crossover_of_flops(rival, run["d"]), longest, at_once="none"))
+            row += [_place(crossing(run, rival, key), longest) for key in ("forward", "both")]
+        rows.append(row)
     head = [f"{LAYERS[rival].label}: {what}" for rival in RIVALS for what in ("FLOPs", "forward", "and backward")]
-    text = (
-        "By the paper's orders n²·d and n·d² the two meet at n = d. By count of FLOPs, projections included, they meet "
-        "where 4d² + 2nd is what a token of the rival costs: 8d² of an LSTM (n = 2d), 6d² of a GRU (n = d), 4d² of the "
-        "linear recurrence (never: attention always has more). By measurement:"
-    )
-    return f"{text}\n\n" + table(["layer's input", "n = d", *head], rows)
+    return table(["layer's input", "n = d", *head], rows)
 
 
-def _place(n: float, longest: int, counted: bool = False) -> str:
-    if n == 0:
-        return "none" if counted else "from the start"
-    return f"over {longest}" if n == math.inf else f"{n:.0f}"
+def _place(n: float, longest: int, at_once: str = "from the start") -> str:
+    return at_once if n == 0 else f"over {longest}" if n == math.inf else f"{n:.0f}"
 
 
-def _answer(runs: Sequence[Result]) -> str:
+def _answer(runs: Sequence[Result], rival: str) -> str:
     """Which layer is faster at n = d, and how many times as long as d the crossover is."""
-    lines = []
-    for rival in RIVALS:
-        at, ratios = [], []
-        for run in runs:
-            n, ours = column(run, "attention", "both")
-            if run["d"] in n:
-                at.append(column(run, rival, "both")[1][n.index(run["d"])] / ours[n.index(run["d"])])
-            found = crossings(run, rival)["both"]
-            ratios += [found / run["d"]] if 0 < found < math.inf else []
-        text = f"- {LAYERS[rival].label}: "
-        if at:
-            ahead = sum(each > 1 for each in at)
-            text += f"at n = d self-attention was the faster layer in {ahead} of {len(at)} settings "
-            text += f"({min(at):.2g} to {max(at):.2g} times as fast, forward and backward); "
-        where = f"{min(ratios):.2g} to {max(ratios):.2g} times d" if ratios else "no length that was measured"
-        lines.append(
-            f"{text}the crossover lay at {where}"
-            + (f" where it was seen ({len(ratios)} settings)." * bool(ratios) or ".")
-        )
-    return "\n".join(lines)
+    ours, theirs = (
+        [dict(zip(*column(run, name, "both"), strict=True)) for run in runs] for name in ("attention", rival)
+    )
+    at = [b[run["d"]] / a[run["d"]] for run, a, b in zip(runs, ours, theirs, strict=True) if run["d"] in a]
+    ratios = [found / run["d"] for run in runs if 0 < (found := crossing(run, rival)) < math.inf]
+    text = "the crossover lay at no length that was measured."
+    if ratios:
+        span = f"{min(ratios):.2g} to {max(ratios):.2g} times d"
+        text = f"the crossover lay at {span} where it was seen ({len(ratios)} settings)."
+    if not at:
+        return text
+    return (
+        f"at n = d self-attention was the faster layer in {sum(each > 1 for each in at)} of {len(at)} settings "
+        f"({min(at):.2g} to {max(at):.2g} times as fast, forward and backward); {text}"
+    )
 
 
 def _seconds_table(runs: Sequence[Result]) -> str:
     """Milliseconds forward and backward at the shortest, a middle and the longest length of each width."""
     rows = []
     for run in runs:
-        n = column(run, "attention", "both")[0]
-        for i in sorted({0, len(n) // 2, len(n) - 1}):
-            times = [dict(zip(*column(run, name, "both"), strict=True)).get(n[i]) for name in TIMED]
-            rows.append([f"{run['batch']} × {n[i]} × {run['d']}", *(None if t is None else 1000 * t for t in times)])
-    text = "Milliseconds of a forward and a backward pass over so many sequences × n × d:"
-    return f"{text}\n\n" + table(["input", *(LAYERS[name].label for name in TIMED)], rows)
+        times = [dict(zip(*column(run, name, "both"), strict=True)) for name in TIMED]
+        n = list(times[0])
+        for each in sorted({n[0], n[len(n) // 2], n[-1]}):
+            cells = [1000 * seconds[each] if each in seconds else None for seconds in times]
+            rows.append([f"{run['batch']} × {each} × {run['d']}", *cells])
+    return table(["input", *(LAYERS[name].label for name in TIMED)], rows)
 
 
 def _charts(runs: Sequence[Result], middle: Result, counts: Result) -> dict[str, Chart]:
-    def lines(key: str) -> list[Series]:
-        return [Series(LAYERS[name].label, *column(middle, name, key)) for name in TIMED]
+    def chart(title: str, x: str, y: str, series: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Chart:
+        return Chart(title, x, y, [Series(LAYERS[name].label, *each) for name, each in series.items()], True, True)
 
-    def ways(value: str) -> list[Series]:
-        return [
-            Series(
-                LAYERS[name].label,
-                [each["n"] for each in points],
-                [each["operations"] * (each["layers"] if value == "path" else 1) for each in points],
-            )
-            for name, points in counts.items()
-        ]
-
-    at = f"d = {middle['d']}, one sequence"
-    n = "n, positions"
+    n, at = "n, positions", f"d = {middle['d']}, one sequence"
+    seconds, kept = ({name: column(middle, name, key) for name in TIMED} for key in ("both", "bytes"))
+    inside, way = (
+        {name: over_lengths(points, *keys) for name, points in counts.items()} for keys in (("operations",), WAY)
+    )
     return {
-        "table1-time": Chart(f"One layer, forward and backward: {at}", n, "seconds", lines("both"), True, True),
-        "table1-memory": Chart(f"Kept for the backward pass: {at}", n, "bytes", lines("bytes"), True, True),
-        "table1-operations": Chart("Operations in a row", n, "operations", ways("operations"), True, True),
-        "table1-path": Chart("From the first position to the last", n, "operations", ways("path"), True, True),
+        "table1-time": chart(f"One layer, forward and backward: {at}", n, "seconds", seconds),
+        "table1-memory": chart(f"Kept for the backward pass: {at}", n, "bytes", kept),
+        "table1-operations": chart("Operations in a row", n, "operations", inside),
+        "table1-path": chart("From the first position to the last", n, "operations", way),
         "table1-crossover": Chart(
             "Self-attention is the faster layer below", "d, width", n, _meeting(runs), True, True
         ),
@@ -366,19 +306,14 @@ def _meeting(runs: Sequence[Result]) -> list[Series]:
     """Crossovers that were seen, for each rival and batch; and the line n = d."""
     widths = sorted({run["d"] for run in runs})
     series = []
-    for rival in RIVALS:
-        for batch in sorted({run["batch"] for run in runs}):
-            seen = [(run["d"], crossings(run, rival)["both"]) for run in runs if run["batch"] == batch]
-            seen = [each for each in seen if 0 < each[1] < math.inf]
-            if seen:
-                d, n = zip(*seen, strict=True)
-                series.append(Series(f"{LAYERS[rival].label}, batch {batch}", d, n))
+    for rival, batch in product(RIVALS, sorted({run["batch"] for run in runs})):
+        found = {run["d"]: crossing(run, rival) for run in runs if run["batch"] == batch}
+        seen = {d: n for d, n in found.items() if 0 < n < math.inf}
+        if seen:
+            series.append(Series(f"{LAYERS[rival].label}, batch {batch}", [*seen], [*seen.values()]))
     counts = [crossover_of_flops("lstm", d) for d in widths]
-    return [
-        *series,
-        Series("LSTM, by FLOPs", widths, counts, style="dashes"),
-        Series("n = d", widths, widths, style="dashes"),
-    ]
+    series.append(Series("LSTM, by FLOPs", widths, counts, style="dashes"))
+    return [*series, Series("n = d", widths, widths, style="dashes")]
 
 
 EXPERIMENT = Experiment("table1", "Table 1: what a layer costs", trials, report)

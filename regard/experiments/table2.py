@@ -5,16 +5,13 @@ FLOPs of the models' own arithmetic (`regard.models.costs`); those of the paper 
 done in the time, two to four times as much for the Transformer (docs/accounting.md).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, counted, table
-from regard.experiments.runs import recipe_trained
-
-Changes = Mapping[str, int | float | str]
+from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, counted, page, table
+from regard.experiments.runs import SMOKE, changed, recipe_trained
 
 
 class Published(NamedTuple):
@@ -38,94 +35,63 @@ PAPER = {
 }
 
 
-@dataclass(frozen=True)
-class Rival:
+class Rival(NamedTuple):
     """A translator of ours, and the paper's that is most like it."""
 
     label: str
-    small: Changes  # settings of the recipe at our scale
-    full: Changes  # and at the paper's: the size that was published
+    small: str  # changes of the recipe at our scale
+    full: str  # and at the paper's: the size that was published
     paper: str | None = None
 
 
-def _of(preset: str, **changes: int | float | str) -> Changes:
-    return {"model.preset": preset, **{f"model.{key}": value for key, value in changes.items()}}
-
-
-LONG = {"train.steps": 300_000, "train.snapshot_every": 600, "train.average": 20}  # §5.2, §6.1
-CLIPPED = {"train.clip": 1.0}  # recurrence makes gradients explode (Pascanu et al., 2013)
+LONG = "train.steps=300000 train.snapshot_every=600 train.average=20"  # §5.2, §6.1
+CLIPPED = "train.clip=1.0"  # recurrence makes gradients explode (Pascanu et al., 2013)
 MODELS = {
     "transformer": Rival(
-        "Transformer",
-        _of("tiny", norm="pre"),
-        _of("base"),
-        "Transformer (base model)",
+        "Transformer", "model.preset=tiny model.norm=pre", "model.preset=base", "Transformer (base model)"
     ),
     "transformer-wide": Rival(
         "Transformer, twice as wide",
-        _of("tiny", norm="pre", d_model=256, d_ff=512, heads=8),
-        {**_of("big"), **LONG},
+        "model.preset=tiny model.norm=pre model.d_model=256 model.d_ff=512 model.heads=8",
+        f"model.preset=big {LONG}",
         "Transformer (big)",
     ),
     "lstm": Rival(
         "LSTM, Luong's attention",
-        _of("lstm"),
-        {**_of("lstm", encoder_layers=8, decoder_layers=8, d_model=1024), **CLIPPED},
+        "model.preset=lstm",
+        f"model.preset=lstm model.encoder_layers=8 model.decoder_layers=8 model.d_model=1024 {CLIPPED}",
         "GNMT + RL",
     ),
-    "gru": Rival("GRU, Bahdanau's attention", _of("gru"), {**_of("gru", d_model=1000), **CLIPPED}),
+    "gru": Rival("GRU, Bahdanau's attention", "model.preset=gru", f"model.preset=gru model.d_model=1000 {CLIPPED}"),
     "linear-rnn": Rival(
-        "linear RNN", _of("linear-rnn"), _of("linear-rnn", encoder_layers=6, decoder_layers=6, d_model=512, heads=8)
+        "linear RNN",
+        "model.preset=linear-rnn",
+        "model.preset=linear-rnn model.encoder_layers=6 model.decoder_layers=6 model.d_model=512 model.heads=8",
     ),
     "convs2s": Rival(
         "ConvS2S",
-        _of("convs2s"),
-        {**_of("convs2s", encoder_layers=15, decoder_layers=15, d_model=512), **CLIPPED},
+        "model.preset=convs2s",
+        f"model.preset=convs2s model.encoder_layers=15 model.decoder_layers=15 model.d_model=512 {CLIPPED}",
         "ConvS2S",
     ),
     "bytenet": Rival(
         "ByteNet",
-        _of("bytenet"),
-        {**_of("bytenet", encoder_layers=30, decoder_layers=30, d_model=1600), **CLIPPED},
+        "model.preset=bytenet",
+        f"model.preset=bytenet model.encoder_layers=30 model.decoder_layers=30 model.d_model=1600 {CLIPPED}",
         "ByteNet",
     ),
 }
 LANGUAGES = {"de": "German", "fr": "French"}
 FRENCH = ("transformer", "transformer-wide", "lstm", "convs2s")
 ADAM = ("transformer", "lstm", "convs2s")  # trained once more with it, at our scale
-TINY: dict[str, Changes] = {  # for smoke
-    "transformer": {"model.d_model": 16, "model.d_ff": 32, "model.heads": 2},
-    "lstm": {"model.d_model": 16},
-    "linear-rnn": {"model.d_model": 16, "model.heads": 2},
-    "convs2s": {"model.d_model": 16},
-    "bytenet": {"model.d_model": 16},
-}
-LAYERS: Changes = {"model.encoder_layers": 1, "model.decoder_layers": 1}
-MUON = 0.008  # the peak of its learning rate
+PEAK = {"muon": 0.008, "adam": 0.003}  # of the learning rate
 STEPS = {"smoke": 12, "small": 400}
-SMALL: Changes = {
-    "tokens.size": 4000,
-    "model.dropout": 0.1,
-    "train.batch_tokens": 1024,
-    "train.schedule.peak": MUON,
-    "train.schedule.warmup": 50,
-    "train.average": 0,
-    "train.snapshot_every": "null",
-    "train.validate_every": STEPS["small"] // 8,
-    "train.validate_sentences": 200,
-    "decode.beam": 4,
-}
-SMOKE: Changes = {
-    "data.limit": 1000,
-    "tokens.size": 300,
-    "train.batch_tokens": 256,
-    "train.validate_every": STEPS["smoke"] // 2,
-    "train.validate_sentences": 20,
-    "decode.beam": 1,
-    "decode.extra": 1,
-}
+SMALL = (
+    f"tokens.size=4000 model.dropout=0.1 train.batch_tokens=1024 train.schedule.peak={PEAK['muon']} "
+    f"train.schedule.warmup=50 train.average=0 train.snapshot_every=null train.validate_every={STEPS['small'] // 8} "
+    "train.validate_sentences=200 decode.beam=4"
+)
 LEAST = 1.0  # BLEU of the best: with less, nobody has learnt to translate
-WITH_ADAM: Changes = {"train.optimiser.name": "adam", "train.schedule.peak": 0.003}
 
 
 def trials(scale: str) -> list[Trial]:
@@ -141,19 +107,18 @@ def trials(scale: str) -> list[Trial]:
 def _settings(name: str, scale: str) -> dict[str, str | list[str]]:
     """The recipe of a trial, and its changes."""
     language, model, adam = split(name)
-    if scale == "full":
+    if scale == "full":  # French has the recipe of the big model: here base, unless the model is big
+        base = "" if language == "de" else "train.steps=100000 train.snapshot_every=1400 train.average=5"
         recipe = "wmt14-en-de-base" if language == "de" else "wmt14-en-fr-big"
-        settings: dict[str, int | float | str] = {"train.validate_sentences": 3000}
-        if language == "fr":  # which is the recipe of the big model: here base, unless the model is big
-            settings |= {"train.steps": 100_000, "train.snapshot_every": 1400, "train.average": 5}
-        settings |= MODELS[model].full
-    else:
-        recipe = "multi30k-en-de-raw"
-        preset = MODELS[model].small
-        settings = {"data.corpus": f"multi30k-en-{language}", **preset, **SMALL, **(WITH_ADAM if adam else {})}
-        settings |= {**SMOKE, **LAYERS, **TINY[model]} if scale == "smoke" else {}
-        settings["train.steps"] = STEPS[scale]
-    return {"recipe": recipe, "changes": [f"{key}={value}" for key, value in settings.items()]}
+        return changed(recipe, "train.validate_sentences=3000", base, MODELS[model].full)
+    changes = [f"data.corpus=multi30k-en-{language}", MODELS[model].small, SMALL]
+    if adam:
+        changes.append(f"train.optimiser.name=adam train.schedule.peak={PEAK['adam']}")
+    if scale == "smoke":
+        changes += [SMOKE, f"train.validate_every={STEPS['smoke'] // 2}"]
+        changes.append("model.encoder_layers=1 model.decoder_layers=1 model.d_model=16")
+        changes.append("model.d_ff=32 model.heads=2" if model == "transformer" else "")
+    return changed("multi30k-en-de-raw", *changes, f"train.steps={STEPS[scale]}")
 
 
 def split(name: str) -> tuple[str, str, bool]:
@@ -168,7 +133,9 @@ def split(name: str) -> tuple[str, str, bool]:
 
 def report(results: Results, scale: str) -> Findings:
     """The models of each language beside the paper's, and the curves on the way."""
-    parts, charts = [_asked(next(iter(results.values())), scale)], {}
+    one, charts = next(iter(results.values())), {}
+    lead = "table2-full" if scale == "full" else "table2-small"
+    parts = [page(lead, one=one, threads=counted(one["threads"], "thread"), **PEAK)]
     for language, name in LANGUAGES.items():
         ours = {key: result for key, result in results.items() if split(key)[0] == language}
         mark = level(ours)
@@ -212,35 +179,16 @@ def agreement(results: Results, language: str) -> tuple[int, int]:
     return sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs), len(pairs)
 
 
-def _asked(one: Result, scale: str) -> str:
-    asked = "Which model translates best, and what does it cost to train?"
-    if scale == "full":
-        return (
-            f"{asked} WMT 2014, newstest2014, the Transformers as in the paper (§5); the others have the sizes that "
-            "were published for their like and are trained as base is. What else GNMT and ByteNet had is not rebuilt."
-        )
-    return (
-        f"{asked} All models learn from the same sentences of Multi30k in the same batches: {one['vocabulary']:,} "
-        f"joint sub-words, {one['steps']} steps, {one['epochs']:.1f} epochs, dropout 0.1, label smoothing 0.1, one "
-        f"seed, {counted(one['threads'], 'thread')}. The optimiser is Muon with a peak of {MUON} unless Adam is named, "
-        f"whose peak is {WITH_ADAM['train.schedule.peak']}; neither was tuned for any one of them. PPL is that of a "
-        "sub-word of the validation sentences; BLEU and chrF are of test2016 by beam search. FLOPs are the models' own "
-        "arithmetic, those of the paper what its machines could have done in the time. Seconds are those of the "
-        "steps, at their median pace. The paper's base model has 65 million parameters and learned from 4.5 million "
-        "pairs of sentences (French: 36) for 100,000 steps: what can be compared is the order."
-    )
-
-
 def _table(results: Results, language: str, mark: float) -> str:
     head = ["model", "parameters, 10⁶", "FLOPs", "seconds", "PPL", "BLEU", "chrF", f"FLOPs to {mark:.1f} BLEU"]
     lines: list[list[object]] = []
     for key, r in results.items():
         paper = MODELS[split(key)[1]].paper
         cost, theirs = cost_of(r, mark), PAPER[paper] if paper else Published({}, {})
-        ours: list[object] = [_label(key), f"{r['parameters'] / 1e6:.2f}", f"{r['flops']:.1e}", _rounded(r["seconds"])]
-        ours += [f"{r['perplexity']:.1f}", f"{r['bleu']:.1f}", f"{r['chrf2']:.1f}", f"{cost:.1e}" if cost else None]
-        flops = theirs.flops.get(language)
-        lines.append([*ours, paper, theirs.bleu.get(language), flops and f"{flops:.1e}"])
+        ours = [_label(key), f"{r['parameters'] / 1e6:.2f}", _short(r["flops"]), r["seconds"] and round(r["seconds"])]
+        scores = [f"{r[measure]:.1f}" for measure in ("perplexity", "bleu", "chrf2")]
+        published = [paper, theirs.bleu.get(language), _short(theirs.flops.get(language))]
+        lines.append([*ours, *scores, _short(cost), *published])
     return table([*head, "in the paper", "paper: BLEU", "paper: FLOPs"], lines)
 
 
@@ -275,8 +223,8 @@ def _label(key: str) -> str:
     return MODELS[model].label + (", Adam" if adam else "")
 
 
-def _rounded(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds)
+def _short(flops: float | None) -> str | None:
+    return f"{flops:.1e}" if flops else None
 
 
 def _curves(results: Results, title: str, axis: str, unit: str) -> Chart:
@@ -303,13 +251,8 @@ def _published() -> Chart:
 
 
 def _paper() -> str:
-    rows: Sequence[Sequence[object]] = [
-        [
-            name,
-            row.bleu.get("de"),
-            row.bleu.get("fr"),
-            *(f"{x:.1e}" if (x := row.flops.get(k)) else None for k in LANGUAGES),
-        ]
+    rows = [
+        [name, *(row.bleu.get(key) for key in LANGUAGES), *(_short(row.flops.get(key)) for key in LANGUAGES)]
         for name, row in PAPER.items()
     ]
     return table(["model", "BLEU en-de", "BLEU en-fr", "FLOPs en-de", "FLOPs en-fr"], rows)

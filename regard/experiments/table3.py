@@ -6,14 +6,14 @@ and depth divided (`SHRINK`), so that a difference to base can be held against t
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean, stdev
 
 import numpy as np
 
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, counted, table
-from regard.experiments.runs import recipe_trained
+from regard.experiments.lab import Experiment, Findings, Results, Trial, counted, page, table
+from regard.experiments.runs import SMOKE, changed, recipe_trained
 
 Changes = Mapping[str, int | float | str]
 GROUPS = {
@@ -24,13 +24,6 @@ GROUPS = {
     "E": "(E) positions",
     "big": "big",
 }
-PICTURES = (
-    "![BLEU over the number of heads](table3-heads.svg)",
-    "![BLEU over the width of a key](table3-d-k.svg)",
-    "![BLEU over the number of parameters](table3-size.svg)",
-    "![BLEU over dropout and label smoothing](table3-regularisation.svg)",
-    "![Perplexity of each row beside the paper's](table3-agreement.svg)",
-)
 
 
 @dataclass(frozen=True)
@@ -104,47 +97,26 @@ WIDTHS, DEPTHS = ("model.d_model", "model.d_ff", "model.d_k", "model.d_v"), tupl
 SHRINK = {"smoke": (16, 3), "small": (4, 2), "full": (1, 1)}  # widths and depths are divided by these
 SEEDS = {"smoke": (1, 2), "small": (1, 2, 3), "full": (1,)}  # of base: they tell the noise
 STEPS = {"smoke": 12, "small": 400}
-SMOKE = ("base", "h-1", "d_k-16", "N-2", "dropout-0.0", "learned-positions", "big")
-COMMON: dict[str, Changes] = {
-    "small": {
-        "tokens.size": 4000,
-        "train.batch_tokens": 1536,
-        "train.schedule.warmup": 50,
-        "train.average": 0,
-        "train.snapshot_every": "null",
-        "train.validate_every": STEPS["small"],
-        "train.validate_sentences": 1014,
-        "decode.beam": 4,
-    },
-    "full": {  # §6.2: newstest2013, without averaging
-        "data.test.source": "wmt14/newstest2013.en",
-        "data.test.target": "wmt14/newstest2013.de",
-        "train.average": 0,
-        "train.validate_sentences": 3000,
-    },
+FEW = ("base", "h-1", "d_k-16", "N-2", "dropout-0.0", "learned-positions", "big")
+COMMON = {
+    "small": (
+        "tokens.size=4000 train.batch_tokens=1536 train.schedule.warmup=50 train.average=0 train.snapshot_every=null "
+        f"train.validate_every={STEPS['small']} train.validate_sentences=1014 decode.beam=4"
+    ),
+    "full": (  # §6.2: newstest2013, without averaging
+        "data.test.source=wmt14/newstest2013.en data.test.target=wmt14/newstest2013.de train.average=0 "
+        "train.validate_sentences=3000"
+    ),
 }
-COMMON["smoke"] = {
-    **COMMON["small"],
-    "data.limit": 1000,
-    "tokens.size": 300,
-    "train.batch_tokens": 256,
-    "train.validate_every": STEPS["smoke"],
-    "train.validate_sentences": 20,
-    "decode.beam": 1,
-    "decode.extra": 1,
-}
+COMMON["smoke"] = f"{COMMON['small']} {SMOKE} train.validate_every={STEPS['smoke']}"
 
 
 def trials(scale: str) -> list[Trial]:
     """A training for each row; base several times."""
-    rows = [row for row in ROWS if scale != "smoke" or row.name in SMOKE]
+    rows = [row for row in ROWS if scale != "smoke" or row.name in FEW]
     chosen = [(row, row.name, 1) for row in rows]
     chosen[1:1] = [(rows[0], f"base-seed-{seed}", seed) for seed in SEEDS[scale][1:]]
-    recipe = "wmt14-en-de-base" if scale == "full" else "multi30k-en-de-raw"
-    return [
-        Trial(name, recipe_trained, {"recipe": recipe, "changes": _changes(row, seed, scale)})
-        for row, name, seed in chosen
-    ]
+    return [Trial(name, recipe_trained, _settings(row, seed, scale)) for row, name, seed in chosen]
 
 
 def shrunk(changes: Changes, scale: str) -> dict[str, int | float | str]:
@@ -158,12 +130,12 @@ def shrunk(changes: Changes, scale: str) -> dict[str, int | float | str]:
     return {key: max(1, int(value) // by[key]) if key in by else value for key, value in changes.items()}
 
 
-def _changes(row: Row, seed: int, scale: str) -> list[str]:
+def _settings(row: Row, seed: int, scale: str) -> dict[str, str | list[str]]:
     """What the row is of a shipped recipe: settings for all rows, the base at this scale, and its own change."""
-    settings = {**COMMON[scale], **shrunk(PAPER_BASE, scale), **shrunk(row.changes, scale), "train.seed": seed}
-    if scale != "full":
-        settings["train.steps"] = STEPS[scale]  # of big as well
-    return [f"{key}={value}" for key, value in settings.items()]
+    changes = COMMON[scale], shrunk(PAPER_BASE, scale), shrunk(row.changes, scale), {"train.seed": seed}
+    if scale == "full":
+        return changed("wmt14-en-de-base", *changes)
+    return changed("multi30k-en-de-raw", *changes, {"train.steps": STEPS[scale]})  # of big as well
 
 
 @dataclass(frozen=True)
@@ -187,11 +159,20 @@ class Differences:
         """Whether the difference is more than noise."""
         return self.noise is not None and abs(self.of(row)) > self.noise
 
+    def cell(self, row: Row, digits: int) -> str | None:
+        """The difference as a table shows it: in bold beyond the noise."""
+        text = f"{self.of(row):+.{digits}f}"
+        return None if row is ROWS[0] else f"**{text}**" if self.beyond(row) else text
 
-def differences(results: Results, measure: Callable[[Result], float]) -> Differences:
+
+def differences(results: Results, measure: str) -> Differences:
     """A measure of all trials; base has the mean of its seeds."""
-    base = [measure(result) for name, result in results.items() if name.startswith("base")]
-    return Differences(base, {**{name: measure(result) for name, result in results.items()}, "base": mean(base)})
+    base = [result[measure] for name, result in results.items() if name.startswith("base")]
+    return Differences(base, {**{name: result[measure] for name, result in results.items()}, "base": mean(base)})
+
+
+PAPER = {row.name: {"loss": math.log(row.perplexity / ROWS[0].perplexity), "bleu": row.bleu} for row in ROWS}
+THEIRS = {measure: differences(PAPER, measure) for measure in ("loss", "bleu")}
 
 
 def spearman(x: Sequence[float], y: Sequence[float], shuffles: int = 10_000) -> tuple[float, float]:
@@ -215,67 +196,31 @@ def _ranks(x: Sequence[float]) -> np.ndarray:
 
 def report(results: Results, scale: str) -> Findings:
     """The rows beside the paper's, the noise, and how far the two orders agree."""
-    rows = [row for row in ROWS if row.name in results]
-    loss, bleu = differences(results, lambda r: r["loss"]), differences(results, lambda r: r["bleu"])
-    parts = [
-        _asked(results["base"], scale),
-        _table(rows, results, loss, bleu, scale),
-        _noise(loss, bleu),
-        _groups(rows, loss, bleu, scale),
-        _agreement(rows, loss, bleu, scale),
-        *PICTURES,
-    ]
-    return Findings("\n\n".join(parts), _charts(rows, results, loss, bleu, scale))
-
-
-def _asked(base: Result, scale: str) -> str:
-    width, depth = SHRINK[scale]
-    c = shrunk(PAPER_BASE, scale)
-    shape = (
-        f"N = {c['model.encoder_layers']}, d_model = {c['model.d_model']}, d_ff = {c['model.d_ff']}, "
-        f"h = {c['model.heads']}, dropout {c['model.dropout']}, label smoothing {c['train.smoothing']}"
+    rows, base, (width, depth) = [row for row in ROWS if row.name in results], results["base"], SHRINK[scale]
+    loss, bleu = differences(results, "loss"), differences(results, "bleu")
+    lead = "table3-full" if scale == "full" else "table3-small"
+    threads = counted(base["threads"], "thread")
+    text = page(
+        "table3",
+        asked=page(lead, c=shrunk(PAPER_BASE, scale), width=width, depth=depth, base=base, threads=threads),
+        table=_table(rows, results, loss, bleu, scale),
+        noise=_noise(loss, bleu),
+        groups=_groups(rows, loss, bleu, scale),
+        agreement=_agreement(rows, loss, bleu, scale),
     )
-    measured = (
-        "Perplexity is of a sub-word, over the validation sentences; *valid* is greedy BLEU of validation sentences, "
-        "*BLEU* that of the test sentences by beam search."
-    )
-    asked = f"Which parts of the Transformer matter? Every row changes base ({shape}) in one thing"
-    if scale == "full":
-        return (
-            f"{asked} and is trained as the paper's rows were (§6.2): WMT 2014 English to German, newstest2013, no "
-            f"averaging. {measured}"
-        )
-    return (
-        f"{asked}. It is the paper's table with widths divided by {width} and depths by {depth}; heads, dropout and "
-        f"smoothing are the paper's. All else is the same for all rows: Multi30k English to German, "
-        f"{base['vocabulary']:,} joint sub-words, {base['steps']} steps ({base['epochs']:.1f} epochs; the paper's base "
-        f"made 100,000 steps, big 300,000), pre-norm, Muon, one learning rate, one seed, "
-        f"{counted(base['threads'], 'thread')}. {measured}"
-    )
+    return Findings(text, _charts(rows, results, loss, bleu))
 
 
 def _table(rows: Sequence[Row], results: Results, loss: Differences, bleu: Differences, scale: str) -> str:
-    paper = rows[0]
     head = ["row", "parameters, 10⁶", "PPL", "Δ ln PPL", "valid", "BLEU", "Δ BLEU"]
     head += [f"paper: {name}" for name in ("10⁶", "PPL", "Δ ln PPL", "BLEU", "Δ BLEU")]
     lines = []
     for row in rows:
         r = results[row.name]
-        # The first row is the mean of its seeds, from which all differences are taken.
-        ours = [
-            f"{math.exp(mean(loss.base)) if row is paper else r['perplexity']:.2f}",
-            _signed(loss.of(row), 3, loss.beyond(row)) if row is not paper else None,
-            f"{r['validations'][-1][2]:.1f}",
-            f"{mean(bleu.base) if row is paper else r['bleu']:.1f}",
-            _signed(bleu.of(row), 1, bleu.beyond(row)) if row is not paper else None,
-        ]
-        theirs = [
-            row.millions,
-            f"{row.perplexity:.2f}",
-            _signed(math.log(row.perplexity / paper.perplexity), 3) if row is not paper else None,
-            f"{row.bleu:.1f}",
-            _signed(row.bleu - paper.bleu, 1) if row is not paper else None,
-        ]
+        ours = [f"{math.exp(loss.rows[row.name]):.2f}", loss.cell(row, 3), f"{r['validations'][-1][2]:.1f}"]
+        ours += [f"{bleu.rows[row.name]:.1f}", bleu.cell(row, 1)]
+        theirs = [row.millions, f"{row.perplexity:.2f}", THEIRS["loss"].cell(row, 3)]
+        theirs += [f"{row.bleu:.1f}", THEIRS["bleu"].cell(row, 1)]
         lines.append([_label(row, scale), f"{r['parameters'] / 1e6:.2f}", *ours, *theirs])
     return table(head, lines)
 
@@ -286,10 +231,6 @@ def _label(row: Row, scale: str) -> str:
         return row.label
     ours = next(iter(shrunk(row.changes, scale).values()))
     return f"({row.group}) {row.label.format(ours)}" + (f" ({row.value})" if ours != row.value else "")
-
-
-def _signed(x: float, digits: int, strong: bool = False) -> str:
-    return f"**{x:+.{digits}f}**" if strong else f"{x:+.{digits}f}"
 
 
 def _noise(loss: Differences, bleu: Differences) -> str:
@@ -305,100 +246,66 @@ def _noise(loss: Differences, bleu: Differences) -> str:
 
 def _groups(rows: Sequence[Row], loss: Differences, bleu: Differences, scale: str) -> str:
     """What each group of rows says here, and what it says in the paper."""
-    base, lines = rows[0], []
+    lines = []
     for group, title in GROUPS.items():
         members = [row for row in rows if row.group == group]
         beyond = [row for row in members if loss.beyond(row)]
-        same = [row for row in beyond if loss.of(row) * (row.perplexity - base.perplexity) > 0]
-        best = [
-            _label(min([base, *members], key=key), scale)
-            for key in (loss.of, lambda row: row.perplexity, lambda row: -bleu.of(row), lambda row: -row.bleu)
-        ]
-        lines.append([title, len(members), len(beyond), len(same), *best])
+        same = [row for row in beyond if loss.of(row) * THEIRS["loss"].of(row) > 0]
+        best = [min([rows[0], *members], key=each.of) for each in (loss, THEIRS["loss"])]
+        best += [max([rows[0], *members], key=each.of) for each in (bleu, THEIRS["bleu"])]
+        lines.append([title, len(members), len(beyond), len(same), *(_label(row, scale) for row in best)])
     head = ["group", "rows", "beyond noise (PPL)", "of these, as in the paper"]
     return table([*head, "best PPL", "paper: best PPL", "best BLEU", "paper: best BLEU"], lines)
 
 
 def _agreement(rows: Sequence[Row], loss: Differences, bleu: Differences, scale: str) -> str:
     """Whether the order of the rows is the paper's."""
-    base, others = rows[0], rows[1:]
     said = []
-    for name, ours, theirs in (
-        ("perplexity", [loss.of(row) for row in others], [row.perplexity - base.perplexity for row in others]),
-        ("BLEU", [bleu.of(row) for row in others], [row.bleu - base.bleu for row in others]),
-    ):
-        rho, chance = spearman(theirs, ours)
+    for name, ours, theirs in (("perplexity", loss, THEIRS["loss"]), ("BLEU", bleu, THEIRS["bleu"])):
+        rho, chance = spearman([theirs.of(row) for row in rows[1:]], [ours.of(row) for row in rows[1:]])
+        verdict = "the order of the paper holds in the main" if rho > 0 else "the order is the paper's turned around"
         if chance >= 0.05:
             verdict = "the two orders cannot be told from unrelated ones"
-        else:
-            verdict = (
-                "the order of the paper holds in the main" if rho > 0 else "the order is the paper's turned around"
-            )
         said.append(
-            f"By {name}, {verdict}: Spearman's ρ = {rho:.2f} over {len(others)} rows; of random orders {chance:.1%} "
+            f"By {name}, {verdict}: Spearman's ρ = {rho:.2f} over {len(rows) - 1} rows; of random orders {chance:.1%} "
             "correlate as strongly."
         )
     by_loss, by_bleu = _label(min(rows, key=loss.of), scale), _label(max(rows, key=bleu.of), scale)
     return " ".join([*said, f"Best of all is {by_loss} by perplexity and {by_bleu} by BLEU (the paper: big)."])
 
 
-def _charts(
-    rows: Sequence[Row], results: Results, loss: Differences, bleu: Differences, scale: str
-) -> dict[str, Chart]:
-    base = rows[0]
+def _charts(rows: Sequence[Row], results: Results, loss: Differences, bleu: Differences) -> dict[str, Chart]:
+    base, y, noise = rows[0], "BLEU less base's", bleu.noise or 0.0
 
-    def pair(label: str, chosen: Sequence[tuple[Row, float, float]]) -> list[Series]:
-        """Ours with its noise and the paper's, as BLEU less base's, over a place for each."""
-        y, noise = [bleu.of(row) for row, _, _ in chosen], bleu.noise or 0.0
-        low, high = [value - noise for value in y], [value + noise for value in y]
-        ours = Series(f"ours{label}", [x for _, x, _ in chosen], y, low, high)
-        return [
-            ours,
-            Series(f"the paper's{label}", [x for *_, x in chosen], [row.bleu - base.bleu for row, *_ in chosen]),
-        ]
+    def pair(start: str, at_base: float, label: str = "") -> list[Series]:
+        """Ours with its noise and the paper's, over the paper's value: rows whose label starts so, and base."""
+        places = [(float(row.value), row) for row in rows if row.label.startswith(start)] + [(at_base, base)]
+        x, chosen = zip(*sorted(places, key=lambda place: place[0]), strict=True)
+        ours, theirs = ([each.of(row) for row in chosen] for each in (bleu, THEIRS["bleu"]))
+        low, high = [value - noise for value in ours], [value + noise for value in ours]
+        return [Series(f"ours{label}", x, ours, low, high), Series(f"the paper's{label}", x, theirs)]
 
-    def over(start: str, at_base: float) -> list[tuple[Row, float, float]]:
-        """Rows whose label starts so, and base, by the paper's value."""
-        values = [(float(row.value), row) for row in rows if row.label.startswith(start)] + [(at_base, base)]
-        return [(row, value, value) for value, row in sorted(values, key=lambda pair: pair[0])]
+    def points(label: str, some: Sequence[Row], x: Callable[[Row], float], y: Differences) -> Series:
+        """Of no order: models of one size may differ in much."""
+        return Series(label, [x(row) for row in some], [y.of(row) for row in some], style="points")
 
+    sized = [row for row in rows if row.millions]
     sizes = [
-        (row, results[row.name]["parameters"] / results["base"]["parameters"], row.millions / 65)
-        for row in rows
-        if row.millions
+        points("ours", sized, lambda row: results[row.name]["parameters"] / results["base"]["parameters"], bleu),
+        points("the paper's", sized, lambda row: (row.millions or 0) / 65, THEIRS["bleu"]),
     ]
-    y = "BLEU less base's"
-    charts = {
-        "heads": Chart("Heads at constant cost", "heads h", y, pair("", over("h =", 8)), log_x=True),
-        "d-k": Chart("The width of a key", "d_k at the paper's scale", y, pair("", over("d_k =", 64)), log_x=True),
-        "size": Chart("Size", "parameters, base = 1", y, _scattered(pair("", sizes)), log_x=True),
-        "regularisation": Chart(
-            "Dropout and label smoothing",
-            "rate",
-            y,
-            [*pair(", dropout", over("dropout =", 0.1)), *pair(", smoothing", over("smoothing =", 0.1))],
-        ),
-        "agreement": Chart(
-            "Perplexity beside the paper's",
-            "the paper's ln PPL less base's",
-            "ours",
-            [
-                Series(
-                    title,
-                    [math.log(row.perplexity / base.perplexity) for row in rows if row.group == group],
-                    [loss.of(row) for row in rows if row.group == group],
-                    style="points",
-                )
-                for group, title in GROUPS.items()
-            ],
-        ),
+    beside = [
+        points(title, [row for row in rows if row.group == group], THEIRS["loss"].of, loss)
+        for group, title in GROUPS.items()
+    ]
+    rates = [*pair("dropout =", 0.1, ", dropout"), *pair("smoothing =", 0.1, ", smoothing")]
+    return {
+        "table3-heads": Chart("Heads at constant cost", "heads h", y, pair("h =", 8), log_x=True),
+        "table3-d-k": Chart("The width of a key", "d_k at the paper's scale", y, pair("d_k =", 64), log_x=True),
+        "table3-size": Chart("Size", "parameters, base = 1", y, sizes, log_x=True),
+        "table3-regularisation": Chart("Dropout and label smoothing", "rate", y, rates),
+        "table3-agreement": Chart("Perplexity beside the paper's", "the paper's ln PPL less base's", "ours", beside),
     }
-    return {f"table3-{name}": chart for name, chart in charts.items()}
-
-
-def _scattered(series: Sequence[Series]) -> list[Series]:
-    """Points of no order: models of one size may differ in much."""
-    return [replace(each, low=None, high=None, style="points") for each in series]
 
 
 EXPERIMENT = Experiment("table3", "Table 3: what matters in the Transformer", trials, report)

@@ -6,6 +6,7 @@ outputs are none. What a tree is worth, evalb's measure says.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from regard.decoding.pool import search
 from regard.decoding.protocol import SearchConfig
 from regard.evaluation.parsing import Brackets, Span, compare
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, table
+from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, page, table
 from regard.experiments.runs import trained
 from regard.files import write_whole
 from regard.recipes.recipe import ModelConfig, Recipe
@@ -205,89 +206,50 @@ def _rule(tokenizer: Tokenizer, trees: Sequence[Tree]) -> TreeRule:
 
 def report(results: Results, scale: str) -> Findings:
     """Our figures, the paper's, what the rule does, and how it goes with length."""
-    base, models = results["baselines"], {name: each for name, each in results.items() if name != "baselines"}
-    beams = [int(key.split()[1]) for key in models["transformer"] if key.startswith("held ")]
-    found = {NAMES[name]: each[f"held {beams[-1]}"] for name, each in models.items()}
+    base, models = results["baselines"], {NAMES[name]: each for name, each in results.items() if name != "baselines"}
+    beams = [int(key.split()[1]) for key in models["Transformer"] if key.startswith("held ")]
+    found = {name: each[f"held {beams[-1]}"] for name, each in models.items()}
     found |= {NAMES[name]: base[name] for name in ("right", "flat")}
-    ours = [
-        [name, *(round(each[key], 1) for key in ("f1", "precision", "recall", "exact"))] for name, each in found.items()
-    ]
-    searched = [
-        [f"{NAMES[name]}, {'held to trees' if held == 'held' else 'free'}", beam]
-        + [round(each[f"{held} {beam}"][key], 1) for key in ("f1", "exact", "well formed")]
-        for name, each in models.items()
-        for held in ("free", "held")
-        for beam in beams
-    ]
+    ahead, theirs = found["Transformer"]["f1"] - found["LSTM with attention"]["f1"], [f1 for f1, _ in PAPER.values()]
+    counts = {high: found["Transformer"]["by length"][str(high)][0] for high in LENGTHS}
+    f1 = {high: [each["by length"][str(high)][1] for each in found.values()] for high in LENGTHS if counts[high]}
+    spans = {high: f"{low + 1} to {high} words" for low, high in pairwise((0, *LENGTHS))}
+    spans[LENGTHS[-1]] = f"{LENGTHS[-2] + 1} or more words"
+
+    def rows(some: Mapping[str, Result], *keys: str) -> list[list[object]]:
+        return [[name, *(round(each[key], 1) for key in keys)] for name, each in some.items()]
+
+    searched: list[list[object]] = []
+    for (name, each), way, beam in product(models.items(), ("free", "held"), beams):
+        ((_, *figures),) = rows({name: each[f"{way} {beam}"]}, "f1", "exact", "well formed")
+        searched.append([f"{name}, {'held to trees' if way == 'held' else 'free'}", beam, *figures])
     cost = [
-        [NAMES[name], each["parameters"], round(each["epochs"], 1), each["flops"], each["perplexity"]]
+        [name, each["parameters"], round(each["epochs"], 1), each["flops"], each["perplexity"]]
         for name, each in models.items()
     ]
-    groups = [length for length in LENGTHS if found["Transformer"]["by length"][str(length)][0]]
-    bounds = [(low + 1, high) for low, high in zip((0, *LENGTHS), LENGTHS, strict=False) if high in groups]
-    lengths = [
-        [f"{low} or more words" if high == LENGTHS[-1] else f"{low} to {high} words"]
-        + [found["Transformer"]["by length"][str(high)][0]]
-        + [round(each["by length"][str(high)][1], 1) for each in found.values()]
-        for low, high in bounds
-    ]
-    counts = base["sentences"]
-    ahead = found["Transformer"]["f1"] - found["LSTM with attention"]["f1"]
-    theirs = PAPER["Transformer (4 layers)"][0] - PAPER["LSTM with attention (Vinyals et al., 2015)"][0]
-    verdict = (
-        f"Here the Transformer is {abs(ahead):.1f} points of F1 {'ahead of' if ahead > 0 else 'behind'} the LSTM; in "
-        f"the paper, trained on the Wall Street Journal only, it is {theirs:.1f} ahead."
+    text = page(
+        "table4",
+        beam=beams[-1],
+        labels=base["labels"],
+        sentences=base["sentences"],
+        ahead=f"{abs(ahead):.1f} points of F1 {'ahead of' if ahead > 0 else 'behind'}",
+        theirs=theirs[0] - theirs[1],
+        sample="" if scale == "full" else f" {page('table4-sample')}",
+        parsers=table(
+            ["parser", "F1", "precision", "recall", "all brackets right (%)"],
+            rows(found, "f1", "precision", "recall", "exact"),
+        ),
+        paper=table(["parser", "F1, WSJ only", "F1, semi-supervised"], [[name, *pair] for name, pair in PAPER.items()]),
+        searched=table(["search", "beam", "F1", "all right (%)", "well-formed (%)"], searched),
+        lengths=table(
+            ["sentences of", "sentences", *found],
+            [[spans[high], counts[high], *(round(x, 1) for x in each)] for high, each in f1.items()],
+        ),
+        cost=table(["model", "parameters", "epochs", "training FLOPs", "validation perplexity"], cost),
     )
-    chart = Chart(
-        "Labelled brackets, by length of the sentence",
-        "words, up to",
-        "F1 (%)",
-        [
-            Series(name, [min(high, 50) for high in groups], [each["by length"][str(high)][1] for high in groups])
-            for name, each in found.items()
-        ],
-    )
-    differs = (
-        f"Trained on {counts['train']:,} sentences, tested on {counts['test']:,}; the paper's parsers had about 40,000 "
-        "of the Wall Street Journal, or 17 million that other parsers had parsed, and were tested on the 2,416 of its "
-        "section 23."
-    )
-    if scale != "full":
-        differs += (
-            " NLTK's sample of the Penn Treebank is of sections 00 and 01, here split by file: wsj_0001-0150 to learn "
-            "from, 0151-0170 to validate, 0171-0199 to test. The paper's Transformer has 4 layers of width 1024; ours "
-            "is the preset `tiny` (4 layers of width 128), smaller still at the scale smoke."
-        )
-    text = f"""
-A model reads the words of a sentence and writes its tree in line, `(S (NP XX )NP (VP XX )VP )S`, as Vinyals et al.
-(2015) and §6.3 of the paper do. A word that is rare, or has a digit, is read as its class. Parts of speech are neither
-read nor written. Scored as evalb does with COLLINS.prm; searched with a beam of {beams[-1]}, held to trees with as many
-leaves as there are words.
-
-{table(["parser", "F1", "precision", "recall", "all brackets right (%)"], ours)}
-
-The baselines learn next to nothing: `{base["labels"][1]}` in `{base["labels"][1]}` to the right, without the last word;
-and `{base["labels"][0]}` around all words.
-
-The paper's Table 4, of the parsers that write trees in line:
-
-{table(["parser", "F1, WSJ only", "F1, semi-supervised"], [[name, *pair] for name, pair in PAPER.items()])}
-
-{verdict} {differs}
-
-What the rule of trees does (an output that is no tree counts as one without any bracket):
-
-{table(["search", "beam", "F1", "all right (%)", "well-formed (%)"], searched)}
-
-By length:
-
-{table(["sentences of", "sentences", *found], lengths)}
-
-![F1 by length](table4.svg)
-
-{table(["model", "parameters", "epochs", "training FLOPs", "validation perplexity"], cost)}
-"""
-    return Findings(text, {"table4": chart})
+    x, lines = [min(high, 50) for high in f1], zip(found, zip(*f1.values(), strict=True), strict=True)
+    title = "Labelled brackets, by length of the sentence"
+    return Findings(text, {"table4": Chart(title, "words, up to", "F1 (%)", [Series(n, x, y) for n, y in lines])})
 
 
 EXPERIMENT = Experiment("table4", "Table 4: constituency parsing", trials, report)

@@ -9,28 +9,32 @@ Letters: B batch, S source length, T target length, n source tokens that are wor
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from regard.core.layers import Embedding
 from regard.core.losses import token_log_probabilities
 from regard.core.quantised import is_quantised
+from regard.core.stems import Embedding
 from regard.inspection.alignment import source_attention
 
 
-@dataclass(frozen=True)
-class Faithfulness:
-    """τ of attention with two other measures of importance: the mean over steps, and each step's.
+class Agreement(NamedTuple):
+    """τ of two rankings: the mean over steps, and each step's.
 
     None where there is nothing to rank: fewer than two tokens, or all of them alike.
     """
 
-    gradient_tau: float | None
-    gradient_steps: tuple[float | None, ...]
-    leave_one_out_tau: float | None
-    leave_one_out_steps: tuple[float | None, ...]
+    tau: float | None
+    steps: tuple[float | None, ...]
+
+
+class Faithfulness(NamedTuple):
+    """How far attention goes along with two other measures of importance."""
+
+    gradient: Agreement
+    leave_one_out: Agreement
 
 
 def kendall(a: Tensor, b: Tensor) -> float | None:
@@ -62,18 +66,20 @@ def faithfulness(
     """
     content = [j for j, token in enumerate(source[0].tolist()) if token not in special]
     if not content:
-        nothing = (None,) * len(predicted)
-        return Faithfulness(None, nothing, None, nothing)
+        nothing = Agreement(None, (None,) * len(predicted))
+        return Faithfulness(nothing, nothing)
     attended = source_attention(model, {"source": source, "target": target})[0][:, content].cpu()  # (T, n)
     rows = max(1, tokens // (source.shape[1] + target.shape[1]))
-    steps = [
-        tuple(kendall(a, b) for a, b in zip(attended, found, strict=True))
-        for found in (
-            gradients(model, source, target, predicted, rows=rows)[:, content],
-            leave_one_out(model, source, target, predicted, content, rows=rows),
-        )
-    ]
-    return Faithfulness(_mean(steps[0]), steps[0], _mean(steps[1]), steps[1])
+    slopes = gradients(model, source, target, predicted, rows=rows)[:, content]
+    changes = leave_one_out(model, source, target, predicted, content, rows=rows)
+    return Faithfulness(_agreement(attended, slopes), _agreement(attended, changes))
+
+
+def _agreement(attended: Tensor, found: Tensor) -> Agreement:
+    """Of two measures of each step's tokens, (T, n)."""
+    steps = tuple(map(kendall, attended, found))
+    known = [tau for tau in steps if tau is not None]
+    return Agreement(sum(known) / len(known) if known else None, steps)
 
 
 @torch.enable_grad()
@@ -136,8 +142,3 @@ def _source_vectors(model: nn.Module) -> Iterator[list[Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _mean(steps: Sequence[float | None]) -> float | None:
-    known = [tau for tau in steps if tau is not None]
-    return sum(known) / len(known) if known else None

@@ -89,9 +89,8 @@ def to_csv(maps: Sequence[AttentionMap]) -> bytes:
     out = StringIO()
     lines = csv.writer(out, lineterminator="\n")
     (view,) = {each.view for each in _named(maps)}
-    lines.writerow(
-        ["attention", "head", "query", "query_token", "key", "key_token", "weight" if view == "weights" else view]
-    )
+    number = "weight" if view == "weights" else view
+    lines.writerow(["attention", "head", "query", "query_token", "key", "key_token", number])
     for each in maps:
         for head, rows in zip(each.numbers, _numbers(each), strict=True):
             for i, (query, row) in enumerate(zip(each.queries, rows, strict=True)):

@@ -50,6 +50,9 @@ class Seen(Generic[Held]):
 
 
 TAPS = tuple(Seen.__dataclass_fields__)
+Names = str | Iterable[str]
+Heads = Sequence[int] | None
+Recording = AbstractContextManager[Seen[Held]]
 
 
 def attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
@@ -66,30 +69,17 @@ def attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
     }
 
 
-Names = str | Iterable[str]
-
-
 @overload
 def record(
-    model: nn.Module, names: Names = "*", *, what: Names = "weights", heads: Sequence[int] | None = None
-) -> AbstractContextManager[Seen[Tensor]]: ...
+    model: nn.Module, names: Names = "*", *, what: Names = "weights", heads: Heads = None
+) -> Recording[Tensor]: ...
 @overload
 def record(
-    model: nn.Module,
-    names: Names = "*",
-    *,
-    what: Names = "weights",
-    heads: Sequence[int] | None = None,
-    every: Literal[True],
-) -> AbstractContextManager[Seen[list[Tensor]]]: ...
+    model: nn.Module, names: Names = "*", *, what: Names = "weights", heads: Heads = None, every: Literal[True]
+) -> Recording[list[Tensor]]: ...
 @contextmanager
 def record(
-    model: nn.Module,
-    names: Names = "*",
-    *,
-    what: Names = "weights",
-    heads: Sequence[int] | None = None,
-    every: bool = False,
+    model: nn.Module, names: Names = "*", *, what: Names = "weights", heads: Heads = None, every: bool = False
 ) -> Iterator[Seen[Any]]:
     """Inside the block, collect what flows through each attention whose name matches a pattern of `names`.
 
@@ -161,7 +151,7 @@ def _tap(attention: MultiHeadAttention, kind: str) -> Tap:
     return getattr(attention, kind)
 
 
-def checked_heads(heads: Sequence[int] | None, attention: MultiHeadAttention, name: str) -> Sequence[int] | None:
+def checked_heads(heads: Heads, attention: MultiHeadAttention, name: str) -> Heads:
     """The numbers of some heads of an attention, if it has them."""
     for head in heads or ():
         if not 0 <= head < attention.heads:
@@ -169,7 +159,7 @@ def checked_heads(heads: Sequence[int] | None, attention: MultiHeadAttention, na
     return heads
 
 
-def _remembering(held: dict[str, Any], name: str, heads: Sequence[int] | None, every: bool) -> Replace:
+def _remembering(held: dict[str, Any], name: str, heads: Heads, every: bool) -> Replace:
     def watch(x: Tensor) -> Tensor:
         kept = x.detach() if heads is None else x.detach()[:, list(heads)]
         if every:

@@ -21,9 +21,11 @@ from regard.core.blocks import Stack
 from regard.core.cache import KeyValues, Window
 from regard.core.dropout import Dropout
 from regard.core.generation import EncoderDecoder
-from regard.core.layers import Embedding, Residual, linear, logits, words
+from regard.core.layers import Residual, linear
 from regard.core.masks import padding
+from regard.core.outputs import logits
 from regard.core.positions import ABSOLUTE, Learned, absolute_positions
+from regard.core.stems import Embedding, words
 from regard.models.family import Config, Family
 
 STYLES = ("convs2s", "bytenet")

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from regard.core import blocks
 from regard.core.cache import Cache
 from regard.core.generation import DecoderOnly
-from regard.core.layers import Embedding, Residual
+from regard.core.layers import Residual
 from regard.core.masks import alike, causal
+from regard.core.outputs import HEADS, HeadConfig, head
 from regard.core.positions import absolute_positions
+from regard.core.stems import Embedding
 from regard.models.family import Config, Family
 
 INITIAL = 0.02  # standard deviation of a weight at first, as in GPT-2
@@ -32,15 +34,19 @@ class Decoder(DecoderOnly, nn.Module):
     torch.Size([2, 7, 100])
     """
 
-    def __init__(self, config: "DecoderConfig") -> None:
+    def __init__(self, config: "DecoderConfig", head_config: HeadConfig | None = None) -> None:
         super().__init__()
-        self.config = c = config
+        self.config, self.head = config, head_config or HeadConfig()
+        c = config
         positions = absolute_positions(c.positions, d_model=c.d_model, maximum=c.max_length)
         self.stem = Embedding(nn.Embedding(c.vocabulary, c.d_model), positions, dropout=c.dropout, scale=1.0)
         self.decoder = blocks.decoder(c, c.layers)
-        self.output = nn.Linear(c.d_model, c.vocabulary, bias=False)
+        if self.head.kind == "tokens":
+            self.output: nn.Module = nn.Linear(c.d_model, c.vocabulary, bias=False)
+        else:
+            self.output = head(self.head, c.d_model, self.stem.tokens)
         self.apply(self._draw)
-        if c.tie != "none":
+        if self.head.kind == "tokens" and c.tie != "none":
             self.output.weight = self.stem.tokens.weight
 
     def _draw(self, module: nn.Module) -> None:
@@ -51,9 +57,10 @@ class Decoder(DecoderOnly, nn.Module):
             last = module.sublayer.output if hasattr(module.sublayer, "output") else module.sublayer.outer
             nn.init.normal_(last.weight, std=INITIAL * (2 * self.config.layers) ** -0.5)  # type: ignore[union-attr, arg-type]
 
-    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        """tokens (B, T) -> logits of each next token (B, T, V)."""
-        return self.output(self.features(tokens, documents=documents))
+    def forward(self, tokens: Tensor, documents: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+        """tokens (B, T) -> logits of each next token (B, T, V); or what another head makes of those to `keep`."""
+        features = self.features(tokens, documents=documents)
+        return self.output(features) if self.head.kind == "tokens" else self.output(features, keep=keep)
 
     def features(self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
         """What the output layer reads, (B, T, d_model). With a cache (`new_cache()`), tokens are the new ones only.
@@ -158,4 +165,5 @@ FAMILY = Family(
         "stories15m": stories15m,
         "smollm2-135m": smollm2_135m,
     },
+    heads=HEADS,
 )

@@ -19,12 +19,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from regard.checks import at_least, choose, hint, one_of
+from regard.core.outputs import HeadConfig
 
 FAMILIES = {
     "transformer": "regard.models.transformer",
     "recurrent": "regard.models.recurrent",
     "convolutional": "regard.models.convolutional",
     "decoder": "regard.models.decoder",
+    "encoder": "regard.models.encoder",
 }
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none", str: "text"}
 VOCABULARY = 37_000  # of the paper's base model
@@ -88,7 +90,7 @@ class Family:
     config: type[Any]
     model: type[nn.Module]
     presets: Mapping[str, Callable[..., Any]]  # names are unique among all families
-    foreign: tuple[Any, ...] = ()  # the same in other programs
+    heads: tuple[str, ...] = ("tokens",)  # what may stand on it: `HeadConfig.kind`
 
 
 @cache
@@ -115,22 +117,23 @@ def family_of(preset: str) -> str:
     return name
 
 
-def build(config: Any) -> nn.Module:
-    """The model of a config, of whichever family.
+def build(config: Any, head: HeadConfig | None = None) -> nn.Module:
+    """The model of a config, of whichever family; what stands on it is `head`, or what its family has by itself.
 
     >>> type(build(configure("tiny", vocabulary=100))).__name__
     'Transformer'
     """
     for name in FAMILIES:
-        if type(config) is family(name).config:
-            return family(name).model(config)
+        if type(config) is (found := family(name)).config:
+            one_of(found.heads, **{f"head.kind of a model of the family {name}": (head or HeadConfig()).kind})
+            return found.model(config) if len(found.heads) == 1 else found.model(config, head)
     raise ValueError(f"a {type(config).__name__} is no config of a model: the families are {', '.join(FAMILIES)}")
 
 
-def blank(config: Any) -> nn.Module:
+def blank(config: Any, head: HeadConfig | None = None) -> nn.Module:
     """The same with names and shapes, but without memory. No random number is drawn."""
     with torch.device("meta"), _Undrawn():
-        return build(config)
+        return build(config, head)
 
 
 class _Undrawn(TorchFunctionMode):

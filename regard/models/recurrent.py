@@ -30,11 +30,13 @@ from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.blocks import Stack
 from regard.core.dropout import Dropout
 from regard.core.generation import EncoderDecoder
-from regard.core.layers import Embedding, FeedForward, Residual, linear, logits, words
+from regard.core.layers import FeedForward, Residual, linear
 from regard.core.masks import padding
+from regard.core.outputs import logits
 from regard.core.positions import Positions
 from regard.core.recurrence import LinearRecurrence, RecurrentPast, reverse
 from regard.core.scores import SCALED
+from regard.core.stems import Embedding, words
 from regard.models.family import Config, Family
 
 State = tuple[Tensor, ...]  # of a cell: h, and of an LSTM also c, (R, d) each

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from regard.adaptation.change import changed, listed
 from regard.adaptation.prune import of_text
+from regard.core.outputs import HeadConfig
 from regard.core.quantised import dequantise
 from regard.files import read_whole, sync
 from regard.models.family import FAMILIES, blank, configured, family
@@ -52,8 +53,10 @@ def save(model: nn.Module, directory: str | Path, purpose: "Purpose | None" = No
     settings: Any = model.config
     tensors = {names[0]: tensor.detach().contiguous() for names, tensor in _named(model)}
     changes = listed(model)
-    _check("the model", tensors, _blank(settings, changes))
+    head: HeadConfig = getattr(model, "head", HeadConfig())
+    _check("the model", tensors, _blank(settings, head, changes))
     about = {"format": FORMAT, "family": name, "regard": version("regard"), "config": asdict(settings)}
+    about |= {"head": {"kind": head.kind} | {k: v for k, v in asdict(head).items() if v != getattr(HeadConfig, k)}}
     about |= {"changes": changes} if changes else {}
     about |= {} if purpose is None else purpose._asdict()
     staging = directory / ".saving"
@@ -82,7 +85,7 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
     A quantised model given a `dtype` is a plain one of that dtype. No random number is drawn.
     """
     path = Path(directory) / WEIGHTS
-    settings, changes, _ = _read(Path(directory))
+    settings, head, changes, _ = _read(Path(directory))
     if not path.is_file():
         raise ValueError(f"{directory} is not a whole model directory: it has no {WEIGHTS}")
     try:
@@ -93,7 +96,7 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
     layers = sum(value for name, value in vars(settings).items() if name.endswith("layers"))
     if layers > len(tensors):  # before they are built
         raise ValueError(f"{path} does not fit its config: it has {len(tensors)} tensors for {layers} layers")
-    model = _blank(settings, changes)
+    model = _blank(settings, head, changes)
     _check(str(path), tensors, model)
     for name, x in tensors.items():
         if x.is_floating_point() and x.numel() and not all(end.isfinite() for end in x.aminmax()):
@@ -102,7 +105,7 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
                 f"infinite): copy it again, or train again"
             )
     if dtype is not None and INT8 in changes:
-        tensors, model = dequantise(tensors), _blank(settings, [change for change in changes if change != INT8])
+        tensors, model = dequantise(tensors), _blank(settings, head, [change for change in changes if change != INT8])
     state: dict[str, Tensor] = {}
     for names, empty in _named(model):
         tensor = tensors.pop(names[0])
@@ -124,7 +127,7 @@ def config(directory: str | Path) -> Any:
 def shape(directory: str | Path) -> nn.Module:
     """The model of a directory in plain numbers, and without memory for them."""
     about = _read(Path(directory))
-    return _blank(about.config, [change for change in about.changes if change != INT8])
+    return _blank(about.config, about.head, [change for change in about.changes if change != INT8])
 
 
 class Purpose(NamedTuple):
@@ -141,6 +144,7 @@ def purpose(directory: str | Path) -> Purpose | None:
 
 class _About(NamedTuple):
     config: Any
+    head: HeadConfig
     changes: list[dict[str, Any]]
     purpose: Purpose | None
 
@@ -170,7 +174,8 @@ def _read(directory: Path) -> _About:
             told = Purpose(about["task"], about.get("use", {}))
             if not all(isinstance(part, dict) for part in told) or not isinstance(told.task.get("name"), str):
                 raise ValueError("'task' and 'use' are objects, and a task has a name")
-        return _About(configured(kind, about["config"]), changes, told)
+        head = configured(HeadConfig, about.get("head", {}))
+        return _About(configured(kind, about["config"]), head, changes, told)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -183,10 +188,10 @@ def _of_format_1(about: dict[str, Any]) -> list[dict[str, Any]]:
     return ([{"prune": asdict(pruned)}] if pruned else []) + ([INT8] if "precision" in about else [])
 
 
-def _blank(settings: Any, changes: list[dict[str, Any]]) -> nn.Module:
+def _blank(settings: Any, head: HeadConfig, changes: list[dict[str, Any]]) -> nn.Module:
     """The model that a config builds, and these changes make, with names and shapes but without memory."""
     try:
-        return changed(blank(settings), changes)
+        return changed(blank(settings, head), changes)
     except RuntimeError as error:  # a matrix of more bytes than there are numbers for
         raise ValueError(f"no model can be built from its config: {str(error).splitlines()[0]}") from None
 

@@ -12,9 +12,10 @@ from regard.core import blocks
 from regard.core.attention import AttentionConfig
 from regard.core.cache import Cache
 from regard.core.generation import EncoderDecoder
-from regard.core.layers import Embedding, logits, words
 from regard.core.masks import causal, padding
+from regard.core.outputs import logits
 from regard.core.positions import absolute_positions
+from regard.core.stems import Embedding, words
 from regard.models.family import Config, Family
 
 

@@ -11,10 +11,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_float, c_int16, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from regard.files import cache_folder, sweep, sync
 from regard.native import compiler
@@ -27,59 +31,69 @@ class UnsupportedError(UnavailableError):
     """Why there is none for this model, on whichever machine."""
 
 
+def fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Of a struct, one after the other."""
+    return [(name, kind) for name in names.split()]
+
+
 class Product(Structure):
-    _fields_ = [("K", c_int32), ("N", c_int32)] + [(name, c_void_p) for name in ("w", "q", "scale", "sum", "bias")]
+    _fields_ = [*fields(c_int32, "K N"), *fields(c_void_p, "w q scale sum bias")]
 
 
 class Norm(Structure):
-    _fields_ = [("gain", c_void_p), ("bias", c_void_p)]
+    _fields_ = fields(c_void_p, "gain bias")
 
 
 class Heads(Structure):
-    _fields_ = [("heads", c_int32), ("kv_heads", c_int32)]
+    _fields_ = fields(c_int32, "heads kv_heads")
 
 
 class Layer(Structure):
     _fields_ = [
-        *((name, Norm) for name in ("attention_norm", "cross_norm", "feed_forward_norm")),
-        *((name, Heads) for name in ("own", "read")),
-        *((name, Product) for name in ("query_key_value", "output")),
-        *((name, Product) for name in ("query", "key_value", "cross_output", "inner", "outer")),
+        *fields(Norm, "attention_norm cross_norm feed_forward_norm"),
+        *fields(Heads, "own read"),
+        *fields(Product, "query_key_value output query key_value cross_output inner outer"),
     ]
 
 
 class Embedding(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("table", "q", "scale", "positions")),
-        ("norm", Norm),
-        ("factor", c_float),
-        ("tokens", c_int32),
+        *fields(c_void_p, "table q scale positions"),
+        *(("norm", Norm), ("factor", c_float), ("tokens", c_int32)),
     ]
 
 
 class Model(Structure):
     _fields_ = [
-        *((name, c_int32) for name in ("d", "heads", "kv_heads", "d_k", "d_v", "d_ff")),
-        *((name, c_int32) for name in ("encoder_layers", "decoder_layers", "pre", "activation", "gated", "turned")),
-        ("turns", c_void_p),
-        *((name, c_float) for name in ("score_scale", "eps")),
-        ("source", Embedding),
-        ("target", Embedding),
-        ("encoder", POINTER(Layer)),
-        ("decoder", POINTER(Layer)),
-        ("encoder_norm", Norm),
-        ("decoder_norm", Norm),
+        *fields(c_int32, "d heads kv_heads d_k d_v d_ff encoder_layers decoder_layers pre activation gated turned"),
+        *(("turns", c_void_p), ("score_scale", c_float), ("eps", c_float)),
+        *fields(Embedding, "source target"),
+        *fields(POINTER(Layer), "encoder decoder"),
+        *fields(Norm, "encoder_norm decoder_norm"),
         ("logits", Product),
     ]
 
 
 class Rows(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("lengths", "sentence", "history")),
+        *fields(c_void_p, "lengths sentence history"),
         ("stride", c_int64),
-        *((name, c_void_p) for name in ("memory", "sources", "keys", "values", "owner")),
+        *fields(c_void_p, "memory sources keys values owner"),
         ("cells", c_int64),
     ]
+
+
+class Address:
+    """An argument of C's that says where something lies: numbers of NumPy's or PyTorch's, a struct; or nothing does."""
+
+    @staticmethod
+    def from_param(x: Any) -> Any:
+        if isinstance(x, Structure):
+            return byref(x)
+        return c_void_p(x.data_ptr() if isinstance(x, Tensor) else x.ctypes.data if isinstance(x, np.ndarray) else x)
+
+
+KINDS: dict[str, Any] = {"a": Address, "h": c_int16, "i": c_int32, "l": c_int64, "f": c_float}
 
 
 @cache
@@ -104,19 +118,13 @@ def variants(lib: ctypes.CDLL) -> list[str]:
 
 
 def functions(lib: ctypes.CDLL, variant: str) -> SimpleNamespace:
-    """By their names in C, whose arguments are declared."""
-    found = SimpleNamespace(**{name: lib[f"{variant}{name}"] for name in compiler.FUNCTIONS})
-    pointer, model, product = c_void_p, POINTER(Model), POINTER(Product)
-    found.room.argtypes, found.room.restype = [model, c_int32, c_int32, c_int32], c_int64
-    found.encode.argtypes, found.encode.restype = [model, c_int32, *[pointer] * 5], c_int32
-    found.decode.argtypes = [model, POINTER(Rows), c_int32, *[pointer] * 3, c_int32, *[pointer] * 3]
-    found.decode.restype = c_int32
-    found.logits.argtypes, found.logits.restype = [product, c_int32, *[pointer] * 4], None
-    found.best.argtypes = [product, c_int32, pointer, c_int32, c_int32, *[pointer] * 3, c_int32, pointer, pointer]
-    found.best.restype = c_int32
-    found.gather.argtypes, found.gather.restype = [c_int32], pointer
-    found.dismiss.argtypes, found.dismiss.restype = [pointer], None
-    found.columns.argtypes, found.columns.restype = [product, c_int32, *[pointer] * 6], None
+    """By their names in C, with what they take and return."""
+    found = SimpleNamespace()
+    for name, kinds in compiler.FUNCTIONS.items():
+        function, (result, given) = lib[f"{variant}{name}"], kinds.split(" ")
+        function.restype = c_void_p if result == "a" else KINDS.get(result)
+        function.argtypes = [KINDS[kind] for kind in given]
+        setattr(found, name, function)
     return found
 
 

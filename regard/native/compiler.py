@@ -18,11 +18,29 @@ FOLDER = Path(__file__).parent
 SOURCES, HEADERS = ("engine.c", "training.c"), ("vectors.h",)
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread")
 NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls the processor that it runs on
-FUNCTIONS = (
-    *("room", "encode", "decode", "logits", "best", "gather", "dismiss", "columns"),
-    *("worth_it", "cross_entropy", "attend", "attend_back", "linear", "linear_back", "feed_forward"),
-    *("feed_forward_back", "residual", "residual_back", "tells", "dropout", "dropout_back"),
-)
+FUNCTIONS = {  # what each returns, and takes: a an address, h i l 16, 32 and 64 bits of a whole number, f a float
+    "room": "l aiii",
+    "encode": "i aiaaaaa",
+    "decode": "i aaiaaaiaaa",
+    "logits": "- aiaaaa",
+    "best": "i aiaiiaaaiaa",
+    "gather": "a i",
+    "dismiss": "- a",
+    "columns": "- aiaaaaaa",
+    "worth_it": "i ",
+    "cross_entropy": "i iiiaaaafaaaa",
+    "attend": "i aaa",
+    "attend_back": "i aaaaaaa",
+    "linear": "i iiiaaaa",
+    "linear_back": "- iiiaaaaaa",
+    "feed_forward": "i iiiiaaahfaaa",
+    "feed_forward_back": "i iiiiaaaafaaa",
+    "residual": "- liaaahfaafaaaa",
+    "residual_back": "- liaaaafaaaaaaa",
+    "tells": "i iaa",
+    "dropout": "- laahfaa",
+    "dropout_back": "- laafa",
+}
 AVX2 = ("avx2", "fma")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 # A wheel's library has every function in each of these variants; what a processor must have for it, the best last.

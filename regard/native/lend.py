@@ -17,7 +17,7 @@ from torch.nn.functional import relu
 from regard.core import backends, dropout, losses
 from regard.core.attention import MultiHeadAttention
 from regard.core.layers import FeedForward, Residual
-from regard.core.masks import AnyMask
+from regard.core.ways import Ways
 from regard.native.training import NativeKernels
 
 _lent: ContextVar[NativeKernels | None] = ContextVar("_lent", default=None)
@@ -49,46 +49,34 @@ def lend(model: nn.Module) -> None:
     for module in model.modules():
         if (known := FAST.get(type(module))) is not None:
             name, fast = known
-            setattr(module, name, partial(_asked, module, fast, getattr(module, name)))
+            setattr(module, name, partial(_asked, partial(fast, module), getattr(module, name)))
 
 
-def _asked(module: nn.Module, fast: Callable[..., Any], own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _asked(fast: Callable[..., Any], own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     kernels = _lent.get()
-    y = None if kernels is None else fast(kernels, module, *args, **kwargs)
+    y = None if kernels is None else fast(kernels, *args, **kwargs)
     return own(*args, **kwargs) if y is None else y
 
 
-def _linear(kernels: NativeKernels, m: nn.Linear, x: Tensor) -> Tensor | None:
-    return kernels.linear(x, m.weight, m.bias)
-
-
-def _embedding(kernels: NativeKernels, m: nn.Embedding, tokens: Tensor) -> Tensor | None:
-    return kernels.embedding(tokens, m)
-
-
-def _feed_forward(kernels: NativeKernels, m: FeedForward, x: Tensor, **_: Any) -> Tensor | None:
+def _feed_forward(m: FeedForward, kernels: NativeKernels, x: Tensor, **_: Any) -> Tensor | None:
     if m.activation is not relu or not type(m.inner) is type(m.outer) is nn.Linear:
         return None
     return None if _hooked(m.inner, m.dropout, m.outer) else kernels.feed_forward(x, m.inner, m.outer, m.dropout.now)
 
 
-def _residual(kernels: NativeKernels, m: Residual, x: Tensor, s: Tensor) -> Tensor | None:
+def _residual(m: Residual, kernels: NativeKernels, x: Tensor, s: Tensor) -> Tensor | None:
     if _hooked(m.dropout, m.norm):
         return None
     return kernels.residual(x, s, m.dropout.now, m.norm if m.place == "post" else None)
 
 
-def _split(kernels: NativeKernels, m: MultiHeadAttention, x: Tensor, widths: list[int]) -> Any:
-    return kernels.split(x, widths)
-
-
 # Of each type, the method that a kernel may do the work of, and how it is asked.
 FAST: dict[type[nn.Module], tuple[str, Callable[..., Any]]] = {
-    nn.Linear: ("forward", _linear),
-    nn.Embedding: ("forward", _embedding),
+    nn.Linear: ("forward", lambda m, kernels, x: kernels.linear(x, m.weight, m.bias)),
+    nn.Embedding: ("forward", lambda m, kernels, tokens: kernels.embedding(tokens, m)),
     FeedForward: ("forward", _feed_forward),
     Residual: ("add", _residual),
-    MultiHeadAttention: ("split", _split),
+    MultiHeadAttention: ("split", lambda m, kernels, x, widths: kernels.split(x, widths)),
 }
 
 
@@ -97,25 +85,16 @@ def _hooked(*modules: nn.Module) -> bool:
     return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, bias: Tensor | None, scale: float, dropout: float
-) -> Tensor | None:
-    kernels = _lent.get()
-    return None if kernels is None or bias is not None or dropout else kernels.attend(q, k, v, mask, scale)
+def _attend(kernels: NativeKernels, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor | None:
+    mask, bias, scale, dropout = more
+    return None if bias is not None or dropout else kernels.attend(q, k, v, mask, scale)
 
 
-def _dropped(x: Tensor, p: float) -> Tensor | None:
-    kernels = _lent.get()
-    return None if kernels is None else kernels.dropout(x, p)
-
-
-def _cross_entropy(
-    h: Tensor, W: Tensor, b: Tensor | None, y: Tensor, hit: float, needs: tuple[bool, bool, bool]
-) -> losses.LossAndGradients | None:
-    kernels = _lent.get()
-    return None if kernels is None else kernels.cross_entropy(h, W, b, y, hit, needs)
-
-
-backends.auto.others.append(_attend)
-dropout.dropped.others.append(_dropped)
-losses.cross_entropy_in_blocks.others.append(_cross_entropy)
+# Of each function that has a register of ways, this one.
+WAYS: dict[Ways[Any, Any], Callable[..., Any]] = {
+    backends.auto: _attend,
+    dropout.dropped: lambda kernels, *args: kernels.dropout(*args),
+    losses.cross_entropy_in_blocks: lambda kernels, *args: kernels.cross_entropy(*args),
+}
+for ways, way in WAYS.items():
+    ways.others.append(partial(_asked, way, lambda *_: None))

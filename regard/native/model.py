@@ -4,7 +4,7 @@ Letters: V vocabulary, S source length, N outputs and K inputs of a product.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import c_int32
 from functools import partial
 from threading import Lock
@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.generation import DecoderOnly, room_after, room_beside
-from regard.core.layers import Embedding, FeedForward, GatedFeedForward, Residual
+from regard.core.layers import FeedForward, GatedFeedForward, Residual
 from regard.core.positions import Learned, Positions, Rotary, Sinusoidal, sinusoid
 from regard.core.quantised import Int8Embedding, Int8Linear
+from regard.core.stems import Embedding
 from regard.native import build
 from regard.native.build import UnsupportedError
 from regard.native.rows import NativeRows
@@ -94,11 +95,7 @@ class Native:
 
     def memory_size(self, S: int) -> int:
         """Numbers in the block of a sentence of S tokens; a decoder alone has none."""
-        return (
-            0
-            if self.alone
-            else self.layers * (self.key_width * (-(-S // build.VECTOR) * build.VECTOR) + self.value_width * S)
-        )
+        return 0 if self.alone else self.layers * (self.key_width * _whole(S) + self.value_width * S)
 
     def _address(self, x: Tensor | None, *shape: int) -> int | None:
         """Where a copy of x lies, which has this shape: the engine takes it for granted."""
@@ -125,44 +122,33 @@ class Native:
                 raise UnsupportedError(f"a {type(model).__name__} model has other layers")
         if any((layer.cross_attention is None) != self.alone for layer in decoder.layers):
             raise UnsupportedError("its attentions to a source are not those of its family")
-        first: Any = decoder.layers[0]
-        ffn = first.feed_forward.sublayer
-        norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)]
-        if len({m.eps for m in norms}) != 1:
-            raise UnsupportedError("its normalisations differ in eps")
-        attentions = [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
-        if not attentions:
-            raise UnsupportedError("it has no attention")
-        attention, scale = attentions[0], attentions[0].config.scale
-        if len({(m.d_k, m.d_v, m.config.scale) for m in attentions}) != 1:
-            raise UnsupportedError("its attentions differ in shape")
+        modules, layers = list(model.modules()), [*encoder.layers, *decoder.layers]
+        attentions = [m for m in modules if isinstance(m, MultiHeadAttention)]
         for c in (m.config for m in attentions):
             if (c.score, c.normaliser, c.project, c.kind) != ("dot", "softmax", True, "full"):
                 raise UnsupportedError(f"{c.kind} attention by {c.score} score and {c.normaliser}")
-        layers: list[Any] = [*encoder.layers, *decoder.layers]
-        if len({(_activation(f), f.outer.in_features) for f in (layer.feed_forward.sublayer for layer in layers)}) != 1:
-            raise UnsupportedError("its feed-forward layers differ in shape or activation")
-        if len({m.place for m in model.modules() if isinstance(m, Residual)}) != 1:
-            raise UnsupportedError("its normalisations differ in place")
-        self.d, d_ff = attention.config.d_model, ffn.outer.in_features
-        self.turning = self._turning(attentions)
+        eps = _all("normalisations", "eps", (m.eps for m in modules if isinstance(m, nn.LayerNorm | nn.RMSNorm)))
+        place = _all("normalisations", "place", (m.place for m in modules if isinstance(m, Residual)))
+        d_k, d_v, scale = _all("attentions", "shape", ((m.d_k, m.d_v, m.config.scale) for m in attentions))
+        networks = ((_activation(f), f.outer.in_features) for f in (layer.feed_forward.sublayer for layer in layers))
+        (activation, gated), d_ff = _all("feed-forward layers", "shape or activation", networks)
+        self.d, self.turning = attentions[0].config.d_model, self._turning(attentions)
         target, *source = map(self._embedding, self._embeddings(model))
-        activation, gated = _activation(ffn)
         return build.Model(
             d=self.d,
             heads=max(m.heads for m in attentions),
             kv_heads=max(m.kv_heads for m in attentions),
-            d_k=_whole(attention.d_k),
-            d_v=_whole(attention.d_v),
+            d_k=_whole(d_k),
+            d_v=_whole(d_v),
             d_ff=d_ff,
             encoder_layers=len(encoder.layers),
             decoder_layers=len(decoder.layers),
-            pre=first.self_attention.place == "pre",
+            pre=place == "pre",
             activation=activation,
             gated=gated,
             turned=0 if self.turning is None else self.turning.d_k,
-            score_scale=attention.d_k**-0.5 if scale is None else scale,
-            eps=norms[0].eps,
+            score_scale=d_k**-0.5 if scale is None else scale,
+            eps=eps,
             source=source[0] if source else build.Embedding(),
             target=target,
             encoder=self._layers(encoder),
@@ -280,8 +266,16 @@ class Native:
         return result
 
 
+def _all(what: str, how: str, values: Iterable[Any]) -> Any:
+    """What they all have."""
+    found = {*values}
+    if len(found) != 1:
+        raise UnsupportedError(f"its {what} differ in {how}" if found else f"it has no {what}")
+    return found.pop()
+
+
 def _whole(d: int) -> int:
-    """The width of a head, filled up to whole vectors."""
+    """So many numbers, filled up to whole vectors."""
     return -(-d // build.VECTOR) * build.VECTOR
 
 

@@ -112,20 +112,8 @@ class NativeRows:
         scores, chosen = np.empty((R, n), np.float32), np.empty((R, n), np.int32)
         block = min(R, SELECT)
         space = self._space(4 * block * (product.N + 16) + block * (product.K + 8) + 128)
-        fine = self.model.library.best(
-            product,
-            R,
-            features.ctypes.data,
-            n,
-            normalise,
-            None if bias is None else bias.ctypes.data,
-            scores.ctypes.data,
-            chosen.ctypes.data,
-            block,
-            self.team,
-            space,
-        )
-        if not fine:
+        given = product, R, features, n, normalise, bias
+        if not self.model.library.best(*given, scores, chosen, block, self.team, space):
             raise ValueError(DAMAGED)
         return Best(scores, chosen.astype(np.int64) if columns is None else columns.ids[chosen])
 
@@ -154,22 +142,11 @@ class NativeRows:
             while last < len(texts) and tokens + lengths[last] <= ENCODE:
                 tokens += int(lengths[last])
                 last += 1
-            self._encode_together(texts[first:last], lengths[first:last], address[first:last])
+            ids, longest = np.concatenate(texts[first:last]).astype(np.int32), int(lengths[first:last].max())
+            given = last - first, ids, lengths[first:last], address[first:last]
+            read = self.model.library.encode(self.model.c, *given, self.team, self._room(tokens, longest))
+            assert read
             first = last
-
-    def _encode_together(self, texts: Sequence[Ints], lengths: Int32, address: Ints) -> None:
-        ids = np.concatenate(texts).astype(np.int32)
-        space = self._room(len(ids), int(lengths.max()))
-        read = self.model.library.encode(
-            self.model.c,
-            len(texts),
-            ids.ctypes.data,
-            lengths.ctypes.data,
-            address.ctypes.data,
-            self.team,
-            space,
-        )
-        assert read
 
     def _advance(self, tokens: Ints) -> Floats:
         """Append a token to each row -> (R, d), what the last product reads."""
@@ -180,11 +157,11 @@ class NativeRows:
         self.longest += 1
         if len(self.features) < R:
             self.features = np.empty((2 * R, self.model.d), np.float32)
-        if not self._append(tokens, None, self.features.ctypes.data):
+        if not self._append(tokens, None, self.features):
             raise ValueError(_outside(tokens, self.model.c.target.tokens))
         return self.features[:R]
 
-    def _append(self, tokens: Ints, to: Int32 | None, features: int | None) -> bool:
+    def _append(self, tokens: Ints, to: Int32 | None, features: Floats | None) -> bool:
         """Append each token to the row that `to` has for it, or one to each. False, and nothing done: one is none."""
         m = len(tokens)
         if len(self.free) < m:
@@ -193,20 +170,9 @@ class NativeRows:
         if self.longest > self.history.shape[1]:
             self.history = np.concatenate([self.history, np.zeros((len(self.lengths), self.longest), np.int32)], 1)
             self._tell()
-        cells = self.free[len(self.free) - m :]
-        space = self._room(m, self.longest)
-        written = self.model.library.decode(
-            self.model.c,
-            self.c,
-            m,
-            tokens.ctypes.data,
-            None if to is None else to.ctypes.data,
-            cells.ctypes.data,
-            self.longest,
-            features,
-            self.team,
-            space,
-        )
+        cells, space = self.free[len(self.free) - m :], self._room(m, self.longest)
+        given = self.c, m, tokens, to, cells, self.longest, features
+        written = self.model.library.decode(self.model.c, *given, self.team, space)
         if written:
             self.free = self.free[: len(self.free) - m]
         return bool(written)
@@ -263,7 +229,7 @@ class NativeRows:
     def _logits(self, product: build.Product, features: Floats, out: Floats) -> None:
         R = len(features)
         space = self._space(R * (product.K + 8) + 64)
-        self.model.library.logits(product, R, features.ctypes.data, out.ctypes.data, self.team, space)
+        self.model.library.logits(product, R, features, out, self.team, space)
 
     def _columns(self) -> "Columns":
         """The columns that the sentences at work may use, and maybe some who have left."""
@@ -311,8 +277,7 @@ class Columns:
         self.scale, self.sum = np.zeros(n, np.float32), np.zeros(n, np.int32)
         self.offset = np.zeros(n if whole.bias else 0, np.float32)
         parts = (self.w, self.q, self.scale, self.sum, self.offset)
-        ids = self.ids.astype(np.int32)
-        model.library.columns(whole, n, ids.ctypes.data, *(part.ctypes.data for part in parts))
+        model.library.columns(whole, n, self.ids.astype(np.int32), *parts)
         w, q, scale, total, offset = (part.ctypes.data if part.size else None for part in parts)
         self.product = build.Product(whole.K, n, w, q, scale, total, offset)
         # What is not on a sentence's own list is not for it, though it is computed: its output depends on no other.

@@ -1,7 +1,7 @@
 """The C kernels of a training step (training.c). `regard.native.lend` puts them in their places."""
 
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_double, c_float, c_int16, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from regard.core import dropout as drawn
 from regard.core.losses import LossAndGradients
 from regard.core.masks import AnyMask, Mask
-from regard.native.build import VECTOR, library
+from regard.native.build import VECTOR, fields, library
 from regard.native.compiler import UnavailableError
 
 KEPT = 2**21  # numbers inside a feed-forward network for the way back: more than that are made again there
@@ -24,20 +24,20 @@ LARGE = 2**16  # scores of a head: beyond, they leave the cache, and PyTorch's k
 class Heads(Structure):
     """A tensor (B, H, T, d) of fp32."""
 
-    _fields_ = [("at", c_void_p), ("batch", c_int64), ("head", c_int64), ("row", c_int64)]
+    _fields_ = [("at", c_void_p), *fields(c_int64, "batch head row")]
 
 
 class Bytes(Structure):
     """A mask (B, H, T, S)."""
 
-    _fields_ = [("at", c_void_p), *((name, c_int64) for name in ("batch", "head", "row", "key"))]
+    _fields_ = [("at", c_void_p), *fields(c_int64, "batch head row key")]
 
 
 class Attention(Structure):
     _fields_ = [
-        *((name, c_int32) for name in ("B", "H", "T", "S", "d_k", "d_v", "causal")),
+        *fields(c_int32, "B H T S d_k d_v causal"),
         ("scale", c_float),
-        *((name, Heads) for name in ("q", "k", "v")),
+        *fields(Heads, "q k v"),
         ("mask", Bytes),
     ]
 
@@ -45,7 +45,7 @@ class Attention(Structure):
 class TwoMaps(Structure):
     """Weights and biases of a feed-forward network, or their gradients."""
 
-    _fields_ = [(name, c_void_p) for name in ("W1", "b1", "W2", "b2")]
+    _fields_ = fields(c_void_p, "W1 b1 W2 b2")
 
 
 @cache
@@ -54,29 +54,7 @@ def _library() -> SimpleNamespace | None:
         lib = library()
     except UnavailableError:
         return None
-    return declared(lib) if lib.worth_it() else None
-
-
-def declared(lib: SimpleNamespace) -> SimpleNamespace:
-    """With the arguments of these kernels."""
-    at, size, many, dropped = c_void_p, c_int32, c_int64, (c_void_p, c_int16, c_float)  # draws, threshold, scale
-    for name, result, arguments in (
-        ("cross_entropy", c_int32, (*[size] * 3, *[at] * 4, c_float, *[at] * 4)),
-        ("attend", c_int32, [at] * 3),
-        ("attend_back", c_int32, [at] * 7),
-        ("linear", c_int32, (*[size] * 3, *[at] * 4)),
-        ("linear_back", None, (*[size] * 3, *[at] * 6)),
-        ("feed_forward", c_int32, (*[size] * 4, at, at, *dropped, *[at] * 3)),
-        ("feed_forward_back", c_int32, (*[size] * 4, *[at] * 4, c_float, *[at] * 3)),
-        ("residual", None, (many, size, at, at, *dropped, at, at, c_float, *[at] * 4)),
-        ("residual_back", None, (many, size, *[at] * 4, c_float, *[at] * 7)),
-        ("tells", c_int32, (size, at, at)),
-        ("dropout", None, (many, at, *dropped, at, at)),
-        ("dropout_back", None, (many, at, at, c_float, at)),
-    ):
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
-    return lib
+    return lib if lib.worth_it() else None
 
 
 def kernels(*, sparse: bool = False) -> "NativeKernels | None":
@@ -108,20 +86,17 @@ class NativeKernels:
             mask = mask.dense(T, S)
         if mask is not None and not _masks(mask, (B, H, T, S)):
             return None
-        out: Tensor = _Attend.apply(self.lib, _in_rows(q), _in_rows(k), _in_rows(v), mask, causal, scale)
-        return out
+        return _Attend.apply(self.lib, _in_rows(q), _in_rows(k), _in_rows(v), mask, causal, scale)
 
     def linear(self, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor | None:
         """x Wᵀ + b."""
         if torch.is_autocast_enabled("cpu") or not _known(x) or not _fits(x.shape[-1:], W, b):
             return None
-        y: Tensor = _Linear.apply(self.lib, x, W, b)
-        return y
+        return _Linear.apply(self.lib, x, W, b)
 
     def split(self, x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
         """x in parts of these widths, whose gradients join without a copy if they lie side by side already."""
-        parts: tuple[Tensor, ...] = _Split.apply(x, *widths)
-        return parts
+        return _Split.apply(x, *widths)
 
     def embedding(self, tokens: Tensor, table: nn.Embedding) -> Tensor | None:
         """The table's rows for these tokens, with a sparse gradient for a borrower that can do with it."""
@@ -135,8 +110,7 @@ class NativeKernels:
         known = _known(x) and _fits(x.shape[-1:], *weights[:2]) and _fits(inner.weight.shape[:1], *weights[2:])
         if not known or torch.is_autocast_enabled("cpu") or _drops_all(p):
             return None
-        y: Tensor = _FeedForward.apply(self.lib, x, *weights, p)
-        return y
+        return _FeedForward.apply(self.lib, x, *weights, p)
 
     def residual(self, x: Tensor, s: Tensor, p: float, norm: nn.Module | None) -> Tensor | None:
         """norm(x + dropout(s, p)), of the same draws; without a norm the sum alone."""
@@ -148,15 +122,13 @@ class NativeKernels:
         known = _known(x) and _known(s) and x.shape == s.shape and all(_row(t, x.shape[-1:]) for t in (w, b))
         if not known or not _whole(*x.shape[-1:]) or _drops_all(p):
             return None
-        y: Tensor = _Residual.apply(self.lib, x, s, p, w, b, eps)
-        return y
+        return _Residual.apply(self.lib, x, s, p, w, b, eps)
 
     def dropout(self, x: Tensor, p: float) -> Tensor | None:
         """`regard.core.dropout.dropout`, of the same draws."""
         if not _known(x) or _drops_all(p):
             return None
-        y: Tensor = _Dropout.apply(self.lib, x, p)
-        return y
+        return _Dropout.apply(self.lib, x, p)
 
     def cross_entropy(
         self, h: Tensor, W: Tensor, b: Tensor | None, y: Tensor, hit: float, needs: tuple[bool, bool, bool]
@@ -171,9 +143,9 @@ class NativeKernels:
         dh = torch.empty_like(h) if needs[0] else None
         dW = torch.empty_like(W) if needs[1] else None
         db = torch.zeros_like(b) if needs[2] and b is not None else None
-        loss, given, gradients = c_double(), map(_at, (h, W, b, y)), map(_at, (dh, dW, db))
-        _done(self.lib.cross_entropy(len(h), *W.shape, *given, hit, *gradients, byref(loss)))
-        return LossAndGradients(h.new_tensor(loss.value), dh, dW, db)
+        loss = torch.zeros((), dtype=torch.float64)
+        _done(self.lib.cross_entropy(len(h), *W.shape, h, W, b, y, hit, dh, dW, db, loss))
+        return LossAndGradients(loss.float(), dh, dW, db)
 
 
 class _Attend(torch.autograd.Function):
@@ -184,7 +156,7 @@ class _Attend(torch.autograd.Function):
         out, level = _rows_like(q, v.shape[3]), q.new_empty(q.shape[:3])
         ctx.lib, ctx.causal, ctx.scale = lib, causal, scale
         ctx.save_for_backward(q, k, v, mask, out, level)
-        _done(lib.attend(byref(_attention(q, k, v, mask, causal, scale)), byref(_heads(out)), level.data_ptr()))
+        _done(lib.attend(_attention(q, k, v, mask, causal, scale), _heads(out), level))
         return out
 
     @staticmethod
@@ -195,8 +167,7 @@ class _Attend(torch.autograd.Function):
         together = [[q, k, v]] if of_one else [[q], [k, v]]
         dq, dk, dv = (x for parts in together for x in _side_by_side(parts))
         about, g = _attention(q, k, v, mask, ctx.causal, ctx.scale), _in_rows(g)
-        given, gradients = (byref(_heads(x)) for x in (out, g)), (byref(_heads(x)) for x in (dq, dk, dv))
-        _done(ctx.lib.attend_back(byref(about), *given, level.data_ptr(), *gradients))
+        _done(ctx.lib.attend_back(about, _heads(out), _heads(g), level, *map(_heads, (dq, dk, dv))))
         return None, dq, dk, dv, None, None, None
 
 
@@ -225,7 +196,7 @@ class _Linear(torch.autograd.Function):
         y = x.new_empty(*x.shape[:-1], len(W))
         ctx.lib = lib
         ctx.save_for_backward(x, W)
-        _done(lib.linear(y.numel() // len(W), *W.shape, *map(_at, (x, W, b, y))))
+        _done(lib.linear(y.numel() // len(W), *W.shape, x, W, b, y))
         return y
 
     @staticmethod
@@ -235,7 +206,7 @@ class _Linear(torch.autograd.Function):
         g = g.contiguous()
         shapes = x.shape, W.shape, W.shape[:1]
         gradients = [x.new_empty(shape) if need else None for shape, need in zip(shapes, needs, strict=True)]
-        ctx.lib.linear_back(g.numel() // len(W), *W.shape, *map(_at, (x, W, g, *gradients)))
+        ctx.lib.linear_back(g.numel() // len(W), *W.shape, x, W, g, *gradients)
         return None, *gradients
 
 
@@ -246,13 +217,11 @@ class _FeedForward(torch.autograd.Function):
     ) -> Tensor:
         x, W1, W2 = x.contiguous(), W1.contiguous(), W2.contiguous()
         M, sizes = x.shape[:-1], (len(W2), *W1.shape)
-        y, draws = x.new_empty(*M, len(W2)), _draws(M.numel() * len(W1), p)
-        keep = None if draws is None else _bits(len(draws))
+        y, (dropped, keep) = x.new_empty(*M, len(W2)), _drops(M.numel() * len(W1), p)
         h = x.new_empty(*M, len(W1)) if M.numel() * len(W1) <= KEPT else None
-        ctx.lib, ctx.scale = lib, drawn.keep_scale(p)
+        ctx.lib, ctx.scale = lib, dropped[-1]
         ctx.save_for_backward(x, h, None if h is not None else keep, W1, b1, W2)
-        given = _at(x), byref(TwoMaps(*map(_at, (W1, b1, W2, b2)))), _at(draws), drawn.threshold(p), ctx.scale
-        _done(lib.feed_forward(M.numel(), *sizes, *given, *map(_at, (keep, h, y))))
+        _done(lib.feed_forward(M.numel(), *sizes, x, _maps(W1, b1, W2, b2), *dropped, keep, h, y))
         return y
 
     @staticmethod
@@ -262,9 +231,8 @@ class _FeedForward(torch.autograd.Function):
         g, needs = g.contiguous(), ctx.needs_input_grad[1:6]
         shapes = x.shape, W1.shape, W1.shape[:1], W2.shape, W2.shape[:1]
         dx, *to = [x.new_empty(shape) if need else None for shape, need in zip(shapes, needs, strict=True)]
-        sizes, maps, gradients = (len(W2), *W1.shape), TwoMaps(_at(W1), _at(b1), _at(W2)), TwoMaps(*map(_at, to))
-        given = _at(x), _at(h), byref(maps), _at(keep), ctx.scale, _at(g)
-        _done(ctx.lib.feed_forward_back(x.shape[:-1].numel(), *sizes, *given, _at(dx), byref(gradients)))
+        given = x.shape[:-1].numel(), len(W2), *W1.shape, x, h, _maps(W1, b1, W2), keep, ctx.scale, g
+        _done(ctx.lib.feed_forward_back(*given, dx, _maps(*to)))
         return None, dx, *to, None
 
 
@@ -276,15 +244,13 @@ class _Residual(torch.autograd.Function):
         ctx: Any, lib: Any, x: Tensor, s: Tensor, p: float, w: Tensor | None, b: Tensor | None, eps: float
     ) -> Tensor:
         x, s, d = x.contiguous(), s.contiguous(), x.shape[-1]
-        y, draws, slope, standard = torch.empty_like(x), _draws(s.numel(), p), None, None
-        keep = None if draws is None else _bits(len(draws))
+        y, (dropped, keep), slope, standard = torch.empty_like(x), _drops(s.numel(), p), None, None
         if w is not None:
             slope = x.new_empty(x.shape[:-1])
-            standard = None if lib.tells(d, _at(w), _at(b)) else torch.empty_like(x)
-        ctx.lib, ctx.scale = lib, drawn.keep_scale(p)
+            standard = None if lib.tells(d, w, b) else torch.empty_like(x)
+        ctx.lib, ctx.scale = lib, dropped[-1]
         ctx.save_for_backward(y if w is not None and standard is None else None, standard, keep, w, b, slope)
-        given = _at(x), _at(s), _at(draws), drawn.threshold(p), ctx.scale, _at(w), _at(b), eps
-        lib.residual(x.numel() // d, d, *given, *map(_at, (y, keep, slope, standard)))
+        lib.residual(x.numel() // d, d, x, s, *dropped, w, b, eps, y, keep, slope, standard)
         return y
 
     @staticmethod
@@ -294,11 +260,11 @@ class _Residual(torch.autograd.Function):
         g, d = g.contiguous(), g.shape[-1]
         ds = None if keep is None else torch.empty_like(g)
         if w is None:  # the sum alone, of what dropout left
-            ctx.lib.dropout_back(g.numel(), _at(g), _at(keep), ctx.scale, _at(ds))
+            ctx.lib.dropout_back(g.numel(), g, keep, ctx.scale, ds)
             return None, g, ds, None, None, None, None
         dx, dw, db = torch.empty_like(g), torch.empty_like(w), torch.empty_like(w)
-        given = (*map(_at, (g, y, standard, keep)), ctx.scale, *map(_at, (w, b, slope)))
-        ctx.lib.residual_back(g.numel() // d, d, *given, *map(_at, (dx, ds, dw, db)))
+        given = g, y, standard, keep, ctx.scale, w, b, slope
+        ctx.lib.residual_back(g.numel() // d, d, *given, dx, ds, dw, db)
         return None, dx, dx if ds is None else ds, None, dw, db, None
 
 
@@ -306,10 +272,10 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lib: Any, x: Tensor, p: float) -> Tensor:
         x = x.contiguous()
-        y, keep, draws = torch.empty_like(x), _bits(x.numel()), drawn.draws(x.numel())
-        ctx.lib, ctx.scale = lib, drawn.keep_scale(p)
+        y, (dropped, keep) = torch.empty_like(x), _drops(x.numel(), p)
+        ctx.lib, ctx.scale = lib, dropped[-1]
         ctx.save_for_backward(keep)
-        lib.dropout(x.numel(), _at(x), _at(draws), drawn.threshold(p), ctx.scale, _at(y), _at(keep))
+        lib.dropout(x.numel(), x, *dropped, y, keep)
         return y
 
     @staticmethod
@@ -317,7 +283,7 @@ class _Dropout(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         (keep,), g = ctx.saved_tensors, g.contiguous()
         dx = torch.empty_like(g)
-        ctx.lib.dropout_back(g.numel(), _at(g), _at(keep), ctx.scale, _at(dx))
+        ctx.lib.dropout_back(g.numel(), g, keep, ctx.scale, dx)
         return None, dx, None
 
 
@@ -350,13 +316,10 @@ def _drops_all(p: float) -> bool:
     return round(p * drawn.LEVELS) == drawn.LEVELS
 
 
-def _draws(n: int, p: float) -> Tensor | None:
-    return drawn.draws(n) if p else None
-
-
-def _bits(n: int) -> Tensor:
-    """Room for n of them."""
-    return torch.empty(n // VECTOR + 1, dtype=torch.int16)
+def _drops(n: int, p: float) -> tuple[tuple[Tensor | None, int, float], Tensor | None]:
+    """What decides of n numbers which are dropped: draws, threshold, scale; and room for a bit of each."""
+    draws, keep = (drawn.draws(n), torch.empty(n // VECTOR + 1, dtype=torch.int16)) if p else (None, None)
+    return (draws, drawn.threshold(p), drawn.keep_scale(p)), keep
 
 
 def _at(x: Tensor | None) -> int | None:
@@ -380,6 +343,10 @@ def _side_by_side(parts: Sequence[Tensor]) -> list[Tensor]:
     widths = [x.shape[3] * H for x in parts]
     rows = parts[0].new_empty(B, T, sum(widths)).split(widths, -1)
     return [row.unflatten(2, (H, -1)).transpose(1, 2) for row in rows]
+
+
+def _maps(*tensors: Tensor | None) -> TwoMaps:
+    return TwoMaps(*map(_at, tensors))
 
 
 def _heads(x: Tensor) -> Heads:

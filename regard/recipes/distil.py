@@ -101,7 +101,7 @@ class _InPieces(Tokenizer):
 def _identity(teacher_dir: Path, recipe: Recipe, splits: Splits, beam: int, mix: bool) -> str:
     """The same for the same teacher, text and search."""
     teacher = {file: digest(teacher_dir / file) for file in TEACHER if (teacher_dir / file).exists()}
-    text = {split: splits.task.fingerprint(files) for split, files in splits.files.items()}
+    text = {split: files.fingerprint() for split, files in splits.files.items()}
     what = json.dumps([teacher, text, splits.modulus, recipe.data.limit, beam, mix])
     return hashlib.sha256(what.encode()).hexdigest()[:16]
 

@@ -50,25 +50,25 @@ class Splits:
     def rows(self, split: str, skipped: Skipped | None = None) -> Iterator[Any]:
         """The rows of a split, in the order of their file."""
         if split in self.files and (self.modulus is None or split != "train"):
-            return self.task.read(self.files[split], skipped)
+            return iter(self.files[split].read(skipped))
         held_out = [name for name in ("valid", "test") if name not in self.files]
-        rows = self.task.read(self.files["train"], skipped)
+        rows = self.files["train"].read(skipped)
         assert self.modulus is not None
         if self.task.ordered:
             each = self.count // self.modulus
             cuts = [0, *(self.count - each * n for n in range(len(held_out), -1, -1))]
             part = ["train", *held_out].index(split)
             return islice(rows, cuts[part], cuts[part + 1])
-        return (row for row in rows if split_of(self.task.key(row), self.modulus, held_out) == split)
+        return (row for row in rows if split_of(self.task.texts(row)[0], self.modulus, held_out) == split)
 
 
 def find_splits(recipe: Recipe) -> Splits:
     """Where a recipe's text is, split by split; a corpus that is known by name is fetched if need be."""
     task, data = recipe.purpose(), recipe.data
-    files = task.files(data)
+    files = data.files()
     if "valid" in files and "test" in files:
         return Splits(task, files)
-    count = sum(1 for _ in task.read(files["train"]))
+    count = sum(1 for _ in files["train"].read())
     if count < 20:
         raise ValueError(f"{count} training {task.rows} are too few to hold any out: give data.valid and data.test")
     return Splits(task, files, max(20, count // data.hold_out), count)  # at most a twentieth each
@@ -78,9 +78,10 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
     """Read the text, learn the sub-words and write token arrays, once: `folder` is a cache by content."""
     splits = find_splits(recipe)
     if folder is None:
-        sums = {split: splits.task.fingerprint(files) for split, files in splits.files.items()}
+        sums = {split: files.fingerprint() for split, files in splits.files.items()}
         tokens = {**asdict(recipe.tokens), "dropout": 0.0}  # which acts in training only
-        what = json.dumps([FORMAT, sums, tokens, *splits.task.prepared_by(recipe.data, splits.modulus)])
+        how = [recipe.data.limit, splits.modulus, *splits.task.prepared_by()]
+        what = json.dumps([FORMAT, sums, tokens, *how])
         folder = cache_folder() / "prepared" / hashlib.sha256(what.encode()).hexdigest()[:24]
     if not folder.exists():
         with common_directory(folder) as made:
@@ -108,14 +109,14 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
     sample = islice(splits.rows("train"), 0, limit, every)
     tokenizer = Tokenizer.learn(recipe.tokens, (text for row in sample for text in task.texts(row)))
     given = [split for split in ("valid", "test") if split in splits.files and not task.ordered]
-    hidden = {letters(task.key(row)) for split in given for row in splits.rows(split)}
+    hidden = {letters(task.texts(row)[0]) for split in given for row in splits.rows(split)}
     long = leaks = 0
 
     def examples() -> Iterator[Any]:
         nonlocal long, leaks
         rows = islice(splits.rows("train"), limit)
         while some := list(islice(rows, 10_000)):
-            leaks += sum(letters(task.key(row)) in hidden for row in some) if hidden else 0
+            leaks += sum(letters(task.texts(row)[0]) in hidden for row in some) if hidden else 0
             for example in task.examples(some, tokenizer):
                 if example is None:
                     long += 1

@@ -77,7 +77,7 @@ def train(
             raise mistake or SystemExit(2)  # one process tells of it
         data = data or prepare(recipe)
         torch.manual_seed(recipe.train.seed)
-        model = build(recipe.model.build(len(data.tokenizer)))
+        model = build(recipe.model.build(len(data.tokenizer)), recipe.purpose().head())
         _introduce(say, name, recipe, data, model)
         if recipe.train.batch_tokens == 0:
             task = recipe.purpose()
@@ -176,7 +176,7 @@ def _ready(recipe: Recipe, say: Display) -> Prepared:
     c = recipe.train
     if recipe.data.corpus is not None:
         with fetching(say.console) as progress:
-            recipe.purpose().files(recipe.data, progress)
+            recipe.data.files(progress)
     with say.console.status("  reading text, learning sub-words"):
         data = prepare(recipe)
     if c.batch_tokens:
@@ -249,7 +249,7 @@ class _Run:
     def finish(self, say: Display) -> None:
         """Write the model, and say how good it is on what it has never seen."""
         # A model of its own: the one that was trained may be in pieces, one in each process.
-        model = build(self.model.config).to(self.here.device)
+        model = build(self.model.config, self.task.head()).to(self.here.device)
         load_parameters(model, self.trainer.final())
         for text in self.trainer.warnings:
             say.line("note", text)

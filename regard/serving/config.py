@@ -34,8 +34,8 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port = {self.port}: it is a number from 0 to {2**16 - 1}")
-        for name in ("rate", "characters", "tokens", "queue", "batch_tokens"):
-            at_least(1, **{name: getattr(self, name)})
+        at_least(1, rate=self.rate, characters=self.characters, tokens=self.tokens)
+        at_least(1, queue=self.queue, batch_tokens=self.batch_tokens)
         for name in self.host_names:
             if name != "*" and host_name(name) is None:
                 raise ValueError(f"host_names = {name!r}: write the name of a host, as translate.example.org")

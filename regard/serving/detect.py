@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
+
+from pydantic import BaseModel, Field
 
 from regard.serving.errors import RefusalError
 from regard.tasks.asks import short
@@ -11,11 +13,11 @@ ENOUGH = 2_000  # characters of a text to tell its language by
 LEAST = 1.0  # of 100: a guess below is none
 
 
-class Guess(NamedTuple):
+class Detected(BaseModel):
     """A language, and how sure that is, from 0 to 100."""
 
+    confidence: float = Field(ge=0, le=100)
     language: str
-    confidence: float
 
 
 class Detector:
@@ -36,7 +38,7 @@ class Detector:
             return None
         return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
-    def sure(self, text: str, among: Iterable[str]) -> Guess:
+    def sure(self, text: str, among: Iterable[str]) -> Detected:
         """The language that a text is in; one without a letter is in any. Where none is likely, it says so."""
         best = self.guess(text, among)[0]
         if best.confidence < LEAST and any(map(str.isalpha, text)):
@@ -44,15 +46,16 @@ class Detector:
             raise RefusalError(400, f"{message}; name it as source", code="unknown_language")
         return best
 
-    def guess(self, text: str, among: Iterable[str] | None = None) -> list[Guess]:
+    def guess(self, text: str, among: Iterable[str] | None = None) -> list[Detected]:
         """The languages that a text may be in, the likeliest first; confidence is measured against all others, too."""
         choice = self.languages if among is None else [code for code in self.languages if code in set(among)]
         if self._identifier is None:
             if len(choice) != 1:
                 message = "the language cannot be detected: name it, or install regard[detect] on the server"
                 raise RefusalError(400, message)
-            return [Guess(choice[0], 100.0)]
+            return [Detected(confidence=100.0, language=choice[0])]
         ranked = dict(self._identifier.rank(text[:ENOUGH]))
         # Codes of the classifier have no region: zh stands for zh-Hans.
-        found = [Guess(code, round(100 * float(ranked.get(code.split("-")[0].lower(), 0.0)), 1)) for code in choice]
-        return sorted(found, key=lambda guess: -guess.confidence)
+        shares = {code: 100 * float(ranked.get(code.split("-")[0].lower(), 0.0)) for code in choice}
+        found = [Detected(confidence=round(share, 1), language=code) for code, share in shares.items()]
+        return sorted(found, key=lambda each: -each.confidence)

@@ -1,7 +1,6 @@
 """What a client is told when it is not served: one exception, and its form in each of the APIs."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from fastapi.responses import JSONResponse
 
@@ -32,19 +31,13 @@ class ClientGoneError(Exception):
 
 
 def response(path: str, refusal: RefusalError) -> JSONResponse:
-    """A refusal in the form of the API that a path belongs to: OpenAI's below /v1, LibreTranslate's elsewhere."""
-    return JSONResponse(form(path, refusal), refusal.status, refusal.headers)
+    """A refusal in the form of the API that a path belongs to: OpenAI's below /v1, LibreTranslate's elsewhere.
 
-
-def form(path: str, refusal: RefusalError) -> dict[str, Any]:
-    """The body of a refusal.
-
-    >>> form("/translate", RefusalError(400, "zz is not supported"))
-    {'error': 'zz is not supported'}
-    >>> form("/v1/models/gpt", RefusalError(404, "there is no model 'gpt'", code="model_not_found"))["error"]["code"]
-    'model_not_found'
+    >>> response("/translate", RefusalError(400, "zz is not supported")).body
+    b'{"error":"zz is not supported"}'
     """
-    if not (path == "/v1" or path.startswith("/v1/")):
-        return {"error": refusal.message}
-    kind = TYPES.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "server_error")
-    return {"error": {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}}
+    said: object = refusal.message
+    if path == "/v1" or path.startswith("/v1/"):
+        kind = TYPES.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "server_error")
+        said = {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}
+    return JSONResponse({"error": said}, refusal.status, refusal.headers)

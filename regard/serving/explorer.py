@@ -4,37 +4,33 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import resources
 from threading import Lock
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
-from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException
+from pydantic import BaseModel, Field
 
 from regard.decoding.protocol import DAMAGED
 from regard.serving import looks
+from regard.serving.errors import RefusalError
 from regard.serving.live import Line, Live, Look, TooLargeError
-from regard.serving.packing import pack
-from regard.serving.registry import Registry, UnknownModelError
+from regard.serving.registry import Registry
 from regard.serving.service import Service
 from regard.serving.shown import examples
 
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 FILE = re.compile(rf"[a-z0-9_-]+\.({'|'.join(TYPES)})", re.ASCII)
 Ids = list[int]
-T = TypeVar("T")
 
 
-class Asked(BaseModel):
+class Asked(BaseModel, extra="forbid"):
     """What every question says."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     model: str | None = None
     edits: dict[str, dict[int, float]] = {}
 
@@ -59,8 +55,7 @@ class ScoreAsked(LookAsked):
     alternatives: int = 8
 
 
-class Wanted(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Wanted(BaseModel, extra="forbid"):
     name: str
     heads: Annotated[list[int], Field(min_length=1)] | None = None
 
@@ -78,62 +73,31 @@ class NeuronAsked(LookAsked):
     query: int
 
 
-class Plain(APIRoute):
-    """A route whose errors are one line: {"error": ...}."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            try:
-                response = await handle(request)
-            except RequestValidationError as error:
-                first = error.errors()[0]
-                place = ".".join(str(part) for part in first["loc"][1:])
-                response = _error(400, f"{place}: {first['msg']}" if place else first["msg"])
-            except HTTPException as error:
-                response = _error(error.status_code, str(error.detail))
-            except UnknownModelError as error:
-                response = _error(404, str(error))
-            except TooLargeError as error:
-                response = _error(413, str(error))
-            except ValueError as error:
-                response = _error(503 if str(error) == DAMAGED else 400, str(error))
-            return response
-
-        return answer
-
-
-def _error(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": message}, status)
-
-
 class _Models:
     """The served models, each with a `Live` beside it from its first use on."""
 
     def __init__(self, registry: Registry) -> None:
-        self.registry, self._lock = registry, Lock()
-        self._lives: dict[str, tuple[Any, Live]] = {}
+        self.registry, self._lock, self._lives = registry, Lock(), dict[str, Live]()
 
     def get(self, id: str | None) -> Live:
         served = self.registry.get(id)
         try:
             predictor = served.predictor()
             with self._lock:
-                held = self._lives.get(served.id)
-                if held is None or held[0] is not predictor:  # its files have changed
-                    held = self._lives[served.id] = predictor, Live(predictor)
-            return held[1]
+                live = self._lives.get(served.id)
+                if live is None or live.predictor is not predictor:  # its files have changed
+                    live = self._lives[served.id] = Live(predictor)
+                return live
         except (OSError, ValueError) as error:
-            raise HTTPException(503, f"the model {served.id} cannot be loaded: {error}") from None
+            raise RefusalError(503, f"the model {served.id} cannot be loaded: {error}", reason="model") from None
 
     def about(self, id: str) -> dict[str, Any]:
         """What a page knows of a model."""
         served = self.registry.get(id)
         try:
             live = self.get(id)
-        except HTTPException as error:
-            return {"id": id, "error": error.detail}
+        except RefusalError as error:
+            return {"id": id, "error": error.message}
         source, target = served.languages
         return {
             "id": id,
@@ -146,61 +110,84 @@ class _Models:
         }
 
 
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Inside the block, what cannot be looked at becomes a refusal."""
+    try:
+        yield
+    except TooLargeError as error:
+        raise RefusalError(413, str(error), reason="size") from None
+    except ValueError as error:
+        raise RefusalError(503 if str(error) == DAMAGED else 400, str(error)) from None
+
+
 def router(service: Service) -> APIRouter:
     """The page under /explore/, and what it asks under /explore/api/."""
     registry, models = service.registry, _Models(service.registry)
-    routes = APIRouter(prefix="/explore", route_class=Plain, include_in_schema=False)
+    routes = APIRouter(prefix="/explore", include_in_schema=False)
 
-    async def looked(request: Request, asked: LookAsked, answer: Callable[[Live, Look], T], *, long: bool = False) -> T:
-        def work() -> T:
+    async def looked(
+        request: Request, asked: LookAsked, answer: Callable[[Live, Look], Any], *, long: bool = False
+    ) -> Response:
+        def work() -> Response:
             live = models.get(asked.model)
-            named = {"source": asked.source, "target": asked.target, "tokens": asked.tokens}
-            given = {name: ids for name, ids in named.items() if ids is not None}
-            return answer(live, live.look(given, asked.edits))
+            given = asked.model_dump(include={"source", "target", "tokens"}, exclude_none=True)
+            found = answer(live, live.look(given, asked.edits))
+            return found if isinstance(found, Response) else _json(found)
 
-        return await service.attended(request, service.looked(registry.get(asked.model), work, long=long))
+        with _plainly():
+            return await service.attended(request, service.looked(registry.get(asked.model), work, long=long))
 
     @routes.get("/api/models")
     async def get_models(request: Request) -> dict[str, Any]:
-        asked = [service.looked(served, partial(models.about, served.id)) for served in registry]
-        return {"default": registry.ids[0], "models": await service.attended(request, _together(asked))}
+        found = asyncio.gather(*(service.looked(served, partial(models.about, served.id)) for served in registry))
+        return {"default": registry.ids[0], "models": await service.attended(request, found)}
 
     @routes.post("/api/translate")
     async def translate(asked: TranslateAsked, request: Request) -> Response:
         def begin() -> Iterator[bytes]:
-            live = models.get(asked.model)
-            how = asked.beam, asked.alternatives, asked.sentence
-            return map(_line, live.translate(asked.text, asked.prefix, asked.edits, *how))
+            return map(_line, models.get(asked.model).translate(**asked.model_dump(exclude={"model"})))
 
         def failed(message: str) -> bytes:
             return _line({"kind": "error", "error": message})
 
-        return await service.streamed(request, registry.get(asked.model), begin, "application/x-ndjson", failed)
+        with _plainly():
+            return await service.streamed(request, registry.get(asked.model), begin, "application/x-ndjson", failed)
 
     @routes.post("/api/score")
     async def score(asked: ScoreAsked, request: Request) -> Response:
-        return await looked(request, asked, lambda live, look: _json(live.score(look, asked.alternatives)))
+        return await looked(request, asked, lambda live, look: live.score(look, asked.alternatives))
 
     @routes.post("/api/maps")
     async def maps(asked: MapsAsked, request: Request) -> Response:
-        def answer(live: Live, look: Look) -> bytes:
+        def answer(live: Live, look: Look) -> Response:
             found = looks.maps(live, look, asked.view, [(each.name, each.heads) for each in asked.attentions])
-            return pack(asked.view, found, dtype=asked.dtype, pool=asked.pool)
+            packed = looks.pack(asked.view, found, dtype=asked.dtype, pool=asked.pool)
+            return Response(packed, media_type="application/octet-stream")
 
-        return Response(await looked(request, asked, answer), media_type="application/octet-stream")
+        return await looked(request, asked, answer)
 
     @routes.post("/api/neuron")
     async def neuron(asked: NeuronAsked, request: Request) -> Response:
         one = asked.attention, asked.head, asked.query
-        return await looked(request, asked, lambda live, look: _json(looks.neuron(live, look, *one)))
+        return await looked(request, asked, lambda live, look: looks.neuron(live, look, *one))
 
     @routes.post("/api/measures")
     async def measures(asked: LookAsked, request: Request) -> Response:
-        return await looked(request, asked, lambda live, look: _json(looks.measures(live, look)), long=True)
+        return await looked(request, asked, looks.measures, long=True)
 
     @routes.post("/api/faithfulness")
     async def faithfulness(asked: LookAsked, request: Request) -> Response:
-        return await looked(request, asked, lambda live, look: _json(looks.faithfulness(live, look)), long=True)
+        return await looked(request, asked, looks.faithfulness, long=True)
+
+    @routes.post("/api/page")
+    async def page(asked: LookAsked, request: Request) -> Response:
+        def answer(live: Live, look: Look) -> Response:
+            html = looks.page(live, look).encode("utf-8", "xmlcharrefreplace")
+            name = {"Content-Disposition": 'attachment; filename="attention.html"'}
+            return Response(html, media_type="text/html", headers=name)
+
+        return await looked(request, asked, answer, long=True)
 
     @routes.get("/api/atlas")
     async def atlas(request: Request, model: str | None = None) -> Response:
@@ -210,17 +197,9 @@ def router(service: Service) -> APIRouter:
             found = service.looked(served, lambda: json.dumps(json.loads(path.read_bytes())))
             return Response(await service.attended(request, found), media_type="application/json")
         except FileNotFoundError:
-            raise HTTPException(404, f"{served.id} has no atlas: run `regard heads {served.path} ...`") from None
+            raise RefusalError(404, f"{served.id} has no atlas: run `regard heads {served.path} ...`") from None
         except (OSError, ValueError, RecursionError) as error:
-            raise HTTPException(503, f"{path} cannot be read: {error}") from None
-
-    @routes.post("/api/page")
-    async def page(asked: LookAsked, request: Request) -> Response:
-        html = await looked(
-            request, asked, lambda live, look: looks.page(live, look).encode("utf-8", "xmlcharrefreplace"), long=True
-        )
-        name = {"Content-Disposition": 'attachment; filename="attention.html"'}
-        return Response(html, media_type="text/html", headers=name)
+            raise RefusalError(503, f"{path} cannot be read: {error}") from None
 
     @routes.get("")
     def without_slash() -> RedirectResponse:
@@ -241,7 +220,7 @@ def _file(name: str, request: Request) -> Response:
     """A file of the page; the browser asks each time whether it has changed."""
     path = resources.files("regard.serving").joinpath("web", name)
     if not (known := FILE.fullmatch(name)) or not path.is_file():
-        raise HTTPException(404, "there is no such file")
+        raise RefusalError(404, "there is no such file")
     content = path.read_bytes()
     headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"', "Cache-Control": "no-cache"}
     if request.headers.get("If-None-Match") == headers["ETag"]:
@@ -260,7 +239,3 @@ def _json(content: Any) -> JSONResponse:
         return JSONResponse(content)
     except ValueError:  # JSON has no NaN
         raise ValueError(DAMAGED) from None
-
-
-async def _together(asked: Iterable[Awaitable[T]]) -> list[T]:
-    return await asyncio.gather(*asked)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from regard.serving import forms
-from regard.serving.detect import Guess
+from regard.serving.detect import Detected
 from regard.serving.errors import RefusalError
 from regard.serving.markup import Page
 from regard.serving.queue import Asked
@@ -37,13 +37,6 @@ class DetectRequest(BaseModel):
 
     q: str = Field(description="the text")
     api_key: str | None = Field(None, description="where the server asks for one")
-
-
-class Detected(BaseModel):
-    """A language, and how sure that is, from 0 to 100."""
-
-    confidence: float = Field(ge=0, le=100)
-    language: str
 
 
 class Translated(BaseModel):
@@ -129,15 +122,11 @@ def router(service: Service) -> APIRouter:
         outputs = []  # for each text, the best first
         for row, page in enumerate(pages):
             found = [answer.translations for answer in answers[row]]
-            written = (
-                await asyncio.to_thread(page.filled, found, best)
-                if page
-                else [translation.text for translation in found[0]]
-            )
+            written = await asyncio.to_thread(page.filled, found, best) if page else [each.text for each in found[0]]
             outputs.append(list(dict.fromkeys(written)))
         said: dict[str, list[Any]] = {"translatedText": [each[0] for each in outputs]}
         if asked.source == "auto":
-            said["detectedLanguage"] = [guess._asdict() for guess in guesses]
+            said["detectedLanguage"] = guesses
         if asked.alternatives:
             said["alternatives"] = [each[1:best] for each in outputs]
         warnings = [_warning(answers[row]) for row in range(len(texts))]
@@ -147,17 +136,15 @@ def router(service: Service) -> APIRouter:
 
     @routes.post(
         "/detect",
-        response_model=list[Detected],
         responses={status: PROBLEMS[status] for status in (400, 403, 408, 413, 421, 429, 504)},
         openapi_extra=_body(DetectRequest, service, pairs),
         summary="Guess the language of a text.",
     )
-    async def detect(request: Request) -> list[dict[str, Any]]:
+    async def detect(request: Request) -> list[Detected]:
         asked = await forms.read(request, DetectRequest)
         service.door.admit(request, asked.api_key)
         request.state.characters = forms.admitted([asked.q], service.config.characters)
-        guesses = await service.attended(request, asyncio.to_thread(service.detector.guess, asked.q))
-        return [guess._asdict() for guess in guesses]
+        return await service.attended(request, asyncio.to_thread(service.detector.guess, asked.q))
 
     @routes.get("/languages", summary="The languages, and what each is translated into.")
     async def languages() -> list[Language]:
@@ -179,7 +166,7 @@ def router(service: Service) -> APIRouter:
             "language": {"source": source, "target": target},
         }
 
-    async def languages_of(texts: list[str], source: str, target: str) -> list[Guess]:
+    async def languages_of(texts: list[str], source: str, target: str) -> list[Detected]:
         """The language of each text: the one that is named, or a guess among those that have the target."""
         if source == "auto":
             among = [source for source, to in pairs if to == target]
@@ -187,7 +174,7 @@ def router(service: Service) -> APIRouter:
         source = known(source, [source for source, _ in pairs])
         if (source, target) not in pairs:
             raise RefusalError(400, f"{target} is not available as a target language from {source}")
-        return [Guess(source, 100.0)] * len(texts)
+        return [Detected(confidence=100.0, language=source)] * len(texts)
 
     return routes
 

@@ -228,13 +228,9 @@ def _route(scope: Scope) -> str:
 
 def _after(body: bytes, receive: Receive) -> Receive:
     """A body that was read already, and then what comes after it."""
-    given = False
+    given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return given.pop() if given else await receive()
 
     return again

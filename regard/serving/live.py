@@ -199,19 +199,15 @@ class Live:
         awake = None if text_only is None else Awake(text_only)
         config = SearchConfig(beam=beam, alpha=decode.alpha, extra=decode.extra)
         if self._begin:
-            source = self._ids("source", [*ids, self.eos])
-            request = config.request(source, self._begin[0], prefix=begin, refusal=awake)
-            request = bounded(request, config, self.longest)
+            source, first, most = self._ids("source", [*ids, self.eos]), self._begin[0], self.longest
         else:
             first, *rest = self._ids("text", self.predictor.ids(text))
+            source, begin, most = (), begin or tuple(rest), self.longest - 1
             about["given"] = len(rest)
-            begin = begin or tuple(rest)
-            request = Request((), first, len(begin) + config.extra, prefix=begin, refusal=awake)
-            request = bounded(request, config, self.longest - 1)
-        if len(begin) > request.room:
-            raise TooLargeError(
-                f"the prefix has {len(begin)} tokens, the output at most {request.room}: shorten the prefix"
-            )
+        room = len(source or begin) + config.extra
+        request = bounded(Request(source, first, room, prefix=begin, refusal=awake), config, most)
+        if (size := len(begin)) > request.room:
+            raise TooLargeError(f"the prefix has {size} tokens, the output at most {request.room}: shorten the prefix")
         return self._translating(request, self._changes(edits or {}), config, alternatives, about)
 
     def _translating(
@@ -334,35 +330,31 @@ class Live:
 
     def recorded(self, look: Look, names: Iterable[str]) -> Iterator[tuple[str, Recorded]]:
         """What attentions did. One pass records them all, or, where that is more than is kept, one at a time."""
-        total = sum(self.size(look, name) for name in self.attentions)
+        at_once = self.size(look) <= self._budget
         for name in names:
             safe_point()
             with self._lock:
-                found = self._held.pop((look, name), None)
-                if found is None:
-                    wanted = list(self.attentions) if total <= self._budget else [name]
-                    with (
-                        record(self.model, wanted, what=("weights", "values")) as seen,
-                        changed(self.model, look.changes),
-                    ):
-                        self.run(look)
-                    for each in wanted:
-                        self._held[look, each] = Recorded(
-                            seen[each][0].float().cpu(), seen.values[each][0].float().cpu()
-                        )
-                    found = self._held.pop((look, name))
-                self._held[look, name] = found  # the newest now
+                if (look, name) not in self._held:
+                    self._hold(look, list(self.attentions) if at_once else [name])
+                self._held.move_to_end((look, name))  # the newest now
+                found = self._held[look, name]
                 held = sum(self.size(*key) for key in self._held)
                 while held > self._budget and len(self._held) > 1:
                     held -= self.size(*self._held.popitem(last=False)[0])
             yield name, found
 
-    def size(self, look: Look, name: str) -> int:
-        """How many numbers are recorded of an attention."""
-        a, lengths = self.attentions[name], dict(zip(self.inputs, map(len, look.ids), strict=True))
+    def _hold(self, look: Look, names: list[str]) -> None:
+        with record(self.model, names, what=("weights", "values")) as seen, changed(self.model, look.changes):
+            self.run(look)
+        for name in names:
+            self._held[look, name] = Recorded(seen[name][0].float().cpu(), seen.values[name][0].float().cpu())
+
+    def size(self, look: Look, *names: str) -> int:
+        """How many numbers are recorded of some attentions, or of all."""
+        lengths = dict(zip(self.inputs, map(len, look.ids), strict=True))
         lengths[self.inputs[-1]] = len(self.steps(look)[1])
-        queries, keys, _ = self.axes[name]
-        return a.heads * lengths[keys.input] * (lengths[queries.input] + a.d_v)
+        laid = [(self.attentions[name], *self.axes[name][:2]) for name in names or self.attentions]
+        return sum(a.heads * lengths[keys.input] * (lengths[queries.input] + a.d_v) for a, queries, keys in laid)
 
     @cached_property
     def marks(self) -> Tokens:

@@ -1,9 +1,11 @@
 """What the explorer shows of a look: maps of every kind, one head's products, measures, faithfulness, a whole page."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.inspection.axes import KINDS
@@ -16,6 +18,7 @@ from regard.inspection.views import norm_maps, query_key_products, rollout
 from regard.serving.live import Live, Look, TooLargeError
 from regard.serving.shown import Shown
 
+Map = tuple[str, list[int], Tensor]  # of an attention: its name, which heads, and their maps (H, T, S)
 Wanted = Sequence[tuple[str, Sequence[int] | None]]  # attentions, and which of their heads
 EXPLAINED = 128  # source tokens of which each is left out once
 MAPS = 2**23  # numbers of the maps of one answer
@@ -23,7 +26,7 @@ IMPORTANT = 2**24  # weights whose gradient is held
 PAGE = 2**22  # numbers that a page holds
 
 
-def maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[tuple[str, list[int], Tensor]]:
+def maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
     """Maps (H, T, S) of attentions, by name and heads: rows are queries, columns keys.
 
     The weights are those before a head is scaled; norms are of what it then says. A rollout is of the encoder: each
@@ -44,7 +47,7 @@ def maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[tuple[st
     return _maps(live, look, view, wanted)
 
 
-def _maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[tuple[str, list[int], Tensor]]:
+def _maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
     if view == "rollout":
         layers = [name for name in live.attentions if live.axes[name].kind == "encoder"]
         reached = rollout([recorded.weights[None] for _, recorded in live.recorded(look, layers)])
@@ -62,6 +65,42 @@ def _maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[tuple[s
                 if changed == name:
                     numbers[head] *= abs(factor)
         yield name, heads, numbers if asked is None else numbers[heads]
+
+
+def pooled(maps: Tensor, size: int) -> Tensor:
+    """maps (H, T, S) -> the largest number of each block of rows and columns, at most `size` of both.
+
+    Blocks are ⌈T / size⌉ rows high and ⌈S / size⌉ columns wide; the last may be smaller.
+
+    >>> pooled(torch.arange(15.0).view(1, 3, 5), 2).tolist()
+    [[[7.0, 9.0], [12.0, 14.0]]]
+    """
+    _, T, S = maps.shape
+    blocks = -(-T // size), -(-S // size)
+    return maps if blocks == (1, 1) else F.max_pool2d(maps[None], blocks, ceil_mode=True)[0]
+
+
+def pack(view: str, maps: Iterable[Map], *, dtype: str, pool: int = 0) -> bytes:
+    """(name, heads, numbers (H, T, S) that are not negative) of each map -> bytes, so that a page need not parse them.
+
+    4 bytes, little-endian, say how long the header is, which is JSON; it is padded by spaces, and then come the
+    numbers, where each map begins at a multiple of 8. u8 holds whole 255ths of `scale`, which is 1 for weights, or
+    the largest number of a map; f32 the numbers.
+    """
+    entries, parts, offset = [], list[bytes](), 0
+    for name, heads, numbers in maps:
+        numbers = pooled(numbers, pool) if pool else numbers
+        scale = 1.0 if view == "weights" else float(numbers.max()) if numbers.numel() else 1.0
+        if dtype == "u8":
+            data = (numbers * (255 / (scale or 1.0))).round_().clamp_(0, 255).byte().numpy().tobytes()
+        else:
+            data = numbers.contiguous().numpy().astype("<f4", copy=False).tobytes()
+        entries.append({"name": name, "heads": heads, "shape": list(numbers.shape), "offset": offset, "scale": scale})
+        parts.append(data + b"\0" * (-len(data) % 8))
+        offset += len(parts[-1])
+    header = json.dumps({"view": view, "dtype": dtype, "maps": entries}, separators=(",", ":")).encode()
+    header += b" " * (-(4 + len(header)) % 8)
+    return b"".join([len(header).to_bytes(4, "little"), header, *parts])
 
 
 @torch.inference_mode()
@@ -91,8 +130,7 @@ def neuron(live: Live, look: Look, name: str, head: int, query: int) -> dict[str
 
 def measures(live: Live, look: Look) -> dict[str, Any]:
     """What each head does in this sentence, and how much its part in it matters."""
-    size = sum(live.size(look, name) for name in live.attentions)
-    if size > IMPORTANT:
+    if (size := live.size(look)) > IMPORTANT:
         raise TooLargeError(f"the maps of this sentence hold {size:,} numbers: heads are measured up to {IMPORTANT:,}")
     marks, batch = live.marks, live.batch(look)
     with live.apart(look.changes) as model:
@@ -122,17 +160,13 @@ def faithfulness(live: Live, look: Look) -> dict[str, Any]:
     batch = live.batch(look)
     with live.apart(look.changes) as model:
         found = attention_faithfulness(model, batch["source"], batch["target"], target, marks)
-    return {
-        "gradient": {"tau": found.gradient_tau, "steps": found.gradient_steps},
-        "leave_one_out": {"tau": found.leave_one_out_tau, "steps": found.leave_one_out_steps},
-        "tokens": sum(id not in marks for id in source),
-    }
+    named = {name: each._asdict() for name, each in found._asdict().items()}
+    return {**named, "tokens": sum(id not in marks for id in source)}
 
 
 def page(live: Live, look: Look) -> str:
     """A self-contained page of every head."""
-    size = sum(live.size(look, name) for name in live.attentions)
-    if size > PAGE:
+    if (size := live.size(look)) > PAGE:
         raise TooLargeError(f"a page of this would hold {size:,} numbers, and at most {PAGE:,}: save a single map")
     first, predicted = live.steps(look)
     rows = [*look.ids[:-1], (first, *predicted)]

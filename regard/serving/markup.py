@@ -220,29 +220,25 @@ class _Reader(HTMLParser):
     def handle_entityref(self, name: str) -> None:
         self._met("text")
 
-    def handle_charref(self, name: str) -> None:
-        self._met("text")
+    handle_charref = handle_entityref
 
     def handle_comment(self, data: str) -> None:
         self._met("other", "!--")
 
     def handle_decl(self, decl: str) -> None:
-        self._met("other", "!")
-
-    def unknown_decl(self, data: str) -> None:
-        self._met("other", "!")
+        self._met("other")
 
     def handle_pi(self, data: str) -> None:
-        self._met("other", "?")
+        self._met("other")
+
+    unknown_decl = handle_pi
 
 
 def _parts(html: str) -> Iterator[str | Block]:
     """What stays as it is, and the blocks of text between."""
     events = _Reader(html).events
     ends = [event.begin for event in events[1:]] + [len(html)] * bool(events)
-    block: Block = []
-    spoken = False  # whether there are words in it
-    opened = _Opened()
+    block = _Growing()
     depth, skipped, start = 0, "", 0  # of an element that is kept: how often its name is open, which, since when
     for event, end in zip(events, ends, strict=True):
         raw = html[event.begin : end]
@@ -255,58 +251,48 @@ def _parts(html: str) -> Iterator[str | Block]:
                 continue
             raw, event = html[start:end], _Event("other", start, skipped)
         if event.kind == "text":
-            spoken = _more(block, raw, spoken)
+            block.text(raw)
         elif INLINE.fullmatch(event.name):
-            _tag(block, opened, event, raw)
+            block.tag(event, raw)
         else:
-            yield from (block, raw)
-            block, spoken, opened = [], False, _Opened()
-    yield block
+            yield from (block.items, raw)
+            block = _Growing()
+    yield block.items
     if depth:
         yield html[start:]
 
 
-def _more(block: Block, raw: str, spoken: bool) -> bool:
-    """Text for a block. White space stays with what is before it: with a tag, if there are no words yet, and with
-    something that stands alone between blanks. Returns whether there are words now.
-    """
-    if block and (not spoken or (block[-1].alone and _text(block[-2:])[-1:].isspace())):
-        rest = raw.lstrip(" \t\n\r\f")
-        block[-1].raw += raw[: len(raw) - len(rest)]
-        raw = rest
-    if raw:
-        block.append(Item(raw, unescape(raw)))
-    return spoken or bool(raw and block[-1].text.strip())
-
-
-class _Opened:
-    """The inline elements of a block that are open, and how many there are of each name."""
+class _Growing:
+    """A block as it is read: its items, whether there are words in it, and which inline elements are open."""
 
     def __init__(self) -> None:
-        self._stack: list[tuple[str, int]] = []  # name, item
-        self._count: Counter[str] = Counter()
+        self.items: Block = []
+        self._spoken = False
+        self._open: list[tuple[str, int]] = []  # name and item of each, the innermost last
+        self._count: Counter[str] = Counter()  # how many there are of each name
 
-    def open(self, name: str, item: int) -> None:
-        self._stack.append((name, item))
-        self._count[name] += 1
+    def text(self, raw: str) -> None:
+        """White space stays with what is before it: with a tag, if there are no words yet, and with something that
+        stands alone between blanks.
+        """
+        items = self.items
+        if items and (not self._spoken or (items[-1].alone and _text(items[-2:])[-1:].isspace())):
+            rest = raw.lstrip(" \t\n\r\f")
+            items[-1].raw += raw[: len(raw) - len(rest)]
+            raw = rest
+        if raw:
+            items.append(Item(raw, unescape(raw)))
+            self._spoken |= bool(items[-1].text.strip())
 
-    def close(self, name: str) -> int | None:
-        """The item that has opened the innermost element of this name; it is closed, and all that are inside."""
-        while self._count[name]:
-            inner, item = self._stack.pop()
-            self._count[inner] -= 1
-            if inner == name:
-                return item
-        return None
-
-
-def _tag(block: Block, opened: _Opened, event: _Event, raw: str) -> None:
-    """An inline tag; one that closes an element knows the one that has opened it."""
-    item = Item(raw, closing=event.kind == "close", alone=event.kind == "other")
-    block.append(item)
-    if event.kind == "open":
-        opened.open(event.name, len(block) - 1)
-    elif event.kind == "close":
-        item.partner = opened.close(event.name)
-        if item.partner is not None:
-            block[item.partner].partner = len(block) - 1
+    def tag(self, event: _Event, raw: str) -> None:
+        """One that closes an element knows the innermost that has opened it; all that are inside are closed as well."""
+        here, item = len(self.items), Item(raw, closing=event.kind == "close", alone=event.kind == "other")
+        self.items.append(item)
+        if event.kind == "open":
+            self._open.append((event.name, here))
+            self._count[event.name] += 1
+        while item.closing and item.partner is None and self._count[event.name]:
+            name, opening = self._open.pop()
+            self._count[name] -= 1
+            if name == event.name:
+                item.partner, self.items[opening].partner = opening, here

@@ -11,7 +11,7 @@ from regard.models import storage
 from regard.serving import forms
 from regard.serving.completions import Completed, CompletionQuestion, CompletionRequest, failed
 from regard.serving.errors import RefusalError
-from regard.serving.registry import Served, UnknownModelError
+from regard.serving.registry import Served
 from regard.serving.service import Service
 from regard.tasks.asks import ReachError
 
@@ -74,11 +74,11 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/models/{id}", summary="One model.", responses=failures(404))
     async def model(id: str) -> Model:
-        return _about(_named(service, id))
+        return _about(service.registry.get(id))
 
     def asked_of(kind: str, model: str) -> Served:
         """The model that is meant, if it is of this kind."""
-        served = _named(service, model)
+        served = service.registry.get(model)
         if served.task.kind != kind:
             message = f"{served.id} is a {served.task.kind} model: ask it by {ROUTES[served.task.kind]}"
             raise RefusalError(404, message, param="model", code="model_not_supported")
@@ -138,13 +138,6 @@ def _body(model: Any) -> dict[str, Any]:
         return [whole(each) for each in at] if isinstance(at, list) else at
 
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": whole(schema)}}}}
-
-
-def _named(service: Service, id: str) -> Served:
-    try:
-        return service.registry.get(id)
-    except UnknownModelError as error:
-        raise RefusalError(404, str(error.args[0]), param="model", code="model_not_found") from None
 
 
 def _about(served: Served) -> Model:

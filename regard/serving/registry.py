@@ -9,13 +9,10 @@ from typing import Any
 from regard import api
 from regard.checks import hint, one_of
 from regard.models import storage
+from regard.serving.errors import RefusalError
 
 FILES = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "recipe.yaml")  # of which a predictor is made
 Stamp = list[tuple[int, int, int]]  # of each file there is: its identity, time and size
-
-
-class UnknownModelError(LookupError):
-    """A model was asked for that is not served."""
 
 
 class Served:
@@ -79,5 +76,6 @@ class Registry:
         if id is None:
             return next(iter(self))
         if id not in self._models:
-            raise UnknownModelError(f"there is no model {id!r}: {hint(id, self._models)}")
+            message = f"there is no model {id!r}: {hint(id, self._models)}"
+            raise RefusalError(404, message, param="model", code="model_not_found")
         return self._models[id]

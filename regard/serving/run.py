@@ -24,29 +24,28 @@ class Connection(H11Protocol):
     """One that sends at once, and does not wait for ever: a head comes in time, or never, and an answer is read."""
 
     patience = 60.0  # seconds, between requests as well
-    _late: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait."""
         super().connection_made(transport)
+        self._waits: dict[str, asyncio.TimerHandle] = {}  # for a head, for an answer to be taken
         # asyncio does so only where it has made the socket itself. An answer is two small packets: without it, the
         # second waits for the first to be acknowledged, which a client may put off by 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._expect()
+        self._wait("head", self.transport.close)
 
     def data_received(self, data: bytes) -> None:
         """Read on; as soon as there is a request, its time is the application's matter."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._forget()
-        elif self._late is None:
-            self._expect()
+            self._stop("head")
+        elif "head" not in self._waits:
+            self._wait("head", self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
-        self._forget()
-        self._taken()
+        self._stop("head")
+        self._stop("answer")
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -57,7 +56,7 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         """It has."""
         super().resume_writing()
-        self._taken()
+        self._stop("answer")
 
     def _offer(self, size: int) -> None:
         def look() -> None:
@@ -67,20 +66,14 @@ class Connection(H11Protocol):
             else:
                 self._offer(left)
 
-        self._unread = self.loop.call_later(self.patience, look)
+        self._wait("answer", look)
 
-    def _taken(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _wait(self, what: str, late: Callable[[], None]) -> None:
+        self._waits[what] = self.loop.call_later(self.patience, late)
 
-    def _expect(self) -> None:
-        self._late = self.loop.call_later(self.patience, self.transport.close)
-
-    def _forget(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _stop(self, what: str) -> None:
+        if what in self._waits:
+            self._waits.pop(what).cancel()
 
 
 class Server(uvicorn.Server):

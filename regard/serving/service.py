@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from time import monotonic
@@ -73,20 +73,19 @@ class Service:
 
             async def following() -> AsyncIterator[bytes]:
                 try:
-                    while (piece := await in_turn()) is not None:
+                    while True:
+                        async with asyncio.timeout(end - monotonic()):
+                            piece = await in_thread(queue.short, lambda: next(pieces, None))
+                        if piece is None:
+                            return
                         yield piece
-                except Exception as error:
-                    known = isinstance(error, ValueError | RefusalError)
-                    if not known:
-                        LOG.error("%s", told(error, request.scope))
-                    yield failed(str(error) if known else "internal error")
-
-            async def in_turn() -> bytes | None:
-                try:
-                    async with asyncio.timeout(end - monotonic()):
-                        return await in_thread(queue.short, lambda: next(pieces, None))
                 except TimeoutError:
-                    raise self.late() from None
+                    yield failed(str(self.late()))
+                except (ValueError, RefusalError) as error:
+                    yield failed(str(error))
+                except Exception as error:
+                    LOG.error("%s", told(error, request.scope))
+                    yield failed("internal error")
 
             return Placed(following(), media_type, place.pop_all())
 
@@ -96,9 +95,9 @@ class Service:
         with queue.place():
             return await in_thread(queue.long if long else queue.short, work)
 
-    async def attended(self, request: Request, work: Coroutine[None, None, T]) -> T:
+    async def attended(self, request: Request, work: Awaitable[T]) -> T:
         """What some work comes to, unless the client leaves or time is up before."""
-        task, leaving = asyncio.create_task(work), asyncio.create_task(_leaving(request))
+        task, leaving = asyncio.ensure_future(work), asyncio.create_task(_leaving(request))
         try:
             await asyncio.wait({task, leaving}, timeout=self.config.seconds, return_when=asyncio.FIRST_COMPLETED)
             if task.done():

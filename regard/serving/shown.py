@@ -36,30 +36,24 @@ class Shown:
         for id in ids:
             befores.append(before)
             before = before if id in self._marks else id
-        return [self._next(id, text) for id, text in zip(ids, self._texts(befores, ids), strict=True)]
+        return list(map(self._next, ids, self._texts(befores, ids)))
 
     def possible(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Tokens of which one might come next: of each its id, text and space."""
-        texts = self.adds(ids)
-        spaces = [
-            id not in self._marks and self._before is not None and text[0].isspace()
-            for id, text in zip(ids, texts, strict=True)
-        ]
-        return [
-            {"id": id, "text": _visible(text), "space": space}
-            for id, text, space in zip(ids, texts, spaces, strict=True)
-        ]
+        return list(map(self._seen, ids, self.adds(ids)))
 
     def adds(self, ids: Sequence[int]) -> list[str]:
         """What each of them would add to the text, white space included."""
         return self._texts([self._before] * len(ids), ids)
 
+    def _seen(self, id: int, whole: str) -> dict[str, Any]:
+        space = id not in self._marks and self._before is not None and whole[0].isspace()
+        return {"id": id, "text": _visible(whole), "space": space}
+
     def _next(self, id: int, whole: str) -> dict[str, Any]:
-        text = _visible(whole)
-        if id in self._marks:
-            return {"id": id, "text": text, "space": False, "word": None, "special": True}
-        space, self._before = self._before is not None and whole[0].isspace(), id
-        return {"id": id, "text": text, "space": space, "word": self._words.next(whole), "special": False}
+        seen, special = self._seen(id, whole), id in self._marks
+        self._before = self._before if special else id
+        return {**seen, "word": None if special else self._words.next(whole), "special": special}
 
     def _texts(self, befores: Sequence[int | None], ids: Sequence[int]) -> list[str]:
         """What each token adds to a text that ends in the one before, white space included; or the bytes of a part."""

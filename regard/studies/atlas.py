@@ -22,9 +22,9 @@ from regard.adaptation.gates import GateConfig, learn_gates
 from regard.api import told
 from regard.checks import at_least
 from regard.files import write_whole
+from regard.inspection.alignment import Gold, Link, error_rate, head_links, lexical_links
 from regard.inspection.axes import KINDS, layer_of
 from regard.inspection.importance import ablate_each, head_importance, pruning_curve, random_curve
-from regard.inspection.links import Gold, Link, error_rate, head_links, lexical_links
 from regard.inspection.measures import OFFSETS, Tally, joined, rows_of, tally
 from regard.inspection.page import filled
 from regard.inspection.roles import ABOUT, BETTER, Aligned, roles

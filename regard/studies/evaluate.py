@@ -20,7 +20,7 @@ def foretell(directory: Path, text: Path, stride: int | None = None) -> dict[str
     """How well a language model foretells a text: every figure of `Generate.foretell`, and what it was taken of."""
     model, task = load(directory, task="generate"), told(located(directory)).task
     assert isinstance(task, Generate)
-    passages = list(task.read(TextFiles(str(text))))
+    passages = list(TextFiles(str(text)).read())
     stride = stride or max(1, task.block // 2)
     size = {"characters": sum(len(passage.text) for passage in passages)}
     return {"window": f"{task.block} by {stride}", **size, **task.foretell(model, passages, stride)}

@@ -18,9 +18,9 @@ from regard.data.documents import Passage, TextFiles
 from regard.data.text import read_lines, read_parallel
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.translation import CorpusScore, bleu
+from regard.inspection.alignment import Gold, read_gold
 from regard.inspection.axes import END, START, Axes, axes
 from regard.inspection.importance import loss
-from regard.inspection.links import Gold, read_gold
 from regard.inspection.measures import NONE, Tokens
 from regard.inspection.syntax import Arc, arcs, read_conllu
 from regard.inspection.taps import attentions, edit
@@ -208,7 +208,7 @@ class Stretches(Study):
         generator, task, path = load(model, precision="fp32"), told(model).task, model / "recipe.yaml"
         if text is None and not path.exists():
             raise ValueError(f"{model} has no recipe that names a text: give --text")
-        rows = find_splits(recipes.load(str(path))).rows("test") if text is None else task.read(TextFiles(str(text)))
+        rows = find_splits(recipes.load(str(path))).rows("test") if text is None else TextFiles(str(text)).read()
         tokenizer, size = generator.tokenizer, min(STRETCH, generator.reach or STRETCH)
         found: Stretches
 

@@ -5,7 +5,7 @@ left out. Which documents share a block is chance, so no token sees another docu
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -20,13 +20,12 @@ from regard.core.generation import DecoderOnly
 from regard.data.arrays import Column, Table
 from regard.data.batching import Batch, Ints
 from regard.data.corpora import CORPORA, fetched
-from regard.data.documents import Passage, TextFiles, fingerprint_of, read_passages
-from regard.data.text import Skipped
+from regard.data.documents import Passage, TextFiles
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.tasks.generator import Generator
-from regard.tasks.task import Measured, Sections, Task
+from regard.tasks.task import Data, Measured, Sections, Task
 from regard.training.objectives import NextToken, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -52,20 +51,20 @@ class GenerateConfig:
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class TextConfig(Data):
     """Where the text comes from: a corpus by its name, or files."""
 
-    corpus: str | None = None  # a name that `regard data` lists; or give train
     train: TextFiles | None = None  # your own files
     valid: TextFiles | None = None  # the end of train if left out
     test: TextFiles | None = None  # the end of train if left out
     hold_out: int = 100  # passages of about 4,000 characters kept from training where valid or test is not given
     limit: int | None = None  # use only the first so many passages
 
-    def __post_init__(self) -> None:
-        if (self.corpus is None) == (self.train is None):
-            raise ValueError("data: give exactly one of corpus (a name) and train (your files)")
-        at_least(1, **{f"data.{name}": getattr(self, name) for name in ("hold_out", "limit")})
+    def of_corpus(self, name: str, progress: Any) -> dict[str, TextFiles]:
+        found = fetched(name, progress=progress)
+        if any(len(paths) > 1 for paths in found.values()):
+            raise ValueError(f"{name} is a corpus of pairs, not one text: choose one such as wikitext2")
+        return {split: TextFiles(str(path)) for split, (path,) in found.items()}
 
 
 @dataclass(frozen=True)
@@ -96,34 +95,10 @@ class Generate(Task):
     ordered = True
     needs = DecoderOnly
 
-    @classmethod
-    def of(cls, recipe: Any) -> "Generate":
-        return cls(recipe.task.block, recipe.task.apart)
+    def prepared_by(self) -> list[Any]:
+        return [self.name]
 
-    @classmethod
-    def files(cls, data: TextConfig, progress: Any = None) -> dict[str, TextFiles]:
-        if data.corpus is not None:
-            found = fetched(data.corpus, progress=progress)
-            if any(len(paths) > 1 for paths in found.values()):
-                raise ValueError(f"{data.corpus} is a corpus of pairs, not one text: choose one such as wikitext2")
-            return {split: TextFiles(str(path)) for split, (path,) in found.items()}
-        given = {"train": data.train, "valid": data.valid, "test": data.test}
-        return {name: split for name, split in given.items() if split is not None}
-
-    @classmethod
-    def fingerprint(cls, files: TextFiles) -> str:
-        return fingerprint_of(files)
-
-    def prepared_by(self, data: TextConfig, modulus: int | None) -> list[Any]:
-        return ["generate", data.limit, modulus]
-
-    def read(self, files: TextFiles, skipped: Skipped | None = None) -> Iterator[Passage]:
-        return read_passages(files, skipped)
-
-    def key(self, row: Passage) -> str:
-        return row.text
-
-    def texts(self, row: Passage) -> Iterable[str]:
+    def texts(self, row: Passage) -> Sequence[str]:
         return [row.text]
 
     def columns(self, vocabulary: int) -> dict[str, Column]:

@@ -5,7 +5,7 @@ import math
 from collections import abc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -29,7 +29,8 @@ Streamed = abc.Generator[str, None, Completion]
 class Generator(Searcher):
     """A language model and its tokenizer. Several models make an ensemble.
 
-    The settings of each method are the names in `Writing`, `SearchConfig` and `SamplingConfig`.
+    A text that outgrows the places of a model is gone on with from its last tokens, for which half of the places are
+    kept. The settings of each method are the names in `Writing`, `SearchConfig` and `SamplingConfig`.
 
     >>> generator = load("runs/shakespeare")                   # doctest: +SKIP
     >>> generator.generate("ROMEO:", limit=50, seed=1)         # doctest: +SKIP
@@ -40,26 +41,10 @@ class Generator(Searcher):
         model: nn.Module | Sequence[nn.Module],
         tokenizer: Tokenizer,
         decode: SearchConfig,
-        *,
-        engine: str = "auto",
-        workers: int | None = None,
-        rows: int = 256,
-        bitwise: bool = False,
-        shortlists: Any = None,
+        **how: Any,
     ) -> None:
-        super().__init__(
-            [model] if isinstance(model, nn.Module) else model,
-            tokenizer,
-            engine=engine,
-            workers=workers,
-            rows=rows,
-            bitwise=bitwise,
-            shortlists=shortlists,
-            backward=False,
-        )
-        self.decode = decode
-        places: list[int | None] = [cast(Any, each).config.longest for each in self.models]
-        self.reach = min((n for n in places if n is not None), default=None)
+        super().__init__(model, tokenizer, **how)
+        self.decode, self.reach = decode, self.places
 
     @overload
     def generate(self, prompt: str = "", **settings: Any) -> str: ...
@@ -88,8 +73,20 @@ class Generator(Searcher):
         rows = [self._read(prompt) for prompt in prompts]
         requests = [self._request(ids, prompt, settings) for ids, prompt in zip(rows, prompts, strict=True)]
         found = self._search(requests, settings.search)
+        one, done = replace(settings.search, best=1), set[tuple[int, int]]()
+        while going := {
+            (i, k): request
+            for i, outputs in enumerate(found)
+            for k, h in enumerate(outputs)
+            if not (_ended(h) or (i, k) in done)
+            and (request := self._further(rows[i], h.tokens, prompts[i], settings, k)) is not None
+        }:
+            for (i, k), (more,) in zip(going, self._search(list(going.values()), one), strict=True):
+                found[i][k] = _joined(found[i][k], more)
+                if not more.tokens:
+                    done.add((i, k))
         return [
-            [self._completion(ids, prompt, h, settings, len(h.token_scores) > len(h.tokens)) for h in outputs]
+            [self._completion(ids, prompt, h, settings, _ended(h)) for h in outputs]
             for ids, prompt, outputs in zip(rows, prompts, found, strict=True)
         ]
 
@@ -99,7 +96,7 @@ class Generator(Searcher):
         for prompt in prompts:
             ids = self._read(prompt)
             read += len(ids)
-            room = self._bounded(self._request(ids, prompt, settings), search).room
+            room = search.limit or self._bounded(self._request(ids, prompt, settings), search).room
             written += room * (search.beam if search.sampling is None else search.best)
         return read, written
 
@@ -122,18 +119,24 @@ class Generator(Searcher):
             yield prompt.text
         context, written, said = self._context(ids), list[int](), 0
         begin, kept, end = len(self.tokenizer.decode(context)), list[int](), None
-        for more in pool.stream(self._alone(), replace(request, draw=draw), settings.search, self.eos):
-            written += more
-            kept = written[: whole(self.tokenizer, written)]
-            text = self.tokenizer.certain([*context, *kept])[begin:]
-            end = _stopped(text, settings.stop)
-            # What may be the beginning of a stop text is not said before it is known not to be.
-            safe = end if end is not None else len(text) - max(map(len, settings.stop), default=1) + 1
-            yield text[said:safe] if safe > said else ""
-            said = max(said, safe)
-            if end is not None:
-                break
-        ended = end is None and len(written) < request.room
+        going: Request | None = replace(request, draw=draw)
+        while going is not None and end is None:
+            before = len(written)
+            for more in pool.stream(self._alone(), going, settings.search, self.eos):
+                written += more
+                kept = written[: whole(self.tokenizer, written)]
+                text = self.tokenizer.certain([*context, *kept])[begin:]
+                end = _stopped(text, settings.stop)
+                # What may be the beginning of a stop text is not said before it is known not to be.
+                safe = end if end is not None else len(text) - max(map(len, settings.stop), default=1) + 1
+                yield text[said:safe] if safe > said else ""
+                said = max(said, safe)
+                if end is not None:
+                    break
+            ended = len(written) - before < self._bounded(going, settings.search).room
+            written = kept
+            going = None if ended or len(kept) <= before else self._further(ids, kept, prompt, settings, draw)
+        ended = end is None and ended
         found = self._completion(ids, prompt, Hypothesis(kept, math.nan, math.nan, []), settings, ended)
         yield found.text[len(prompt.text) * settings.echo + said :]
         return found
@@ -216,13 +219,25 @@ class Generator(Searcher):
             raise ValueError("this model writes without end: say how much by `limit`")
         return Request(ids[:-1], ids[-1], room, seed=seed, refusal=characters(self.tokenizer, False))
 
+    def _further(
+        self, ids: list[int], written: list[int], prompt: Prompt, settings: Writing, output: int
+    ) -> Request | None:
+        """The request for what follows an output that only ended because the model has no more places; None: it did
+        not, or nothing more is wanted."""
+        limit, text = settings.search.limit, [*ids, *written]
+        if self.reach is None or limit is None or len(written) >= limit:
+            return None
+        if settings.stop and _stopped(self._text(ids, written), settings.stop) is not None:
+            return None
+        last = text[-max(1, self.reach // 2) :]
+        asked = self._request(last, replace(prompt, text=f"{prompt.text} {len(written)} {output}"), settings)
+        return replace(asked, room=limit - len(written))
+
     def _bounded(self, request: Request, search: SearchConfig) -> Request:
         return bounded(request, search, self.searchable.room(request.source))
 
     def _completion(self, ids: list[int], prompt: Prompt, h: Hypothesis, settings: Writing, ended: bool) -> Completion:
-        context = self._context(ids)
-        before = self.tokenizer.decode(context)
-        text = self.tokenizer.decode([*context, *h.tokens])[len(before) :]
+        text = self._text(ids, h.tokens)
         end = _stopped(text, settings.stop)
         why = "stop" if end is not None or ended else "length"
         text = text[:end]
@@ -232,6 +247,11 @@ class Generator(Searcher):
             told = self._foretold([*ids, *h.tokens], prompt.tell)[0 if settings.echo else len(ids) :]
         text = prompt.text + text if settings.echo else text
         return Completion(text, tokens, h.score, h.log_probability, h.token_scores, why, ids, h.tokens, told)
+
+    def _text(self, ids: list[int], written: list[int]) -> str:
+        """What some tokens say after others."""
+        context = self._context(ids)
+        return self.tokenizer.decode([*context, *written])[len(self.tokenizer.decode(context)) :]
 
     @torch.inference_mode()
     def _foretold(self, ids: list[int], n: int) -> list[Followed]:
@@ -243,6 +263,16 @@ class Generator(Searcher):
         own = log_p.gather(1, read[0, 1:, None])[:, 0].tolist()
         others = [dict(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
         return [Followed(ids[0], None, {}), *map(Followed, ids[1:], own, others)]
+
+
+def _ended(h: Hypothesis) -> bool:
+    """Whether the model itself has ended an output."""
+    return len(h.token_scores) > len(h.tokens)
+
+
+def _joined(h: Hypothesis, more: Hypothesis) -> Hypothesis:
+    log_p = h.log_probability + more.log_probability
+    return Hypothesis([*h.tokens, *more.tokens], h.score + more.score, log_p, [*h.token_scores, *more.token_scores])
 
 
 def _stopped(text: str, stops: Sequence[str]) -> int | None:

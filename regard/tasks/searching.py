@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -26,25 +26,32 @@ class Searcher:
 
     def __init__(
         self,
-        models: Sequence[nn.Module],
+        model: nn.Module | Sequence[nn.Module],
         tokenizer: Tokenizer,
         *,
-        engine: str,
-        workers: int | None,
-        rows: int,
-        bitwise: bool,
-        shortlists: Shortlists | None,
-        backward: bool,
+        engine: str = "auto",
+        workers: int | None = None,
+        rows: int = 256,
+        bitwise: bool = False,
+        shortlists: Shortlists | None = None,
+        backward: bool = False,
     ) -> None:
+        """`rows` are searched side by side; `backward`: outputs are written from the last sub-word to the first."""
         one_of(ENGINES, engine=engine)
         at_least(1, workers=workers, rows=rows)
-        self.models = [each.eval() for each in models]
+        self.models = [each.eval() for each in ([model] if isinstance(model, nn.Module) else model)]
         self.model, self.tokenizer = self.models[0], tokenizer
         self.bos, self.eos = tokenizer.marks.need("bos", "eos")
         self.engine, self.rows, self.bitwise, self.backward = engine, rows, bitwise, backward
         self._workers, self._shortlists = workers, shortlists
         self._made: tuple[object, Searchable] | None = None  # an engine, and what it was made from
         self._without: str | None = None
+
+    @property
+    def places(self) -> int | None:
+        """The most positions that every model has; None: any number."""
+        configs: list[Any] = [each.config for each in self.models]
+        return min((c.longest for c in configs if c.longest is not None), default=None)
 
     @property
     def device(self) -> torch.device:

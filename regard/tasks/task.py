@@ -5,17 +5,17 @@ own, and what it leaves in a model's config.json is all that is needed to use th
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
 from torch import nn
 
-from regard.checks import choose
+from regard.checks import at_least, choose
+from regard.core.outputs import HeadConfig
 from regard.data.arrays import Column, Table
-from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
 from regard.training.objectives import Objective
 from regard.training.run import Sample
@@ -43,10 +43,39 @@ class Sections(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Data:
+    """Where examples come from: a corpus by its name, or files, which know how they are read."""
+
+    corpus: str | None = None  # a name that `regard data` lists; or give train
+    train: Any = None  # your own files
+    valid: Any = None  # held out of train if left out
+    test: Any = None  # held out of train if left out
+    hold_out: int = 1000  # rows kept from training where valid or test is not given
+    limit: int | None = None  # use only the first so many training rows
+
+    def __post_init__(self) -> None:
+        if (self.corpus is None) == (self.train is None):
+            raise ValueError("data: give exactly one of corpus (a name) and train (your files)")
+        at_least(1, **{f"data.{name}": getattr(self, name) for name in ("hold_out", "limit")})
+
+    def files(self, progress: Any = None) -> dict[str, Any]:
+        """The files of each split; a corpus is fetched if need be."""
+        if self.corpus is not None:
+            return self.of_corpus(self.corpus, progress)
+        given = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {name: split for name, split in given.items() if split is not None}
+
+    def of_corpus(self, name: str, progress: Any) -> dict[str, Any]:
+        """The same of a corpus."""
+        raise ValueError(f"data.corpus = {name!r}: there is no corpus for this task; give your files as data.train")
+
+
+@dataclass(frozen=True)
 class Task(ABC):
     """A frozen dataclass: its fields are what config.json keeps of it.
 
-    A row is an example as it stands in a file: a pair of texts, a document.
+    A row is an example as it stands in a file: a pair of texts, a document. The methods down to `open` are what a task
+    must say; those after it have answers that fit most.
     """
 
     name: ClassVar[str]
@@ -58,36 +87,9 @@ class Task(ABC):
     needs: ClassVar[type]  # the shape of a model that can do it
     shares: ClassVar[str] = ""  # who has the sub-words in common
 
-    @classmethod
     @abstractmethod
-    def of(cls, recipe: Any) -> "Task":
-        """The task of a recipe."""
-
-    @classmethod
-    @abstractmethod
-    def files(cls, data: Any, progress: Any = None) -> dict[str, Any]:
-        """The files of each split that a recipe's data names; a corpus is fetched if need be."""
-
-    @classmethod
-    @abstractmethod
-    def fingerprint(cls, files: Any) -> str:
-        """The same for the same files."""
-
-    @abstractmethod
-    def prepared_by(self, data: Any, modulus: int | None) -> list[Any]:
-        """All that token arrays hang on, beside the files and the sub-words."""
-
-    @abstractmethod
-    def read(self, files: Any, skipped: Skipped | None = None) -> Iterator[Any]:
-        """The rows in some files, in order."""
-
-    @abstractmethod
-    def key(self, row: Any) -> str:
-        """The text by which a row is held out, and known again elsewhere."""
-
-    @abstractmethod
-    def texts(self, row: Any) -> Iterable[str]:
-        """What sub-words are learnt from."""
+    def texts(self, row: Any) -> Sequence[str]:
+        """What sub-words are learnt from; by the first, a row is held out, and known again elsewhere."""
 
     @abstractmethod
     def columns(self, vocabulary: int) -> Mapping[str, Column]:
@@ -96,14 +98,6 @@ class Task(ABC):
     @abstractmethod
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Sequence[Any] | None]:
         """The values of each column for each row; None for a row that is too long."""
-
-    @abstractmethod
-    def length(self, recipe: Any) -> int:
-        """Tokens that a row of a batch has, at most."""
-
-    @abstractmethod
-    def corpus(self, table: Table) -> Readable:
-        """What is drawn from in training."""
 
     @abstractmethod
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
@@ -118,12 +112,38 @@ class Task(ABC):
         """How good a model is by now, quickly: `predictor` is what `open` made of it."""
 
     @abstractmethod
-    def judge(self, predictor: Any, held_out: Sequence[Any], recipe: Any) -> tuple[dict[str, Any], list[Sample]]:
-        """Every figure at the end, each {"score", ...} by its name, and what is to be shown."""
-
-    @abstractmethod
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: Any, **how: Any) -> Any:
         """What a person holds: a predictor. `use` is of the section `decode`."""
+
+    @classmethod
+    def of(cls, recipe: Any) -> "Task":
+        """The task of a recipe: each of its fields is a setting of that name."""
+        given: dict[str, Any] = {}
+        for section in (recipe.evaluate, recipe.data, recipe.task):
+            given |= vars(section)
+        return cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})
+
+    def head(self) -> HeadConfig:
+        """What must stand on the features of a model."""
+        return HeadConfig()
+
+    def prepared_by(self) -> list[Any]:
+        """What of the task its token arrays hang on, beside files, sub-words and data.limit."""
+        return [self.name, asdict(self)]
+
+    def corpus(self, table: Table) -> Readable:
+        """What is drawn from in training."""
+        return table
+
+    def length(self, recipe: Any) -> int:
+        """Tokens that a row of a batch has, at most."""
+        return int(recipe.data.max_length)
+
+    def judge(self, predictor: Any, held_out: Sequence[Any], recipe: Any) -> tuple[dict[str, Any], list[Sample]]:
+        """Every figure at the end, each {"score", "signature"} by its name, and what is to be shown."""
+        _, measures, samples = self.measure(predictor, held_out, recipe)
+        how = f"{self.rows}:{len(held_out)}"
+        return {name: {"score": value, "signature": how} for name, value in measures.items()}, samples
 
     def check(self, recipe: Any) -> None:  # noqa: B027  most have nothing to say
         """Refuse a recipe whose sections contradict each other."""

@@ -11,16 +11,16 @@ from torch import nn
 
 from regard.checks import at_least, one_of
 from regard.core.generation import EncoderDecoder
-from regard.data.arrays import Column, Table, pairs_of
+from regard.data.arrays import Column, pairs_of
 from regard.data.batching import Batch, collate
 from regard.data.corpora import CORPORA, obtain
 from regard.data.sentences import habits
-from regard.data.text import PairFiles, Skipped, fingerprint, read_pairs
+from regard.data.text import PairFiles
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.calibration import perplexity
 from regard.evaluation.translation import TOKENIZERS, bleu, chrf
 from regard.tasks.asks import DecodeConfig
-from regard.tasks.task import Measured, Sections, Task
+from regard.tasks.task import Data, Measured, Sections, Task
 from regard.tasks.translator import Translator
 from regard.training.objectives import NextToken, Objective
 from regard.training.run import Sample
@@ -40,24 +40,23 @@ class TranslateConfig:
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Data):
     """Where the sentences come from: a corpus by its name, or files."""
 
-    corpus: str | None = None  # a name that `regard data` lists; or give train
     train: PairFiles | None = None  # your own files
     valid: PairFiles | None = None  # held out of train if left out
     test: PairFiles | None = None  # held out of train if left out
     languages: tuple[str, str] = ("", "")  # source and target, for display only: [en, de]
-    hold_out: int = 1000  # sentences kept from training where valid or test is not given
     max_length: int = 256  # sub-words of a side; longer pairs are skipped and counted
-    limit: int | None = None  # use only the first so many training pairs
     target_order: str = "forward"  # or backward: the target is written from its end, for a second opinion on outputs
 
     def __post_init__(self) -> None:
         one_of(ORDERS, **{"data.target_order": self.target_order})
-        if (self.corpus is None) == (self.train is None):
-            raise ValueError("data: give exactly one of corpus (a name) and train (your files)")
-        at_least(1, **{f"data.{name}": getattr(self, name) for name in ("hold_out", "max_length", "limit")})
+        super().__post_init__()
+        at_least(1, **{"data.max_length": self.max_length})
+
+    def of_corpus(self, name: str, progress: Any) -> dict[str, PairFiles]:
+        return obtain(name, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -96,27 +95,10 @@ class Translate(Task):
         data, e = recipe.data, recipe.evaluate
         return cls(languages(data), data.max_length, data.target_order, e.tokenize, e.lowercase)
 
-    @classmethod
-    def files(cls, data: DataConfig, progress: Any = None) -> dict[str, PairFiles]:
-        if data.corpus is not None:
-            return obtain(data.corpus, progress=progress)
-        given = {"train": data.train, "valid": data.valid, "test": data.test}
-        return {name: split for name, split in given.items() if split is not None}
+    def prepared_by(self) -> list[Any]:
+        return [self.longest, self.order]
 
-    @classmethod
-    def fingerprint(cls, files: PairFiles) -> str:
-        return fingerprint(files)
-
-    def prepared_by(self, data: DataConfig, modulus: int | None) -> list[Any]:
-        return [data.max_length, data.limit, modulus, *([self.order] if self.order != "forward" else [])]
-
-    def read(self, files: PairFiles, skipped: Skipped | None = None) -> Iterator[Pair]:
-        return read_pairs(files, skipped=skipped)
-
-    def key(self, row: Pair) -> str:
-        return row[0]
-
-    def texts(self, row: Pair) -> Iterable[str]:
+    def texts(self, row: Pair) -> Pair:
         return row
 
     def columns(self, vocabulary: int) -> dict[str, Column]:
@@ -127,12 +109,6 @@ class Translate(Task):
         for source, target in zip(sources, targets, strict=True):
             short = self.longest is None or max(len(source), len(target)) < self.longest
             yield (source, target[:: -1 if self.order == "backward" else 1]) if short else None
-
-    def length(self, recipe: Any) -> int:
-        return int(recipe.data.max_length)
-
-    def corpus(self, table: Table) -> Table:
-        return table
 
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
         if not dropout:

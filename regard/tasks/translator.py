@@ -28,7 +28,6 @@ from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap, attention_page
 from regard.inspection.words import Words, added, words_of_prefixes, words_of_spans
 from regard.inspection.words import words as words_of
-from regard.native import Shortlists
 from regard.tasks.asks import (
     Alternative,
     Answer,
@@ -67,33 +66,14 @@ class Translator(Searcher):
         tokenizer: Tokenizer,
         decode: DecodeConfig | None = None,
         *,
-        engine: str = "auto",
-        workers: int | None = None,
-        rows: int = 256,
-        bitwise: bool = False,
         longest: int | None = None,
-        shortlists: Shortlists | None = None,
-        backward: bool = False,
+        **how: Any,
     ) -> None:
-        """`longest`: sub-words of a sentence that the model is used to; `rows` are searched side by side.
-
-        `backward`: the model writes its outputs from the last sub-word to the first (`data.target_order`).
-        """
-        super().__init__(
-            [model] if isinstance(model, nn.Module) else model,
-            tokenizer,
-            engine=engine,
-            workers=workers,
-            rows=rows,
-            bitwise=bitwise,
-            shortlists=shortlists,
-            backward=backward,
-        )
+        """`longest`: sub-words of a sentence that the model is used to; how it is searched, `Searcher` says."""
+        super().__init__(model, tokenizer, **how)
         self.decode = decode or DecodeConfig()
         self.second: tuple[Translator, float] | None = None  # another to rank outputs with, and the weight of its word
-        configs: list[Any] = [each.config for each in self.models]
-        tables = [each.longest - 1 for each in configs if each.longest is not None]  # the end has a place, too
-        self.reach = min(tables, default=None)
+        self.reach = None if self.places is None else self.places - 1  # the end has a place, too
         self.longest = min((n for n in (longest, self.reach) if n is not None), default=None)
 
     def size(self, asks: Sequence[Ask], settings: Settings) -> tuple[int, int]:

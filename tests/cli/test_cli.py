@@ -209,7 +209,8 @@ def test_slow_work_says_so_without_a_terminal(
 
 NAMES = (
     "tiny, shallow, small, base, big, rnn, gru, lstm, linear-rnn, convs2s, bytenet, "
-    "gpt-tiny, gpt2, llama-tiny, stories15m, smollm2-135m"
+    "gpt-tiny, gpt2, llama-tiny, stories15m, smollm2-135m, "
+    "bert-tiny, bert-mini, bert-base, minilm, roberta-base, distilbert, albert-base"
 )
 
 

@@ -18,8 +18,9 @@ from regard.decoding.module import Module
 from regard.decoding.pool import search
 from regard.decoding.protocol import Request, SearchConfig
 from regard.models import storage
+from regard.models.decoder import Decoder, gpt_tiny, llama_tiny
 from tests.convert.test_huggingface import foreign_model, logits
-from tests.convert.toys import before, padded, sentences
+from tests.convert.toys import before, learn, padded, sentences
 
 transformers = pytest.importorskip("transformers")
 TEXTS = [*sentences(10, seed=5), "the  cat ", "the cät saw 7 dogs", "a <s> b </s> <pad><unk>", "ﬁve ½ trees"]
@@ -286,3 +287,26 @@ def test_what_a_language_model_of_ours_cannot_be_is_named(
     language(tmp_path / "hf", name, **changes)
     with pytest.raises(ValueError, match=message):
         import_(tmp_path / "hf", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_a_language_model_may_have_a_pad(tmp_path: Path, name: str) -> None:
+    language(tmp_path / "hf", name, pad_token_id=0)
+    import_(tmp_path / "hf", tmp_path / "out")
+    assert Tokenizer.load(tmp_path / "out" / "tokenizer.json").marks.pad == 0
+
+
+@pytest.mark.parametrize(
+    ("preset", "change", "message"),
+    [
+        (gpt_tiny, {"norm": "post"}, "no model with norm = 'post' .in gpt2 it is 'pre'"),
+        (gpt_tiny, {"scale": 0.5}, "no model with scale = 0.5 .in gpt2 it is None"),
+        (llama_tiny, {"rope_scaling": "linear:2"}, "no model with rope_scaling = 'linear:2' .in llama it is None"),
+    ],
+)
+def test_a_language_model_that_theirs_is_not_is_named(tmp_path: Path, preset: Any, change: Any, message: str) -> None:
+    tokenizer = learn("none")
+    storage.save(Decoder(preset(len(tokenizer), **change)), tmp_path / "model")
+    tokenizer.save(tmp_path / "model" / "tokenizer.json")
+    with pytest.raises(ValueError, match=message):
+        export(tmp_path / "model", tmp_path / "out", "hf")

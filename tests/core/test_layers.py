@@ -14,7 +14,6 @@ from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.cache import Cache, Window
 from regard.core.layers import (
     ConvolutionFeedForward,
-    Embedding,
     FeedForward,
     GatedFeedForward,
     Residual,
@@ -30,6 +29,7 @@ from regard.core.positions import (
     relative_positions,
     sinusoid,
 )
+from regard.core.stems import Embedding
 
 PRECISIONS = [(torch.float32, 1e-5), (torch.float64, 1e-12)]
 KEEP = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0]]).bool()

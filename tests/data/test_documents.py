@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data import documents as module
-from regard.data.documents import Passage, TextFiles, fingerprint_of, read_passages
+from regard.data.documents import Passage, TextFiles
 from regard.data.text import Skipped
 
 
@@ -31,7 +31,7 @@ def test_passages_are_the_text(tmp_path_factory: pytest.TempPathFactory, text: s
     path.write_text(text + "x\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PASSAGE", size)
-        passages = list(read_passages(TextFiles(str(path))))
+        passages = list(TextFiles(str(path)).read())
     assert joined(passages) == [text + "x\n"]
     assert all(len(passage.text) <= 2 * size or passage.last for passage in passages)
 
@@ -47,7 +47,7 @@ def test_what_a_document_is(tmp_path: Path) -> None:
     )
 
     def documents(**how: object) -> list[str]:
-        return joined(list(read_passages(TextFiles(**how), skipped)))  # type: ignore[arg-type]
+        return joined(list(TextFiles(**how).read(skipped)))  # type: ignore[arg-type]
 
     skipped, folder = Skipped(), str(tmp_path / "texts")
     assert documents(text=folder) == ["one\ntwo\n\n\nthree\n", "four\n"]
@@ -61,9 +61,9 @@ def test_what_a_document_is(tmp_path: Path) -> None:
 def test_the_fingerprint_is_of_what_is_read(tmp_path: Path) -> None:
     for name, text in (("a", "x"), ("b", "x"), ("c", "y")):
         (tmp_path / f"{name}.txt").write_text(f"{text}\n")
-    a, b, c = (fingerprint_of(TextFiles(str(tmp_path / f"{name}.txt"))) for name in "abc")
+    a, b, c = (TextFiles(str(tmp_path / f"{name}.txt")).fingerprint() for name in "abc")
     assert a == b != c
-    assert fingerprint_of(TextFiles(str(tmp_path / "a.txt"), documents="line")) != a
+    assert TextFiles(str(tmp_path / "a.txt"), documents="line").fingerprint() != a
 
 
 def test_mistakes_are_told_with_their_place(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_mistakes_are_told_with_their_place(tmp_path: Path) -> None:
         TextFiles("a", documents="page")
     (tmp_path / "d.jsonl").write_text('{"text": "a"}\n{"txt": "b"}\n')
     with pytest.raises(ValueError, match=r"d\.jsonl, line 2 lacks the key 'text'; the nearest is 'txt'"):
-        list(read_passages(TextFiles(jsonl=str(tmp_path / "d.jsonl"))))
+        list(TextFiles(jsonl=str(tmp_path / "d.jsonl")).read())
     (tmp_path / "bad.txt").write_bytes(b"good\n\xff\n")
     with pytest.raises(ValueError, match=r"bad\.txt, line 2: byte 1 .* is not UTF-8"):
-        list(read_passages(TextFiles(str(tmp_path / "bad.txt"))))
+        list(TextFiles(str(tmp_path / "bad.txt")).read())

@@ -77,7 +77,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_model_sees_no_more_pairs_than_it_is_given(corpus: Path) -> None:
     def loss(pairs: int, name: str) -> Result:
-        changes = [*scaling._changes("smoke", 16), "train.steps=6"]
+        changes = [*scaling._settings("smoke", 16)["changes"], "train.steps=6"]
         folder = corpus / name
         return scaling.trained_on(folder, QUIET, recipe=str(corpus / "made.yaml"), changes=changes, pairs=pairs)
 
@@ -91,7 +91,10 @@ def test_a_model_sees_no_more_pairs_than_it_is_given(corpus: Path) -> None:
 
 
 def test_what_is_interrupted_is_saved_and_goes_on(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"recipe": str(corpus / "made.yaml"), "changes": [*scaling._changes("smoke", 16), "train.steps=5"]}
+    settings = {
+        "recipe": str(corpus / "made.yaml"),
+        "changes": [*scaling._settings("smoke", 16)["changes"], "train.steps=5"],
+    }
     whole = scaling.trained_on(corpus / "whole", QUIET, **settings, pairs=20)
     foretell, looked = scaling.foretell, []
 

@@ -69,13 +69,13 @@ def test_rank_correlation_is_that_of_the_text_books() -> None:
 
 def test_a_difference_must_exceed_what_the_seeds_of_base_tell() -> None:
     made = {"base": result(30, 20.0), "base-seed-2": result(30, 21.0), "h-1": result(30, 18.9), "h-4": result(30, 19.0)}
-    bleu = differences(made, lambda r: r["bleu"])
+    bleu = differences(made, "bleu")
     assert bleu.noise == pytest.approx(2 * math.sqrt(0.5) * math.sqrt(1.5))  # s² = 1/2 and n = 2: 1.73
     one, four = (row for row in ROWS if row.name in ("h-1", "h-4"))
     assert [bleu.of(one), bleu.of(four)] == pytest.approx([-1.6, -1.5])
     assert not bleu.beyond(one)
-    assert differences({**made, "h-1": result(30, 18.7)}, lambda r: r["bleu"]).beyond(one)
-    alone = differences({"base": result(30, 20.0), "h-1": result(99, 1.0)}, lambda r: r["bleu"])
+    assert differences({**made, "h-1": result(30, 18.7)}, "bleu").beyond(one)
+    alone = differences({"base": result(30, 20.0), "h-1": result(99, 1.0)}, "bleu")
     assert alone.noise is None
     assert not alone.beyond(one)
 
@@ -86,7 +86,7 @@ def test_base_is_the_mean_of_its_seeds_wherever_it_is_compared() -> None:
     text = table3.report(made | rows, "small").text
     assert "| (E) positions | 1 | 0 | 0 | base | base | base | base |" in text
     assert "Best of all is base by perplexity and base by BLEU" in text
-    assert differences(made, lambda r: r["bleu"]).of(ROWS[0]) == 0
+    assert differences(made, "bleu").of(ROWS[0]) == 0
 
 
 def test_the_report_says_what_the_results_say() -> None:

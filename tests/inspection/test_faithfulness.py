@@ -98,9 +98,9 @@ def test_each_step_compares_attention_with_both_over_the_words_alone() -> None:
     slopes = gradients(model, SOURCE, TARGET, PREDICTED)[:, words]
     changes = leave_one_out(model, SOURCE, TARGET, PREDICTED, words)
     for t in range(4):
-        assert found.gradient_steps[t] == pytest.approx(brute(attended[t].tolist(), slopes[t].tolist()))
-        assert found.leave_one_out_steps[t] == pytest.approx(brute(attended[t].tolist(), changes[t].tolist()))
-    assert found.gradient_tau == pytest.approx(sum(map(float, filter(None, found.gradient_steps))) / 4)
+        assert found.gradient.steps[t] == pytest.approx(brute(attended[t].tolist(), slopes[t].tolist()))
+        assert found.leave_one_out.steps[t] == pytest.approx(brute(attended[t].tolist(), changes[t].tolist()))
+    assert found.gradient.tau == pytest.approx(sum(map(float, filter(None, found.gradient.steps))) / 4)
 
 
 def test_a_model_that_sees_one_word_alone_is_told_by_the_gradient() -> None:
@@ -113,8 +113,8 @@ def test_a_model_that_sees_one_word_alone_is_told_by_the_gradient() -> None:
     with edit(model, {CROSS: only, "encoder.layers.0.self_attention": torch.zeros_like}):
         found = faithfulness(model, SOURCE, TARGET, PREDICTED, {2})
         slopes = gradients(model, SOURCE, TARGET, PREDICTED)
-    assert found.gradient_steps == pytest.approx((1.0,) * 4)
-    assert found.gradient_tau == pytest.approx(1.0)
+    assert found.gradient.steps == pytest.approx((1.0,) * 4)
+    assert found.gradient.tau == pytest.approx(1.0)
     assert slopes[:, [0, 1, 3, 4]].eq(0).all()
     assert slopes[:, 2].gt(0).all()
 
@@ -124,8 +124,8 @@ def test_where_there_is_nothing_to_rank_there_is_no_tau() -> None:
     none = (None,) * 4
     for source in ([[2]], [[5, 2]]):
         found = faithfulness(model, torch.tensor(source), TARGET, PREDICTED, {2})
-        assert (found.gradient_tau, found.gradient_steps) == (None, none)
-        assert (found.leave_one_out_tau, found.leave_one_out_steps) == (None, none)
+        assert (found.gradient.tau, found.gradient.steps) == (None, none)
+        assert (found.leave_one_out.tau, found.leave_one_out.steps) == (None, none)
 
 
 def test_whole_numbers_have_no_gradient() -> None:

@@ -87,7 +87,7 @@ def test_the_same_model_gives_the_same_bytes_and_other_files_stay(tmp_path: Path
     assert files[0] == files[1]
     assert files[0].keys() == {"config.json", "model.safetensors", "tokenizer.json"}
     about = json.loads(files[0]["config.json"])
-    assert about.keys() == {"format", "family", "regard", "config"}
+    assert about.keys() == {"format", "family", "regard", "config", "head"}
     assert (about["format"], about["family"], about["regard"]) == (2, "transformer", version("regard"))
     assert TransformerConfig(**about["config"]) == build(positions="t5").config
 

@@ -160,8 +160,8 @@ def test_what_a_killed_compilation_left_is_swept(fresh: Path) -> None:
 def test_two_libraries_in_one_process_are_two(fresh: Path) -> None:
     build.library()
     (fresh / "package" / "engine.c").write_text(ENGINE.replace("return 1", "return 2"))
-    assert build.library().tells() == 1
-    assert again().tells() == 2
+    assert build.library().worth_it() == 1
+    assert again().worth_it() == 2
 
 
 def test_a_wheels_library_comes_first_if_it_is_whole(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_a_wheels_library_comes_first_if_it_is_whole(fresh: Path, monkeypatch: p
     shipped.write_bytes(content)
     given_away(shipped, monkeypatch)  # as the Python files around it may be
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert build.library().tells() == 2
+    assert build.library().worth_it() == 2
     assert not (fresh / "native").exists()
     shipped.unlink()  # it is in use
     shipped.write_bytes(content[: len(content) // 2])

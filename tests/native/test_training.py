@@ -12,10 +12,11 @@ from torch import Tensor
 
 from regard.core.attention import attend
 from regard.core.dropout import drawing_from, dropout
-from regard.core.layers import Embedding, FeedForward, Residual, linear
+from regard.core.layers import FeedForward, Residual, linear
 from regard.core.losses import cross_entropy_in_blocks, linear_cross_entropy
 from regard.core.masks import causal, padding
 from regard.core.positions import Positions
+from regard.core.stems import Embedding
 from regard.models.transformer import FAMILY, Transformer, TransformerConfig
 from regard.native import training
 from regard.native.lend import lend, lending, lent

@@ -19,7 +19,7 @@ from regard.core.quantised import quantise
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import Native, build, compiler
 from regard.native.lend import lend, lending
-from regard.native.training import NativeKernels, declared
+from regard.native.training import NativeKernels
 
 ROOT = Path(__file__).parents[2]
 USE = """
@@ -101,7 +101,7 @@ def test_each_variant_says_what_pytorch_says(installed: Path, variant: str, monk
             with torch.inference_mode():
                 truth = [each(torch.tensor([text]), torch.tensor([prefix]))[0, -1] for text in texts]
             np.testing.assert_allclose(logits, np.stack(truth), atol=tolerance)
-    kernels, layer, x = NativeKernels(declared(functions)), linear(32, 48), torch.randn(50, 32, requires_grad=True)
+    kernels, layer, x = NativeKernels(functions), linear(32, 48), torch.randn(50, 32, requires_grad=True)
     lend(layer)
     W, y, results = torch.randn(77, 48), torch.randint(77, (50,)), []
     for lent in (None, kernels):

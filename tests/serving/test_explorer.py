@@ -318,7 +318,7 @@ def test_what_goes_wrong_in_mid_stream_is_the_last_line(
         (ValueError("the weights are damaged"), "the weights are damaged"),
         (KeyError("x"), "internal error"),
     ):
-        monkeypatch.setattr(Live, "translate", lambda *_, error=error: fail(error))
+        monkeypatch.setattr(Live, "translate", lambda *_, error=error, **__: fail(error))
         answer = client.post("/explore/api/translate", json={"text": "a"})
         assert [json.loads(line) for line in answer.text.splitlines()] == [{"kind": "error", "error": message}]
     assert "KeyError" in caplog.text
@@ -333,9 +333,9 @@ def test_a_client_that_leaves_stops_the_work(
     steps = 0
     work = Live.translate
 
-    def counted(*asked: Any) -> Iterator[Any]:
+    def counted(*asked: Any, **how: Any) -> Iterator[Any]:
         nonlocal steps
-        for line in work(*asked):
+        for line in work(*asked, **how):
             steps += 1
             yield line
 

@@ -126,7 +126,7 @@ def test_without_the_library_there_is_no_detection_but_where_there_is_no_choice(
 ) -> None:
     monkeypatch.setattr(detect.Detector, "_identifier", None)
     detector = detect.Detector(["en", "es"])
-    assert detector.guess("x", among=["es"]) == [detect.Guess("es", 100.0)]
+    assert detector.guess("x", among=["es"]) == [detect.Detected(confidence=100.0, language="es")]
     with pytest.raises(detect.RefusalError, match=r"install regard\[detect\]"):
         detector.guess("x")
 

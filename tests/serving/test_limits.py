@@ -15,9 +15,9 @@ import pytest
 
 from regard.decoding.protocol import DAMAGED
 from regard.models import storage
-from regard.serving import explorer, libretranslate
+from regard.serving import libretranslate, looks
 from regard.serving.config import ServeConfig, read_keys
-from regard.serving.detect import Detector, Guess
+from regard.serving.detect import Detected, Detector
 from regard.serving.limits import GUESSES, REMEMBERED, Doorkeeper, Rate
 from regard.serving.markup import Page
 from regard.serving.registry import Registry
@@ -99,7 +99,7 @@ def test_who_does_not_read_is_let_go_and_who_reads_slowly_is_not(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
     size = 30 * 2**20  # more than the system holds for both sides
-    monkeypatch.setattr(explorer, "pack", lambda *_, **__: bytes(size))
+    monkeypatch.setattr(looks, "pack", lambda *_, **__: bytes(size))
     asked = json.dumps({"source": [9, 2], "target": [9, 2], "attentions": [{"name": CROSS}]}).encode()
     with running(registry, ServeConfig(seconds=1.0)) as (address, _), connect(address) as door:
         assert httpx.get(f"{address}/explore/api/models", timeout=30).status_code in (200, 504)  # it is being loaded
@@ -159,7 +159,8 @@ def test_a_model_that_is_being_loaded_does_not_hold_up_another(tmp_path: Path, m
 
 def test_the_time_of_a_request_is_that_of_all_its_work(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     go = Event()
-    monkeypatch.setattr(Detector, "guess", lambda *_: [Guess("en", 1.0)] if go.wait(30) else [])
+    english = Detected(confidence=1.0, language="en")
+    monkeypatch.setattr(Detector, "guess", lambda *_: [english] if go.wait(30) else [])
     with running(registry, ServeConfig(explorer=False, seconds=0.5)) as (address, _):
         for path in ("translate", "detect"):
             late = httpx.post(f"{address}/{path}", json={**FINE, "source": "auto"}, timeout=30)

@@ -15,7 +15,7 @@ from regard.inspection.importance import head_importance
 from regard.inspection.taps import edit, record
 from regard.serving import looks
 from regard.serving.live import Live, Look, TooLargeError
-from regard.serving.packing import pack, pooled
+from regard.serving.looks import pack, pooled
 from tests.serving.toys import CROSS, ENCODER, translator
 
 DECODER = "decoder.layers.0.self_attention"
@@ -155,8 +155,8 @@ def test_faithfulness_is_that_of_the_changed_model(live: Live, look: Look) -> No
     found = looks.faithfulness(live, look)
     with edit(live.model, EDITS, what="outputs"):
         expected = faithfulness(live.model, *batch().inputs.values(), TARGET, {PAD, BOS, EOS})
-    assert found["gradient"] == {"tau": expected.gradient_tau, "steps": expected.gradient_steps}
-    assert found["leave_one_out"] == {"tau": expected.leave_one_out_tau, "steps": expected.leave_one_out_steps}
+    assert found["gradient"] == {"tau": expected.gradient.tau, "steps": expected.gradient.steps}
+    assert found["leave_one_out"] == {"tau": expected.leave_one_out.tau, "steps": expected.leave_one_out.steps}
     assert found["tokens"] == 4
     plain = looks.faithfulness(live, live.look({"source": SOURCE, "target": TARGET}, {}))
     assert plain != found

@@ -9,7 +9,8 @@ import pytest
 from regard.models import storage
 from regard.recipes import reading
 from regard.serving import registry as room
-from regard.serving.registry import Registry, UnknownModelError
+from regard.serving.errors import RefusalError
+from regard.serving.registry import Registry
 from regard.tasks.translate import Translate
 from tests.serving.servers import directory
 from tests.serving.toys import LINES
@@ -22,8 +23,9 @@ def test_models_go_by_the_names_of_their_directories_made_unique(tmp_path: Path)
     assert found.get().id == "a"
     assert found.get("c").path == paths[2]
     assert [served.task.kind for served in found] == ["translation"] * 5
-    with pytest.raises(UnknownModelError, match="no model 'd': there are a, a~2, c"):
+    with pytest.raises(RefusalError, match="no model 'd': there are a, a~2, c") as refused:
         found.get("d")
+    assert refused.value.status == 404
 
 
 def test_what_is_no_model_is_refused_at_once(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_time_is_up_for_the_explorer_as_well(registry: Registry, monkeypatch: py
         assert late.json() == {"error": "this takes longer than 1 seconds: send less at a time"}
         until(lambda: busy.dropped == 1)
 
-        def slowly(*_: Any) -> Iterator[dict[str, Any]]:
+        def slowly(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
             yield {"kind": "source"}
             busy.work()
 
@@ -154,7 +154,7 @@ def test_short_questions_do_not_wait_for_long_ones(registry: Registry, monkeypat
 def test_a_stream_keeps_its_place_until_its_end(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     go = Event()
 
-    def slowly(*_: Any) -> Iterator[dict[str, Any]]:
+    def slowly(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
         yield {"kind": "source"}
         go.wait(30)
 

@@ -23,8 +23,8 @@ from regard.data.dates import date_pairs
 from regard.data.text import PairFiles
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.data.vocabulary import PAD
+from regard.inspection.alignment import head_links
 from regard.inspection.importance import head_importance
-from regard.inspection.links import head_links
 from regard.inspection.measures import measure
 from regard.inspection.taps import attentions, edit, record
 from regard.models import storage

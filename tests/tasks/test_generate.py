@@ -15,7 +15,7 @@ from rich.console import Console
 
 import regard
 from regard.data.arrays import Column, Table
-from regard.data.documents import Passage, TextFiles, read_passages
+from regard.data.documents import Passage, TextFiles
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.data.vocabulary import Marks
 from regard.models.family import build, configure
@@ -138,7 +138,7 @@ def test_the_tokens_of_passages_are_those_of_the_text(
     (tmp_path / "a.txt").write_text(text)
     tokens = Tokenizer.learn(TokensConfig(kind, size=280), [text])
     monkeypatch.setattr("regard.data.documents.PASSAGE", 50)
-    passages = list(read_passages(TextFiles(str(tmp_path / "a.txt"))))
+    passages = list(TextFiles(str(tmp_path / "a.txt")).read())
     assert len(passages) > 10
     ids = [id for (row,) in Generate().examples(passages, tokens) for id in row]
     assert ids == [1, *tokens.encode(text), 2]
@@ -261,9 +261,27 @@ def test_a_mistake_in_a_recipe_is_one_line(folder: Path, change: str, message: s
 
 def test_a_corpus_of_pairs_is_no_text() -> None:
     with pytest.raises(ValueError, match="multi30k-en-de is a corpus of pairs"):
-        Generate.files(Generate.sections.data(corpus="multi30k-en-de"))
+        Generate.sections.data(corpus="multi30k-en-de").files()
 
 
 @pytest.fixture(autouse=True)
 def _no_corpora(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.tasks.generate.fetched", lambda name, **_: {"train": [Path("a"), Path("b")]})
+
+
+def test_a_text_goes_on_past_the_places_of_its_model() -> None:
+    """Half of the places are kept for its end; stream and batch say the same, and what is asked for is written."""
+    torch.manual_seed(0)
+    tokens = Tokenizer.learn(TokensConfig("char", size=0), [TEXT])
+    model = build(configure("gpt-tiny", ["layers=1", "d_model=16", "heads=2", "max_length=16"], vocabulary=len(tokens)))
+    generator = Generator(model, tokens, Generate.sections.decode())
+    for how in ({"seed": 3}, {"beam": 1}, {"beam": 3}):
+        (found,) = generator.completions("the", limit=100, **how)[:1]
+        assert (len(found.ids), found.why) == (100, "length") or found.why == "stop"
+        assert "".join(generator.stream("the", limit=100, **how)) == found.text
+        assert len(found.token_scores) >= len(found.ids)
+    alone, others = generator.generate("the", limit=60, seed=1), generator.generate(["at", "the"], limit=60, seed=1)
+    assert alone == others[1]
+    long = generator.completions("the", limit=100, seed=3)[0]
+    greedy = [int(each) for each in long.ids[:13]]
+    assert greedy == generator.completions("the", limit=13, seed=3)[0].ids  # before the places end, nothing differs

@@ -7,24 +7,23 @@ import { besides, carried, changes, comparable, linked } from "./pairs.js";
 import { titleOf } from "./sight.js";
 
 export const texts = {
-  en: {
-    "beside.changes": "Largest changes", "beside.until": "Largest changes before the outputs part",
-    "beside.change": "“{row}” → “{column}”: {before}, then {after}",
-    "beside.same": "The two maps are the same to three digits.",
-    "beside.why": "A factor acts on what a head says, not on where it looks: only later layers see it.",
-    "beside.apart": "The tokens differ, so the maps are not compared cell by cell; axes of the same length are linked.",
-    "beside.nearest": "The second model has no head of this layer and number: this is its nearest.",
-    "beside.none": "The second model has no heads of this kind.",
-  },
-  zh: {
-    "beside.changes": "变化最大", "beside.until": "输出分歧之前变化最大",
-    "beside.change": "“{row}” → “{column}”：{before}，改后 {after}",
-    "beside.same": "两图在三位小数内相同。",
-    "beside.why": "系数作用于头所说的内容，而不是它看向何处：只有后面的层受其影响。",
-    "beside.apart": "词元不同，因此不逐格比较；长度相同的轴仍然联动。",
-    "beside.nearest": "第二个模型没有此层此编号的头：这是最接近的一个。",
-    "beside.none": "第二个模型没有这一类的头。",
-  },
+  "beside.changes": ["Largest changes", "变化最大"],
+  "beside.until": ["Largest changes before the outputs part", "输出分歧之前变化最大"],
+  "beside.change": ["“{row}” → “{column}”: {before}, then {after}", "“{row}” → “{column}”：{before}，改后 {after}"],
+  "beside.same": ["The two maps are the same to three digits.", "两图在三位小数内相同。"],
+  "beside.why": [
+    "A factor acts on what a head says, not on where it looks: only later layers see it.",
+    "系数作用于头所说的内容，而不是它看向何处：只有后面的层受其影响。",
+  ],
+  "beside.apart": [
+    "The tokens differ, so the maps are not compared cell by cell; axes of the same length are linked.",
+    "词元不同，因此不逐格比较；长度相同的轴仍然联动。",
+  ],
+  "beside.nearest": [
+    "The second model has no head of this layer and number: this is its nearest.",
+    "第二个模型没有此层此编号的头：这是最接近的一个。",
+  ],
+  "beside.none": ["The second model has no heads of this kind.", "第二个模型没有这一类的头。"],
 };
 
 /** What a map of the pair is called: the side, and for a second model which one and which head. */

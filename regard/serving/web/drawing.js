@@ -56,13 +56,16 @@ const cells = ({ rows, columns, weights }, colours, at) => {
   return runs(rows.length, width, (r, c) => colours.step(weights[r * width + c]), place, colours.hex);
 };
 
+/** How the label of a row or column looks, lit or not. */
+const labelled = (size, ink) => (shown, lit) => ({
+  "font-size": size, fill: lit ? ink.accent : shown.special ? ink.soft : ink.ink, "font-weight": lit ? 650 : 400,
+});
+
 const heat = (figure, colours, choice, titles, ink) => {
   const { rows, columns } = figure;
   const at = heatLayout(figure, 640);
   const [wide, tall] = [at.right - at.left, at.bottom - at.top];
-  const label = (shown, lit) => ({
-    "font-size": at.font, fill: lit ? ink.accent : shown.special ? ink.soft : ink.ink, "font-weight": lit ? 650 : 400,
-  });
+  const label = labelled(at.font, ink);
   const small = { fill: ink.soft, "font-size": 11, "text-anchor": "end", x: at.left - 7 };
   const band = (x, y, width, height, line = { stroke: ink.edit, "stroke-width": 1.6 }) =>
     tag("rect", { x, y, width, height, fill: "none", ...line });
@@ -97,9 +100,7 @@ const heat = (figure, colours, choice, titles, ink) => {
 const lanes = (figure, colours, choice, titles, ink) => {
   const { rows, columns, weights } = figure;
   const at = laneLayout(figure, 460);
-  const label = (shown, lit) => ({
-    "font-size": at.font, fill: lit ? ink.accent : shown.special ? ink.soft : ink.ink, "font-weight": lit ? 650 : 400,
-  });
+  const label = labelled(at.font, ink);
   const under = at.font * 0.35;
   const line = (i) =>
     tag("path", {

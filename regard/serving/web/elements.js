@@ -12,6 +12,21 @@ export const vector = (tag, attributes = {}, ...children) => {
   return node;
 };
 
+/** Make drawings as large as a layout says. */
+export const sized = ({ width, height }, ...drawings) => {
+  const as = { viewBox: `0 0 ${width} ${height}`, width, height };
+  for (const each of drawings) for (const [name, value] of Object.entries(as)) each.setAttribute(name, value);
+};
+
+/** Light the labels of some rows and columns of what is drawn, {rowTexts, columnTexts, lit}, and no others: these. */
+export const light = (drawn, rows, columns) => {
+  const now = [...rows.map((r) => drawn.rowTexts[r]), ...columns.map((c) => drawn.columnTexts[c])].filter(Boolean);
+  for (const label of drawn.lit) label.classList.remove("lit");
+  for (const label of now) label.classList.add("lit");
+  drawn.lit = now;
+  return now;
+};
+
 /**
  * One of several: `options` are [value, text, tooltip]; `set(value)` shows which, `choose(value)` hears of a change.
  * The legend is for screen readers alone, unless the options need it to be understood.

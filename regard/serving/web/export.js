@@ -4,28 +4,20 @@ import { h } from "./dom.js";
 import { seen } from "./seen.js";
 
 export const texts = {
-  en: {
-    "export.open": "Export", "export.menu": "Save what is seen",
-    "export.svg": "drawing", "export.png": "picture, twice the size", "export.csv": "numbers and labels",
-    "export.npz": "arrays for numpy", "export.html": "page of its own", "export.page": "every head on one page",
-    "export.json": "the whole atlas", "export.bias": "position bias",
-    "export.saved": "Saved {name}.", "export.corner": "{role} ↓ / looks at →",
-    "export.model": "Model", "export.source": "Source", "export.target": "Output", "export.head": "Head",
-    "export.view": "View",
-    "export.edits": "Edited heads", "export.chosen": "{how} of the chosen rows",
-    "export.chosen.columns": "{how} of the chosen columns",
-    "export.too.large": "This map is too large for a picture; SVG, CSV and NPZ have no limit.",
-  },
-  zh: {
-    "export.open": "导出", "export.menu": "保存所见内容",
-    "export.svg": "矢量图", "export.png": "图片（两倍大小）", "export.csv": "数值与标签",
-    "export.npz": "numpy 数组", "export.html": "独立网页", "export.page": "所有注意力头的网页",
-    "export.json": "整个图谱", "export.bias": "位置偏置",
-    "export.saved": "已保存 {name}。", "export.corner": "{role} ↓ / 看向 →",
-    "export.model": "模型", "export.source": "源文", "export.target": "译文", "export.head": "注意力头", "export.view": "视图",
-    "export.edits": "改动的头", "export.chosen": "所选各行的{how}", "export.chosen.columns": "所选各列的{how}",
-    "export.too.large": "此图过大，无法存为图片；SVG、CSV 和 NPZ 没有限制。",
-  },
+  "export.open": ["Export", "导出"], "export.menu": ["Save what is seen", "保存所见内容"], "export.svg": ["drawing", "矢量图"],
+  "export.png": ["picture, twice the size", "图片（两倍大小）"], "export.csv": ["numbers and labels", "数值与标签"],
+  "export.npz": ["arrays for numpy", "numpy 数组"], "export.html": ["page of its own", "独立网页"],
+  "export.page": ["every head on one page", "所有注意力头的网页"], "export.json": ["the whole atlas", "整个图谱"],
+  "export.bias": ["position bias", "位置偏置"], "export.saved": ["Saved {name}.", "已保存 {name}。"],
+  "export.corner": ["{role} ↓ / looks at →", "{role} ↓ / 看向 →"], "export.model": ["Model", "模型"],
+  "export.source": ["Source", "源文"], "export.target": ["Output", "译文"], "export.head": ["Head", "注意力头"],
+  "export.view": ["View", "视图"], "export.edits": ["Edited heads", "改动的头"],
+  "export.chosen": ["{how} of the chosen rows", "所选各行的{how}"],
+  "export.chosen.columns": ["{how} of the chosen columns", "所选各列的{how}"],
+  "export.too.large": [
+    "This map is too large for a picture; SVG, CSV and NPZ have no limit.",
+    "此图过大，无法存为图片；SVG、CSV 和 NPZ 没有限制。",
+  ],
 };
 
 const KINDS = ["svg", "png", "csv", "npz", "html", "page", "json"];

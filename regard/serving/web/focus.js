@@ -15,7 +15,7 @@ import { editsShown, factorOf, partner, shown, sliding, withFactor } from "./sta
 import { tools } from "./tools.js";
 import { texts as own } from "./focus-texts.js";
 
-export const texts = Object.fromEntries(["en", "zh"].map((each) => [each, { ...own[each], ...besideTexts[each] }]));
+export const texts = { ...own, ...besideTexts };
 
 const GAP = 16; // px between the two pictures
 

@@ -1,7 +1,7 @@
 // The focused head as a heat map: a canvas of one pixel a cell, and SVG for the labels around it and the marks over it.
 
 import { h } from "./dom.js";
-import { vector } from "./elements.js";
+import { light, sized, vector } from "./elements.js";
 import { PADDING, TILT, heatLayout, short } from "./geometry.js";
 import { paint } from "./maps.js";
 
@@ -25,9 +25,7 @@ export const heatmap = (root, { point, pick }) => {
       width: `${at.right - at.left}px`, height: `${at.bottom - at.top}px`,
     });
     Object.assign(frame.style, { width: `${at.width}px`, height: `${at.height}px` });
-    svg.setAttribute("viewBox", `0 0 ${at.width} ${at.height}`);
-    svg.setAttribute("width", at.width);
-    svg.setAttribute("height", at.height);
+    sized(at, svg);
     const middle = (i) => (i + 0.5) * at.cell;
     const kind = (shown) => (shown.special ? "label special" : "label");
     const rowTexts = rows.map((row, r) =>
@@ -58,7 +56,6 @@ export const heatmap = (root, { point, pick }) => {
   /** What is pointed at, locked, or looked at by the scrubber; only these few marks change while the mouse moves. */
   const mark = ({ hover, rows, columns, step }) => {
     if (!drawn) return;
-    const { rowTexts, columnTexts, marks, lit } = drawn;
     const wide = at.right - at.left;
     const tall = at.bottom - at.top;
     const row = (r, name) =>
@@ -76,14 +73,8 @@ export const heatmap = (root, { point, pick }) => {
       const [x, y] = [at.left + hover.column * at.cell, at.top + hover.row * at.cell];
       shapes.push(vector("rect", { class: "cell", x, y, width: at.cell, height: at.cell }));
     }
-    const now = [
-      ...[hover?.row, ...rows, ...step].filter((r) => r != null).map((r) => rowTexts[r]),
-      ...[hover?.column, ...columns].filter((c) => c != null).map((c) => columnTexts[c]),
-    ].filter(Boolean);
-    for (const label of lit) label.classList.remove("lit");
-    for (const label of now) label.classList.add("lit");
-    marks.replaceChildren(...shapes, ...(at.labelled ? [] : now)); // too small for all labels: these at least
-    drawn.lit = now;
+    const now = light(drawn, [hover?.row, ...rows, ...step], [hover?.column, ...columns]);
+    drawn.marks.replaceChildren(...shapes, ...(at.labelled ? [] : now)); // too small for all labels: these at least
   };
 
   const inside = (x, from, count) => {

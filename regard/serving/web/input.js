@@ -31,18 +31,20 @@ export const mount = (_, store, { t, announce }) => {
   addEventListener("resize", grow);
 
   // --- examples
-  const take = ({ target }) => set({ text: target.textContent, ...anew });
-  const showExamples = () =>
+  /** A button for each of some sentences; `chosen(sentence, index)` says which is pressed. */
+  const choices = (root, sentences, onclick, chosen) =>
     sync(
-      $("examples"),
-      modelOf(state)?.examples ?? [],
-      () => h("button", { type: "button", class: "example", dir: "auto", onclick: take }),
-      (button, example) => {
-        button.textContent = example;
-        button.lang = modelOf(state).source;
-        button.setAttribute("aria-pressed", example === state.text);
+      root, sentences,
+      () => h("button", { type: "button", class: "example", dir: "auto", onclick }),
+      (button, sentence, index) => {
+        button.textContent = sentence;
+        button.lang = modelOf(state)?.source ?? "";
+        button.setAttribute("aria-pressed", chosen(sentence, index));
       },
     );
+  const take = ({ target }) => set({ text: target.textContent, ...anew });
+  const showExamples = () =>
+    choices($("examples"), modelOf(state)?.examples ?? [], take, (example) => example === state.text);
   subscribe(["models", "model", "text"], showExamples);
 
   // --- of several sentences, the one that is looked at; and what the model cannot know of it
@@ -56,16 +58,7 @@ export const mount = (_, store, { t, announce }) => {
     const several = sentences.length > 1;
     $("one-of").hidden = $("sentences").hidden = !several;
     if (several) $("one-of").textContent = t("input.one-of", { k: sentence + 1, n: sentences.length });
-    sync(
-      $("sentences"),
-      several ? sentences : [],
-      () => h("button", { type: "button", class: "example", dir: "auto", onclick: choose }),
-      (button, each, index) => {
-        button.textContent = each;
-        button.lang = modelOf(state)?.source ?? "";
-        button.setAttribute("aria-pressed", index === sentence);
-      },
-    );
+    choices($("sentences"), several ? sentences : [], choose, (_, index) => index === sentence);
     $("unknown").hidden = !unknown.length;
     if (unknown.length) $("unknown").textContent = t("input.unknown", { texts: unknown.join(" · ") });
   };

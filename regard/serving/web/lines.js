@@ -1,7 +1,7 @@
 // The focused head as lines from each query to what it looks at, linked with the heat map.
 
 import { h } from "./dom.js";
-import { vector } from "./elements.js";
+import { light, sized, vector } from "./elements.js";
 import { PADDING, curve, laneLayout, short, stroke } from "./geometry.js";
 import { combineColumns, combineRows, linesOf } from "./maps.js";
 
@@ -18,11 +18,7 @@ export const lines = (root, { point, pick }) => {
   const draw = (figure, colours, titles) => {
     const { rows, columns, weights } = figure;
     at = laneLayout(figure, root.clientWidth - 2 * PADDING);
-    for (const each of [base, svg]) {
-      each.setAttribute("viewBox", `0 0 ${at.width} ${at.height}`);
-      each.setAttribute("width", at.width);
-      each.setAttribute("height", at.height);
-    }
+    sized(at, base, svg);
     const kind = (shown) => (shown.special ? "label special" : "label");
     const label = (shown, x, y, anchor) =>
       vector(
@@ -70,7 +66,7 @@ export const lines = (root, { point, pick }) => {
   /** `rows` and `columns` are what the lines are of; `hover` what is pointed at; `combine` is "mean" or "sum". */
   const mark = ({ rows, columns, hover, combine }) => {
     if (!drawn) return;
-    const { figure, rowTexts, columnTexts, over, path, lit } = drawn;
+    const { figure, over, path } = drawn;
     const chosen = rows.length + columns.length > 0;
     base.classList.toggle("dim", chosen);
     const shapes = chosen ? linesOf(figure, rows, columns).map(path) : [];
@@ -84,14 +80,8 @@ export const lines = (root, { point, pick }) => {
     }
     if (rows.length) shapes.push(...numbers(combineRows(figure, rows, combine), "columns"));
     else if (columns.length) shapes.push(...numbers(combineColumns(figure, columns, combine), "rows"));
-    const now = [
-      ...[hover?.row, ...rows].filter((r) => r != null).map((r) => rowTexts[r]),
-      ...[hover?.column, ...columns].filter((c) => c != null).map((c) => columnTexts[c]),
-    ].filter(Boolean);
-    for (const label of lit) label.classList.remove("lit");
-    for (const label of now) label.classList.add("lit");
+    const now = light(drawn, [hover?.row, ...rows], [hover?.column, ...columns]);
     over.replaceChildren(...shapes, ...(at.labelled ? [] : now));
-    drawn.lit = now;
   };
 
   const where = (event) => {

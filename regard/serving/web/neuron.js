@@ -6,29 +6,21 @@ import { axes, digits, fixed } from "./maps.js";
 import { attentionsOf, body, dotsIn, sentence } from "./sight.js";
 
 export const texts = {
-  en: {
-    "neuron.title": "How “{query}” meets each key",
-    "neuron.lock": "Lock a row of the map to see another query.",
-    "neuron.key": "key", "neuron.keys": "key vector k", "neuron.products": "q × k × scale", "neuron.score": "score",
-    "neuron.weight": "weight", "neuron.query": "query vector q",
-    "neuron.hint":
-      "A score is the sum of a row of products; the soft-max of all scores gives the weights. Orange is negative, blue positive.",
-    "neuron.says.query": "dimension {d}: q = {q}",
-    "neuron.says.key": "dimension {d}, “{key}”: k = {k}",
-    "neuron.says.product": "dimension {d}, “{key}”: q {q} × k {k} × {scale} = {product}",
-    "neuron.bias": "position bias {bias}",
-  },
-  zh: {
-    "neuron.title": "“{query}”如何与每个键相遇",
-    "neuron.lock": "锁定图中的一行可查看另一个查询。",
-    "neuron.key": "键", "neuron.keys": "键向量 k", "neuron.products": "q × k × 缩放", "neuron.score": "分数",
-    "neuron.weight": "权重", "neuron.query": "查询向量 q",
-    "neuron.hint": "分数是一行乘积之和；对所有分数做 soft-max 得到权重。橙色为负，蓝色为正。",
-    "neuron.says.query": "第 {d} 维：q = {q}",
-    "neuron.says.key": "第 {d} 维，“{key}”：k = {k}",
-    "neuron.says.product": "第 {d} 维，“{key}”：q {q} × k {k} × {scale} = {product}",
-    "neuron.bias": "位置偏置 {bias}",
-  },
+  "neuron.title": ["How “{query}” meets each key", "“{query}”如何与每个键相遇"],
+  "neuron.lock": ["Lock a row of the map to see another query.", "锁定图中的一行可查看另一个查询。"], "neuron.key": ["key", "键"],
+  "neuron.keys": ["key vector k", "键向量 k"], "neuron.products": ["q × k × scale", "q × k × 缩放"],
+  "neuron.score": ["score", "分数"], "neuron.weight": ["weight", "权重"], "neuron.query": ["query vector q", "查询向量 q"],
+  "neuron.hint": [
+    "A score is the sum of a row of products; the soft-max of all scores gives the weights. Orange is negative, blue positive.",
+    "分数是一行乘积之和；对所有分数做 soft-max 得到权重。橙色为负，蓝色为正。",
+  ],
+  "neuron.says.query": ["dimension {d}: q = {q}", "第 {d} 维：q = {q}"],
+  "neuron.says.key": ["dimension {d}, “{key}”: k = {k}", "第 {d} 维，“{key}”：k = {k}"],
+  "neuron.says.product": [
+    "dimension {d}, “{key}”: q {q} × k {k} × {scale} = {product}",
+    "第 {d} 维，“{key}”：q {q} × k {k} × {scale} = {product}",
+  ],
+  "neuron.bias": ["position bias {bias}", "位置偏置 {bias}"],
 };
 
 /** Rows of numbers of either sign as an image of one pixel a number, the greatest in the strongest colour. */

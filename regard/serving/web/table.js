@@ -8,20 +8,16 @@ import { titleOf } from "./sight.js";
 const MOST = 48; // rows and columns; a table of more helps nobody, and the CSV file has them all
 
 export const texts = {
-  en: {
-    "table.show": "Show the numbers as a table",
-    "table.hide": "Hide the table",
-    "table.caption": "{head}: each row is a position that {role} a token, each column a token it looks at.",
-    "table.cut": "The first {rows} rows and {columns} columns of {allRows} × {allColumns}; the CSV export has them all.",
-    "table.corner": "{role} ↓ · looks at →",
-  },
-  zh: {
-    "table.show": "以表格显示数值",
-    "table.hide": "收起表格",
-    "table.caption": "{head}：每行是一个{role}词元的位置，每列是它看向的词元。",
-    "table.cut": "{allRows} × {allColumns} 中的前 {rows} 行、前 {columns} 列；CSV 导出包含全部。",
-    "table.corner": "{role} ↓ · 看向 →",
-  },
+  "table.show": ["Show the numbers as a table", "以表格显示数值"], "table.hide": ["Hide the table", "收起表格"],
+  "table.caption": [
+    "{head}: each row is a position that {role} a token, each column a token it looks at.",
+    "{head}：每行是一个{role}词元的位置，每列是它看向的词元。",
+  ],
+  "table.cut": [
+    "The first {rows} rows and {columns} columns of {allRows} × {allColumns}; the CSV export has them all.",
+    "{allRows} × {allColumns} 中的前 {rows} 行、前 {columns} 列；CSV 导出包含全部。",
+  ],
+  "table.corner": ["{role} ↓ · looks at →", "{role} ↓ · 看向 →"],
 };
 
 export function mount(root, store, { t }) {
