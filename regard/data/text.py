@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike, fspath
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 from regard.files import digest, regular_size
 
 LONGEST = 1_000_000  # characters of a line that are read
 ABSURD = 2**20  # bytes: a longer line of a TSV or JSONL file is skipped without holding it
+Item = TypeVar("Item")
 NO_TEXT = re.compile("[\0\ud800-\udfff]")  # what JSON can say in plain ASCII, and UTF-8 or we cannot
 
 
@@ -79,9 +80,9 @@ class Skipped:
         if self.empty or self.long:
             reasons = {"with an empty side": self.empty, "too long": self.long}
             each = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items() if n)
-            parts.append(f"skipped {_count(self.empty + self.long, 'pair')}: {each}")
+            parts.append(f"skipped {count_of(self.empty + self.long, 'pair')}: {each}")
         if self.cut:
-            parts.append(f"cut {_count(self.cut, 'line')} that went on too long")
+            parts.append(f"cut {count_of(self.cut, 'line')} that went on too long")
         return "; ".join(parts)
 
 
@@ -132,6 +133,11 @@ def read_lines(
             yield line.text[:max_characters]
 
 
+def read_parallel(source: str | PathLike[str], target: str | PathLike[str], **how: Any) -> Iterator[tuple[str, str]]:
+    """The lines of two files side by side, blank ones too; `how` is as for `read_lines`."""
+    return _abreast(read_lines(source, **how), read_lines(target, **how), source, target)
+
+
 def named(path: str | PathLike[str]) -> str:
     """What a person calls a file; "-" is standard input."""
     return "standard input" if fspath(path) == "-" else fspath(path)
@@ -150,6 +156,15 @@ def fingerprint(files: PairFiles) -> str:
             regular_size(path)
             how += [way, digest(path)]
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()
+
+
+def decoded(data: bytes, place: str) -> str:
+    """The text of a small file; `place`, in an error, stands before the number of a line."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = 1 + data.count(b"\n", 0, error.start)
+        raise ValueError(f"{place}{line}: this is not UTF-8 text: save it as UTF-8") from None
 
 
 class Line(NamedTuple):
@@ -214,23 +229,28 @@ def _all_pairs(files: PairFiles, limit: int) -> Iterator[tuple[str, str] | None]
 
 def _parallel(source: str, target: str, limit: int) -> Iterator[tuple[str, str] | None]:
     with open_bytes(source) as a, open_bytes(target) as b:
-        left, right = lines_of(a, source, limit), lines_of(b, target, limit)
-        for number, (x, y) in enumerate(itertools.zip_longest(left, right)):
-            if x is None or y is None:  # one file has ended: how long is the other?
-                longer = number + 1 + sum(1 for _ in itertools.chain(left, right))
-                n, m = (longer, number) if y is None else (number, longer)
-                raise ValueError(
-                    f"{source} has {_count(n, 'line')} and {target} has {m:,}: line by line they are translations, "
-                    "so both need as many"
-                )
+        for x, y in _abreast(lines_of(a, source, limit), lines_of(b, target, limit), source, target):
             yield (x.text, y.text) if x.whole and y.whole else None
+
+
+def _abreast(left: Iterator[Item], right: Iterator[Item], *names: str | PathLike[str]) -> Iterator[tuple[Item, Item]]:
+    """The lines of two files of these names, in pairs."""
+    for number, (x, y) in enumerate(itertools.zip_longest(left, right)):
+        if x is None or y is None:  # one file has ended: how long is the other?
+            longer = number + 1 + sum(1 for _ in itertools.chain(left, right))
+            n, m = (longer, number) if y is None else (number, longer)
+            raise ValueError(
+                f"{names[0]} has {count_of(n, 'line')} and {names[1]} has {m:,}: line by line they are translations, "
+                "so both need as many"
+            )
+        yield x, y
 
 
 def _from_columns(text: str, columns: tuple[int, int], where: str) -> tuple[str, str]:
     fields = text.split("\t")
     if len(fields) <= max(columns):
         raise ValueError(
-            f"{where}: found {_count(len(fields), 'column')} between tabs, and columns {columns[0]} and {columns[1]} "
+            f"{where}: found {count_of(len(fields), 'column')} between tabs, and columns {columns[0]} and {columns[1]} "
             f"(from 0) need {max(columns) + 1}; correct the line or `columns`"
         )
     return fields[columns[0]], fields[columns[1]]
@@ -272,5 +292,10 @@ def check_text(text: str, key: str, where: str) -> None:
         raise ValueError(f"{where}: {key!r} holds a NUL or half a surrogate pair, which is no text; remove it")
 
 
-def _count(n: int, noun: str) -> str:
+def count_of(n: int, noun: str) -> str:
+    """How many there are.
+
+    >>> count_of(1, "line"), count_of(1200, "pair")
+    ('1 line', '1,200 pairs')
+    """
     return f"{n:,} {noun}{'' if n == 1 else 's'}"

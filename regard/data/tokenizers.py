@@ -29,7 +29,7 @@ from typing import Any
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Rust
 
-from regard.checks import choose, probability
+from regard.checks import choose, share
 from regard.data.merges import Merges
 from regard.data.vocabulary import MARKS, SPECIALS, Marks
 from regard.files import read_whole, write_whole
@@ -68,7 +68,7 @@ class TokensConfig:
             raise ValueError(f"tokens.size = {self.size} is too small: {self.kind} needs at least {fewest}")
         if self.size > MOST:
             raise ValueError(f"tokens.size = {self.size} is too large: it is at most {MOST:,}")
-        probability(**{"tokens.dropout": self.dropout})
+        share(whole=False, **{"tokens.dropout": self.dropout})
         if self.dropout and self.kind != "bpe":
             raise ValueError(f"tokens.dropout leaves out merges of bpe: set it to 0 for {self.kind}")
 
@@ -283,8 +283,7 @@ class Tokenizer:
         """
         if self.kind != "bpe":
             raise ValueError(f"only bpe has merges to leave out: tokens.dropout = 0 for {self.kind}")
-        if not 0.0 <= dropout <= 1.0:
-            raise ValueError(f"dropout lies in [0, 1], got {dropout}")
+        share(dropout=dropout)
         words = self.rust.pre_tokenizer.pre_tokenize_str(self.rust.normalizer.normalize_str(text))
         return self._merges.sample([word for word, _ in words], dropout, random)
 

@@ -25,7 +25,7 @@ from regard.inspection.maps import attention_maps
 from regard.inspection.page import attention_page, write_page
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.loop import fit
-from regard.training.schedules import linear_to_zero
+from regard.training.schedules import ScheduleConfig, schedule
 
 BATCH = 128  # dates a step: 128 x 11 labels
 HELD_OUT = 1000  # dates on which accuracy is measured
@@ -74,8 +74,8 @@ def train(model: Transformer, steps: int, seed: int, console: Console) -> None:
     columns = "{task.description}", BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[report]}")
     with Progress("  ", *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("learning", total=steps, report="")
-        schedule = lambda step: linear_to_zero(step, peak=3e-3, warmup=max(1, steps // 12), total=steps)  # noqa: E731
-        for report in fit(model, islice(_batches(seed), steps), schedule, seed=seed, smoothing=0.0):
+        rate = schedule(ScheduleConfig("linear", peak=3e-3, warmup=max(1, steps // 12)), total=steps)
+        for report in fit(model, islice(_batches(seed), steps), rate, seed=seed, smoothing=0.0):
             line = (
                 f"step {report.step:,}/{steps:,} · loss {report.loss:.3f} · lr {report.learning_rate:.1e} · "
                 f"{report.tokens / report.seconds:,.0f} tok/s"

@@ -26,7 +26,7 @@ from regard.recipes.prepare import Prepared, prepare
 from regard.recipes.recipe import Recipe
 from regard.recipes.train import begun, train
 from regard.training.loop import fit
-from regard.training.schedules import linear_to_zero
+from regard.training.schedules import ScheduleConfig, schedule
 from regard.training.validation import foretell
 
 # Changes of a recipe of Multi30k, with which it is trained in seconds.
@@ -121,8 +121,8 @@ def taught(
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(name, total=steps, loss="")
         batches = (collate(islice(pairs, batch)) for _ in range(steps))
-        schedule = lambda step: linear_to_zero(step, peak=peak, warmup=max(1, steps // 10), total=steps)  # noqa: E731
-        for report in fit(model, batches, schedule, seed=seed, smoothing=0.0, device=device):
+        rate = schedule(ScheduleConfig("linear", peak=peak, warmup=max(1, steps // 10)), total=steps)
+        for report in fit(model, batches, rate, seed=seed, smoothing=0.0, device=device):
             losses.append(report.loss)
             progress.update(task, advance=1, loss=f"loss {report.loss:.3f}")
     return losses

@@ -26,7 +26,7 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter, ValidationError
 
 from regard.checks import described, hint
-from regard.data.text import NO_TEXT
+from regard.data.text import NO_TEXT, decoded
 from regard.files import read_whole
 from regard.models import storage
 from regard.models.family import FAMILIES, NAMES, family, presets
@@ -80,10 +80,8 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     if named not in TASKS:
         place = lines.get(("task", "name"), name)
         raise ValueError(f"{place}: unknown task {_show(named)}: {hint(str(named), TASKS)}")
-    try:
-        found = _adapter(named, *FAMILIES).validate_json(
-            json.dumps(values)
-        )  # as JSON: there a list may fill a tuple, strictly
+    try:  # as JSON: there a list may fill a tuple, strictly
+        found = _adapter(named, *FAMILIES).validate_json(json.dumps(values))
     except ValidationError as error:
         raise ValueError(_explain(error, values, lines, named)) from None
     return Recipe(**{each.name: getattr(found, each.name) for each in fields(Recipe)})
@@ -100,8 +98,7 @@ def shipped() -> dict[str, str]:
 
 def dump(recipe: Recipe) -> str:
     """The recipe as YAML, complete: every key with its value. Loading it gives an equal recipe."""
-    values = {**asdict(recipe), "model": recipe.model.settings()}
-    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
+    return str(yaml.dump(recipe.settings(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 def schema() -> dict[str, Any]:
@@ -149,12 +146,7 @@ def _adapter(name: str, *families: str) -> TypeAdapter[Recipe]:
 
 def _read(data: bytes, name: str) -> tuple[dict[str, Any], Lines]:
     """What a file says, and for each key the line that says it, `name:7`."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = 1 + data.count(b"\n", 0, error.start)
-        raise ValueError(f"{name}:{line}: this is not UTF-8 text: save it as UTF-8") from None
-    values, lines = _parse(text, lambda line: f"{name}:{line}")
+    values, lines = _parse(decoded(data, f"{name}:"), lambda line: f"{name}:{line}")
     if not isinstance(values, dict):
         got = "the file is empty" if values is None else f"got {_show(values)}"
         keys = ", ".join(each.name for each in fields(Recipe))

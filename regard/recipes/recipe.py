@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from regard.checks import one_of
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.family import FAMILIES, family, family_of, named, presets
@@ -43,7 +44,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.base is None:
-            _check_preset(self.preset)
+            one_of(presets(), **{"model.preset": self.preset})
         for key in FROM_TOKENS:
             if key in self.changes:
                 raise ValueError(f"model.{key} comes from the tokens: leave it out")
@@ -89,7 +90,7 @@ class ModelConfig:
 
         def checked(given: Any) -> Any:
             if isinstance(given, dict) and isinstance(given.get("preset"), str):
-                _check_preset(given["preset"])
+                one_of(presets(), **{"model.preset": given["preset"]})
                 if "from" in given:
                     raise ValueError("model.from and model.preset each say what a model is: leave one of them out")
             if isinstance(given, dict) and isinstance(given.get("from"), str):
@@ -106,11 +107,6 @@ class ModelConfig:
             lambda given: cls(given.pop("preset", cls.preset), base=given.pop("from", None), changes=given),
             core_schema.no_info_before_validator_function(checked, families),
         )
-
-
-def _check_preset(preset: str) -> None:
-    if preset not in presets():
-        raise ValueError(f"model.preset = {preset!r}: choose one of {', '.join(presets())}")
 
 
 def family_named(model: Any) -> str:
@@ -148,6 +144,10 @@ class Recipe:
             can = f"it can {', '.join(able)}"
             raise ValueError(f"task.name = {purpose.name}: a model like {self.model.preset} cannot do it; {can}")
         purpose.check(self)
+
+    def settings(self) -> dict[str, Any]:
+        """Every key with its value, as in YAML."""
+        return {**asdict(self), "model": self.model.settings()}
 
     def purpose(self) -> Task:
         """The task itself."""

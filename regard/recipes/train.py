@@ -155,17 +155,15 @@ def _check(recipe: Recipe, directory: Path | None) -> dict[str, Any]:
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """Every setting of a recipe by its place: train.seed, train.optimiser.name."""
-    found: dict[str, Any] = {}
 
-    def walk(value: Any, place: str) -> None:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                walk(item, f"{place}.{key}")
-        else:
-            found[place.removeprefix(".")] = value
+    def flat(values: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                yield from flat(value, f"{place}{key}.")
+            else:
+                yield f"{place}{key}", value
 
-    walk({**asdict(recipe), "model": recipe.model.settings()}, "")
-    return found
+    return dict(flat(recipe.settings()))
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:

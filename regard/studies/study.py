@@ -15,7 +15,7 @@ from regard.api import Translator, load, told
 from regard.core.generation import of_like_length, padded
 from regard.data.batching import Batch, collate
 from regard.data.documents import Passage, TextFiles
-from regard.data.text import read_lines
+from regard.data.text import read_lines, read_parallel
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.translation import CorpusScore, bleu
 from regard.inspection.alignment import Gold, read_gold
@@ -259,12 +259,7 @@ def study_of(model: Path, source: Path | None, reference: Path | None, text: Pat
 def _texts(model: Path, recipe: Recipe | None, source: Path | None, reference: Path | None) -> list[tuple[str, str]]:
     """Source and reference line by line, or what the recipe of a model has kept from training."""
     if source is not None and reference is not None:
-        sources, targets = list(read_lines(source)), list(read_lines(reference))
-        if len(sources) != len(targets):
-            raise ValueError(
-                f"{source} has {len(sources):,} lines and {reference} has {len(targets):,}: they must be as many"
-            )
-        return list(zip(sources, targets, strict=True))
+        return list(read_parallel(source, reference))
     if source is not None or reference is not None:
         raise ValueError("a text and its translation go together: give --source and --reference, or neither")
     if recipe is None:

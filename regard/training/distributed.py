@@ -6,7 +6,7 @@ the tokens of the whole batch, so that the number of processes changes nothing b
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,19 +41,18 @@ class World:
 
     def sums(self, *values: float) -> list[float]:
         """The sum of each number over all processes."""
-        if self.size == 1:
-            return list(values)
-        numbers = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(numbers)
-        return numbers.tolist()
+        return self._reduced(values, dist.ReduceOp.SUM)
 
     def least(self, value: float) -> float:
         """The least of a number over all processes."""
+        return self._reduced([value], dist.ReduceOp.MIN)[0]
+
+    def _reduced(self, values: Sequence[float], how: Any) -> list[float]:
         if self.size == 1:
-            return value
-        number = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(number, dist.ReduceOp.MIN)
-        return number.item()
+            return list(values)
+        numbers = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(numbers, how)
+        return numbers.tolist()
 
     def agree(self, value: Any) -> Any:
         """The main process's value, in all of them."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from regard.checks import above, at_least, one_of
+from regard.checks import above, at_least, one_of, share
 from regard.core.blocks import layers_of
 from regard.core.positions import Positions
 
@@ -37,9 +37,7 @@ class OptimiserConfig:
 
     def __post_init__(self) -> None:
         one_of(OPTIMISERS, optimiser=self.name)
-        for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
-            if not 0.0 <= value < 1.0:
-                raise ValueError(f"{name} = {value}: it lies in [0, 1)")
+        share(whole=False, momentum=self.momentum, **{f"betas[{i}]": beta for i, beta in enumerate(self.betas)})
         above(0, eps=self.eps, adam_ratio=self.adam_ratio)
         at_least(0, weight_decay=self.weight_decay)
         if self.name == "adam" and self.weight_decay:
@@ -275,8 +273,7 @@ class Average:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        if not 0.0 <= decay < 1.0:
-            raise ValueError(f"the decay of an average lies in [0, 1), got {decay}")
+        share(whole=False, decay=decay)
         self.decay, self.updates = decay, 0
         self.parameters = {name: p.detach().to(_exact(p), copy=True) for name, p in model.named_parameters()}
 

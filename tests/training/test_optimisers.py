@@ -391,7 +391,7 @@ def test_an_average_follows_the_formula() -> None:
         keep = min(0.5, (1 + t) / (10 + t))  # the warm-up ends at t = 8
         expected = keep * expected + (1 - keep) * p.detach()
     torch.testing.assert_close(average.parameters["0"], expected)
-    with pytest.raises(ValueError, match=r"got 1\.0"):
+    with pytest.raises(ValueError, match=r"decay = 1\.0: it lies in \[0, 1\)"):
         Average(model, 1.0)
 
 
