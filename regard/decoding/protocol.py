@@ -8,9 +8,8 @@ Whoever can do these three things, in whatever way, can be searched: PyTorch on 
 engine, an ensemble, another runtime.
 """
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -147,15 +146,6 @@ def best_of(logits: Floats, n: int, *, normalise: bool = True) -> Best:
         if np.isnan(values).any():
             raise ValueError(DAMAGED)
     return Best(values, tokens)
-
-
-def common_beginning(outputs: Iterable[Sequence[int]]) -> list[int]:
-    """The tokens with which all of them begin.
-
-    >>> common_beginning([[5, 6, 7], [5, 6], [5, 6, 8]])
-    [5, 6]
-    """
-    return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*outputs, strict=False))]
 
 
 FLOOR = -100.0  # log p of a token that is asked for although the model, or a shortlist, holds it impossible
