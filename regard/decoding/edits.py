@@ -12,24 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.decoding.protocol import DAMAGED, FLOOR, Floats, Ints, Request, Rule, SearchConfig
+from regard.decoding.protocol import FLOOR, Floats, Ints, Request, Rule, SearchConfig, normalised
 
 Phrases = tuple[tuple[int, ...], ...]
 
 
 def log_soft_max(logits: Floats) -> Floats:
-    """Logits (R, V) -> log-probabilities, rounded as `protocol.best_of` rounds them.
+    """Logits (R, V) -> log-probabilities.
 
     >>> np.exp(log_soft_max(np.zeros((1, 4), dtype=np.float32))).tolist()
     [[0.25, 0.25, 0.25, 0.25]]
     """
-    top = logits.max(1, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        total = np.exp((logits - top).astype(np.float64)).sum(1, keepdims=True)
-        log_p: Floats = (logits - top - np.log(total)).astype(np.float32)
-    if np.isnan(total).any():
-        raise ValueError(DAMAGED)
-    return log_p
+    return normalised(logits, logits, logits.max(1, keepdims=True))
 
 
 def edit(

@@ -138,14 +138,16 @@ def best_of(logits: Floats, n: int, *, normalise: bool = True) -> Best:
     values = np.take_along_axis(logits, tokens, 1)
     order = np.argsort(-values, axis=1, kind="stable")
     values, tokens = np.take_along_axis(values, order, 1), np.take_along_axis(tokens, order, 1)
-    if normalise:
-        top = values[:, :1]
-        with np.errstate(invalid="ignore"):
-            total = np.exp((logits - top).astype(np.float64)).sum(1, keepdims=True)
-        values = (values - top - np.log(total)).astype(np.float32)
-        if np.isnan(values).any():
-            raise ValueError(DAMAGED)
-    return Best(values, tokens)
+    return Best(normalised(values, logits, values[:, :1]) if normalise else values, tokens)
+
+
+def normalised(values: Floats, logits: Floats, top: Floats) -> Floats:
+    """Some values (R, n) of logits (R, V), whose largest are (R, 1), as log-probabilities."""
+    with np.errstate(invalid="ignore"):
+        total = np.exp((logits - top).astype(np.float64)).sum(1, keepdims=True)
+    if np.isnan(total).any():
+        raise ValueError(DAMAGED)
+    return (values - top - np.log(total)).astype(np.float32)
 
 
 FLOOR = -100.0  # log p of a token that is asked for although the model, or a shortlist, holds it impossible
