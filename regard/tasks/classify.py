@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.checks import above, at_least, hint, one_of, probability
+from regard.checks import above, at_least, hint, one_of, share
 from regard.core.generation import DecoderOnly
 from regard.core.outputs import POOLS, HeadConfig
 from regard.data.arrays import Column
@@ -60,7 +60,7 @@ class ClassifyConfig:
     def __post_init__(self) -> None:
         one_of(KINDS, **{"task.kind": self.kind})
         one_of(POOLS, **{"task.pool": self.pool})
-        probability(**{"task.dropout": self.dropout})
+        share(**{"task.dropout": self.dropout})
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class ClassifyUse:
 
     def __post_init__(self) -> None:
         at_least(1, top=self.top)
-        probability(threshold=self.threshold)
+        share(threshold=self.threshold)
         above(0, temperature=self.temperature)
 
 
