@@ -60,7 +60,7 @@ class ClassifyConfig:
     def __post_init__(self) -> None:
         one_of(KINDS, **{"task.kind": self.kind})
         one_of(POOLS, **{"task.pool": self.pool})
-        share(**{"task.dropout": self.dropout})
+        share(whole=True, **{"task.dropout": self.dropout})
 
 
 @dataclass(frozen=True)
