@@ -53,7 +53,7 @@ BUDGET = {
     "files": 210,
     "shipped": 40,
     "core": 3_760,
-    "data": 3_260,
+    "data": 3_250,
     "evaluation": 500,
     "models": 2_060,
     "decoding": 1_910,

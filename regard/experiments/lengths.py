@@ -17,7 +17,6 @@ from torch import nn
 
 from regard.data.corpora import obtain
 from regard.data.generated import sequence_pairs
-from regard.data.text import read_pairs
 from regard.data.vocabulary import Vocabulary
 from regard.evaluation.calibration import perplexity
 from regard.evaluation.translation import bleu
@@ -117,7 +116,7 @@ def commands(
     folder: Path, console: Console, *, split: str, name: str, tested: int | None, size: Size, seed: int, **teaching: Any
 ) -> Result:
     """A trial: a split of SCAN; lengths are those of the actions, the limit is the longest in training."""
-    texts = {part: list(read_pairs(files)) for part, files in obtain(f"scan-in-out-{split}").items()}
+    texts = {part: list(files.read()) for part, files in obtain(f"scan-in-out-{split}").items()}
     words = Vocabulary(tuple(sorted({word for pair in texts["train"] for side in pair for word in side.split()})))
     pairs: dict[str, list[Pair]] = {
         part: [(words.encode(source.split()), words.encode(target.split())) for source, target in found]
