@@ -64,7 +64,7 @@ def readable(model: nn.Module, pairs: Sequence[Pair]) -> bool:
 
 def judged(model: nn.Module, pairs: Sequence[Pair]) -> tuple[float | None, float | None]:
     """The shares of pairs and of labels that are `foretold` right; None for what the model cannot read."""
-    return foretold(model, batched(model, pairs, ROWS)) if readable(model, pairs) else (None, None)
+    return foretold(model, batched(model, pairs, ROWS))[:2] if readable(model, pairs) else (None, None)
 
 
 def by_length(model: nn.Module, groups: Mapping[int, Sequence[Pair]]) -> Result:
