@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, counted, page, table
 from regard.experiments.lengths import KINDS, RIVALS, algorithm, commands, translation
+from regard.experiments.table3 import midranks
 
 MARGIN = 1.0  # points, of percent or BLEU: less is no difference
 LONGEST = 48  # actions in SCAN
@@ -182,11 +183,8 @@ def ranks(scores: Scores) -> dict[str, float]:
     >>> ranks({"a": 3.0, "b": 9.0, "c": None, "d": 3.0})
     {'a': 2.5, 'b': 1.0, 'c': 4.0, 'd': 2.5}
     """
-    value = {name: float("-inf") if score is None else score for name, score in scores.items()}
-    return {
-        name: 1 + sum(other > own for other in value.values()) + (sum(other == own for other in value.values()) - 1) / 2
-        for name, own in value.items()
-    }
+    places = midranks([float("inf") if score is None else -score for score in scores.values()])
+    return dict(zip(scores, places.tolist(), strict=True))
 
 
 def verdict(claim: Claim, scores: Scores) -> str:

@@ -144,7 +144,7 @@ def batched(model: nn.Module, pairs: Sequence[Pair], rows: int) -> list[Batch]:
     return [collate(pairs[i : i + rows]).to(device) for i in range(0, len(pairs), rows)]
 
 
-class Told(NamedTuple):
+class Answered(NamedTuple):
     """How far a model foretells the labels of some pairs, with the right ones before each."""
 
     whole: float  # the share of pairs with all labels right: what a greedy search would write from end to end
@@ -153,7 +153,7 @@ class Told(NamedTuple):
 
 
 @torch.inference_mode()
-def foretold(model: nn.Module, batches: Iterable[Batch]) -> Told:
+def foretold(model: nn.Module, batches: Iterable[Batch]) -> Answered:
     """What a model makes of batches of pairs, from its logits: an ensemble has no features of its own."""
     whole, right, likely = [], [], []
     for batch in batches:
@@ -163,7 +163,7 @@ def foretold(model: nn.Module, batches: Iterable[Batch]) -> Told:
         right.append(good[~none])
         likely.append(label_log_probabilities(logits, labels)[~none])
     means = [float(torch.cat(parts).double().mean()) for parts in (whole, right, likely)]
-    return Told(means[0], means[1], -means[2])
+    return Answered(means[0], means[1], -means[2])
 
 
 def written(model: nn.Module, pairs: Sequence[Pair], extra: int = 50) -> list[list[int]]:

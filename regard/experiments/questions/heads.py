@@ -31,6 +31,7 @@ from regard.experiments.questions.tasks import (
     windows,
 )
 from regard.experiments.runs import Pair, batched, taught
+from regard.experiments.table3 import ROWS
 from regard.inspection.axes import axes
 from regard.inspection.importance import head_importance, pruning_curve, random_curve
 from regard.inspection.measures import Tokens, rows_of
@@ -41,7 +42,8 @@ from regard.shipped import DEFAULT, shipped
 JOINED = {"smoke": 4, "small": 8, "full": 8}  # heads that are put side by side, or added
 WAYS = {"concat": "side by side, W_O", "sum": "added up", "wide": "added up, wider heads"}
 COUNTS = {"smoke": (1, 4), "small": (1, 2, 4, 8, 16), "full": (1, 4, 8, 16, 32)}
-PAPER = {1: 5.29, 4: 5.00, 8: 4.92, 16: 4.91, 32: 5.01}  # perplexity of Table 3 (A): base model, English-German
+# Perplexity of Table 3 (A), and of base, which has 8 heads: English-German.
+PAPER = {row.value or 8: row.perplexity for row in ROWS if row.group in ("base", "A")}
 ALIKE = 0.15  # nats of Jensen-Shannon divergence below which two heads count as redundant, as in the head atlas
 SHARE = 0.125  # of the heads that fall silent at a time
 TOLERATED = 0.1  # of the share of right answers, or of BLEU, that may be lost
