@@ -39,41 +39,35 @@ ACTIONS = Lesson("length", "SCAN, split by length", "actions", "exact", WHOLE)
 SIMPLE = Lesson("simple", "SCAN, split at random", "actions", "exact", WHOLE)
 RANKED = (*LETTERS, WORDS, ACTIONS)
 
-SIZES: Mapping[str, Mapping[str, float]] = {
-    "smoke": {"d_model": 16, "layers": 1, "heads": 2, "dropout": 0.0},
-    "small": {"d_model": 64, "layers": 2, "heads": 4, "dropout": 0.0},
-    "full": {"d_model": 512, "layers": 6, "heads": 8, "dropout": 0.1},  # the paper's base model
-}
-EXACT = {**SIZES["full"], "dropout": 0.0}  # where data never repeats
-SMOKE = {"size": SIZES["smoke"], "steps": 2, "batch": 8}
-SMALL = {"size": SIZES["small"], "batch": 64}
-FULL = {"size": SIZES["full"], "steps": 50_000, "batch": 256, "peak": 5e-4}
-# 1024 sentences are 25,000 tokens at a mean of 24; the peak is d_model^-0.5 · 4000^-0.5.
-LONG = {"size": SIZES["full"], "steps": 100_000, "batch": 1024, "peak": 7e-4, "recipe": "wmt14-en-de-base"}
-CAPTIONS, DROPOUT = {"recipe": "multi30k-en-de-raw"}, {"size": {**SIZES["small"], "dropout": 0.1}}
+SMOKE = {"size": {"d_model": 16, "layers": 1, "heads": 2, "dropout": 0.0}, "steps": 2, "batch": 8}
+SMALL = {"size": {"d_model": 64, "layers": 2, "heads": 4, "dropout": 0.0}, "batch": 64}
+BASE = {"d_model": 512, "layers": 6, "heads": 8, "dropout": 0.1}  # the paper's
+FULL = {"size": BASE, "steps": 50_000, "batch": 256, "peak": 5e-4}
+LONG = {"size": BASE, "steps": 100_000, "batch": 1024, "peak": 7e-4}  # 25,000 tokens; d_model^-0.5 · 4000^-0.5
+TEXT = {"recipe": "multi30k-en-de-raw"}
 SCALES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "smoke": {
         "letters": {**SMOKE, "limit": 4, "tested": 4},
         "scan": {**SMOKE, "tested": 40},
-        "words": {**SMOKE, **CAPTIONS, "changes": ["data.limit=2000", "tokens.size=300"], "limit": 24, "tested": 4},
+        "words": {**SMOKE, **TEXT, "changes": ["data.limit=2000", "tokens.size=300"], "limit": 24, "tested": 4},
     },
     "small": {
         "letters": {**SMALL, "limit": 16, "tested": 100, "steps": 500},
         "scan": {**SMALL, "tested": None, "steps": 700},
         "words": {
-            **SMALL,
-            **CAPTIONS,
-            **DROPOUT,
+            **TEXT,
             "changes": ["tokens.size=4000"],
+            "size": {"d_model": 64, "layers": 2, "heads": 4, "dropout": 0.1},
             "limit": 14,
             "tested": 200,
             "steps": 600,
+            "batch": 64,
         },
     },
     "full": {
-        "letters": {**FULL, "size": EXACT, "limit": 64, "tested": 1000},
+        "letters": {**FULL, "size": {**BASE, "dropout": 0.0}, "limit": 64, "tested": 1000},  # data never repeats
         "scan": {**FULL, "tested": None},
-        "words": {**LONG, "changes": [], "limit": 32, "tested": 2000},
+        "words": {**LONG, "recipe": "wmt14-en-de-base", "changes": [], "limit": 32, "tested": 2000},
     },
 }
 SEEDS = {"smoke": 1, "small": 1, "full": 5}
