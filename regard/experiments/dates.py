@@ -53,8 +53,7 @@ def demo(directory: Path, *, steps: int = 800, seed: int = 0, console: Console |
     )
     encode = vocabulary().encode
     pairs = ((encode(date.text), encode(date.iso)) for date in date_pairs(seed=seed, split="train"))
-    taught(model, pairs, console, steps=steps, batch=BATCH, rise=12, seed=seed, every=100)
-    model.cpu()  # where it was made
+    taught(model, pairs, console, steps=steps, batch=BATCH, rise=12, seed=seed, every=100, device="cpu")
     answers = ask(model, list(islice(date_pairs(seed=seed, split="test"), HELD_OUT)))
     right = sum(answer.right for answer in answers) / len(answers)
     console.print(f"  held out {right:.1%} of {len(answers):,} unseen dates read right", highlight=False)

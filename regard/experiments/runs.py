@@ -114,13 +114,14 @@ def taught(
     seed: int = 0,
     name: str = "learning",
     every: int | None = None,
+    device: str | None = None,
 ) -> list[float]:
     """Teach a model endless pairs with Adam and a rate that falls to zero; returns the loss of each step.
 
-    The rate rises to its peak over one step in `rise`. A GPU does it, if there is one, and has the model from then on.
-    What is not a terminal is told a line `every` so many steps.
+    The rate rises to its peak over one step in `rise`. A GPU does it, if there is one and no `device` is named, and has
+    the model from then on. What is not a terminal is told a line `every` so many steps.
     """
-    losses, device = [], "cuda" if torch.cuda.is_available() else "cpu"
+    losses, device = [], device or ("cuda" if torch.cuda.is_available() else "cpu")
     bar = "  ", "{task.description}", BarColumn(), TaskProgressColumn(), "{task.fields[told]}", TimeRemainingColumn()
     with Progress(*bar, console=console, transient=every is None, disable=not console.is_terminal) as progress:
         task = progress.add_task(name, total=steps, told="")
