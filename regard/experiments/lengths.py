@@ -63,18 +63,14 @@ def readable(model: nn.Module, pairs: Sequence[Pair]) -> bool:
 
 def judged(model: nn.Module, pairs: Sequence[Pair]) -> tuple[float | None, float | None]:
     """The shares of pairs and of labels that are `foretold` right; None for what the model cannot read."""
-    return foretold(model, batched(model, pairs, ROWS)) if readable(model, pairs) else (None, None)
+    return foretold(model, batched(model, pairs, ROWS))[:2] if readable(model, pairs) else (None, None)
 
 
 def by_length(model: nn.Module, groups: Mapping[int, Sequence[Pair]]) -> Result:
     """`judged` for each length."""
-    found = [judged(model.eval(), pairs) for pairs in groups.values()]
-    return {
-        "lengths": list(groups),
-        "counts": [len(pairs) for pairs in groups.values()],
-        "exact": [exact for exact, _ in found],
-        "tokens": [tokens for _, tokens in found],
-    }
+    exact, tokens = zip(*(judged(model.eval(), pairs) for pairs in groups.values()), strict=True)
+    counts = [len(pairs) for pairs in groups.values()]
+    return {"lengths": list(groups), "counts": counts, "exact": list(exact), "tokens": list(tokens)}
 
 
 def shuffled(fetch: Callable[[list[int]], Sequence[Pair]], rows: Iterable[int], seed: int) -> Iterator[Pair]:
@@ -179,14 +175,8 @@ def translation(
         rows.append([high, len(group), score, perplexity(foretell(model, group).loss, 1), share])
     columns = ("lengths", "counts", "bleu", "perplexity", "ratio")
     found = {key: list(column) for key, column in zip(columns, zip(*rows, strict=True), strict=True)}
-    return {
-        **found,
-        "limit": limit,
-        "taught": len(short),
-        "corpus": len(data.train),
-        "vocabulary": len(data.tokenizer),
-        **_about(model, losses),
-    }
+    size = {"limit": limit, "taught": len(short), "corpus": len(data.train), "vocabulary": len(data.tokenizer)}
+    return {**found, **size, **_about(model, losses)}
 
 
 def _about(model: nn.Module, losses: Sequence[float]) -> Result:
