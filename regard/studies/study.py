@@ -15,7 +15,7 @@ from regard.api import Translator, load, told
 from regard.core.generation import of_like_length, padded
 from regard.data.batching import Batch, collate
 from regard.data.documents import Passage, TextFiles
-from regard.data.text import read_parallel
+from regard.data.text import read_lines, read_parallel
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.translation import CorpusScore, bleu
 from regard.inspection.alignment import Gold, read_gold
