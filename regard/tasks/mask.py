@@ -26,7 +26,8 @@ from regard.data.documents import Passage
 from regard.data.tokenizers import Tokenizer
 from regard.tasks.generate import Blocks, TextConfig
 from regard.tasks.reader import Framed, Given, Reader, batched
-from regard.tasks.task import Measured, Sections, Task
+from regard.tasks.task import Evidence, Measured, Sections, Task
+from regard.tasks.uses import FillUse
 from regard.training.objectives import IGNORE, Masked, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -54,16 +55,6 @@ class MaskConfig:
         share(whole=False, **{"task.share": self.share})
         one_of(UNITS, **{"task.unit": self.unit})
         one_of(RELATIONS, **{"task.relation": self.relation})
-
-
-@dataclass(frozen=True)
-class FillUse:
-    """How gaps are filled."""
-
-    top: int = 5  # tell so many tokens for each gap
-
-    def __post_init__(self) -> None:
-        at_least(1, top=self.top)
 
 
 @dataclass(frozen=True)
@@ -156,7 +147,7 @@ class Mask(Task):
     unit: str = MaskConfig.unit
     relation: str = MaskConfig.relation
 
-    name, called = "mask", "masked language"
+    name, verb, called = "mask", "fill", "masked language"
     sections = Sections(MaskConfig, TextConfig, FillUse, Guessing)
     row, rows, ordered = "passage", "passages", True
     marks = ("mask",)
@@ -233,11 +224,12 @@ class Mask(Task):
         return Filler(models, tokenizer, use, **how)
 
     def measure(self, predictor: Filler, held_out: Sequence[Passage], recipe: Any) -> Measured:
-        """Loss and accuracy on held-out text, of which the same tokens are hidden each time."""
+        """Loss and accuracy on held-out text, the same tokens hidden each time; without a recipe, on all of it."""
         ids = [i for (row,) in self.examples(held_out, predictor.tokenizer) for i in row]
-        collate, right, nats, count, relations = self.collate(predictor.tokenizer, 0.0), 0, 0.0, 0, [0, 0]
+        collate, found, relations = self.collate(predictor.tokenizer, 0.0), list[torch.Tensor](), list[torch.Tensor]()
         blocks = [(np.array(ids[i : i + self.room]),) for i in range(0, max(1, len(ids) - self.room), self.room)]
-        for i in range(0, min(len(blocks), recipe.train.validate_sentences), 32):
+        most = len(blocks) if recipe is None else min(len(blocks), recipe.train.validate_sentences)
+        for i in range(0, most, 32):
             batch = collate(blocks[i : i + 32], Random(f"held out {i}")).to(predictor.device)
             labels = batch["labels"]
             with torch.inference_mode():
@@ -245,17 +237,23 @@ class Mask(Task):
                 features = predictor.model.features(**inputs)  # type: ignore[operator]
                 chosen = labels != IGNORE
                 z = predictor.model.output(features[chosen][:, None])[:, 0].float().log_softmax(-1)  # type: ignore[operator]
-                y = labels[chosen]
-                nats -= float(z.gather(1, y[:, None]).double().sum())
-                right, count = right + int((z.argmax(1) == y).sum()), count + len(y)
+                y, best = labels[chosen], z.max(1)
+                row = i + chosen.nonzero()[:, 0]
+                each = row, -z.gather(1, y[:, None])[:, 0], best.indices == y, best.values.exp()
+                found.append(torch.stack([x.double() for x in each]).cpu())
                 if self.relation != "none":
                     said = predictor.model.output.relation(features).argmax(1)  # type: ignore[union-attr, operator]
-                    relations = [relations[0] + int((said == batch["relation"]).sum()), relations[1] + len(said)]
-        loss = nats / max(1, count)
-        measures = {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0))), "accuracy": right / max(1, count)}
-        if self.relation != "none":
-            measures["relation"] = relations[0] / max(1, relations[1])
-        return Measured(-loss, measures, self._samples(predictor, held_out))
+                    relations.append((said == batch["relation"]).cpu())
+        of, nats, right, confidence = torch.cat(found, 1).numpy()
+        sums = [np.bincount(of.astype(int), x, most) for x in (nats, right, np.ones(len(of)))]  # of each block
+
+        def figures(rows: NDArray[np.int64]) -> dict[str, float]:
+            loss, accuracy = (x[rows].sum() / max(1.0, sums[2][rows].sum()) for x in sums[:2])
+            measures = {"loss": float(loss), "perplexity": float(np.exp(min(loss, 700.0))), "accuracy": float(accuracy)}
+            return measures | ({"relation": float(torch.cat(relations)[rows].double().mean())} if relations else {})
+
+        evidence = Evidence(len(sums[0]), figures, confidence, right.astype(bool))
+        return Measured.of(evidence, "loss", self._samples(predictor, held_out))
 
     def _samples(self, predictor: Filler, held_out: Sequence[Passage]) -> list[Sample]:
         samples = []
