@@ -80,6 +80,11 @@ class Embedded(NamedTuple):
     tokens: int  # of the text
     windows: int = 1  # in which it was read
 
+    @property
+    def numbers(self) -> list[float]:
+        """The vector as it is written: nine digits tell any two of fp32 apart."""
+        return [float(f"{x:.9g}") for x in self.vector.tolist()]
+
 
 class Embedder(Reader):
     """A model that makes vectors of texts, and its tokenizer.
