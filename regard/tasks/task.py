@@ -25,6 +25,8 @@ TASKS = {
     "translate": "regard.tasks.translate",
     "generate": "regard.tasks.generate",
     "classify": "regard.tasks.classify",
+    "tag": "regard.tasks.tag",
+    "answer": "regard.tasks.answer",
 }
 FIRST = "translate"  # what a recipe is for that does not say
 
