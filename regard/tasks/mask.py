@@ -5,7 +5,7 @@ drawn for each batch anew. Beside it, a model may learn whether two stretches fo
 order (ALBERT).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
@@ -20,13 +20,12 @@ from torch import nn
 
 from regard.checks import at_least, one_of, share
 from regard.core.outputs import HeadConfig
-from regard.data.arrays import Column, Table
 from regard.data.batching import Batch
 from regard.data.documents import Passage
 from regard.data.tokenizers import Tokenizer
-from regard.tasks.generate import Blocks, TextConfig
 from regard.tasks.reader import Framed, Given, Reader, batched
-from regard.tasks.task import Measured, Sections, Task
+from regard.tasks.task import Measured, Sections
+from regard.tasks.texts import OverText, TextConfig
 from regard.training.objectives import IGNORE, Masked, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -148,7 +147,7 @@ class Filler(Reader):
 
 
 @dataclass(frozen=True)
-class Mask(Task):
+class Mask(OverText):
     """Text with gaps in, what stood there out."""
 
     block: int = MaskConfig.block
@@ -158,7 +157,6 @@ class Mask(Task):
 
     name, called = "mask", "masked language"
     sections = Sections(MaskConfig, TextConfig, FillUse, Guessing)
-    row, rows, ordered = "passage", "passages", True
     marks = ("mask",)
 
     @classmethod
@@ -168,29 +166,10 @@ class Mask(Task):
     def head(self, model: type[nn.Module]) -> HeadConfig:
         return HeadConfig(hidden="gelu", relation=0 if self.relation == "none" else 2)
 
-    def prepared_by(self) -> list[Any]:
-        return [self.name]
-
-    def texts(self, row: Passage) -> Sequence[str]:
-        return [row.text]
-
-    def columns(self, vocabulary: int) -> dict[str, Column]:
-        return {"tokens": Column.ids(vocabulary)}
-
-    def examples(self, rows: Sequence[Passage], tokenizer: Tokenizer) -> Iterator[tuple[list[int]]]:
-        texts = [row.text if row.first or not tokenizer.spaced else row.text.removeprefix(" ") for row in rows]
-        return ((ids,) for ids in tokenizer.encode_batch(texts))
-
-    def length(self, recipe: Any) -> int:
-        return self.block
-
     @property
     def room(self) -> int:
         """Tokens of text in a block: beside them stand two marks, or three."""
         return self.block - (2 if self.relation == "none" else 3)
-
-    def corpus(self, table: Table) -> Blocks:
-        return Blocks(table, self.room)
 
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
         if dropout:
@@ -200,9 +179,7 @@ class Mask(Task):
 
         def batch(rows: Sequence[tuple[Ids]], draw: Random) -> Batch:
             random = np.random.default_rng(draw.getrandbits(63))
-            begins = [draw.randrange(max(1, len(ids) - self.room)) for (ids,) in rows]
-            texts = [ids[b : b + self.room].astype(np.int64) for (ids,), b in zip(rows, begins, strict=True)]
-            pairs, relation = related(texts, self.relation, random)
+            pairs, relation = related(self.drawn(rows, draw), self.relation, random)
             read, labels = [], []
             for first, second in pairs:
                 ids, segments = tokenizer.marks.around(first.tolist(), None if second is None else second.tolist())
@@ -234,10 +211,9 @@ class Mask(Task):
 
     def measure(self, predictor: Filler, held_out: Sequence[Passage], recipe: Any) -> Measured:
         """Loss and accuracy on held-out text, of which the same tokens are hidden each time."""
-        ids = [i for (row,) in self.examples(held_out, predictor.tokenizer) for i in row]
         collate, right, nats, count, relations = self.collate(predictor.tokenizer, 0.0), 0, 0.0, 0, [0, 0]
-        blocks = [(np.array(ids[i : i + self.room]),) for i in range(0, max(1, len(ids) - self.room), self.room)]
-        for i in range(0, min(len(blocks), recipe.train.validate_sentences), 32):
+        blocks = [(ids,) for ids in self.stretches(held_out, predictor.tokenizer, recipe.train.validate_sentences)]
+        for i in range(0, len(blocks), 32):
             batch = collate(blocks[i : i + 32], Random(f"held out {i}")).to(predictor.device)
             labels = batch["labels"]
             with torch.inference_mode():
@@ -265,15 +241,6 @@ class Mask(Task):
                 gapped = " ".join([*words[:4], predictor.gap, *words[5:]])
                 samples.append(Sample(gapped, predictor.fill(gapped, top=1)[0].tokens[0], words[4]))
         return samples or [Sample("", "", "")]
-
-    def check(self, recipe: Any) -> None:
-        longest = recipe.model.build(2**16).longest
-        if longest is not None and longest < self.block:
-            raise ValueError(f"model.max_length = {longest}: it must hold the {self.block} tokens of task.block")
-
-    def counted(self, train: Table, valid: Sequence[Passage], test: Sequence[Passage]) -> str:
-        characters = [sum(len(passage.text) for passage in split) for split in (valid, test)]
-        return f"{self.corpus(train).tokens:,} tokens · held out {characters[0]:,} + {characters[1]:,} characters"
 
 
 def words_begin(tokenizer: Tokenizer) -> NDArray[np.bool_]:

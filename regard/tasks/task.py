@@ -27,6 +27,7 @@ TASKS = {
     "classify": "regard.tasks.classify",
     "embed": "regard.tasks.embed",
     "mask": "regard.tasks.mask",
+    "denoise": "regard.tasks.denoise",
 }
 FIRST = "translate"  # what a recipe is for that does not say
 
