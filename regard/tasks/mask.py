@@ -71,7 +71,7 @@ class Guessing:
 
 
 @dataclass(frozen=True)
-class Filled:
+class Gap:
     """A gap, and what may stand in it."""
 
     tokens: list[str]  # the likeliest first, as a person reads them
@@ -93,9 +93,9 @@ class Filler(Reader):
         return str(self.tokenizer.rust.id_to_token(self.tokenizer.marks.need("mask")[0]))
 
     @overload
-    def fill(self, text: str, **settings: Any) -> list[Filled]: ...
+    def fill(self, text: str, **settings: Any) -> list[Gap]: ...
     @overload
-    def fill(self, text: Sequence[str], **settings: Any) -> list[list[Filled]]: ...
+    def fill(self, text: Sequence[str], **settings: Any) -> list[list[Gap]]: ...
     def fill(self, text: str | Sequence[str], **settings: Any) -> Any:
         """What may stand in each gap of a text, or of each in a list."""
         asks = [Given(each) for each in ([text] if isinstance(text, str) else text)]
@@ -109,7 +109,7 @@ class Filler(Reader):
         rust.add_special_tokens([AddedToken(self.gap, lstrip=not self.tokenizer.spaced, normalized=False)])
         return rust
 
-    def answers(self, asks: Sequence[Given], settings: FillUse) -> list[list[Filled]]:
+    def answers(self, asks: Sequence[Given], settings: FillUse) -> list[list[Gap]]:
         """The gaps of each text."""
         marks = self.tokenizer.marks
         (mask,) = marks.need("mask")
@@ -129,7 +129,7 @@ class Filler(Reader):
             read.append(framed)
         return [self._filled(each.ids, said, settings.top) for each, said in zip(read, self.outputs(read), strict=True)]
 
-    def _filled(self, ids: list[int], logits: torch.Tensor, top: int) -> list[Filled]:
+    def _filled(self, ids: list[int], logits: torch.Tensor, top: int) -> list[Gap]:
         (mask,), silent = self.tokenizer.marks.need("mask"), self.tokenizer.silent
         found = []
         for place in (n for n, i in enumerate(ids) if i == mask):
@@ -142,12 +142,12 @@ class Filler(Reader):
                 )
                 for i in best.indices
             ]
-            found.append(Filled(self.tokenizer.pieces(best.indices.tolist()), best.values.tolist(), texts))
+            found.append(Gap(self.tokenizer.pieces(best.indices.tolist()), best.values.tolist(), texts))
         return found
 
 
 @dataclass(frozen=True)
-class Mask(OverText):
+class Masking(OverText):
     """Text with gaps in, what stood there out."""
 
     block: int = MaskConfig.block
@@ -293,4 +293,4 @@ def related(
     return [(a, b[: room - len(a)] if b is not None else None) for a, b in pairs], wrong.astype(np.int64)
 
 
-TASK = Mask
+TASK = Masking

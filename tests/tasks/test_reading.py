@@ -17,7 +17,7 @@ from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.recipes import reading
 from regard.recipes.train import train
 from regard.tasks.classify import Classify, LabelledFiles, shortened
-from regard.tasks.mask import Mask, hidden, related, words_begin
+from regard.tasks.mask import Masking, hidden, related, words_begin
 from regard.tasks.reader import asked
 from regard.training.objectives import IGNORE
 
@@ -197,7 +197,7 @@ def test_stretches_that_follow_each_other_and_those_that_do_not() -> None:
 
 def test_most_hidden_tokens_are_masked_some_are_others_and_the_same_draw_hides_the_same() -> None:
     tokens = Tokenizer.learn(TokensConfig("char", 0), ["abcdefgh"], ("mask",))
-    task = Mask(block=52, share=0.5)
+    task = Masking(block=52, share=0.5)
     rows: list[Any] = [(np.array(tokens.encode("abcdefgh" * 12)),)] * 60
     batch = task.collate(tokens, 0.0)(rows, Random(3))
     chosen = batch["labels"] != IGNORE
