@@ -60,7 +60,7 @@ BUDGET = {
     "inspection": 2_060,
     "native": 1_520,
     "adaptation": 500,
-    "training": 2_260,
+    "training": 2_300,
     "tasks": 3_900,
     "convert": 1_350,
     "recipes": 1_250,
