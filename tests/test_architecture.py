@@ -57,7 +57,7 @@ BUDGET = {
     "evaluation": 640,
     "models": 2_060,
     "decoding": 1_910,
-    "inspection": 2_060,
+    "inspection": 2_080,
     "native": 1_520,
     "adaptation": 500,
     "training": 2_300,

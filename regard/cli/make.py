@@ -64,10 +64,11 @@ def import_(
     out: Path,  # the new model directory
 ) -> None:
     """Make a model directory of one of Hugging Face's."""
+    from regard.api import told
     from regard.convert import import_
 
     with telling("importing"):
         left = import_(source, out)
     if left:
         typer.echo(f"note: not carried over from its way to generate: {'; '.join(left)}", err=True)
-    typer.echo(f"{out}: try `regard translate {out}`")
+    typer.echo(f"{out}: try `regard {told(out).task.name} {out}`")
