@@ -115,17 +115,23 @@ def family_of(preset: str) -> str:
     return name
 
 
+def named(config: Any) -> str:
+    """The family that a config is of."""
+    for name in FAMILIES:
+        if type(config) is family(name).config:
+            return name
+    raise ValueError(f"a {type(config).__name__} is no config of a model: the families are {', '.join(FAMILIES)}")
+
+
 def build(config: Any, head: HeadConfig | None = None) -> nn.Module:
     """The model of a config, of whichever family; what stands on it is `head`, or what its family has by itself.
 
     >>> type(build(configure("tiny", vocabulary=100))).__name__
     'Transformer'
     """
-    for name in FAMILIES:
-        if type(config) is (found := family(name)).config:
-            one_of(found.heads, **{f"head.kind of a model of the family {name}": (head or HeadConfig()).kind})
-            return found.model(config) if len(found.heads) == 1 else found.model(config, head)
-    raise ValueError(f"a {type(config).__name__} is no config of a model: the families are {', '.join(FAMILIES)}")
+    found = family(name := named(config))
+    one_of(found.heads, **{f"head.kind of a model of the family {name}": (head or HeadConfig()).kind})
+    return found.model(config) if len(found.heads) == 1 else found.model(config, head)
 
 
 def blank(config: Any, head: HeadConfig | None = None) -> nn.Module:
