@@ -17,6 +17,10 @@ from regard.core.generation import of_like_length, padded
 from regard.data.batching import Batch
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
+from regard.inspection.maps import attention_maps, without
+from regard.inspection.page import AttentionMap, attention_page
+from regard.inspection.words import Words
+from regard.tasks.searching import in_words
 
 TOKENS = 4_096  # that are read together
 STRIDE = 0.5  # of a window is new, where a text is read in several
@@ -118,6 +122,40 @@ class Reader:
             for i, row in zip(some, said, strict=True):
                 found[i] = row if said.dim() == 2 else row[: len(read[i].ids)]
         return found
+
+    def attention(
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        names: str | Sequence[str] = "*",
+        heads: Sequence[int] | None = None,
+        view: str = "weights",
+        words: bool = False,
+        special: bool = True,
+    ) -> list[AttentionMap]:
+        """What every head looks at while the model reads a text, or a pair; of a long one, its first window.
+
+        `words` puts sub-words together; without `special`, marks are left out.
+        """
+        read = self.framed([Given(text, pair)])[0][0]
+        inputs = batched([read], 0, self._told_apart).to(self.device).inputs
+        pieces, silent = self.tokenizer.pieces(read.ids), self.tokenizer.silent
+        own = {"tokens": pieces}
+        grouped = None
+        if words:
+            known = in_words(self.tokenizer, read.ids)
+            grouped = {"tokens": Words(known.of[:-1], known.texts[:-1])}
+        how: Any = {"names": names, "heads": heads, "view": view, "words": grouped}
+        maps = attention_maps(self.model, inputs, own, **how)
+        if special:
+            return maps
+        marks = {self.tokenizer.pieces([i])[0] for i in silent}
+        return [without(each, marks) for each in maps]
+
+    def attention_page(self, text: str, pair: str | None = None) -> str:
+        """A self-contained HTML page of every head while the model reads a text."""
+        return attention_page(self.attention(text, pair), title=text[:60])
 
 
 def windows(

@@ -27,6 +27,9 @@ TASKS = {
     "classify": "regard.tasks.classify",
     "tag": "regard.tasks.tag",
     "answer": "regard.tasks.answer",
+    "embed": "regard.tasks.embed",
+    "mask": "regard.tasks.mask",
+    "denoise": "regard.tasks.denoise",
 }
 FIRST = "translate"  # what a recipe is for that does not say
 
