@@ -59,7 +59,7 @@ def named_texts(names: Sequence[str], *, models: bool = False) -> tuple[list[Pat
     return [] if text is not None else [Path(name) for name in names or ["-"]], text
 
 
-class Reader:
+class Input:
     """What the lines of some files, or of a text, ask for, each once; "-" is standard input: of a terminal, a prompt.
 
     `ask` makes a question of what stands in a line: in JSON the values of such `keys`, else the first of them. The
@@ -166,7 +166,7 @@ def row_of(line: str, place: str, kinds: Mapping[str, str]) -> dict[str, Any]:
 class Bar:
     """How many lines are done, how many in a second, and, on a terminal, how much of the files that is."""
 
-    def __init__(self, reader: Reader, doing: str, *, shown: bool) -> None:
+    def __init__(self, reader: Input, doing: str, *, shown: bool) -> None:
         self._doing = doing
         regular = all(file.is_file() and file.suffix != ".gz" for file in reader.files)
         console = Console(stderr=True)
@@ -200,7 +200,7 @@ class Output:
     then stands behind what is done. `doing` is what it is called to make them.
     """
 
-    def __init__(self, lines: Lines, about: dict[str, Any], reader: Reader, doing: str = "translating") -> None:
+    def __init__(self, lines: Lines, about: dict[str, Any], reader: Input, doing: str = "translating") -> None:
         path, resume = lines.output, lines.resume
         self.path, self.about, self.reader, self.done = path, about, reader, 0  # asks whose lines are there
         shown = path is not None or not sys.stdout.isatty()
@@ -300,7 +300,7 @@ def about_models(places: Sequence[Path], **how: Any) -> dict[str, Any]:
 
 
 def go_through(
-    reader: Reader, written: Output, answers: Callable[[list[Any]], Iterable[Any]], form: Form, notes: "Notes"
+    reader: Input, written: Output, answers: Callable[[list[Any]], Iterable[Any]], form: Form, notes: "Notes"
 ) -> None:
     """Answer all that is asked, many at a time, or each as it is typed."""
     for window in ([ask] for ask in reader) if reader.typed else windows(reader):

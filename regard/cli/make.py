@@ -60,14 +60,16 @@ def export(
 
 
 def import_(
-    source: Path,  # a directory of Hugging Face's: Marian, BART, GPT-2, Llama, ...
+    source: str,  # a directory of Hugging Face's: BERT, T5, BART, GPT-2, Llama, ...; or hf:ORG/NAME, from the hub
     out: Path,  # the new model directory
 ) -> None:
     """Make a model directory of one of Hugging Face's."""
     from regard.convert import import_
+    from regard.models import storage
 
     with telling("importing"):
         left = import_(source, out)
     if left:
-        typer.echo(f"note: not carried over from its way to generate: {'; '.join(left)}", err=True)
-    typer.echo(f"{out}: try `regard translate {out}`")
+        typer.echo(f"note: not carried over: {'; '.join(left)}", err=True)
+    known = storage.purpose(out)
+    typer.echo(f"{out}: try `regard {known.task['name'] if known else 'info'} {out}`")

@@ -46,7 +46,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Rows(Engine):
+class Batched(Engine):
     """The same where many texts are read side by side."""
 
     rows: int = 256  # `--batch-size` rows side by side, at most
@@ -54,7 +54,7 @@ class Rows(Engine):
 
 
 @dataclass(frozen=True)
-class Engines(Rows):
+class Engines(Batched):
     """The same for a translator."""
 
     shortlist: bool = False  # only tokens that go with the source

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from regard.cli.options import ERRORS, Lines, Rows, Said
+from regard.cli.options import ERRORS, Lines, Batched, Said
 from regard.shipped import located
 from regard.tasks.uses import ClassifyUse, EmbedUse, FillUse
 
@@ -18,7 +18,7 @@ UNSAID = ("logits", "windows", "tokens")  # of an answer: what is not written
 
 
 @dataclass(frozen=True)
-class Reading:
+class Verb:
     """What a verb asks of which task, and how its answers are written."""
 
     task: str
@@ -38,11 +38,11 @@ def _gap_cells(gaps: Any, use: FillUse) -> Iterator[list[str]]:
         yield [cell for each in zip(gap.tokens, gap.probabilities, strict=True) for cell in (each[0], f"{each[1]:.4f}")]
 
 
-CLASSES = Reading("classify", "classifying", _class_cells, keys=("text", "pair"))
-VECTORS = Reading(
+CLASSES = Verb("classify", "classifying", _class_cells, keys=("text", "pair"))
+VECTORS = Verb(
     "embed", "embedding", lambda each, _: iter([[json.dumps(each.numbers)]]), lambda each: {"vector": each.numbers}
 )
-GAPS = Reading("mask", "filling", _gap_cells, lambda gaps: {"gaps": [asdict(gap) for gap in gaps]})
+GAPS = Verb("mask", "filling", _gap_cells, lambda gaps: {"gaps": [asdict(gap) for gap in gaps]})
 
 
 def classify(
@@ -53,7 +53,7 @@ def classify(
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(ClassifyUse)],
     lines: Lines,
-    engine: Rows,
+    engine: Batched,
 ) -> None:
     """Say of each line what it is: its class, and how probable that is."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
@@ -67,7 +67,7 @@ def embed(
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(EmbedUse)],
     lines: Lines,
-    engine: Rows,
+    engine: Batched,
 ) -> None:
     """Make a vector of each line: as JSON, or in an array of numpy's where -o names a .npy."""
     _read(VECTORS, [model, *(ensemble or ())], texts, lines, engine, settings)
@@ -80,18 +80,18 @@ def fill(
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(FillUse)],
     lines: Lines,
-    engine: Rows,
+    engine: Batched,
 ) -> None:
     """Say what may stand in the gaps of a text: for each gap a line, the likeliest first."""
     _read(GAPS, [model, *(ensemble or ())], texts, lines, engine, settings)
 
 
 def _read(
-    kind: Reading,
+    kind: Verb,
     models: list[Path],
     texts: list[str] | None,
     lines: Lines,
-    engine: Rows,
+    engine: Batched,
     settings: dict[str, Any],
     **asked: Any,
 ) -> None:
@@ -99,7 +99,7 @@ def _read(
     import numpy as np
 
     from regard.api import load
-    from regard.cli.bulk import ANYTHING, ONE, Notes, Output, Reader, about_models, go_through, named_texts
+    from regard.cli.bulk import ANYTHING, ONE, Input, Notes, Output, about_models, go_through, named_texts
     from regard.tasks.reader import Given
 
     array = lines.output is not None and lines.output.suffix == ".npy"
@@ -107,7 +107,7 @@ def _read(
         raise ValueError(f"{lines.output} is for vectors alone: name another file, or leave --json out")
     ask, keys = partial(Given, **asked), {**dict.fromkeys(kind.keys, ONE), "id": ANYTHING}
     inputs, text = named_texts(texts or [])
-    reader = Reader(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid], ask=ask, keys=keys)
+    reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid], ask=ask, keys=keys)
     places = list(map(located, models))
     predictor = load(places, task=kind.task, **vars(engine))
     use = replace(predictor.use, **settings)

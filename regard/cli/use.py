@@ -44,10 +44,10 @@ def translate(
         raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
     first, inputs, text = _model_and_text(model, files or [])
     from regard.api import load
-    from regard.cli.bulk import Notes, Output, Reader, about_models, go_through
+    from regard.cli.bulk import Input, Notes, Output, about_models, go_through
     from regard.files import digest
 
-    reader = Reader(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid])
+    reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid])
     models = [first, *map(located, ensemble or ())]
     translator = load(models, task="translate", **vars(engine))
     if engine.engine == "auto" and (reason := translator.without_native):

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from regard.checks import choose
-from regard.convert import ctranslate2, foreign, onnx
-from regard.convert.source import TOKENIZER, Source
-from regard.core.generation import DecoderOnly
-from regard.files import new_directory
+from regard.convert import ctranslate2, foreign, hub, onnx, tokenizers
+from regard.convert.source import TEMPLATE, TOKENIZER, Source
+from regard.files import new_directory, write_whole
 from regard.models import storage
 
 FORMATS = {"ctranslate2": ctranslate2.write, "hf": foreign.write, "onnx": onnx.write}
@@ -30,20 +29,25 @@ def export(model_dir: str | Path, out_dir: str | Path, to: str, *, quantization:
         write(source, directory, **({} if quantization is None else {"quantization": quantization}))
 
 
-def import_(hf_dir: str | Path, out_dir: str | Path) -> list[str]:
+def import_(source: str | Path, out_dir: str | Path) -> list[str]:
     """Write a model of Hugging Face's, of a class in `tables`, as a model directory of regard's.
 
-    How it generates is how it is used from then on; what of that no setting says is returned in words.
+    `source` is a directory, or `hf:ORG/NAME` for what the hub has. How it generates is how it is used from then on;
+    what is not carried over is returned in words.
     """
-    model, tokenizer = foreign.read(Path(hf_dir))
-    search, left = generation(foreign.about_model(Path(hf_dir)))
-    name = "generate" if isinstance(model, DecoderOnly) else "translate"
-    with new_directory(out_dir) as directory:
-        storage.save(model, directory, storage.Purpose({"name": name}, search))
-        tokenizer.save(directory / TOKENIZER)
-    return left
+    directory = hub.fetched(source)
+    found = foreign.read(directory)
+    use, left = generation(foreign.about_model(directory)) if found.task["name"] in SEARCHED else ({}, [])
+    template = tokenizers.template(directory)
+    with new_directory(out_dir) as made:
+        storage.save(found.model, made, storage.Purpose(found.task, use))
+        found.tokenizer.save(made / TOKENIZER)
+        if template is not None:
+            write_whole(made / TEMPLATE, template)
+    return found.left + left
 
 
+SEARCHED = ("translate", "generate")
 SEARCH = {  # theirs, unless neutral -> ours
     "no_repeat_ngram_size": ("block", 0),
     "min_length": ("shortest", 0),

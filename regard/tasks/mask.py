@@ -5,7 +5,7 @@ drawn for each batch anew. Beside it, a model may learn whether two stretches fo
 order (ALBERT).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
@@ -20,13 +20,12 @@ from torch import nn
 
 from regard.checks import at_least, one_of, share
 from regard.core.outputs import HeadConfig
-from regard.data.arrays import Column, Table
 from regard.data.batching import Batch
 from regard.data.documents import Passage
 from regard.data.tokenizers import Tokenizer
-from regard.tasks.generate import Blocks, TextConfig
 from regard.tasks.reader import Framed, Given, Reader, batched
-from regard.tasks.task import Evidence, Measured, Sections, Task
+from regard.tasks.task import Evidence, Measured, Sections
+from regard.tasks.texts import OverText, TextConfig
 from regard.tasks.uses import FillUse
 from regard.training.objectives import IGNORE, Masked, Objective
 from regard.training.run import Sample
@@ -63,7 +62,7 @@ class Guessing:
 
 
 @dataclass(frozen=True)
-class Filled:
+class Gap:
     """A gap, and what may stand in it."""
 
     tokens: list[str]  # the likeliest first, as a person reads them
@@ -85,9 +84,9 @@ class Filler(Reader):
         return str(self.tokenizer.rust.id_to_token(self.tokenizer.marks.need("mask")[0]))
 
     @overload
-    def fill(self, text: str, **settings: Any) -> list[Filled]: ...
+    def fill(self, text: str, **settings: Any) -> list[Gap]: ...
     @overload
-    def fill(self, text: Sequence[str], **settings: Any) -> list[list[Filled]]: ...
+    def fill(self, text: Sequence[str], **settings: Any) -> list[list[Gap]]: ...
     def fill(self, text: str | Sequence[str], **settings: Any) -> Any:
         """What may stand in each gap of a text, or of each in a list."""
         asks = [Given(each) for each in ([text] if isinstance(text, str) else text)]
@@ -101,7 +100,7 @@ class Filler(Reader):
         rust.add_special_tokens([AddedToken(self.gap, lstrip=not self.tokenizer.spaced, normalized=False)])
         return rust
 
-    def answers(self, asks: Sequence[Given], settings: FillUse) -> list[list[Filled]]:
+    def answers(self, asks: Sequence[Given], settings: FillUse) -> list[list[Gap]]:
         """The gaps of each text."""
         marks = self.tokenizer.marks
         (mask,) = marks.need("mask")
@@ -121,7 +120,7 @@ class Filler(Reader):
             read.append(framed)
         return [self._filled(each.ids, said, settings.top) for each, said in zip(read, self.outputs(read), strict=True)]
 
-    def _filled(self, ids: list[int], logits: torch.Tensor, top: int) -> list[Filled]:
+    def _filled(self, ids: list[int], logits: torch.Tensor, top: int) -> list[Gap]:
         (mask,), silent = self.tokenizer.marks.need("mask"), self.tokenizer.silent
         found = []
         for place in (n for n, i in enumerate(ids) if i == mask):
@@ -134,12 +133,12 @@ class Filler(Reader):
                 )
                 for i in best.indices
             ]
-            found.append(Filled(self.tokenizer.pieces(best.indices.tolist()), best.values.tolist(), texts))
+            found.append(Gap(self.tokenizer.pieces(best.indices.tolist()), best.values.tolist(), texts))
         return found
 
 
 @dataclass(frozen=True)
-class Mask(Task):
+class Masking(OverText):
     """Text with gaps in, what stood there out."""
 
     block: int = MaskConfig.block
@@ -149,7 +148,6 @@ class Mask(Task):
 
     name, verb, called = "mask", "fill", "masked language"
     sections = Sections(MaskConfig, TextConfig, FillUse, Guessing)
-    row, rows, ordered = "passage", "passages", True
     marks = ("mask",)
 
     @classmethod
@@ -159,29 +157,10 @@ class Mask(Task):
     def head(self, model: type[nn.Module]) -> HeadConfig:
         return HeadConfig(hidden="gelu", relation=0 if self.relation == "none" else 2)
 
-    def prepared_by(self) -> list[Any]:
-        return [self.name]
-
-    def texts(self, row: Passage) -> Sequence[str]:
-        return [row.text]
-
-    def columns(self, vocabulary: int) -> dict[str, Column]:
-        return {"tokens": Column.ids(vocabulary)}
-
-    def examples(self, rows: Sequence[Passage], tokenizer: Tokenizer) -> Iterator[tuple[list[int]]]:
-        texts = [row.text if row.first or not tokenizer.spaced else row.text.removeprefix(" ") for row in rows]
-        return ((ids,) for ids in tokenizer.encode_batch(texts))
-
-    def length(self, recipe: Any) -> int:
-        return self.block
-
     @property
     def room(self) -> int:
         """Tokens of text in a block: beside them stand two marks, or three."""
         return self.block - (2 if self.relation == "none" else 3)
-
-    def corpus(self, table: Table) -> Blocks:
-        return Blocks(table, self.room)
 
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
         if dropout:
@@ -191,9 +170,7 @@ class Mask(Task):
 
         def batch(rows: Sequence[tuple[Ids]], draw: Random) -> Batch:
             random = np.random.default_rng(draw.getrandbits(63))
-            begins = [draw.randrange(max(1, len(ids) - self.room)) for (ids,) in rows]
-            texts = [ids[b : b + self.room].astype(np.int64) for (ids,), b in zip(rows, begins, strict=True)]
-            pairs, relation = related(texts, self.relation, random)
+            pairs, relation = related(self.drawn(rows, draw), self.relation, random)
             read, labels = [], []
             for first, second in pairs:
                 ids, segments = tokenizer.marks.around(first.tolist(), None if second is None else second.tolist())
@@ -225,11 +202,10 @@ class Mask(Task):
 
     def measure(self, predictor: Filler, held_out: Sequence[Passage], recipe: Any) -> Measured:
         """Loss and accuracy on held-out text, the same tokens hidden each time; without a recipe, on all of it."""
-        ids = [i for (row,) in self.examples(held_out, predictor.tokenizer) for i in row]
         collate, found, relations = self.collate(predictor.tokenizer, 0.0), list[torch.Tensor](), list[torch.Tensor]()
-        blocks = [(np.array(ids[i : i + self.room]),) for i in range(0, max(1, len(ids) - self.room), self.room)]
-        most = len(blocks) if recipe is None else min(len(blocks), recipe.train.validate_sentences)
-        for i in range(0, most, 32):
+        most = None if recipe is None else recipe.train.validate_sentences
+        blocks = [(ids,) for ids in self.stretches(held_out, predictor.tokenizer, most)]
+        for i in range(0, len(blocks), 32):
             batch = collate(blocks[i : i + 32], Random(f"held out {i}")).to(predictor.device)
             labels = batch["labels"]
             with torch.inference_mode():
@@ -245,7 +221,7 @@ class Mask(Task):
                     said = predictor.model.output.relation(features).argmax(1)  # type: ignore[union-attr, operator]
                     relations.append((said == batch["relation"]).cpu())
         of, nats, right, confidence = torch.cat(found, 1).numpy()
-        sums = [np.bincount(of.astype(int), x, most) for x in (nats, right, np.ones(len(of)))]  # of each block
+        sums = [np.bincount(of.astype(int), x, len(blocks)) for x in (nats, right, np.ones(len(of)))]  # of each block
 
         def figures(rows: NDArray[np.int64]) -> dict[str, float]:
             loss, accuracy = (x[rows].sum() / max(1.0, sums[2][rows].sum()) for x in sums[:2])
@@ -263,15 +239,6 @@ class Mask(Task):
                 gapped = " ".join([*words[:4], predictor.gap, *words[5:]])
                 samples.append(Sample(gapped, predictor.fill(gapped, top=1)[0].tokens[0], words[4]))
         return samples or [Sample("", "", "")]
-
-    def check(self, recipe: Any) -> None:
-        longest = recipe.model.build(2**16).longest
-        if longest is not None and longest < self.block:
-            raise ValueError(f"model.max_length = {longest}: it must hold the {self.block} tokens of task.block")
-
-    def counted(self, train: Table, valid: Sequence[Passage], test: Sequence[Passage]) -> str:
-        characters = [sum(len(passage.text) for passage in split) for split in (valid, test)]
-        return f"{self.corpus(train).tokens:,} tokens · held out {characters[0]:,} + {characters[1]:,} characters"
 
 
 def words_begin(tokenizer: Tokenizer) -> NDArray[np.bool_]:
@@ -324,4 +291,4 @@ def related(
     return [(a, b[: room - len(a)] if b is not None else None) for a, b in pairs], wrong.astype(np.int64)
 
 
-TASK = Mask
+TASK = Masking
