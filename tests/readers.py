@@ -18,6 +18,8 @@ TASKS: dict[str, dict[str, Any]] = {
     "classify": {"labels": ("down", "even", "up"), "longest": LONGEST},
     "embed": {"longest": LONGEST},
     "mask": {"block": LONGEST},
+    "tag": {"labels": ("O", "B-PER", "I-PER", "B-ORG"), "longest": LONGEST},
+    "answer": {"longest": LONGEST},
 }
 
 

@@ -59,6 +59,12 @@ def named_texts(names: Sequence[str], *, models: bool = False) -> tuple[list[Pat
     return [] if text is not None else [Path(name) for name in names or ["-"]], text
 
 
+def whole_text(name: str | None) -> str:
+    """A text, or what stands in the file that is named, or in standard input."""
+    files, text = named_texts([] if name is None else [name])
+    return "\n".join(read_lines(files[0], cut=False, may_be_empty=True)) if text is None else text
+
+
 class Input:
     """What the lines of some files, or of a text, ask for, each once; "-" is standard input: of a terminal, a prompt.
 

@@ -29,6 +29,7 @@ from regard.evaluation.spans import answering
 from regard.tasks.classify import SHOWN, Evaluation
 from regard.tasks.reader import Framed, Given, Reader, Span, asked, batched, check_length, windows
 from regard.tasks.task import Data, Measured, Sections, Task
+from regard.tasks.uses import AnswerUse
 from regard.training.objectives import Objective, Spans
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -141,19 +142,6 @@ class AnswerConfig:
 
     def __post_init__(self) -> None:
         share(whole=True, **{"task.dropout": self.dropout})
-
-
-@dataclass(frozen=True)
-class AnswerUse:
-    """How answers are told."""
-
-    top: int = 1  # tell so many of the likeliest
-    longest: int = 30  # tokens of an answer
-    null: float | None = None  # none is said if its score is above the best by this (default: as learnt, 0 or never)
-
-    def __post_init__(self) -> None:
-        at_least(1, top=self.top, longest=self.longest)
-        at_least(-1e9, null=self.null)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from regard.evaluation.spans import TAG, bio, spans, tagging
 from regard.tasks.classify import SHOWN, Evaluation
 from regard.tasks.reader import Framed, Given, Reader, Span, batched, check_length, windows
 from regard.tasks.task import Data, Measured, Sections, Task
+from regard.tasks.uses import TagUse
 from regard.training.objectives import IGNORE, Labelled, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -137,17 +138,6 @@ class TagConfig:
 
     def __post_init__(self) -> None:
         share(whole=True, **{"task.dropout": self.dropout})
-
-
-@dataclass(frozen=True)
-class TagUse:
-    """How spans are told."""
-
-    threshold: float = 0.0  # those that are at least so likely
-    constrained: bool = True  # only tags that may follow each other, the likeliest together; else each word's likeliest
-
-    def __post_init__(self) -> None:
-        share(threshold=self.threshold)
 
 
 @dataclass(frozen=True)

@@ -41,3 +41,27 @@ class FillUse:
 
     def __post_init__(self) -> None:
         at_least(1, top=self.top)
+
+
+@dataclass(frozen=True)
+class TagUse:
+    """How spans are told."""
+
+    threshold: float = 0.0  # those that are at least so likely
+    constrained: bool = True  # only tags that may follow each other, the likeliest together; else each word's likeliest
+
+    def __post_init__(self) -> None:
+        share(threshold=self.threshold)
+
+
+@dataclass(frozen=True)
+class AnswerUse:
+    """How answers are told."""
+
+    top: int = 1  # tell so many of the likeliest
+    longest: int = 30  # tokens of an answer
+    null: float | None = None  # none is said if its score is above the best by this (default: as learnt, 0 or never)
+
+    def __post_init__(self) -> None:
+        at_least(1, top=self.top, longest=self.longest)
+        at_least(-1e9, null=self.null)

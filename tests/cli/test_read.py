@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 import regard
 from regard import cli
 from regard.tasks.reader import Reader
-from tests.readers import LONGEST, TEXTS, directory
+from tests.readers import LONGEST, TASKS, TEXTS, directory
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    return {name: directory(root / name, name) for name in ("classify", "embed", "mask")}
+    return {name: directory(root / name, name) for name in TASKS}
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_text_a_file_several_and_a_pipe_are_classified_alike(models: dict[str,
 
 def test_lines_of_json_may_have_a_pair_and_an_id_and_come_back_with_them(models: dict[str, Path]) -> None:
     model = models["classify"]
-    rows = [{"id": 7, "text": TEXTS[0], "pair": TEXTS[1]}, {"text": TEXTS[0]}]
+    rows = [{"pair": TEXTS[1], "id": 7, "text": TEXTS[0]}, {"text": TEXTS[0]}]
     given = "".join(json.dumps(row) + "\n" for row in rows)
     found = [json.loads(line) for line in show("classify", model, "--jsonl", "--bitwise", stdin=given).splitlines()]
     both, alone = regard.load(model, bitwise=True).classify([(TEXTS[0], TEXTS[1]), TEXTS[0]])
@@ -148,6 +148,44 @@ def test_gaps_are_filled_a_line_each(models: dict[str, Path]) -> None:
     found = json.loads(show("fill", model, gapped, "--json", "--top", 3))
     assert found["gaps"][1]["texts"] == second.texts
     assert "text:1 has no gap: write <mask>" in mistake("fill", model, "no gap here")
+
+
+def test_spans_are_found_with_their_kind(models: dict[str, Path], text: Path) -> None:
+    model = models["tag"]
+    expected = regard.load(model).tag(TEXTS)
+    lines = [line.split("\t") for line in show("tag", model, text).split("\n")[:-1]]
+    told = [[cell for s in each.spans for cell in (s.text, s.label, f"{s.probability:.4f}")] for each in expected]
+    assert lines == [each or [""] for each in told]
+    assert any(each.spans for each in expected)
+    found = json.loads(show("tag", model, TEXTS[1], "--json", "--no-constrained"))
+    (free,) = regard.load(model).tag([TEXTS[1]], constrained=False)
+    assert (found["words"], found["tags"]) == (free.words, free.tags)
+    assert show("tag", model, TEXTS[0], "--threshold", 1) == "\n"
+
+
+def test_questions_are_answered_in_a_context_of_theirs_or_of_all(models: dict[str, Path], tmp_path: Path) -> None:
+    model, context = models["answer"], "two men sit on a bench in the park"
+    answerer = regard.load(model, bitwise=True)
+    expected = answerer.answer("a good film", context)
+    line = f"{expected.text}\t{expected.probability:.4f}\n"
+    ask = ("answer", model, "--bitwise", "--question", "a good film")
+    assert expected.text in context
+    assert show(*ask, "--context", context) == show(*ask, stdin=f"{context}\n") == line
+    (tmp_path / "context.txt").write_text(context)
+    assert show(*ask, "--context", tmp_path / "context.txt") == line
+    (tmp_path / "questions.txt").write_text("a good film\nfine\n")
+    both = show("answer", model, "--bitwise", tmp_path / "questions.txt", "--context", context)
+    assert both.splitlines(keepends=True)[0] == line
+    assert len(both.splitlines()) == 2
+    rows = [{"id": 1, "context": context, "question": "a good film"}, {"question": "fine", "context": "a dog"}]
+    given = "".join(json.dumps(row) + "\n" for row in rows)
+    found = [json.loads(x) for x in show("answer", model, "--jsonl", "--bitwise", "--top", 2, stdin=given).splitlines()]
+    assert found[0]["answer"] == expected.text == context[found[0]["start"] : found[0]["end"]]
+    assert (found[0]["id"], found[0]["question"], len(found[0]["best"])) == (1, "a good film", 2)
+    assert "context" not in found[0]
+    assert "say where answers stand by --context" in mistake("answer", model, tmp_path / "questions.txt")
+    assert "leave one of them out" in mistake(*ask, tmp_path / "questions.txt", "--context", context)
+    assert "has its question and context" in mistake(*ask, "--jsonl")
 
 
 def test_what_is_read_in_windows_is_said(models: dict[str, Path]) -> None:
