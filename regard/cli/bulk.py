@@ -28,7 +28,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from regard.checks import hint
 from regard.cli.options import Lines
 from regard.cli.telling import EVERY
-from regard.data.text import Skipped, check_text, from_json, named, read_lines
+from regard.data.text import Skipped, check_text, decoded, from_json, named, open_bytes, read_lines
 from regard.files import digest, write_whole
 from regard.tasks.asks import Ask, listed, windows
 
@@ -62,7 +62,10 @@ def named_texts(names: Sequence[str], *, models: bool = False) -> tuple[list[Pat
 def whole_text(name: str | None) -> str:
     """A text, or what stands in the file that is named, or in standard input."""
     files, text = named_texts([] if name is None else [name])
-    return "\n".join(read_lines(files[0], cut=False, may_be_empty=True)) if text is None else text
+    if text is not None:
+        return text
+    with nullcontext(sys.stdin.buffer) if str(files[0]) == "-" else open_bytes(str(files[0])) as stream:
+        return decoded(stream.read(), f"{named(files[0])}:").removesuffix("\n")
 
 
 class Input:
