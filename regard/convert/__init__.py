@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from regard.checks import choose
-from regard.convert import ctranslate2, foreign, onnx
+from regard.convert import ctranslate2, foreign, onnx, readers
 from regard.convert.source import TOKENIZER, Source
+from regard.convert.theirs import GENERATION, TEMPLATE
 from regard.core.generation import DecoderOnly
-from regard.files import new_directory
+from regard.files import new_directory, write_whole
 from regard.models import storage
 
 FORMATS = {"ctranslate2": ctranslate2.write, "hf": foreign.write, "onnx": onnx.write}
@@ -30,17 +31,21 @@ def export(model_dir: str | Path, out_dir: str | Path, to: str, *, quantization:
         write(source, directory, **({} if quantization is None else {"quantization": quantization}))
 
 
-def import_(hf_dir: str | Path, out_dir: str | Path) -> list[str]:
-    """Write a model of Hugging Face's, of a class in `tables`, as a model directory of regard's.
+def import_(source: str | Path, out_dir: str | Path) -> list[str]:
+    """Write a model of another program, of a class in `tables`, as a model directory of regard's.
 
-    How it generates is how it is used from then on; what of that no setting says is returned in words.
+    `source` is a directory of Hugging Face's, or a file that `readers` knows. How it generates is how it is used from
+    then on; what of that no setting says is returned in words.
     """
-    model, tokenizer = foreign.read(Path(hf_dir))
-    search, left = generation(foreign.about_model(Path(hf_dir)))
+    theirs = readers.read(Path(source))
+    model, tokenizer = foreign.read(theirs)
+    search, left = generation(theirs.about)
     name = "generate" if isinstance(model, DecoderOnly) else "translate"
     with new_directory(out_dir) as directory:
         storage.save(model, directory, storage.Purpose({"name": name}, search))
         tokenizer.save(directory / TOKENIZER)
+        if theirs.template is not None:
+            write_whole(directory / TEMPLATE, theirs.template)
     return left
 
 
@@ -64,7 +69,7 @@ def generation(about: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """
     beams = about.get("num_beams", 1)
     if not isinstance(beams, int) or beams < 1:
-        raise ValueError(f"num_beams = {beams!r} is not a number of hypotheses: mend it in {foreign.GENERATION}")
+        raise ValueError(f"num_beams = {beams!r} is not a number of hypotheses: mend it in {GENERATION}")
     search: dict[str, Any] = {}
     if about.get("do_sample"):
         search["sampling"] = {name: about.get(name, default) for name, default in SAMPLING.items()}
