@@ -4,17 +4,18 @@ It knows models by name: so do the programs it writes for. The command and pruni
 classes of Hugging Face's that are members of our families.
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from regard.checks import choose
 from regard.convert import ctranslate2, foreign, onnx, readers
 from regard.convert.source import TOKENIZER, Source
-from regard.convert.theirs import GENERATION, TEMPLATE
 from regard.core.generation import DecoderOnly
-from regard.files import new_directory, write_whole
+from regard.files import new_directory
 from regard.models import storage
 
+TEMPLATE = "chat_template.jinja"  # how a chat is written down
 FORMATS = {"ctranslate2": ctranslate2.write, "hf": foreign.write, "onnx": onnx.write}
 
 
@@ -37,15 +38,14 @@ def import_(source: str | Path, out_dir: str | Path) -> list[str]:
     `source` is a directory of Hugging Face's, or a file that `readers` knows. How it generates is how it is used from
     then on; what of that no setting says is returned in words.
     """
-    theirs = readers.read(Path(source))
-    model, tokenizer = foreign.read(theirs)
-    search, left = generation(theirs.about)
-    name = "generate" if isinstance(model, DecoderOnly) else "translate"
-    with new_directory(out_dir) as directory:
+    with readers.opened(Path(source)) as (theirs, tensors), new_directory(out_dir) as directory:
+        model, tokenizer = foreign.read(theirs, tensors)
+        search, left = generation(foreign.about_model(theirs))
+        name = "generate" if isinstance(model, DecoderOnly) else "translate"
         storage.save(model, directory, storage.Purpose({"name": name}, search))
         tokenizer.save(directory / TOKENIZER)
-        if theirs.template is not None:
-            write_whole(directory / TEMPLATE, theirs.template)
+        if (theirs / TEMPLATE).is_file():
+            shutil.copyfile(theirs / TEMPLATE, directory / TEMPLATE)
     return left
 
 
@@ -69,7 +69,7 @@ def generation(about: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """
     beams = about.get("num_beams", 1)
     if not isinstance(beams, int) or beams < 1:
-        raise ValueError(f"num_beams = {beams!r} is not a number of hypotheses: mend it in {GENERATION}")
+        raise ValueError(f"num_beams = {beams!r} is not a number of hypotheses: mend it in {foreign.GENERATION}")
     search: dict[str, Any] = {}
     if about.get("do_sample"):
         search["sampling"] = {name: about.get(name, default) for name, default in SAMPLING.items()}

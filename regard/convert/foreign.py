@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from regard.convert import tokenizers
 from regard.convert.source import Source, same_heads
 from regard.convert.tables import TABLES, Foreign
-from regard.convert.theirs import CONFIG, GENERATION, Theirs
+from regard.convert.tokenizers import told_by
 from regard.core.positions import sinusoid
 from regard.data.tokenizers import Tokenizer
 from regard.files import write_whole
 from regard.models.family import FAMILIES, blank, configured, family
 
-WEIGHTS = "model.safetensors"
+CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
 POSITIONS = 1024  # that transformers tabulates of the sinusoids
 NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
 
@@ -199,28 +200,31 @@ def _theirs(source: Source, table: Foreign, *, tied: bool) -> dict[str, Tensor]:
 # In
 
 
-def read(theirs: Theirs) -> tuple[nn.Module, Tokenizer]:
-    """The model and the tokenizer that were read."""
-    about, path = theirs.about, theirs.at(CONFIG)
+def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> tuple[nn.Module, Tokenizer]:
+    """The model and the tokenizer of a directory of Hugging Face's; its tensors, if they were read already."""
+    if not told_by(directory, CONFIG):
+        raise ValueError(f"{directory} is not a directory of a Hugging Face model: it has no {CONFIG}")
+    about, path = about_model(directory), directory / CONFIG
     known = [name for name, table in TABLES.items() if table.family in FAMILIES]
     if (name := about.get("model_type")) not in known:
         raise ValueError(f"{path}: model_type = {name!r} cannot be imported, only {', '.join(known)}")
-    table, tensors = TABLES[str(name)], theirs.tensors
+    table, content = TABLES[str(name)], tokenizers.read(directory)
+    tensors = _load(directory) if tensors is None else tensors
     try:
         biased = {"output_bias": True} if "output.bias" in table.tensors else {}
         c = configured(family(table.family).config, _config(table, about) | biased)
         for layers in ("layers", "encoder_layers", "decoder_layers"):  # before anything of that size is built
             if (count := getattr(c, layers, 0)) > len(tensors):
-                raise ValueError(f"{layers} = {count}, but {theirs.weights.name} has {len(tensors)} tensors")
-        tokenizer = tokenizers.kept(theirs, table.marks, ends=table.ends)
+                raise ValueError(f"{layers} = {count}, but {WEIGHTS} has {len(tensors)} tensors")
+        tokenizer = tokenizers.kept(directory, content, about, table.marks, ends=table.ends)
         never = about.get("bad_words_ids") or []
         if not all(isinstance(row, list) for row in never):
             raise ValueError(f"bad_words_ids = {never}: each is a list of ids")
         if tokenizer.marks.pad is not None and hasattr(c, "pad"):
             c = c.but(pad=tokenizer.marks.pad)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}" if str(theirs.path) not in str(error) else str(error)) from error
-    state = _ours(theirs.weights, table, tensors, c)
+        raise ValueError(f"{path}: {error}" if str(directory) not in str(error) else str(error)) from error
+    state = _ours(directory / WEIGHTS, table, tensors, c)
     if biased:
         state["output.bias"][[row[0] for row in never if len(row) == 1 and row[0] in range(c.vocabulary)]] = NEVER
         if not state["output.bias"].any():
@@ -229,6 +233,12 @@ def read(theirs: Theirs) -> tuple[nn.Module, Tokenizer]:
     model = family(table.family).model(c)
     model.load_state_dict(state)
     return model.eval(), tokenizer
+
+
+def about_model(directory: Path) -> dict[str, Any]:
+    """What a directory says of its model, and of how to generate with it."""
+    told = told_by(directory, GENERATION)
+    return told_by(directory, CONFIG) | {key: value for key, value in told.items() if value is not None}
 
 
 def _at(about: Any, key: str) -> Any:
@@ -265,6 +275,21 @@ def _config(table: Foreign, about: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{told} differ, which regard cannot express")
         found[ours] = said[0] if said else its[0]
     return found
+
+
+def _load(directory: Path) -> dict[str, Tensor]:
+    path = directory / WEIGHTS
+    if not path.is_file():
+        others = [file.name for file in sorted(directory.glob("*.bin")) + sorted(directory.glob("*.index.json"))]
+        found = f" but {others[0]}, which regard does not open" if others else ""
+        raise ValueError(
+            f"{directory} has no {WEIGHTS}{found}: load it with transformers in a place you trust, and call "
+            f"save_pretrained, which writes one {WEIGHTS}"
+        )
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): copy it again") from error
 
 
 def _ours(path: Path, table: Foreign, tensors: dict[str, Tensor], config: Any) -> dict[str, Tensor]:

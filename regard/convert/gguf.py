@@ -241,10 +241,10 @@ def read(path: Path) -> Theirs:
             elif kind.neighbours and ".attn_k." in name:
                 x = halved(x, about["num_key_value_heads"])
             tensors[_named(name)] = x
-        marks = {f"{mark}_token_id": told.get(f"tokenizer.ggml.{long}_token_id") for mark, long in MARKS.items()}
-        return Theirs(
-            path, path, about | marks, tensors, _tokenizer(told), _unknown(told), told.get("tokenizer.chat_template")
-        )
+        about |= {f"{mark}_token_id": told.get(f"tokenizer.ggml.{long}_token_id") for mark, long in MARKS.items()}
+        files = {"config.json": about, "tokenizer.json": _tokenizer(told), "tokenizer_config.json": _unknown(told)}
+        template = told.get("tokenizer.chat_template")
+        return Theirs(files | ({} if template is None else {"chat_template.jinja": template}), tensors)
     except (ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
         reason = f"it says nothing of {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{path} cannot be imported: {reason}") from None

@@ -5,6 +5,7 @@ is called tells where it stood, `/encoder/layer.0/attention/self/query/MatMul`, 
 eight bits stands beside its scale and its zero point: x = (q - zero) · scale.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,20 @@ FILES = [  # where a directory of Hugging Face's has graphs
 QUANTISED = "_quantized"
 
 
-def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, in float32."""
+def within(directory: Path) -> list[Path]:
+    """The graphs of a directory that has no other weights."""
+    if any(directory.glob("*.safetensors*")) or any(directory.glob("pytorch_model*.bin*")):
+        return []
+    paths = ([directory / name for name in names] for names in FILES)
+    return next((found for found in paths if all(path.is_file() for path in found)), [])
+
+
+def read(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """The tensors of some files, in float32."""
+    return {name: x for path in paths for name, x in _tensors(path).items()}
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
     onnx = need("onnx", "convert")
     try:
         graph = onnx.load(str(path)).graph

@@ -86,7 +86,8 @@ def read(path: Path) -> Theirs:
         "bos_token_id": BOS,
         "eos_token_id": BOS,
     }
-    return Theirs(path, path, about, tensors, _tokenizer(path.with_name(TOKENIZER), vocabulary), {})
+    tokenizer = _tokenizer(path.with_name(TOKENIZER), vocabulary)
+    return Theirs({"config.json": about, "tokenizer.json": tokenizer}, tensors)
 
 
 def _tokenizer(path: Path, size: int) -> Any:

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer as Rust
 
 from regard.checks import need
 from regard.convert.source import TOKENIZER
-from regard.convert.theirs import SETTINGS, Theirs, told_by
 from regard.data.tokenizers import MOST, RESERVED, UNKNOWN, Tokenizer, check_ids, no_panic, state
 from regard.data.vocabulary import EOS, SPECIALS, Marks
 from regard.files import read_whole, write_whole
 
+SETTINGS = "tokenizer_config.json"
 MARIAN = ("source.spm", "vocab.json")
 NEITHER = {"padding": None, "truncation": None}
 
@@ -39,6 +39,20 @@ def write(tokenizer: Tokenizer, directory: Path, *, ends: bool) -> None:
     about |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     write_whole(directory / TOKENIZER, theirs.to_str(pretty=True) + "\n")
     write_whole(directory / SETTINGS, json.dumps(about, indent=2) + "\n")
+
+
+def told_by(directory: Path, name: str) -> dict[str, Any]:
+    """What a JSON file of a directory says; nothing if it is not there."""
+    path = directory / name
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(read_whole(path).decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return content
 
 
 def read(directory: Path) -> dict[str, Any]:
@@ -93,15 +107,16 @@ def _marian(directory: Path) -> dict[str, Any]:
     return dict(json.loads(rust.to_str()))
 
 
-def kept(theirs: Theirs, names: Mapping[str, str], *, ends: bool) -> Tokenizer:
-    """Their tokenizer with their ids; `names` are those of the model's marks.
+def kept(
+    directory: Path, content: dict[str, Any], about: dict[str, Any], names: Mapping[str, str], *, ends: bool
+) -> Tokenizer:
+    """Their tokenizer with their ids, for a model of which config.json says `about`; `names` are those of its marks.
 
     No text gives a mark: what is special to them is none of the tokens that a text is searched for, and where a text
     has such a name, it is cut after its first character.
     """
-    content, about = theirs.content, theirs.about
-    path, size, pieces = theirs.at(TOKENIZER), about["vocab_size"], _pieces(content)
-    marks = _marks(theirs, names, pieces)
+    path, size, pieces = directory / TOKENIZER, about["vocab_size"], _pieces(content)
+    marks = _marks(directory, content, about, names, pieces)
     if (most := max([*pieces, *(i for i in marks if i is not None)])) >= size:
         raise ValueError(f"the tokenizer has an id {most}, but vocab_size = {size}")
     before = _before(path, content, marks.eos if ends else None)
@@ -143,9 +158,11 @@ def _pieces(content: dict[str, Any]) -> dict[int, str]:
     return pieces | {token["id"]: token["content"] for token in content["added_tokens"]}
 
 
-def _marks(theirs: Theirs, names: Mapping[str, str], pieces: dict[int, str]) -> Marks:
+def _marks(
+    directory: Path, content: dict[str, Any], about: dict[str, Any], names: Mapping[str, str], pieces: dict[int, str]
+) -> Marks:
     """What config.json says of the marks, and of the others what the tokenizer's own settings say."""
-    ids, told, content = {piece: i for i, piece in pieces.items()}, theirs.told, theirs.content
+    ids, told = {piece: i for i, piece in pieces.items()}, told_by(directory, SETTINGS)
     found: dict[str, int] = {}
     for name in Marks._fields:
         token = told.get(f"{name}_token")
@@ -157,7 +174,7 @@ def _marks(theirs: Theirs, names: Mapping[str, str], pieces: dict[int, str]) -> 
     elif (token := content["model"].get("unk_token")) in ids:
         found["unk"] = ids[token]
     for name, key in names.items():
-        value = theirs.about.get(key.rstrip("?"))
+        value = about.get(key.rstrip("?"))
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             found[name] = value
         elif not key.endswith("?"):
