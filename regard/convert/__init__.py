@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from regard.checks import choose
-from regard.convert import ctranslate2, foreign, onnx, readers
+from regard.convert import ctranslate2, foreign, onnx, weights
 from regard.convert.source import TOKENIZER, Source
 from regard.core.generation import DecoderOnly
-from regard.files import new_directory
+from regard.data.downloads import Progress
+from regard.files import new_directory, write_whole
 from regard.models import storage
 
 TEMPLATE = "chat_template.jinja"  # how a chat is written down
@@ -32,13 +33,14 @@ def export(model_dir: str | Path, out_dir: str | Path, to: str, *, quantization:
         write(source, directory, **({} if quantization is None else {"quantization": quantization}))
 
 
-def import_(source: str | Path, out_dir: str | Path) -> list[str]:
+def import_(source: str | Path, out_dir: str | Path, *, progress: Progress | None = None) -> list[str]:
     """Write a model of another program, of a class in `tables`, as a model directory of regard's.
 
-    `source` is a directory of Hugging Face's, or a file that `readers` knows. How it generates is how it is used from
-    then on; what of that no setting says is returned in words.
+    `source` is a directory of Hugging Face's, a file that `readers` knows, or the name of weights that `weights` lists:
+    `progress` is called while these are fetched. How it generates is how it is used from then on; what of that no
+    setting says is returned in words.
     """
-    with readers.opened(Path(source)) as (theirs, tensors), new_directory(out_dir) as directory:
+    with new_directory(out_dir) as directory, weights.opened(source, progress) as (theirs, tensors):
         model, tokenizer = foreign.read(theirs, tensors)
         search, left = generation(foreign.about_model(theirs))
         name = "generate" if isinstance(model, DecoderOnly) else "translate"
@@ -46,6 +48,8 @@ def import_(source: str | Path, out_dir: str | Path) -> list[str]:
         tokenizer.save(directory / TOKENIZER)
         if (theirs / TEMPLATE).is_file():
             shutil.copyfile(theirs / TEMPLATE, directory / TEMPLATE)
+        if known := weights.WEIGHTS.get(str(source)):
+            write_whole(directory / "LICENCE.txt", known.terms)
     return left
 
 
