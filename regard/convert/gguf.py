@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regard.checks import hint
 from regard.convert.theirs import Theirs, halved
 from regard.convert.vocabularies import merged, scored
 from regard.files import regular_size
@@ -171,9 +170,7 @@ def unpack(name: str, packed: Packed, data: Bytes, begin: int) -> torch.Tensor:
     """A tensor in float32."""
     if (blocks := TYPES.get(packed.type)) is None:
         known = ", ".join(each.name for each in TYPES.values())
-        raise ValueError(
-            f"{name!r} has the quantisation of number {packed.type}, which regard cannot read, only {known}"
-        )
+        raise ValueError(f"{name!r} has the quantisation of number {packed.type}, and regard reads {known}")
     count = int(np.prod(packed.shape, dtype=object))
     n, begin = count // blocks.numbers, begin + packed.offset
     if count % blocks.numbers or begin + n * blocks.bytes > len(data):
@@ -257,9 +254,9 @@ def _about(told: dict[str, Any], tensors: dict[str, Packed]) -> tuple[Architectu
     """Which architecture it is, and its config in the words of Hugging Face."""
     name = told["general.architecture"]
     if name not in ARCHITECTURES:
-        raise ValueError(f"it is of the architecture {name!r}, which regard has not: {hint(str(name), ARCHITECTURES)}")
+        raise ValueError(f"it is of the architecture {name!r}, and regard reads {', '.join(ARCHITECTURES)}")
     if (scaling := told.get(f"{name}.rope.scaling.type", "none")) != "none":
-        raise ValueError(f"its rotation is scaled ({name}.rope.scaling.type = {scaling!r}), which regard cannot read")
+        raise ValueError(f"its rotation is scaled ({name}.rope.scaling.type = {scaling!r}), which regard has not")
     about: dict[str, Any] = {
         theirs: value for own, theirs in SETTINGS.items() if (value := told.get(f"{name}.{own}")) is not None
     }
@@ -292,7 +289,7 @@ def _tokenizer(told: dict[str, Any]) -> Any:
     if kind == "llama":
         space = told.get("tokenizer.ggml.add_space_prefix", True)
         return scored(pieces, told["tokenizer.ggml.scores"], kinds, first, space=space)
-    raise ValueError(f"its tokenizer is of the kind {kind!r}, which regard has not, only gpt2 and llama")
+    raise ValueError(f"its tokenizer is of the kind {kind!r}, and regard reads gpt2 and llama")
 
 
 def _unknown(told: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ llama2.c's .bin has its tokenizer.bin beside it: of these, such a directory is m
 """
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ def opened(source: Path) -> Iterator[tuple[Path, dict[str, Tensor] | None]]:
             try:
                 yield Path(made), theirs.tensors
             except ValueError as error:
-                raise ValueError(str(error).replace(made, str(found))) from None
+                raise ValueError(re.sub(rf"{re.escape(made)}(/[\w.]+)?", str(found), str(error))) from None
 
 
 def _found(source: Path) -> Path:

@@ -111,10 +111,10 @@ class Tokenizer:
                 f"{name} is a tokenizer of another program, or of a newer regard: learn one with this regard"
             )
         self.kind = kinds[0] if kinds and own else "other"
-        self.marks, before = _stated(about)
+        self.marks, self._before = _stated(about)
         if own and self.marks == Marks():
             self.marks = MARKS._replace(unk=UNK)
-        self.silent = frozenset(i for i in (*self.marks, *before) if i is not None)
+        self.silent = frozenset(i for i in (*self.marks, *self._before) if i is not None)
         try:  # its token for the unknown, and what it puts around a text, come from its file
             self.decode(self.encode("a \U0010fffd"))
         except ValueError as error:
@@ -224,7 +224,8 @@ class Tokenizer:
 
     def _ordinary(self, ids: Sequence[int]) -> list[int]:
         self._check(ids)
-        end = ids.index(self.marks.eos) if self.marks.eos in ids else len(ids)
+        first = len(self._before) if [*ids[: len(self._before)]] == self._before else 0  # which may be the end's token
+        end = ids.index(self.marks.eos, first) if self.marks.eos in ids[first:] else len(ids)
         return [i for i in ids[:end] if i not in self.silent]
 
     def _check(self, ids: Sequence[int]) -> None:
