@@ -22,7 +22,7 @@ FILES = [  # where a directory of Hugging Face's has graphs
     ["encoder.onnx", "decoder.onnx"],
     ["onnx/encoder_model.onnx", "onnx/decoder_model.onnx"],
 ]
-QUANTISED = "_quantized"
+QUANTISED, PARTS = "_quantized", ("scale", "zero_point")
 
 
 def within(directory: Path) -> list[Path]:
@@ -45,34 +45,52 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         stored = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
     except Exception as error:  # of protobuf's, or of a file beside it
         raise ValueError(f"{path} is no ONNX graph that can be read: {str(error).splitlines()[0]}") from None
-    whole = {name: _whole(name, stored, graph) for name in stored}
+    codes = {node.input[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    whole = {name: _whole(name, stored, codes.get(name)) for name in stored}
+    copies = {node.output[0]: node.input[0] for node in graph.node if node.op_type in ("DequantizeLinear", "Identity")}
+
+    def source(name: str) -> str:
+        """The tensor as it is stored, of one that is multiplied out, or that is equal to another."""
+        while name in copies and name not in whole:
+            name = copies[name]
+        return name
+
     named = {name.removesuffix(QUANTISED): x for name, x in whole.items() if "::" not in name}
-    # What a node reads may be a tensor as it is stored, or what its codes stand for.
-    aliases = {node.output[0]: node.input[0] for node in graph.node if node.op_type in ("DequantizeLinear", "Identity")}
+    named |= {name: whole[source(name)] for name in copies if source(name) in whole}
     for node in graph.node:
-        source = next((aliases.get(name, name) for name in node.input[1:2]), "")
-        if node.op_type in ("MatMul", "MatMulInteger") and "::" in source and source in whole:
-            *place, _ = node.name.strip("/").split("/")
-            named[".".join([*place, "weight"])] = whole[source].T
-    named |= {name: named[own] for name, own in aliases.items() if own in named and "/" not in name}
-    floats = {name: x for name, x in named.items() if x.dtype.kind == "f" and x.ndim and "/" not in name}
+        if node.op_type in ("MatMul", "MatMulInteger") and "::" in (read := source(node.input[1])) and read in whole:
+            place = _place(node.name)
+            named |= {f"{place}.weight": whole[read].T} if place else {}
+    floats = {name: x for name, x in named.items() if name.endswith((".weight", ".bias")) and "/" not in name}
     if not floats:
         raise ValueError(f"{path} holds no tensor that has kept its name: export the model again, without renaming")
     return {name: torch.from_numpy(np.array(x, np.float32)) for name, x in _unwrapped(floats, path).items()}
 
 
-def _whole(name: str, stored: dict[str, NDArray[Any]], graph: Any) -> NDArray[Any]:
-    """A tensor as it is stored, or the numbers that its codes stand for."""
-    x, scale = stored[name], stored.get(name.removesuffix(QUANTISED) + "_scale")
-    if not name.endswith(QUANTISED) or scale is None:
+def _whole(name: str, stored: dict[str, NDArray[Any]], node: Any) -> NDArray[Any]:
+    """A tensor as it is stored, or the numbers that its codes stand for, as a node says or the names beside it."""
+    x, axis, beside = stored[name], stored[name].ndim - 1, [f"{name.removesuffix(QUANTISED)}_{part}" for part in PARTS]
+    if node is not None:
+        beside = list(node.input[1:])
+        axis = next((each.i for each in node.attribute if each.name == "axis"), 1)
+    elif not name.endswith(QUANTISED):
         return x
-    zero = stored.get(name.removesuffix(QUANTISED) + "_zero_point", np.zeros((), x.dtype))
+    scale, zero = [*(stored[each] for each in beside if each in stored), np.zeros((), x.dtype)][:2]
     if scale.ndim:  # one for each slice along an axis
-        own = (a.i for node in graph.node if name in node.input[:1] for a in node.attribute if a.name == "axis")
-        shape = [1] * x.ndim
-        shape[next(own, x.ndim - 1)] = -1
+        shape = [-1 if each == axis % x.ndim else 1 for each in range(x.ndim)]
         scale, zero = scale.reshape(shape), zero.reshape(shape) if zero.ndim else zero
     return (x.astype(np.float32) - zero.astype(np.float32)) * scale
+
+
+def _place(node: str) -> str:
+    """Which module a node stood in; a container that is called says its name twice.
+
+    >>> _place("/model/model.0/layer.1/query/MatMul_quant")
+    'model.0.layer.1.query'
+    """
+    parts = node.strip("/").split("/")[:-1]
+    inner = [*parts[1:], ""]
+    return ".".join(part for part, after in zip(parts, inner, strict=False) if not after.startswith(f"{part}."))
 
 
 def _unwrapped(tensors: dict[str, NDArray[Any]], path: Path) -> dict[str, NDArray[Any]]:
@@ -83,7 +101,9 @@ def _unwrapped(tensors: dict[str, NDArray[Any]], path: Path) -> dict[str, NDArra
     """
     names = [name.split(".") for name in tensors]
     common = 0
-    while len({tuple(name[: common + 1]) for name in names}) == 1 and names[0][common] not in ("encoder", "decoder"):
+    while names[0][common] not in ("encoder", "decoder") and all(name[common] == names[0][common] for name in names):
         common += 1
+        if any(len(name) - common < 2 for name in names):  # a name has a part and its weight or bias
+            break
     side = ["encoder"] if path.stem.startswith("encoder") and names[0][common] != "encoder" else []
     return {".".join([*side, *name[common:]]): x for name, x in zip(names, tensors.values(), strict=True)}
