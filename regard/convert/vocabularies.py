@@ -66,10 +66,16 @@ def scored(
     return _content(rust, pieces, kinds, first)
 
 
-def listed(pieces: Sequence[str], unknown: str, cut: str) -> Any:
-    """Whole words, each a match of the pattern `cut`; the marks are those that stand in brackets."""
-    rust = Rust(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token=unknown))
+def listed(pieces: Sequence[str], unknown: str, cut: str, around: Sequence[str] = ()) -> Any:
+    """Whole words, each a match of the pattern `cut`; `around` a text stand two marks, or none."""
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    rust = Rust(models.WordLevel(ids, unk_token=unknown))
     rust.pre_tokenizer = pre_tokenizers.Split(Regex(cut), "removed", invert=True)
+    if around:
+        cls, sep = around
+        both = f"{cls} $A {sep} $B:1 {sep}:1"
+        marks = [(cls, ids[cls]), (sep, ids[sep])]
+        rust.post_processor = processors.TemplateProcessing(f"{cls} $A {sep}", both, marks)
     return json.loads(rust.to_str())
 
 

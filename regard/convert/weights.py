@@ -68,7 +68,7 @@ class Weights:
                 *self.words.get("first", ()),
                 *(line.partition(",")[0] for line in lines[self.words.get("skip", 0) :]),
             ]
-            said["tokenizer.json"] = listed(words, self.words["unknown"], self.words["cut"])
+            said["tokenizer.json"] = listed(words, *(self.words[name] for name in ("unknown", "cut", "around")))
         if self.labels:
             labels = json.loads((into / self.labels["file"]).read_text("utf-8"))[self.labels["key"]]
             said["config.json"] = said["config.json"] | {"id2label": dict(enumerate(labels))}

@@ -176,7 +176,7 @@ def test_what_a_package_does_not_say_is_added(registry: Path, tmp_path: Path, mo
         files={"words.csv": "toy/words", "tags": "toy/tags"},
         besides={"other": ["config.json"]},
         said={"config.json": {"b": 3}, "modules.json": ["x"]},
-        words={"file": "words.csv", "skip": 1, "first": ["<pad>"], "unknown": "<pad>", "cut": r"\S+"},
+        words={"file": "words.csv", "skip": 1, "first": ["<pad>"], "unknown": "<pad>", "cut": r"\S+", "around": []},
         labels={"file": "tags", "key": "t"},
     )
     toy.unpack(tmp_path / "made")
