@@ -151,7 +151,7 @@ def value(x: Any) -> bytes:
         return struct.pack("<If", 6, x)
     if isinstance(x, str):
         return struct.pack("<I", 8) + text(x)
-    inner = value(x[0])[:4]
+    inner = struct.pack("<I", 5) if isinstance(x[0], int) else value(x[0])[:4]  # numbers in a list have a sign
     return struct.pack("<I", 9) + inner + struct.pack("<Q", len(x)) + b"".join(value(each)[4:] for each in x)
 
 
