@@ -68,16 +68,16 @@ def above(low: float, **values: float | None) -> None:
             raise ValueError(f"{name} = {value}: it must be {'finite' if value == INF else f'above {low}'}")
 
 
-def probability(**values: float | None) -> None:
-    """Each value is at least 0 and below 1, or None.
+def share(*, whole: bool = True, **values: float | None) -> None:
+    """Each value is from 0 to 1, or None; unless it may be the `whole`, below 1.
 
-    >>> probability(dropout=1.0)
+    >>> share(whole=False, dropout=1.0)
     Traceback (most recent call last):
-    ValueError: dropout = 1.0: a probability is at least 0 and below 1
+    ValueError: dropout = 1.0: it lies in [0, 1)
     """
     for name, value in values.items():
-        if value is not None and not 0.0 <= value < 1.0:
-            raise ValueError(f"{name} = {value}: a probability is at least 0 and below 1")
+        if value is not None and not (0.0 <= value < 1.0 or (whole and value == 1.0)):
+            raise ValueError(f"{name} = {value}: it lies in [0, 1{']' if whole else ')'}")
 
 
 @cache

@@ -16,9 +16,9 @@ from regard.data.arrays import Column
 from regard.data.batching import Batch
 from regard.data.documents import Passage
 from regard.data.tokenizers import Tokenizer
-from regard.tasks.generate import IGNORE, TextConfig
 from regard.tasks.task import Measured, Sections, Task
-from regard.training.objectives import NextToken, Objective
+from regard.tasks.texts import TextConfig
+from regard.training.objectives import IGNORE, NextToken, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
 
@@ -61,7 +61,7 @@ class Labeller:
 class Label(Task):
     """Text in, a label out."""
 
-    name, kind = "label", "labelling"
+    name, called = "label", "labelling"
     sections = Sections(LabelConfig, LabelledConfig, Nothing, Nothing)
     row, rows = "line", "lines"
     needs = DecoderOnly

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from regard.checks import above, at_least
 from regard.core.quantised import is_quantised
 from regard.inspection.axes import Taught
 from regard.inspection.importance import scaled, sentence_losses
@@ -59,11 +60,8 @@ class GateConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps = {self.steps}: it must be at least 1")
-        for name in ("price", "rate", "weights_rate"):
-            if (value := getattr(self, name)) is not None and not value > 0.0:
-                raise ValueError(f"{name} = {value}: it must be above 0")
+        at_least(1, steps=self.steps)
+        above(0, price=self.price, rate=self.rate, weights_rate=self.weights_rate)
 
 
 @dataclass(frozen=True)

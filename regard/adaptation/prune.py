@@ -49,10 +49,8 @@ class Prune:
             raise ValueError(f"kept = {self.kept!r}: it is the heads of each attention by name")
         check_prunable(model)
         for name, heads in self.kept.items():
-            if name not in known:
-                raise ValueError(f"no attention is named {name!r}: {hint(name, known)}")
+            left = _checked(name, heads, known)
             attention = known[name]
-            left = _checked(name, heads, attention.heads)
             if not left:
                 model.set_submodule(places[attention], Headless(attention))
             elif len(left) < attention.heads:
@@ -75,10 +73,7 @@ def prune(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
     check_prunable(model)
     known, kept = attentions(model), {}
     for name, numbers in heads.items():
-        if name not in known:
-            raise ValueError(f"no attention is named {name!r}: {hint(name, known)}")
-        gone = _checked(name, numbers, known[name].heads)
-        if gone:
+        if gone := _checked(name, numbers, known):
             kept[name] = [head for head in range(known[name].heads) if head not in gone]
     smaller = Prune(kept).apply(copy.deepcopy(model))
     before: list[Any] = getattr(model, "changes", [])
@@ -177,8 +172,11 @@ class SomeT5(T5Bias):
         return super().bias(q, keys, offset, scale)[:, self.heads]
 
 
-def _checked(name: str, heads: Iterable[int], count: int) -> list[int]:
-    numbers = sorted(set(heads))
+def _checked(name: str, heads: Iterable[int], known: Mapping[str, MultiHeadAttention]) -> list[int]:
+    """The numbers of some heads of an attention, in their order."""
+    if name not in known:
+        raise ValueError(f"no attention is named {name!r}: {hint(name, known)}")
+    numbers, count = sorted(set(heads)), known[name].heads
     if beyond := [head for head in numbers if not 0 <= head < count]:
         raise ValueError(f"{name} has heads 0..{count - 1}, not {beyond[0]}")
     return numbers

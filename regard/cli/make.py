@@ -61,7 +61,7 @@ def export(
 
 
 def import_(
-    source: str,  # weights by name, see `regard models`; a directory of Hugging Face's; a .gguf, .onnx or .bin file
+    source: str,  # weights by name (regard models), a directory of Hugging Face's, hf:ORG/NAME, a .gguf or .onnx file
     out: Path,  # the new model directory
 ) -> None:
     """Make a model directory of weights that others have trained, by name, or from a file or a directory."""
@@ -77,10 +77,9 @@ def import_(
         with telling("importing"):
             left = import_(source, out)
     if left:
-        typer.echo(f"note: not carried over from its way to generate: {'; '.join(left)}", err=True)
-    purpose = storage.purpose(out)
-    verb = purpose.task["name"] if purpose and purpose.task["name"] in ("generate", "translate") else "info"
-    typer.echo(f"{out}: try `regard {verb} {out}`")
+        typer.echo(f"note: not carried over: {'; '.join(left)}", err=True)
+    known = storage.purpose(out)
+    typer.echo(f"{out}: try `regard {known.task['name'] if known else 'info'} {out}`")
 
 
 def models() -> None:

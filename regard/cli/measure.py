@@ -5,7 +5,7 @@ torch takes a second to load: what needs it is imported when a verb runs.
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,6 +73,19 @@ def info(
         _show_paper(runs)
 
 
+@dataclass(frozen=True)
+class Judged:
+    """How translations are judged, as `regard.studies.evaluate` is told."""
+
+    beam: Count | None = None  # width of the search; 1 is greedy
+    alpha: Annotated[float, typer.Option(min=0.0)] | None = None  # length penalty
+    split: bool | None = None  # read a line sentence by sentence (default: as the model learnt)
+    tokenize: str | None = None  # sacreBLEU's tokeniser (default: the recipe's)
+    lowercase: bool | None = None  # compare in lower case (default: the recipe's)
+    picture: Path | None = None  # draw the reliability diagram here (.svg, .png)
+    output: Path | None = None  # write the translations here
+
+
 def evaluate(
     model: Path,  # a model directory
     *,
@@ -80,13 +93,7 @@ def evaluate(
     reference: Path | None = None,  # what a person made of it, line by line
     text: Path | None = None,  # for a language model: a file of plain text, or a folder
     stride: Count | None = None,  # tokens from one of its windows to the next (default: half a block)
-    beam: Count | None = None,  # width of the search; 1 is greedy
-    alpha: Annotated[float, typer.Option(min=0.0)] | None = None,  # length penalty
-    split: bool | None = None,  # read a line sentence by sentence (default: as the model learnt)
-    tokenize: str | None = None,  # sacreBLEU's tokeniser (default: the recipe's)
-    lowercase: bool | None = None,  # compare in lower case (default: the recipe's)
-    picture: Path | None = None,  # draw the reliability diagram here (.svg, .png)
-    output: Path | None = None,  # write the translations here
+    judged: Judged,
     as_json: bool = False,  # print one JSON object
 ) -> None:
     """Score a model on a text: BLEU, chrF, perplexity, accuracy, calibration; of a language model, bits a byte."""
@@ -107,18 +114,7 @@ def evaluate(
     if source is None or reference is None:
         raise ValueError("name what to translate and what a person made of it (--source, --reference), or a --text")
     with telling("evaluating"):
-        result = evaluate(
-            model,
-            source,
-            reference,
-            beam=beam,
-            alpha=alpha,
-            split=split,
-            tokenize=tokenize,
-            lowercase=lowercase,
-            picture=picture,
-            output=output,
-        )
+        result = evaluate(model, source, reference, **vars(judged))
     if as_json:
         numbers = {key: None if x == math.inf else x for key, x in result.items()}  # JSON has no Infinity
         typer.echo(json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False))

@@ -19,14 +19,14 @@ from regard.checks import described
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 
 FLAGS = {  # of fields: names that programs of others have for the same, and those in place of their own
-    "beam": ["--beam", "--num-beams"],
-    "best": ["--best", "--n-best"],
-    "limit": ["--limit", "--max-length"],
-    "block": ["--block", "--no-repeat-ngram"],
-    "temperature": ["--sample", "--temperature"],
-    "stops": ["--stops/--no-stops"],  # for a recipe may say either
-    "host_names": ["--host-name"],
-    "wait_ms": ["--wait"],
+    "SearchConfig.beam": ["--beam", "--num-beams"],
+    "SearchConfig.best": ["--best", "--n-best"],
+    "SearchConfig.limit": ["--limit", "--max-length"],
+    "SearchConfig.block": ["--block", "--no-repeat-ngram"],
+    "SamplingConfig.temperature": ["--sample", "--temperature"],
+    "Settings.stops": ["--stops/--no-stops"],  # for a recipe may say either
+    "ServeConfig.host_names": ["--host-name"],
+    "ServeConfig.wait_ms": ["--wait"],
 }
 NEVER = ("search", "sampling", "scores", "prefix", "api_keys")  # fields that no option says
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -107,12 +107,12 @@ def command_of(verb: Callable[..., None]) -> Callable[..., None]:
 
 def _options(kind: Any) -> Iterator[inspect.Parameter]:
     """The fields of a dataclass, each as an option."""
-    types, about = get_type_hints(kind), described(kind)
+    types, about = get_type_hints(kind, include_extras=True), described(kind)
     for each in fields(kind):
         if each.name not in NEVER:
             default = None if each.default == () else each.default
             p = inspect.Parameter(each.name, KEYWORD, default=default, annotation=types[each.name])
-            yield _shown(p, about.get(each.name, ""), FLAGS.get(each.name))
+            yield _shown(p, about.get(each.name, ""), FLAGS.get(f"{kind.__name__}.{each.name}"))
 
 
 def _unwrapped(kind: Any) -> tuple[Any, Any]:

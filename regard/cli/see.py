@@ -4,7 +4,7 @@ torch takes a second to load: what needs it is imported when a verb runs.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os.path import isdir  # which answers for a name that is too long, too
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,30 @@ import typer
 
 from regard.cli.options import Count
 from regard.cli.telling import telling
+from regard.data.text import count_of
 from regard.serving.config import ServeConfig, read_keys
-from regard.shipped import SHIPPED, located
+from regard.shipped import located
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is shown of attention, as `regard.studies.maps` is told."""
+
+    target: str | None = None  # a translation to follow (default: the model's own)
+    names: tuple[str, ...] | None = None  # `PATTERN` attentions, as 'decoder.*' (default: all; in a figure '*cross*')
+    view: str = "weights"  # weights, or norm: the length of what each key adds
+    words: bool = False  # put sub-words together
+    split: bool | None = None  # read sentence by sentence: one is drawn (default: as the model learnt)
+    log: bool = False  # logarithmic colours
 
 
 def inspect(
     what: list[str],  # `[MODEL] TEXT` a model directory (default: the one shipped), and what it reads
     *,
     output: Path | None = None,  # `-o` write here: .html, .svg, .png, .npz or .csv
-    target: str | None = None,  # a translation to follow (default: the model's own)
-    names: list[str] | None = None,  # `PATTERN` attentions, as 'decoder.*' (default: all; in a figure '*cross*')
     heads: str | None = None,  # numbers of heads, as 0,2 (default: all)
-    view: str = "weights",  # weights, or norm: the length of what each key adds
-    words: bool = False,  # put sub-words together
     hide_special: bool = False,  # leave out start and end symbols
-    split: bool | None = None,  # read sentence by sentence: one is drawn (default: as the model learnt)
-    log: bool = False,  # logarithmic colours
+    looked: Looked,
 ) -> None:
     """Write what every head looks at, as a model translates a text or goes on with it, into a file."""
     if len(what) > 2:
@@ -44,42 +52,39 @@ def inspect(
         raise ValueError(f"--heads {heads}: write numbers with commas between them, as 0,2") from None
     from regard.studies.maps import inspect
 
-    seen = inspect(
-        None if model is None else Path(model),
-        str(text),
-        output,
-        target=target,
-        names=names,
-        heads=numbers,
-        view=view,
-        words=words,
-        special=not hide_special,
-        split=split,
-        log=log,
-    )
+    place = None if model is None else Path(model)
+    seen = inspect(place, str(text), output, heads=numbers, special=not hide_special, **vars(looked))
     count = sum(len(each.weights) for each in seen.maps)
-    typer.echo(f"{output}: {_many(count, 'head')} of {_many(len(seen.maps), 'attention')}, {seen.title}")
+    typer.echo(f"{output}: {count_of(count, 'head')} of {count_of(len(seen.maps), 'attention')}, {seen.title}")
+
+
+@dataclass(frozen=True)
+class Studied:
+    """What heads are looked at on, and how, as `regard.studies.atlas` is told."""
+
+    source: Path | None = None  # text to look at the heads on, a sentence a line (default: the test of its recipe)
+    reference: Path | None = None  # its translation, line by line
+    text: Path | None = None  # of a language model, in their place: any text (default: as above)
+    gold: Path | None = None  # word alignments of the two, as 0-0 1-2 3?3 on each line
+    parse: Path | None = None  # dependencies of the source in CoNLL-U, a sentence for each line
+    limit: int = 1000  # sentences, or stretches of the text, at most
+    ablate: bool = True  # silence each head by itself
+    prune: bool = True  # silence more and more of them
+    share: float = 0.1  # of the heads, at a time
+    seeds: int = 3  # orders by chance, to compare with
 
 
 def heads(
     model: Path | None = None,  # a model directory (default: the one that comes along)
     *,
-    source: Path | None = None,  # text to look at the heads on, a sentence a line (default: the test of its recipe)
-    reference: Path | None = None,  # its translation, line by line
-    text: Path | None = None,  # of a language model, in their place: any text (default: as above)
-    gold: Path | None = None,  # word alignments of the two, as 0-0 1-2 3?3 on each line
-    parse: Path | None = None,  # dependencies of the source in CoNLL-U, a sentence for each line
+    studied: Studied,
     output: Path | None = None,  # `-o` write heads.html and heads.json here (default: the model's)
-    limit: int = 1000,  # sentences, or stretches of the text, at most
-    ablate: bool = True,  # silence each head by itself
-    prune: bool = True,  # silence more and more of them
-    share: float = 0.1,  # of the heads, at a time
-    seeds: int = 3,  # orders by chance, to compare with
     price: list[float] | None = None,  # learn gates at this price of a head in nats; several (default: 0.005 and 0.02)
 ) -> None:
     """Analyse every head on a text: what it does, which others are like it, whether it is missed."""
     from collections import Counter
 
+    from regard.shipped import SHIPPED
     from regard.studies.atlas import PRICES, make_atlas, writable
 
     place = located(model)
@@ -87,25 +92,10 @@ def heads(
         output = Path()
         typer.echo(f"note: {place.name} is not yours to write into: heads.html and heads.json go here", err=True)
     with telling("heads") as show:
-        atlas = make_atlas(
-            place,
-            source,
-            reference,
-            text=text,
-            out=output,
-            gold=gold,
-            parse=parse,
-            limit=limit,
-            ablate=ablate,
-            prune=prune,
-            share=share,
-            seeds=seeds,
-            prices=price or PRICES,
-            progress=show,
-        )
+        atlas = make_atlas(place, out=output, prices=price or PRICES, progress=show, **vars(studied))
     counts = Counter(each["role"] for each in atlas["heads"])
     read = f"{atlas['sentences']:,} {'sentences' if 'bleu' in atlas else 'stretches of text'}"
-    typer.echo(f"{output or place}/heads.html: {_many(len(atlas['heads']), 'head')} on {read}")
+    typer.echo(f"{output or place}/heads.html: {count_of(len(atlas['heads']), 'head')} on {read}")
     typer.echo(", ".join(f"{count} {role}" for role, count in counts.most_common()))
 
 
@@ -199,7 +189,3 @@ def _serve(models: list[Path] | None, config: ServeConfig, ready: Callable[[str]
     from regard.serving.run import serve
 
     serve([*map(located, models or (None,))], config, door, ready=ready, **how)
-
-
-def _many(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"

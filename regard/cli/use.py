@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from itertools import zip_longest
 from os.path import exists, isdir, isfile  # which answer for a name that is too long, too
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,12 +17,11 @@ import typer
 from regard.checks import one_of
 from regard.cli.options import Engine, Engines, Said
 from regard.shipped import located, shipped
-from regard.tasks.asks import Prompt, Settings, Writing
+from regard.tasks.asks import Answer, Ask, Prompt, Score, Settings, Translation, Writing, windows
 
 if TYPE_CHECKING:
     from regard.api import Translator
-    from regard.cli.bulk import Notes, Output, Reader
-    from regard.tasks.asks import Answer, Ask, Score, Translation
+    from regard.cli.bulk import Input, Notes, Output
 
 ERRORS = {"refuse": "strict", "replace": "replace"}  # of decoding, by what a person chooses
 LIKE_A_FILE = re.compile(r"\S*/\S*|\S+\.[A-Za-z]\w{0,9}")  # what has a slash or a suffix, and no space
@@ -59,10 +57,10 @@ def translate(
         raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
     first, inputs, text = _model_and_text(model, files or [])
     from regard.api import load
-    from regard.cli.bulk import Notes, Output, Reader
+    from regard.cli.bulk import Input, Notes, Output
     from regard.files import digest
 
-    reader = Reader(inputs, jsonl=jsonl, errors=ERRORS[invalid], text=text)
+    reader = Input(inputs, jsonl=jsonl, errors=ERRORS[invalid], text=text)
     models = [first, *map(located, ensemble or ())]
     translator = load(models, task="translate", **vars(engine))
     if engine.engine == "auto" and (reason := translator.without_native):
@@ -119,11 +117,11 @@ def _model_and_text(first: str | None, others: list[str]) -> tuple[Path, list[Pa
 class AnswerForm:
     """How an answer is written: as text, or as JSON."""
 
-    def __init__(self, as_json: bool, tokens: bool, settings: "Settings") -> None:
+    def __init__(self, as_json: bool, tokens: bool, settings: Settings) -> None:
         self.as_json, self.tokens = as_json, tokens
         self.align, self.several = settings.align, settings.search.best > 1 and settings.mbr is None
 
-    def lines(self, index: int, ask: "Ask", answer: "Answer") -> Iterator[str]:
+    def lines(self, index: int, ask: Ask, answer: Answer) -> Iterator[str]:
         """One line, or in text one for each of several outputs: `index ||| text ||| score`, as Moses has them."""
         if self.as_json:
             yield json.dumps(self._row(ask, answer), ensure_ascii=False)
@@ -136,14 +134,14 @@ class AnswerForm:
                 parts.append(" ".join(f"{i}-{j}" for i, j in each.alignment or ()))
             yield " ||| ".join(parts)
 
-    def _row(self, ask: "Ask", answer: "Answer") -> dict[str, Any]:
+    def _row(self, ask: Ask, answer: Answer) -> dict[str, Any]:
         row: dict[str, Any] = {} if ask.id is None else {"id": ask.id}
         row |= {"text": ask.text, **self._output(answer.translations[0])}
         if self.several:
             row["hypotheses"] = [self._output(each) for each in answer.translations]
         return row | ({"unknown": answer.unknown} if answer.unknown else {})
 
-    def _output(self, each: "Translation") -> dict[str, Any]:
+    def _output(self, each: Translation) -> dict[str, Any]:
         row = {"translation": each.text, "score": each.score, "log_probability": each.log_probability}
         if self.align:
             row["alignment"] = each.alignment
@@ -152,14 +150,12 @@ class AnswerForm:
 
 def _translate(
     translator: "Translator",
-    settings: "Settings",
+    settings: Settings,
     form: AnswerForm,
-    reader: "Reader",
+    reader: "Input",
     written: "Output",
     notes: "Notes",
 ) -> None:
-    from regard.tasks.asks import windows
-
     for window in ([ask] for ask in reader) if reader.typed else windows(reader):
         both = list(zip(window, translator.answers(window, settings), strict=True))
         lines = [line for i, each in enumerate(both, start=written.done) for line in form.lines(i, *each)]
@@ -168,8 +164,8 @@ def _translate(
             notes.see(ask, answer)
 
 
-def _stream(translator: "Translator", asks: "Iterable[Ask]", given: dict[str, Any], notes: "Notes") -> None:
-    def pieces(ask: "Ask") -> Iterator[str]:
+def _stream(translator: "Translator", asks: Iterable[Ask], given: dict[str, Any], notes: "Notes") -> None:
+    def pieces(ask: Ask) -> Iterator[str]:
         answer = yield from translator.stream(ask, **given)
         typer.echo()
         notes.see(ask, answer)
@@ -216,12 +212,8 @@ def generate(
         if as_json:
             known = {"id": asked.id} if asked.id is not None else {}
             rows = [{key: value for key, value in asdict(each).items() if key not in UNSAID} for each in outputs]
-            lines.append(
-                json.dumps(
-                    {**known, "prompt": asked.text, **rows[0], **({"best": rows} if rows[1:] else {})},
-                    ensure_ascii=False,
-                )
-            )
+            row = {**known, "prompt": asked.text, **rows[0], **({"best": rows} if rows[1:] else {})}
+            lines.append(json.dumps(row, ensure_ascii=False))
         else:
             lines += [each.text.replace("\n", " ") if file is not None else each.text for each in outputs]
     if output is not None:
@@ -254,14 +246,16 @@ def score(
 ) -> None:
     """Say how likely a model holds given translations: log P and perplexity, pair by pair."""
     from regard.api import load
+    from regard.data.text import named, read_parallel
     from regard.evaluation.calibration import perplexity
-    from regard.tasks.asks import windows
 
     one_of(ERRORS, invalid=invalid)
     translator = load([located(model), *(ensemble or ())], device=device, task="translate")
     pairs = count = 0
     total = 0.0
-    for window in windows(_pairs(source, target, ERRORS[invalid]), lambda pair: sum(len(side.text) for side in pair)):
+    lines = enumerate(read_parallel(source, target, cut=False, errors=ERRORS[invalid]), start=1)
+    asks = ((Ask(a, f"{named(source)}:{i}"), Ask(b, f"{named(target)}:{i}")) for i, (a, b) in lines)
+    for window in windows(asks, lambda pair: sum(len(side.text) for side in pair)):
         for found in translator.score([a for a, _ in window], [b for _, b in window]):
             typer.echo(_scored(found, per_token, as_json))
             pairs, count, total = pairs + 1, count + len(found.token_scores), total + found.log_probability
@@ -269,20 +263,7 @@ def score(
     typer.echo(f"{pairs:,} pairs, {count:,} tokens: log P {total:,.3f}, perplexity {surprise:.3f}", err=True)
 
 
-def _pairs(source: Path, target: Path, errors: str) -> "Iterator[tuple[Ask, Ask]]":
-    """Two files line by line, each line whole: the score of a part is not that of a pair."""
-    from regard.data.text import named, read_lines
-    from regard.tasks.asks import Ask
-
-    sides = [read_lines(file, cut=False, errors=errors) for file in (source, target)]
-    for number, (a, b) in enumerate(zip_longest(*sides), start=1):
-        if a is None or b is None:
-            shorter = source if a is None else target
-            raise ValueError(f"{shorter} has only {number - 1:,} lines: {source} and {target} go line by line")
-        yield Ask(a, f"{named(source)}:{number}"), Ask(b, f"{named(target)}:{number}")
-
-
-def _scored(found: "Score", per_token: bool, as_json: bool) -> str:
+def _scored(found: Score, per_token: bool, as_json: bool) -> str:
     if as_json:
         row: dict[str, Any] = {"log_probability": found.log_probability, "perplexity": found.perplexity}
         if per_token:

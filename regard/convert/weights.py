@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.checks import choose
-from regard.convert import readers
+from regard.convert import hub, readers
 from regard.convert.vocabularies import listed
 from regard.data.downloads import Progress, Raw, alone, data_folder
 from regard.files import cache_folder, write_whole
@@ -104,10 +104,11 @@ WEIGHTS = _listed()
 
 @contextmanager
 def opened(source: str | Path, progress: Progress | None = None) -> Iterator[tuple[Path, dict[str, Tensor] | None]]:
-    """What `readers.opened` gives of a path; or of weights by their name, which are fetched if need be."""
+    """What `readers.opened` gives of weights by name, of what the hub has, or of a path; fetched if need be."""
     name, path = str(source), Path(source)
-    if name not in WEIGHTS and (path.exists() or path.suffix or path.name != name):
-        with readers.opened(path) as found:
+    elsewhere = path.exists() or path.suffix or path.name != name or name.startswith(hub.HUB)
+    if name not in WEIGHTS and elsewhere:
+        with readers.opened(hub.fetched(source)) as found:
             yield found
     else:
         with tempfile.TemporaryDirectory(prefix="regard-") as folder:

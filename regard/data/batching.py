@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.checks import at_least
 from regard.data.vocabulary import MARKS, Marks
 
 BLOCK = 2**12  # neighbours in the corpus that enter a pool together
@@ -118,8 +119,7 @@ def token_batches(
     N = len(examples)
     if not N:
         raise ValueError("there are no examples to make batches of: check the files and filters of the data")
-    if seed < 0:
-        raise ValueError(f"a seed is a whole number from 0, got {seed}")
+    at_least(0, seed=seed)
     for start in range(0, N, pool):  # before the training, not in the middle of it
         longest = examples.lengths(np.arange(start, min(start + pool, N))).max(axis=1)
         if (most := int(longest.max()) + examples.marks) > tokens:
@@ -245,8 +245,7 @@ def prefetch(items: Iterable[Item], ahead: int = 4) -> Generator[Item, None, Non
     >>> list(prefetch(x * x for x in range(5)))
     [0, 1, 4, 9, 16]
     """
-    if ahead < 1:
-        raise ValueError(f"prefetch makes at least 1 item ahead, got {ahead}")
+    at_least(1, ahead=ahead)
     source, over = iter(items), cast(Item, object())  # a mark that no item is
     thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:

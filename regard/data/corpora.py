@@ -24,6 +24,7 @@ from regard.data.treebank import Treebank
 from regard.files import cache_folder, common_directory, digest, write_whole
 
 SPLITS = ("train", "valid", "test")
+TERMS = ("name", "title", "licence", "credit", "origin")  # of a corpus, written beside it
 HELD_OUT = 1_000  # sentences of a corpus that we split ourselves, in valid and in test
 
 
@@ -148,18 +149,13 @@ def fetched(name: str, *, progress: Progress | None = None) -> dict[str, list[Pa
 
     `progress(what, bytes so far, bytes in all or None)` is called while something is fetched.
     """
-    corpus = choose("corpus", name, CORPORA)
-    held = _held(corpus)
-    folder = _folder(corpus, held)
+    corpus, held, folder = _place(name)
     if not folder.is_dir():
         with alone():
             if not folder.is_dir():  # else another process was first
                 with common_directory(folder) as made:
                     corpus.form.write(made, corpus, held, progress)
-                    terms = (
-                        f"{key}: {getattr(corpus, key)}" for key in ("name", "title", "licence", "credit", "origin")
-                    )
-                    _write(made / "LICENCE.txt", terms)
+                    _write(made / "LICENCE.txt", (f"{key}: {getattr(corpus, key)}" for key in TERMS))
     endings = corpus.languages if any(corpus.languages) else ("txt",)
     return {split: [folder / f"{split}.{ending}" for ending in endings] for split in corpus.splits}
 
@@ -174,9 +170,7 @@ def obtain(name: str, *, progress: Progress | None = None) -> dict[str, PairFile
 
 def located(name: str) -> Path | None:
     """The folder where a corpus is now: ready in the cache, or raw in REGARD_DATA, or None if it must be fetched."""
-    corpus = choose("corpus", name, CORPORA)
-    held = _held(corpus)
-    folder = _folder(corpus, held)
+    _, held, folder = _place(name)
     if folder.is_dir():
         return folder
     return next((path.parent for path in held.values()), None)
@@ -217,17 +211,13 @@ def split_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[int]]:
     return splits
 
 
-def _held(corpus: Corpus) -> Held:
-    data = data_folder()
-    return corpus.form.held(data, corpus.languages) if data else {}
-
-
-def _folder(corpus: Corpus, held: Held) -> Path:
-    """Where the corpus belongs. One without a fixed sum gets a folder for each raw file that a person holds."""
-    name = corpus.name
+def _place(name: str) -> tuple[Corpus, Held, Path]:
+    """A corpus, what a person holds of it, and where it belongs: without a fixed sum, by the raw file that is held."""
+    corpus, data = choose("corpus", name, CORPORA), data_folder()
+    held = corpus.form.held(data, corpus.languages) if data else {}
     if isinstance(corpus.form, Raw) and corpus.form.sha256 is None:
         name += "".join(f"-{digest(path)[:8]}" for path in held.values())
-    return cache_folder() / "corpora" / name
+    return corpus, held, cache_folder() / "corpora" / name
 
 
 def _parse(content: bytes) -> dict[tuple[str, str], str]:

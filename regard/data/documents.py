@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,12 +108,6 @@ def _documents(files: TextFiles) -> Iterator[Iterable[str]]:
             elif files.documents == "file":
                 yield (f"{line.text}\n" for line in lines)
             else:
-                held: list[str] = []
-                for line in lines:
-                    if line.text.strip():
-                        held.append(f"{line.text}\n")
-                    elif held:
-                        yield held
-                        held = []
-                if held:
-                    yield held
+                for filled, some in groupby(lines, key=lambda line: bool(line.text.strip())):
+                    if filled:
+                        yield [f"{line.text}\n" for line in some]

@@ -80,10 +80,7 @@ class Forbidden:
         return [token for (token, phrase), text in both if self._patterns[phrase].search(text)]
 
 
-@lru_cache(maxsize=256)
-def forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...]) -> Forbidden:
-    """The same, made once."""
-    return Forbidden(tokenizer, phrases)
+forbidden = lru_cache(maxsize=256)(Forbidden)  # the same, made once
 
 
 def _pattern(text: str) -> re.Pattern[str]:

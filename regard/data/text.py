@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike, fspath
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 from regard.files import digest, regular_size
 
 LONGEST = 1_000_000  # characters of a line that are read
 ABSURD = 2**20  # bytes: a longer line of a TSV or JSONL file is skipped without holding it
+Item = TypeVar("Item")
 NO_TEXT = re.compile("[\0\ud800-\udfff]")  # what JSON can say in plain ASCII, and UTF-8 or we cannot
 
 
@@ -52,13 +53,30 @@ class PairFiles:
         if self.keys[0] == self.keys[1]:
             raise ValueError(f"keys are two different keys of the jsonl's objects, got {self.keys}")
 
-    def read(self, skipped: "Skipped | None" = None) -> Iterator[tuple[str, str]]:
-        """The pairs, in order."""
-        return read_pairs(self, skipped=skipped)
+    def read(self, skipped: "Skipped | None" = None, *, max_characters: int = 5_000) -> Iterator[tuple[str, str]]:
+        """The pairs as (source, target), in order.
+
+        A pair with a blank side, or one over `max_characters`, is left out and counted in `skipped`. Text is as it
+        stands in the file, without the line's end. Anything malformed is a ValueError that names file and line.
+        """
+        counts = Skipped() if skipped is None else skipped
+        limit = max(ABSURD, 32 * max_characters)  # two sides, and JSON spends up to 12 bytes on a character
+        for pair in _all_pairs(self, limit):
+            if pair is None or max(map(len, pair)) > max_characters:
+                counts.long += 1
+            elif not all(map(str.strip, pair)):
+                counts.empty += 1
+            else:
+                yield pair
 
     def fingerprint(self) -> str:
-        """The same for the same text, wherever it lies."""
-        return fingerprint(self)
+        """A sha256 of the files' bytes and how they are read: the same pairs have the same, wherever they lie."""
+        how: list[Any] = [self.columns] if self.tsv else [self.keys] if self.jsonl else []
+        for way in ("source", "target", "tsv", "jsonl"):
+            if path := getattr(self, way):
+                regular_size(path)
+                how += [way, digest(path)]
+        return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 
 @dataclass
@@ -79,29 +97,10 @@ class Skipped:
         if self.empty or self.long:
             reasons = {"with an empty side": self.empty, "too long": self.long}
             each = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items() if n)
-            parts.append(f"skipped {_count(self.empty + self.long, 'pair')}: {each}")
+            parts.append(f"skipped {count_of(self.empty + self.long, 'pair')}: {each}")
         if self.cut:
-            parts.append(f"cut {_count(self.cut, 'line')} that went on too long")
+            parts.append(f"cut {count_of(self.cut, 'line')} that went on too long")
         return "; ".join(parts)
-
-
-def read_pairs(
-    files: PairFiles, *, max_characters: int = 5_000, skipped: Skipped | None = None
-) -> Iterator[tuple[str, str]]:
-    """The pairs of a split as (source, target), in order.
-
-    A pair with a blank side, or one over `max_characters`, is left out and counted in `skipped`. Text is as it
-    stands in the file, without the line's end. Anything malformed is a ValueError that names file and line.
-    """
-    counts = Skipped() if skipped is None else skipped
-    limit = max(ABSURD, 32 * max_characters)  # two sides, and JSON spends up to 12 bytes on a character
-    for pair in _all_pairs(files, limit):
-        if pair is None or max(map(len, pair)) > max_characters:
-            counts.long += 1
-        elif not all(map(str.strip, pair)):
-            counts.empty += 1
-        else:
-            yield pair
 
 
 def read_lines(
@@ -132,6 +131,11 @@ def read_lines(
             yield line.text[:max_characters]
 
 
+def read_parallel(source: str | PathLike[str], target: str | PathLike[str], **how: Any) -> Iterator[tuple[str, str]]:
+    """The lines of two files side by side, blank ones too; `how` is as for `read_lines`."""
+    return _abreast(read_lines(source, **how), read_lines(target, **how), source, target)
+
+
 def named(path: str | PathLike[str]) -> str:
     """What a person calls a file; "-" is standard input."""
     return "standard input" if fspath(path) == "-" else fspath(path)
@@ -142,14 +146,13 @@ def open_bytes(path: str) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path)) if path.endswith(".gz") else open(path, "rb")
 
 
-def fingerprint(files: PairFiles) -> str:
-    """A sha256 of the files' bytes and how they are read: the same pairs have the same, wherever they lie."""
-    how: list[Any] = [files.columns] if files.tsv else [files.keys] if files.jsonl else []
-    for way in ("source", "target", "tsv", "jsonl"):
-        if path := getattr(files, way):
-            regular_size(path)
-            how += [way, digest(path)]
-    return hashlib.sha256(json.dumps(how).encode()).hexdigest()
+def decoded(data: bytes, place: str) -> str:
+    """The text of a small file; `place`, in an error, stands before the number of a line."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = 1 + data.count(b"\n", 0, error.start)
+        raise ValueError(f"{place}{line}: this is not UTF-8 text: save it as UTF-8") from None
 
 
 class Line(NamedTuple):
@@ -214,23 +217,28 @@ def _all_pairs(files: PairFiles, limit: int) -> Iterator[tuple[str, str] | None]
 
 def _parallel(source: str, target: str, limit: int) -> Iterator[tuple[str, str] | None]:
     with open_bytes(source) as a, open_bytes(target) as b:
-        left, right = lines_of(a, source, limit), lines_of(b, target, limit)
-        for number, (x, y) in enumerate(itertools.zip_longest(left, right)):
-            if x is None or y is None:  # one file has ended: how long is the other?
-                longer = number + 1 + sum(1 for _ in itertools.chain(left, right))
-                n, m = (longer, number) if y is None else (number, longer)
-                raise ValueError(
-                    f"{source} has {_count(n, 'line')} and {target} has {m:,}: line by line they are translations, "
-                    "so both need as many"
-                )
+        for x, y in _abreast(lines_of(a, source, limit), lines_of(b, target, limit), source, target):
             yield (x.text, y.text) if x.whole and y.whole else None
+
+
+def _abreast(left: Iterator[Item], right: Iterator[Item], *names: str | PathLike[str]) -> Iterator[tuple[Item, Item]]:
+    """The lines of two files of these names, in pairs."""
+    for number, (x, y) in enumerate(itertools.zip_longest(left, right)):
+        if x is None or y is None:  # one file has ended: how long is the other?
+            longer = number + 1 + sum(1 for _ in itertools.chain(left, right))
+            n, m = (longer, number) if y is None else (number, longer)
+            raise ValueError(
+                f"{names[0]} has {count_of(n, 'line')} and {names[1]} has {m:,}: line by line they are translations, "
+                "so both need as many"
+            )
+        yield x, y
 
 
 def _from_columns(text: str, columns: tuple[int, int], where: str) -> tuple[str, str]:
     fields = text.split("\t")
     if len(fields) <= max(columns):
         raise ValueError(
-            f"{where}: found {_count(len(fields), 'column')} between tabs, and columns {columns[0]} and {columns[1]} "
+            f"{where}: found {count_of(len(fields), 'column')} between tabs, and columns {columns[0]} and {columns[1]} "
             f"(from 0) need {max(columns) + 1}; correct the line or `columns`"
         )
     return fields[columns[0]], fields[columns[1]]
@@ -272,5 +280,10 @@ def check_text(text: str, key: str, where: str) -> None:
         raise ValueError(f"{where}: {key!r} holds a NUL or half a surrogate pair, which is no text; remove it")
 
 
-def _count(n: int, noun: str) -> str:
+def count_of(n: int, noun: str) -> str:
+    """How many there are.
+
+    >>> count_of(1, "line"), count_of(1200, "pair")
+    ('1 line', '1,200 pairs')
+    """
     return f"{n:,} {noun}{'' if n == 1 else 's'}"

@@ -17,7 +17,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +29,7 @@ from typing import Any
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Rust
 
-from regard.checks import choose, probability
+from regard.checks import choose, share
 from regard.data.merges import Merges
 from regard.data.vocabulary import MARKS, SPECIALS, Marks
 from regard.files import read_whole, write_whole
@@ -68,7 +68,7 @@ class TokensConfig:
             raise ValueError(f"tokens.size = {self.size} is too small: {self.kind} needs at least {fewest}")
         if self.size > MOST:
             raise ValueError(f"tokens.size = {self.size} is too large: it is at most {MOST:,}")
-        probability(**{"tokens.dropout": self.dropout})
+        share(whole=False, **{"tokens.dropout": self.dropout})
         if self.dropout and self.kind != "bpe":
             raise ValueError(f"tokens.dropout leaves out merges of bpe: set it to 0 for {self.kind}")
 
@@ -104,25 +104,25 @@ class Tokenizer:
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(f"{name} is no tokenizer.json that this version can read: {error}") from None
         kinds = [kind for kind in KINDS for lowercase in (False, True) if _parts(_blank(kind, lowercase)) == parts]
-        self.imported = imported = self.rust.post_processor is not None  # regard itself learns tokenizers without
         own = [self.rust.id_to_token(i) for i in range(len(RESERVED))] == list(RESERVED)
-        if not imported and not (kinds and own):
+        self.imported = self.rust.post_processor is not None and not (kinds and own)
+        if self.rust.post_processor is None and not (kinds and own):
             raise ValueError(
                 f"{name} is a tokenizer of another program, or of a newer regard: learn one with this regard"
             )
         self.kind = kinds[0] if kinds and own else "other"
-        self.marks, self._before = _stated(about)
+        self.marks, others = _stated(about)
         if own and self.marks == Marks():
             self.marks = MARKS._replace(unk=UNK)
-        self.silent = frozenset(i for i in (*self.marks, *self._before) if i is not None)
+        self.silent = frozenset(i for i in (*self.marks, *others) if i is not None)
         try:  # its token for the unknown, and what it puts around a text, come from its file
             self.decode(self.encode("a \U0010fffd"))
         except ValueError as error:
             raise ValueError(f"{name} cannot read a text: {error}") from None
 
     @classmethod
-    def learn(cls, config: TokensConfig, lines: Iterable[str]) -> "Tokenizer":
-        """A tokenizer learnt from lines of text, which are read once.
+    def learn(cls, config: TokensConfig, lines: Iterable[str], also: Sequence[str] = ()) -> "Tokenizer":
+        """A tokenizer learnt from lines of text, which are read once; `also` names marks that it has beside its own.
 
         The same lines give the same tokenizer.json. (Of unigram, in one learning of thousands, a score may be rounded
         the other way: `_unigram` says why.)
@@ -133,14 +133,15 @@ class Tokenizer:
             raise ValueError("no text to learn tokens from: every line is empty")
         rust = _blank(config.kind, config.lowercase)
         scratch = _blank(config.kind, config.lowercase)  # a trainer makes the specials findable in text: not in ours
-        rust.model = _LEARNERS[config.kind](scratch, config.size, chain([first], lines))
+        size = config.size - len(also) if config.kind in ("bpe", "unigram", "wordpiece") else config.size
+        rust.model = _LEARNERS[config.kind](scratch, size, chain([first], lines))
         found = rust.get_vocab_size()
-        if config.kind in ("bpe", "unigram", "wordpiece") and found < config.size:
+        if config.kind in ("bpe", "unigram", "wordpiece") and found < size:
             raise ValueError(
                 f"tokens.size = {config.size} is too large: this text has {found} {config.kind} tokens. "
-                f"Set tokens.size to at most {found}"
+                f"Set tokens.size to at most {found + len(also)}"
             )
-        return cls(rust.to_str())
+        return cls(_with(rust, config.kind, also).to_str() if also else rust.to_str())
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -222,6 +223,11 @@ class Tokenizer:
         """A text as `decode` writes it: sub-words of a text in `@@` form put together, any other text as it is."""
         return text.replace("@@ ", "") if self.kind == "none" else text
 
+    @cached_property
+    def _before(self) -> list[int]:
+        """What it puts before every text."""
+        return self.rust.encode("").ids
+
     def _ordinary(self, ids: Sequence[int]) -> list[int]:
         self._check(ids)
         first = len(self._before) if [*ids[: len(self._before)]] == self._before else 0  # which may be the end's token
@@ -283,8 +289,7 @@ class Tokenizer:
         """
         if self.kind != "bpe":
             raise ValueError(f"only bpe has merges to leave out: tokens.dropout = 0 for {self.kind}")
-        if not 0.0 <= dropout <= 1.0:
-            raise ValueError(f"dropout lies in [0, 1], got {dropout}")
+        share(dropout=dropout)
         words = self.rust.pre_tokenizer.pre_tokenize_str(self.rust.normalizer.normalize_str(text))
         return self._merges.sample([word for word, _ in words], dropout, random)
 
@@ -337,18 +342,39 @@ def _blank(kind: str, lowercase: bool) -> Rust:
     return rust
 
 
-def state(marks: Marks, before: Sequence[tuple[str, int]]) -> processors.PostProcessor:
-    """What puts these tokens before a text, and states the marks: a template knows ids by any names."""
-    stated = [(name, i) for name, i in marks._asdict().items() if i is not None]
+def state(
+    marks: Marks, before: Sequence[tuple[str, int]], others: Mapping[str, int] | None = None
+) -> processors.PostProcessor:
+    """What puts these tokens before a text, and states the marks and what else is no text, by name."""
+    stated = [*((name, i) for name, i in marks._asdict().items() if i is not None), *(others or {}).items()]
     return processors.TemplateProcessing(" ".join([*dict(before), "$A"]), special_tokens=[*before, *stated])
 
 
 def _stated(content: dict[str, Any]) -> tuple[Marks, list[int]]:
-    """The marks that an imported tokenizer states, and what it puts before a text."""
+    """The marks that a tokenizer states, and all else that it has beside text: what it puts before one, say."""
     about = content.get("post_processor") or {}
     ids = {name: token["ids"] for name, token in about.get("special_tokens", {}).items()}
-    around = [part["SpecialToken"]["id"] for part in about.get("single", ()) if "SpecialToken" in part]
-    return Marks(**{name: ids[name][0] for name in Marks._fields if name in ids}), [i for n in around for i in ids[n]]
+    return Marks(**{name: ids[name][0] for name in Marks._fields if name in ids}), [
+        i for each in ids.values() for i in each
+    ]
+
+
+def _with(rust: Rust, kind: str, also: Sequence[str]) -> Rust:
+    """The same with more marks after all tokens, <mask> for mask; no text gives them."""
+    if kind == "none":
+        raise ValueError("tokens.kind = none reads <mask> as it stands in a text: choose bpe, unigram or wordpiece")
+    content = json.loads(rust.to_str())
+    vocabulary, first = content["model"]["vocab"], rust.get_vocab_size()
+    for i, name in enumerate(also, start=first):
+        if isinstance(vocabulary, dict):
+            vocabulary[f"<{name}>"] = i
+        else:
+            vocabulary.append([f"<{name}>", vocabulary[-1][1]])
+    result = Rust.from_str(json.dumps(content))
+    ids = {name: i for i, name in enumerate(also, start=first)}
+    marks = MARKS._replace(unk=UNK, **{name: i for name, i in ids.items() if name in Marks._fields})
+    result.post_processor = state(marks, [], {name: i for name, i in ids.items() if name not in Marks._fields})
+    return result
 
 
 def check_ids(content: dict[str, Any], most: int | None = None) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.data.downloads import Progress
+from regard.data.text import decoded
 from regard.files import write_whole
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def _texts(held: Mapping[str, Path]) -> Iterator[tuple[int, str, str]]:
     for path in held.values():
         if path.suffix != ".zip":
             if found := FILE.fullmatch(path.name):
-                yield int(found[1]), str(path), _decoded(path.read_bytes(), str(path))
+                yield int(found[1]), str(path), decoded(path.read_bytes(), f"{path}, line ")
             continue
         try:
             with zipfile.ZipFile(path) as archive:
@@ -238,14 +239,6 @@ def _texts(held: Mapping[str, Path]) -> Iterator[tuple[int, str, str]]:
                 for name in sorted(members):
                     if found := FILE.fullmatch(name):
                         where = f"{path}: {members[name]}"
-                        yield int(found[1]), where, _decoded(archive.read(members[name]), where)
+                        yield int(found[1]), where, decoded(archive.read(members[name]), f"{where}, line ")
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: a password
             raise ValueError(f"{path} is broken: {error}; replace it") from None
-
-
-def _decoded(data: bytes, name: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = 1 + data.count(b"\n", 0, error.start)
-        raise ValueError(f"{name}, line {line}: this is not UTF-8 text: save it as UTF-8") from None

@@ -1,6 +1,6 @@
 """Symbols and their ids, and those ids that are no part of a text: marks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -29,6 +29,26 @@ class Marks(NamedTuple):
         """
         begin = [] if self.bos is None or self.bos == self.eos else [self.bos]
         return begin, [] if self.eos is None else [self.eos]
+
+    def around(self, text: Sequence[int], pair: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+        """A text, or two of them, as an encoder reads it: its ids with marks, and for each which of the two it is in.
+
+        >>> Marks(cls=7, sep=8).around([1, 2], [3])
+        ([7, 1, 2, 8, 3, 8], [0, 0, 0, 0, 1, 1])
+        >>> Marks(bos=7, eos=8).around([1, 2])
+        ([7, 1, 2, 8], [0, 0, 0, 0])
+
+        Where what stands before a text is what an output begins with, as in RoBERTa, two marks stand between two.
+        """
+        framed = self._replace(
+            cls=self.bos if self.cls is None else self.cls, sep=self.eos if self.sep is None else self.sep
+        )
+        cls, sep = framed.need("cls", "sep")
+        ids = [cls, *text, sep]
+        if pair is None:
+            return ids, [0] * len(ids)
+        rest = [*([sep] if self.cls is not None and self.cls == self.bos else []), *pair, sep]
+        return [*ids, *rest], [0] * len(ids) + [1] * len(rest)
 
     def need(self, *names: str) -> tuple[int, ...]:
         """The ids of these.

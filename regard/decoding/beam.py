@@ -16,19 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.decoding.edits import edit, log_soft_max, obey
-from regard.decoding.protocol import (
-    FLOOR,
-    Best,
-    Floats,
-    Hypothesis,
-    Ints,
-    Request,
-    Rows,
-    SearchConfig,
-    best_of,
-    common_beginning,
-)
+from regard.decoding.edits import edit, log_soft_max
+from regard.decoding.protocol import FLOOR, Best, Floats, Hypothesis, Ints, Request, Rows, SearchConfig, best_of
 
 PAST = 1024  # steps that are kept, needed or not
 
@@ -192,12 +181,11 @@ class Beam:
         self._write(rows, parent, own, token)
         return outputs
 
-    def settled(self, index: int) -> list[int]:
+    def said(self, index: int) -> list[list[int]]:
         a = next(a for a, sentence in enumerate(self._sentences) if sentence.index == index)
         alive = set(self._row[a, self._state["log_p"][a] > -math.inf].tolist())
         said = [self._read(self._steps, row, int(self._state["length"][a]))[0] for row in alive]
-        said += [self._hypothesis(ended).tokens for ended in chain(*self._sentences[a].kept)]
-        return common_beginning(said)
+        return said + [self._hypothesis(ended).tokens for ended in chain(*self._sentences[a].kept)]
 
     def _owner(self) -> Ints:
         """The sentence of each row, (R,)."""
@@ -214,12 +202,9 @@ class Beam:
         row = self._row[inside, 0]
         token = [self._sentences[a].request.prefix[self._state["length"][a]] for a in inside.tolist()]
         forced = np.maximum(log_p[row, token], FLOOR)
-        requests = [self._sentences[a].request for a in self._owner().tolist()]
+        alive = {*self._row[self._state["log_p"] > -math.inf].tolist()}  # what the others have written is nothing
+        requests = [self._sentences[a].request if r in alive else None for r, a in enumerate(self._owner().tolist())]
         edit(log_p, self._written, requests, self._config, self._eos)
-        alive = self._row[self._state["log_p"] > -math.inf]  # what the others have written is nothing
-        for r in {*alive.tolist()}:
-            if requests[r].rule is not None:
-                obey(log_p[r], self._written[r], requests[r])
         log_p[row] = -math.inf
         log_p[row, token] = forced
         best = best_of(log_p, self._n, normalise=False)

@@ -18,16 +18,7 @@ import numpy as np
 
 from regard.decoding.beam import length_penalty
 from regard.decoding.edits import Phrases, completing, edit, log_soft_max
-from regard.decoding.protocol import (
-    FLOOR,
-    Floats,
-    Hypothesis,
-    Request,
-    Rows,
-    SearchConfig,
-    best_of,
-    common_beginning,
-)
+from regard.decoding.protocol import FLOOR, Floats, Hypothesis, Request, Rows, SearchConfig, best_of
 
 STATES = 300  # that are looked at to tell whether room suffices: there may be exponentially many
 
@@ -265,10 +256,9 @@ class Constrained:
         rows.reorder(np.array(parents, np.int64))
         return finished
 
-    def settled(self, index: int) -> list[int]:
+    def said(self, index: int) -> list[list[int]]:
         sentence = next(sentence for sentence in self._sentences if sentence.index == index)
-        said = [beginning.tokens for beginning in sentence.beginnings] + [output.tokens for output in sentence.kept]
-        return common_beginning(said)
+        return [beginning.tokens for beginning in sentence.beginnings] + [output.tokens for output in sentence.kept]
 
     def _hold(self, sentence: HeldSentence, beginning: Beginning, log_p: Floats, own: Floats) -> list[int]:
         """Forbid what would leave too little room, in place, (V,); return the tokens that help."""

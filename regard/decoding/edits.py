@@ -12,39 +12,33 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.decoding.protocol import DAMAGED, FLOOR, Floats, Ints, Request, SearchConfig
+from regard.decoding.protocol import FLOOR, Floats, Ints, Request, Rule, SearchConfig, normalised
 
 Phrases = tuple[tuple[int, ...], ...]
 
 
 def log_soft_max(logits: Floats) -> Floats:
-    """Logits (R, V) -> log-probabilities, rounded as `protocol.best_of` rounds them.
+    """Logits (R, V) -> log-probabilities.
 
     >>> np.exp(log_soft_max(np.zeros((1, 4), dtype=np.float32))).tolist()
     [[0.25, 0.25, 0.25, 0.25]]
     """
-    top = logits.max(1, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        total = np.exp((logits - top).astype(np.float64)).sum(1, keepdims=True)
-        log_p: Floats = (logits - top - np.log(total)).astype(np.float32)
-    if np.isnan(total).any():
-        raise ValueError(DAMAGED)
-    return log_p
+    return normalised(logits, logits, logits.max(1, keepdims=True))
 
 
 def edit(
     log_p: Floats,
     written: Sequence[Sequence[int]],
-    requests: Sequence[Request],
+    requests: Sequence[Request | None],
     config: SearchConfig,
     eos: int,
 ) -> None:
     """Change log-probabilities of the next token, (R, V), in place: -inf where a token must not follow.
 
-    `written` holds for each row what it says so far, a prefix included; `requests` whose row it is. The end is
-    forbidden before `shortest` tokens, what would complete an n-gram of length `block` a second time, and what would
-    complete a forbidden phrase or is refused. A token already written has its log-probability, which is not
-    above 0, multiplied by `repetition` (Keskar et al., 2019).
+    `written` holds for each row what it says so far, a prefix included; `requests` whose row it is, None: of nobody
+    any more. The end is forbidden before `shortest` tokens, what would complete an n-gram of length `block` a second
+    time, what would complete a forbidden phrase or is refused, and what a rule does not allow. A token already written
+    has its log-probability, which is not above 0, multiplied by `repetition` (Keskar et al., 2019).
 
     >>> log_p = np.log(np.full((1, 5), 0.2, dtype=np.float32))
     >>> edit(log_p, [[3, 4, 3]], [Request([2], 1, forbidden=((1,),))], SearchConfig(block=2), eos=2)
@@ -62,19 +56,18 @@ def edit(
         if config.block:
             log_p[repeats(tokens, lengths, config.block)] = -math.inf
     for r, request in enumerate(requests):
-        if request.forbidden:
-            log_p[r, completing(request.forbidden, written[r])] = -math.inf
-        if request.refusal is not None:
-            log_p[r, request.refusal.refused(written[r])] = -math.inf
+        if request is not None:
+            if request.forbidden:
+                log_p[r, completing(request.forbidden, written[r])] = -math.inf
+            if request.refusal is not None:
+                log_p[r, request.refusal.refused(written[r])] = -math.inf
+            if request.rule is not None:
+                _obey(request.rule, log_p[r], written[r], request)
 
 
-def obey(log_p: Floats, written: Sequence[int], request: Request) -> None:
-    """Leave of the log-probabilities (V,) of a row's next token, in place, what its rule allows.
-
-    What it allows stays possible, however unlikely the model holds it: so an output can always be finished.
-    """
-    assert request.rule is not None
-    allowed = list(request.rule.allowed(request.source, written, request.room - len(written)))
+def _obey(rule: Rule, log_p: Floats, written: Sequence[int], request: Request) -> None:
+    """What a rule allows stays possible, however unlikely the model holds it: so an output can always be finished."""
+    allowed = list(rule.allowed(request.source, written, request.room - len(written)))
     if not allowed or min(allowed) < 0 or max(allowed) >= len(log_p):
         raise ValueError(
             f"a rule allows {allowed} after {[*written]}: it must be one id at least, each in 0..{len(log_p) - 1}"

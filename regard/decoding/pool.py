@@ -1,10 +1,10 @@
 """Many sentences through one search: which are at work together, and who takes the place of those that leave."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, takewhile
 from threading import Event, Lock
 from typing import Protocol
 
@@ -31,14 +31,11 @@ class Fleet(Protocol):
     def step(self, rows: Rows) -> list[tuple[int, list[Hypothesis]]]:
         """One token for every row -> the sentences that are done, by index, with their outputs."""
 
-    def settled(self, index: int) -> list[int]:
-        """The tokens with which all outputs of this sentence are already known to begin."""
+    def said(self, index: int) -> list[list[int]]:
+        """What the outputs of this sentence are, or may go on from."""
 
 
-class FleetKind(Protocol):
-    """What makes a fleet."""
-
-    def __call__(self, config: SearchConfig, eos: int, /) -> Fleet: ...
+FleetKind = Callable[[SearchConfig, int], Fleet]  # the second is eos
 
 
 def search(
@@ -147,12 +144,21 @@ def stream(model: Searchable, request: Request, config: SearchConfig, eos: int) 
             rows.start([request.source])
             fleet.add([(0, request)])
             continue
-        tokens = done[0][1][0].tokens if done else fleet.settled(0)
+        tokens = done[0][1][0].tokens if done else common_beginning(fleet.said(0))
         if len(tokens) > said:
             yield tokens[said:]
             said = len(tokens)
         if done:
             return
+
+
+def common_beginning(outputs: Iterable[Sequence[int]]) -> list[int]:
+    """The tokens with which all of them begin.
+
+    >>> common_beginning([[5, 6, 7], [5, 6], [5, 6, 8]])
+    [5, 6]
+    """
+    return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*outputs, strict=False))]
 
 
 def _kind(request: Request, config: SearchConfig) -> FleetKind:

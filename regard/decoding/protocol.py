@@ -8,9 +8,8 @@ Whoever can do these three things, in whatever way, can be searched: PyTorch on 
 engine, an ensemble, another runtime.
 """
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -139,23 +138,16 @@ def best_of(logits: Floats, n: int, *, normalise: bool = True) -> Best:
     values = np.take_along_axis(logits, tokens, 1)
     order = np.argsort(-values, axis=1, kind="stable")
     values, tokens = np.take_along_axis(values, order, 1), np.take_along_axis(tokens, order, 1)
-    if normalise:
-        top = values[:, :1]
-        with np.errstate(invalid="ignore"):
-            total = np.exp((logits - top).astype(np.float64)).sum(1, keepdims=True)
-        values = (values - top - np.log(total)).astype(np.float32)
-        if np.isnan(values).any():
-            raise ValueError(DAMAGED)
-    return Best(values, tokens)
+    return Best(normalised(values, logits, values[:, :1]) if normalise else values, tokens)
 
 
-def common_beginning(outputs: Iterable[Sequence[int]]) -> list[int]:
-    """The tokens with which all of them begin.
-
-    >>> common_beginning([[5, 6, 7], [5, 6], [5, 6, 8]])
-    [5, 6]
-    """
-    return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*outputs, strict=False))]
+def normalised(values: Floats, logits: Floats, top: Floats) -> Floats:
+    """Some values (R, n) of logits (R, V), whose largest are (R, 1), as log-probabilities."""
+    with np.errstate(invalid="ignore"):
+        total = np.exp((logits - top).astype(np.float64)).sum(1, keepdims=True)
+    if np.isnan(total).any():
+        raise ValueError(DAMAGED)
+    return (values - top - np.log(total)).astype(np.float32)
 
 
 FLOOR = -100.0  # log p of a token that is asked for although the model, or a shortlist, holds it impossible

@@ -13,17 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.decoding.beam import length_penalty
-from regard.decoding.edits import edit, log_soft_max, obey
-from regard.decoding.protocol import (
-    FLOOR,
-    Floats,
-    Hypothesis,
-    Request,
-    Rows,
-    SamplingConfig,
-    SearchConfig,
-    common_beginning,
-)
+from regard.decoding.edits import edit, log_soft_max
+from regard.decoding.protocol import FLOOR, Floats, Hypothesis, Request, Rows, SamplingConfig, SearchConfig
 
 
 def distribution(log_p: Floats, config: SamplingConfig) -> Floats:
@@ -143,9 +134,6 @@ class Sampling:
         log_p = log_soft_max(rows.step(np.array(newest)))  # (R, V)
         allowed, requests = log_p.copy(), [draw.sentence.request for draw in self._draws]
         edit(allowed, [draw.tokens for draw in self._draws], requests, self._config, self._eos)
-        for r, draw in enumerate(self._draws):
-            if draw.sentence.request.rule is not None:
-                obey(allowed[r], draw.tokens, draw.sentence.request)
         reach = distribution(allowed, self._sampling).cumsum(1, dtype=np.float64)  # (R, V): P(token <= this one)
 
         draws = [(r, one) for r, draw in enumerate(self._draws) for one in draw.split()]
@@ -180,7 +168,6 @@ class Sampling:
         rows.reorder(np.array([r for r, _ in survivors], np.int64))
         return finished
 
-    def settled(self, index: int) -> list[int]:
+    def said(self, index: int) -> list[list[int]]:
         draws = [draw for draw in self._draws if draw.sentence.index == index]
-        said = [draw.tokens for draw in draws] + [output.tokens for output in draws[0].sentence.outputs.values()]
-        return common_beginning(said)
+        return [draw.tokens for draw in draws] + [output.tokens for output in draws[0].sentence.outputs.values()]

@@ -37,14 +37,9 @@ def log_probabilities(
         read, said = ([[*before, *pairs[i][1], *after] for i in rows] for before, after in (([first], []), ([], [eos])))
         target, labels = (padded(each, eos, model.config.vocabulary).to(device) for each in (read, said))
         width = max(1, tokens // len(rows))  # a target longer than `tokens` is read in steps
-        found = torch.cat(
-            [
-                _chosen(model.decode(some, at_work.memory, at_work.cache), label)
-                for some, label in zip(target.split(width, 1), labels.split(width, 1), strict=True)
-            ],
-            1,
-        )
-        for i, row in zip(rows, found.tolist(), strict=True):
+        steps = zip(target.split(width, 1), labels.split(width, 1), strict=True)
+        found = [_chosen(model.decode(some, at_work.memory, at_work.cache), label) for some, label in steps]
+        for i, row in zip(rows, torch.cat(found, 1).tolist(), strict=True):
             scores[i] = row[: len(pairs[i][1]) + 1]
     return scores
 

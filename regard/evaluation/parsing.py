@@ -8,7 +8,7 @@ not guessed: those of the gold tree hold for both.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import accumulate
 
 Span = tuple[str, int, int]  # label, first word, the word after the last
@@ -34,10 +34,7 @@ class Brackets:
     matched: int = 0  # that are both
 
     def __add__(self, other: "Brackets") -> "Brackets":
-        return Brackets(*(a + b for a, b in zip(self._counts(), other._counts(), strict=True)))
-
-    def _counts(self) -> tuple[int, ...]:
-        return self.sentences, self.complete, self.gold, self.guessed, self.matched
+        return Brackets(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def recall(self) -> float:

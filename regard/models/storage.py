@@ -119,6 +119,25 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
     return model.eval()
 
 
+def adopt(model: nn.Module, directory: str | Path) -> None:
+    """Give a model the weights of another one with the same body; where its head is another, that stays as it is."""
+    found, new = load(directory, dtype=torch.float32), set(unlike(model, directory))
+    theirs = {name: tensor for name, tensor in found.state_dict().items() if name not in new}
+    model.load_state_dict({name: x for name, x in theirs.items() if name in model.state_dict()}, strict=False)
+
+
+def unlike(model: nn.Module, directory: str | Path) -> list[str]:
+    """The tensors of a model's head that those of a directory are no beginning for; anything else is an error."""
+    own = {name: x.shape for name, x in model.state_dict().items()}
+    theirs = {name: x.shape for name, x in shape(directory).state_dict().items()}
+    wrong = [name for name in own if theirs.get(name) != own[name]]
+    for name in wrong:
+        if not name.startswith("output."):
+            had = f"of shape {tuple(theirs[name])}" if name in theirs else "missing"
+            raise ValueError(f"{directory} is no beginning for this model: {name!r} is {had}, not {tuple(own[name])}")
+    return wrong
+
+
 def config(directory: str | Path) -> Any:
     """The config of the model of a directory, such as a `TransformerConfig`, without its weights."""
     return _read(Path(directory)).config

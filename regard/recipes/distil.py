@@ -19,11 +19,11 @@ from regard.api import Translator, load
 from regard.data.corpora import CORPORA
 from regard.data.text import PairFiles
 from regard.data.tokenizers import Tokenizer
-from regard.files import alone_in, digest, sync, vacant, write_whole
+from regard.files import alone_in, digest, sync, write_whole
 from regard.recipes import reading as recipes
 from regard.recipes.prepare import Splits, find_splits
 from regard.recipes.recipe import Recipe
-from regard.recipes.train import train
+from regard.recipes.train import check_place, train
 from regard.training.display import Display
 
 TEACHER = ("config.json", "model.safetensors", "tokenizer.json", "recipe.yaml")  # what its translations depend on
@@ -53,8 +53,8 @@ def distil(
         raise ValueError("a teacher translates in one process: begin without torchrun, and go on by `regard train`")
     with alone_in(directory):
         begun = (directory / "recipe.yaml").exists()
-        if not begun and directory.exists() and not vacant(directory, besides="distilled-"):
-            raise ValueError(f"{directory} is not empty, and not a run of regard: choose another place by --out")
+        if not begun:
+            check_place(directory, overwrite=False)
         teacher, splits = load(teacher_dir), find_splits(recipe)
         if (teacher.tokenizer.kind == "none") != (recipe.tokens.kind == "none"):
             raise ValueError(

@@ -13,7 +13,7 @@ from regard.data.arrays import Table
 from regard.data.corpora import letters, split_of
 from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
-from regard.files import cache_folder, common_directory, write_whole
+from regard.files import cache_folder, common_directory, digest, write_whole
 from regard.recipes.recipe import Recipe
 from regard.tasks.task import Task
 
@@ -26,6 +26,7 @@ SAMPLE = 1_000_000  # rows that sub-words are learnt from, at most: a learner ho
 class Prepared:
     """A recipe's data, ready to learn from."""
 
+    task: Task  # with what only the data says of it
     tokenizer: Tokenizer
     train: Table
     valid: list[Any]  # rows
@@ -79,7 +80,9 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
     splits = find_splits(recipe)
     if folder is None:
         sums = {split: files.fingerprint() for split, files in splits.files.items()}
-        tokens = {**asdict(recipe.tokens), "dropout": 0.0}  # which acts in training only
+        tokens: Any = {**asdict(recipe.tokens), "dropout": 0.0}  # which acts in training only
+        if recipe.model.base is not None:
+            tokens = digest(Path(recipe.model.base) / "tokenizer.json")
         how = [recipe.data.limit, splits.modulus, *splits.task.prepared_by()]
         what = json.dumps([FORMAT, sums, tokens, *how])
         folder = cache_folder() / "prepared" / hashlib.sha256(what.encode()).hexdigest()[:24]
@@ -87,6 +90,9 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
         with common_directory(folder) as made:
             _build(recipe, splits, made)
     tokenizer, table = Tokenizer.load(folder / "tokenizer.json"), Table.open(folder / "train")
+    task = splits.task
+    if (facts := folder / "task.json").exists():
+        task = type(task)(**json.loads(facts.read_text("utf-8")))
     remarks = json.loads((folder / "remarks.json").read_text("utf-8"))
     held_out = {}
     for split in ("valid", "test"):
@@ -99,7 +105,7 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
     known = json.loads((folder / "habits.json").read_text("utf-8"))
     if isinstance(known, list):  # of an older regard
         known = dict(zip(("split", "stops"), known, strict=True))
-    return Prepared(tokenizer, table, **held_out, remarks=remarks, habits=known, identity=folder.name)
+    return Prepared(task, tokenizer, table, **held_out, remarks=remarks, habits=known, identity=folder.name)
 
 
 def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
@@ -107,7 +113,10 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
     count = sum(1 for _ in islice(splits.rows("train", skipped), limit))
     every = 1 if recipe.tokens.kind in ("char", "none") else max(1, math.ceil(count / SAMPLE))
     sample = islice(splits.rows("train"), 0, limit, every)
-    tokenizer = Tokenizer.learn(recipe.tokens, (text for row in sample for text in task.texts(row)))
+    tokenizer = recipe.model.tokenizer()
+    if tokenizer is None:
+        tokenizer = Tokenizer.learn(recipe.tokens, (text for row in sample for text in task.texts(row)), task.marks)
+    task = task.fitted(islice(splits.rows("train"), limit))
     given = [split for split in ("valid", "test") if split in splits.files and not task.ordered]
     hidden = {letters(task.texts(row)[0]) for split in given for row in splits.rows(split)}
     long = leaks = 0
@@ -134,6 +143,7 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
     if leaks:
         remarks.append(f"the source of {_many(leaks, task)} is in valid or test, too: take them out for honest scores")
     tokenizer.save(folder / "tokenizer.json")
+    write_whole(folder / "task.json", json.dumps(asdict(task)))
     write_whole(folder / "remarks.json", json.dumps(remarks))
     some = islice(splits.rows("train"), 0, limit, max(1, math.ceil(count / LINES)))
     write_whole(folder / "habits.json", json.dumps(task.habits(some)))

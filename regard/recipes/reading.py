@@ -12,6 +12,7 @@ import json
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, field, fields, is_dataclass, make_dataclass
 from functools import cache, reduce
 from importlib.resources import files
@@ -25,16 +26,17 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter, ValidationError
 
 from regard.checks import described, hint
-from regard.data.text import NO_TEXT
+from regard.data.text import NO_TEXT, decoded
 from regard.files import read_whole
+from regard.models import storage
 from regard.models.family import FAMILIES, NAMES, family, presets
-from regard.recipes.recipe import ANY, FROM_TOKENS, ModelConfig, Recipe, family_named, keys_of
+from regard.recipes.recipe import ANY, BEGUN, FROM_TOKENS, ModelConfig, Recipe, family_named, keys_of
 from regard.tasks.task import FIRST, TASKS, task
 from regard.training.config import LENGTHS
 
 SHIPPED = files("regard") / "recipes" / "shipped"
 SPLITS = ("train", "valid", "test")
-PATHS = ("source", "target", "tsv", "jsonl", "text")  # the settings of a split that name files
+PATHS = ("source", "target", "tsv", "csv", "jsonl", "text")  # the settings of a split that name files
 LARGEST = 2**16  # bytes; the longest of those shipped, written out, has a thirtieth of that
 DEEPEST = 20  # lists or mappings in each other; it keeps recursion short
 # Several answers to one question: an override of a key drops these beside it.
@@ -78,10 +80,8 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     if named not in TASKS:
         place = lines.get(("task", "name"), name)
         raise ValueError(f"{place}: unknown task {_show(named)}: {hint(str(named), TASKS)}")
-    try:
-        found = _adapter(named, *FAMILIES).validate_json(
-            json.dumps(values)
-        )  # as JSON: there a list may fill a tuple, strictly
+    try:  # as JSON: there a list may fill a tuple, strictly
+        found = _adapter(named, *FAMILIES).validate_json(json.dumps(values))
     except ValidationError as error:
         raise ValueError(_explain(error, values, lines, named)) from None
     return Recipe(**{each.name: getattr(found, each.name) for each in fields(Recipe)})
@@ -98,8 +98,7 @@ def shipped() -> dict[str, str]:
 
 def dump(recipe: Recipe) -> str:
     """The recipe as YAML, complete: every key with its value. Loading it gives an equal recipe."""
-    values = {**asdict(recipe), "model": recipe.model.settings()}
-    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
+    return str(yaml.dump(recipe.settings(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 def schema() -> dict[str, Any]:
@@ -108,13 +107,16 @@ def schema() -> dict[str, Any]:
     models = [family(name).config for name in FAMILIES]
     for name, found in zip(TASKS, (one, *others), strict=True):
         sections = {"Recipe": found, **found["$defs"]}
-        sections |= zip((kind.__name__ for kind in models), found["properties"]["model"]["oneOf"], strict=True)
+        ways = found["properties"]["model"]["oneOf"]  # each family by a preset, and then each as begun with another
+        sections |= zip((kind.__name__ for kind in models), ways, strict=False)
+        begun = dict(zip((kind.__name__ for kind in models), ways[len(models) :], strict=True))
         kinds: list[Any] = [Recipe, *models, *_dataclasses(_made(name))]
         for kind in kinds:
-            settings = sections.get(kind.__name__, {}).get("properties", {})
-            for key, comment in described(kind).items():
-                if key in settings:
-                    settings[key]["description"] = comment
+            for known in (sections.get(kind.__name__, {}), begun.get(kind.__name__, {})):
+                settings = known.get("properties", {})
+                for key, comment in described(kind).items():
+                    if key in settings:
+                        settings[key]["description"] = comment
     return {**one, "anyOf": [{"$ref": "#"}, *others]} if others else one
 
 
@@ -144,12 +146,7 @@ def _adapter(name: str, *families: str) -> TypeAdapter[Recipe]:
 
 def _read(data: bytes, name: str) -> tuple[dict[str, Any], Lines]:
     """What a file says, and for each key the line that says it, `name:7`."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = 1 + data.count(b"\n", 0, error.start)
-        raise ValueError(f"{name}:{line}: this is not UTF-8 text: save it as UTF-8") from None
-    values, lines = _parse(text, lambda line: f"{name}:{line}")
+    values, lines = _parse(decoded(data, f"{name}:"), lambda line: f"{name}:{line}")
     if not isinstance(values, dict):
         got = "the file is empty" if values is None else f"got {_show(values)}"
         keys = ", ".join(each.name for each in fields(Recipe))
@@ -238,6 +235,9 @@ def _from_folder(folder: Path, values: dict[str, Any]) -> None:
         for key in PATHS:
             if isinstance(files, dict) and isinstance(named := files.get(key), str | list) and named:
                 files[key] = _absolute(folder, named)
+    model = values.get("model")
+    if isinstance(model, dict) and isinstance(base := model.get("from"), str) and base:
+        model["from"] = _absolute(folder, base)
 
 
 def _absolute(folder: Path, named: Any) -> Any:
@@ -248,9 +248,17 @@ def _absolute(folder: Path, named: Any) -> Any:
 
 def _without_repetition(model: Any) -> None:
     """Drop what a model has of its preset anyway: `dump` writes it, and it must not outlive model.preset=big."""
-    if isinstance(model, dict) and (preset := presets().get(str(model.get("preset", ModelConfig.preset)))):
+    if not isinstance(model, dict):
+        return
+    own: Any = None
+    if isinstance(base := model.get("from"), str):
+        with suppress(ValueError):
+            own = storage.config(base)
+    elif preset := presets().get(str(model.get("preset", ModelConfig.preset))):
+        own = preset(ANY)
+    if own is not None:
         known = keys_of(family_named(model))
-        for key, value in asdict(preset(ANY)).items():
+        for key, value in asdict(own).items():
             if key in known and key in model and (type(model[key]), model[key]) == (type(value), value):
                 del model[key]
 
@@ -284,7 +292,10 @@ def _explain(error: ValidationError, values: dict[str, Any], lines: Lines, named
     mistakes = []
     for problem in error.errors(include_url=False):
         place = tuple(key for key in problem["loc"] if isinstance(key, str))  # a list is taken as a whole
-        if place[:1] == ("model",) and place[1:2] == (family,):  # which is no key, but says how the model was read
+        if place[:1] == ("model",) and place[1:2] in (
+            (family,),
+            (family + BEGUN,),
+        ):  # which is no key, but says how the model was read
             place = ("model", *place[2:])
         mistakes.append((_written(place, lines), place, problem))
     written, place, problem = min(mistakes, key=lambda mistake: (mistake[0] == (), order.index(mistake[0])))
@@ -319,7 +330,7 @@ def _written(place: Place, lines: Lines) -> Place:
 
 def _settings(kind: Any, family: str = "") -> dict[str, Any]:
     """The keys of a section and their types; of a model, those of its family."""
-    return {"preset": str, **keys_of(family)} if kind is ModelConfig else get_type_hints(kind)
+    return {"preset": str, "from": str, **keys_of(family)} if kind is ModelConfig else get_type_hints(kind)
 
 
 def _known(place: Place, family: str, named: str) -> bool:

@@ -1,19 +1,24 @@
 """A recipe: everything about a training run. Its task says which sections are like what; rooms own their settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from regard.data.tokenizers import TokensConfig
-from regard.models.family import FAMILIES, family, family_of, presets
+from regard.checks import one_of
+from regard.data.tokenizers import Tokenizer, TokensConfig
+from regard.models import storage
+from regard.models.family import FAMILIES, family, family_of, named, presets
 from regard.tasks.task import FIRST, TASKS, Task, task
 from regard.training.config import TrainConfig
 
 ANY = 2**16  # a vocabulary, where the true one is not known yet and does not matter
+BEGUN = " from"  # after the name of a family: a model of it that begins as another
 FROM_TOKENS = ("vocabulary", "source_vocabulary", "pad")  # what a model has of its tokens
 
 
@@ -35,61 +40,81 @@ class ModelConfig:
 
     preset: str = "small"
     changes: Mapping[str, Any] = field(default_factory=dict)
+    base: str | None = None  # `from` in YAML: a model directory, with whose weights, settings and tokens it begins
 
     def __post_init__(self) -> None:
-        _check_preset(self.preset)
+        if self.base is None:
+            one_of(presets(), **{"model.preset": self.preset})
         for key in FROM_TOKENS:
             if key in self.changes:
                 raise ValueError(f"model.{key} comes from the tokens: leave it out")
-        full = self.build(ANY)  # checks the changes
-        own = presets()[self.preset](ANY)
-        keys = keys_of(family_of(self.preset))
-        changed = {key: getattr(full, key) for key in keys if getattr(full, key) != getattr(own, key)}
+        full, own = self.build(ANY), self._own(ANY)  # checks the changes
+        changed = {key: x for key in keys_of(self.family) if (x := getattr(full, key)) != getattr(own, key)}
         object.__setattr__(self, "changes", changed)
+
+    @property
+    def family(self) -> str:
+        """The family it is of."""
+        return family_of(self.preset) if self.base is None else named(storage.config(self.base))
+
+    def _own(self, vocabulary: int) -> Any:
+        return presets()[self.preset](vocabulary) if self.base is None else storage.config(self.base)
 
     def build(self, vocabulary: int) -> Any:
         """The config of a model over so many tokens."""
-        return presets()[self.preset](vocabulary, **self.changes)
+        return self._own(vocabulary).but(**self.changes)
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that it must have; None: one is learnt."""
+        return None if self.base is None else Tokenizer.load(Path(self.base) / "tokenizer.json")
 
     def settings(self) -> dict[str, Any]:
         """Every key with its value, as in YAML."""
         full = self.build(ANY)
-        return {"preset": self.preset, **{key: getattr(full, key) for key in keys_of(family_of(self.preset))}}
+        begin = {"preset": self.preset} if self.base is None else {"from": self.base}
+        return begin | {key: getattr(full, key) for key in keys_of(self.family)}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Side by side in YAML, apart in the dataclass; the preset says which keys there are."""
 
-        def of(name: str) -> CoreSchema:
+        def of(name: str, begun: bool) -> CoreSchema:
             own = list(family(name).presets)
             needed = cls.preset not in own  # without it, the model is of the default preset's family
             settings = {"preset": core_schema.typed_dict_field(core_schema.literal_schema(own), required=needed)}
+            if begun:
+                settings = {"from": core_schema.typed_dict_field(core_schema.str_schema())}
             for key, kind in keys_of(name).items():
                 settings[key] = core_schema.typed_dict_field(handler.generate_schema(kind), required=False)
             return core_schema.typed_dict_schema(settings, extra_behavior="forbid")
 
         def checked(given: Any) -> Any:
             if isinstance(given, dict) and isinstance(given.get("preset"), str):
-                _check_preset(given["preset"])
+                one_of(presets(), **{"model.preset": given["preset"]})
+                if "from" in given:
+                    raise ValueError("model.from and model.preset each say what a model is: leave one of them out")
+            if isinstance(given, dict) and isinstance(given.get("from"), str):
+                storage.config(given["from"])  # or why not
             if isinstance(given, dict) and given.get("kept_heads") == "":  # as every recipe of an older regard says
                 given = {key: value for key, value in given.items() if key != "kept_heads"}
             return given
 
-        families = core_schema.tagged_union_schema({name: of(name) for name in FAMILIES}, family_named)
+        tags = {name: of(name, False) for name in FAMILIES} | {name + BEGUN: of(name, True) for name in FAMILIES}
+        families = core_schema.tagged_union_schema(
+            tags, lambda given: family_named(given) + (BEGUN if isinstance(given, dict) and "from" in given else "")
+        )
         return core_schema.no_info_after_validator_function(
-            lambda given: cls(given.pop("preset", cls.preset), given),
+            lambda given: cls(given.pop("preset", cls.preset), base=given.pop("from", None), changes=given),
             core_schema.no_info_before_validator_function(checked, families),
         )
-
-
-def _check_preset(preset: str) -> None:
-    if preset not in presets():
-        raise ValueError(f"model.preset = {preset!r}: choose one of {', '.join(presets())}")
 
 
 def family_named(model: Any) -> str:
     """The family of what stands under `model`, be it right or wrong."""
     preset = model.get("preset") if isinstance(model, dict) else None
+    if isinstance(model, dict) and isinstance(base := model.get("from"), str):
+        with suppress(ValueError):
+            return named(storage.config(base))
     return family_of(preset if isinstance(preset, str) and preset in presets() else ModelConfig.preset)
 
 
@@ -113,12 +138,16 @@ class Recipe:
         for name in ("task", "decode", "evaluate"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(sections, name)())
-        purpose, model = self.purpose(), family(family_of(self.model.preset)).model
-        if not issubclass(model, purpose.needs):
-            able = [name for name in TASKS if issubclass(model, task(name).needs)]
+        purpose, its = self.purpose(), family(self.model.family)
+        if not purpose.can(its.model, its.heads):
+            able = [name for name in TASKS if task(name).can(its.model, its.heads)]
             can = f"it can {', '.join(able)}"
             raise ValueError(f"task.name = {purpose.name}: a model like {self.model.preset} cannot do it; {can}")
         purpose.check(self)
+
+    def settings(self) -> dict[str, Any]:
+        """Every key with its value, as in YAML."""
+        return {**asdict(self), "model": self.model.settings()}
 
     def purpose(self) -> Task:
         """The task itself."""

@@ -22,7 +22,7 @@ from regard.data.batching import Batch, token_batches
 from regard.data.corpora import CORPORA
 from regard.files import alone_in, discard, vacant, write_whole
 from regard.models import storage
-from regard.models.family import build
+from regard.models.family import build, family
 from regard.recipes import reading
 from regard.recipes.prepare import Prepared, prepare
 from regard.recipes.recipe import Recipe
@@ -77,10 +77,10 @@ def train(
             raise mistake or SystemExit(2)  # one process tells of it
         data = data or prepare(recipe)
         torch.manual_seed(recipe.train.seed)
-        model = build(recipe.model.build(len(data.tokenizer)), recipe.purpose().head())
+        model = _begin(recipe, data)
         _introduce(say, name, recipe, data, model)
         if recipe.train.batch_tokens == 0:
-            task = recipe.purpose()
+            task = data.task
             length, collate = task.length(recipe), task.collate(data.tokenizer, 0.0)
             objective = task.objective(model, recipe.train.smoothing, data.tokenizer)
             probe = partial(_longest, collate, len(data.tokenizer), len(data.train.columns), length)
@@ -155,17 +155,15 @@ def _check(recipe: Recipe, directory: Path | None) -> dict[str, Any]:
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """Every setting of a recipe by its place: train.seed, train.optimiser.name."""
-    found: dict[str, Any] = {}
 
-    def walk(value: Any, place: str) -> None:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                walk(item, f"{place}.{key}")
-        else:
-            found[place.removeprefix(".")] = value
+    def flat(values: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                yield from flat(value, f"{place}{key}.")
+            else:
+                yield f"{place}{key}", value
 
-    walk({**asdict(recipe), "model": recipe.model.settings()}, "")
-    return found
+    return dict(flat(recipe.settings()))
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -182,9 +180,18 @@ def _ready(recipe: Recipe, say: Display) -> Prepared:
     with say.console.status("  reading text, learning sub-words"):
         data = prepare(recipe)
     if c.batch_tokens:
-        corpus = recipe.purpose().corpus(data.train)
+        corpus = data.task.corpus(data.train)
         token_batches(corpus, tokens=c.batch_tokens, seed=c.seed, epoch=0)  # refuses what fits in no batch
     return data
+
+
+def _begin(recipe: Recipe, data: Prepared) -> nn.Module:
+    """The model before its first step: new, or with the weights of another."""
+    config = recipe.model.build(len(data.tokenizer))
+    model = build(config, data.task.head(family(recipe.model.family).model))
+    if recipe.model.base is not None:
+        storage.adopt(model, recipe.model.base)
+    return model
 
 
 class _Run:
@@ -194,7 +201,7 @@ class _Run:
         read = {key: value for key, value in data.habits.items() if getattr(recipe.decode, key) is None}
         recipe = replace(recipe, decode=replace(recipe.decode, **read))
         self.directory, self.data, self.model, self.here = directory, data, model, here
-        self.recipe, self.task, c = recipe, recipe.purpose(), recipe.train
+        self.recipe, self.task, c = recipe, data.task, recipe.train
         self.learner = Learner(self.task.objective(model, c.smoothing, data.tokenizer), self._rate, c, here)
         # Complete: how text is read and how many threads share a batch are part of what the run is.
         self.recipe = replace(recipe, train=replace(c, shards=self.learner.shards))
@@ -251,13 +258,13 @@ class _Run:
     def finish(self, say: Display) -> None:
         """Write the model, and say how good it is on what it has never seen."""
         # A model of its own: the one that was trained may be in pieces, one in each process.
-        model = build(self.model.config, self.task.head()).to(self.here.device)
+        model = build(self.model.config, self.task.head(type(self.model))).to(self.here.device)
         load_parameters(model, self.trainer.final())
         for text in self.trainer.warnings:
             say.line("note", text)
         for name in DERIVED:  # of the weights that these take the place of
             (self.directory / name).unlink(missing_ok=True)
-        storage.save(model, self.directory, purpose_of(self.recipe))
+        storage.save(model, self.directory, storage.Purpose(self.task.noted(), asdict(self.recipe.decode)))
         predictor = self.task.open([model], self.data.tokenizer, self.recipe.decode)
         figures, samples = self.task.judge(predictor, self.data.test, self.recipe)
         write_whole(self.directory / "evaluation.json", json.dumps(figures, indent=2) + "\n")
@@ -275,13 +282,8 @@ def _shown(score: float) -> str:
     return f"{score:.1f}" if score >= 10 else f"{score:.3f}"
 
 
-def purpose_of(recipe: Recipe) -> storage.Purpose:
-    """What a model directory says of its task."""
-    return storage.Purpose(recipe.purpose().noted(), asdict(recipe.decode))
-
-
 def _introduce(say: Display, name: str, recipe: Recipe, data: Prepared, model: nn.Module) -> None:
-    task, corpus = recipe.purpose(), CORPORA.get(recipe.data.corpus or "")
+    task, corpus = data.task, CORPORA.get(recipe.data.corpus or "")
     size = sum(p.numel() for p in model.parameters())
     title = f"{name} · {task.title(recipe)} · {size / 1e6:.1f} M parameters · {torch.get_num_threads()} cores"
     say.console.print(f"[bold]regard[/] · {title}", highlight=False)
@@ -289,7 +291,10 @@ def _introduce(say: Display, name: str, recipe: Recipe, data: Prepared, model: n
     say.line("corpus", origin + task.counted(data.train, data.valid, data.test))
     for remark in data.remarks:
         say.line("", remark)
-    say.line("tokens", f"{len(data.tokenizer):,} {recipe.tokens.kind} sub-words{task.shares}")
+    whose = f"as in {recipe.model.base}" if recipe.model.base else f"{recipe.tokens.kind} sub-words{task.shares}"
+    say.line("tokens", f"{len(data.tokenizer):,} {whose}")
+    if recipe.model.base is not None and (new := storage.unlike(model, recipe.model.base)):
+        say.line("model", f"begins as {recipe.model.base}; new: {', '.join(new)}")
 
 
 def _longest(collate: Collate, vocabulary: int, columns: int, length: int, rows: int) -> Batch:

@@ -106,7 +106,7 @@ def router(service: Service) -> APIRouter:
     async def answered(asked: TranslateRequest, texts: list[str]) -> dict[str, Any]:
         if not pairs:
             first = service.registry.get()
-            raise RefusalError(404, f"no model here translates: {first.id} is a {first.task.kind} model")
+            raise RefusalError(404, f"no model here translates: {first.id} is a {first.task.called} model")
         target = known(asked.target, [target for _, target in pairs])
         guesses = await languages_of(texts, asked.source, target)
         html, best = asked.format == "html", 1 + asked.alternatives

@@ -79,8 +79,8 @@ def router(service: Service) -> APIRouter:
     def asked_of(kind: str, model: str) -> Served:
         """The model that is meant, if it is of this kind."""
         served = service.registry.get(model)
-        if served.task.kind != kind:
-            message = f"{served.id} is a {served.task.kind} model: ask it by {ROUTES[served.task.kind]}"
+        if served.task.called != kind:
+            message = f"{served.id} is a {served.task.called} model: ask it by {ROUTES[served.task.called]}"
             raise RefusalError(404, message, param="model", code="model_not_supported")
         return served
 

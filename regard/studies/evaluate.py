@@ -6,7 +6,7 @@ from typing import Any
 
 from regard.api import load, told
 from regard.data.documents import TextFiles
-from regard.data.text import read_lines
+from regard.data.text import read_parallel
 from regard.evaluation.calibration import check_picture, perplexity, reliability
 from regard.evaluation.calibration import picture as draw
 from regard.evaluation.translation import bleu, chrf
@@ -51,11 +51,7 @@ def evaluate(
     bleu(["a"], ["a"], tokenize=tokenize)  # a wrong name must not cost a translation
     if picture is not None:
         check_picture(picture)
-    sources, targets = list(read_lines(source)), list(read_lines(reference))
-    if len(sources) != len(targets):
-        raise ValueError(
-            f"{source} has {len(sources):,} lines and {reference} has {len(targets):,}: they must be as many"
-        )
+    sources, targets = zip(*read_parallel(source, reference), strict=True)
     pairs = [pair for pair in zip(sources, targets, strict=True) if all(map(str.strip, pair))]
     if not pairs:
         raise ValueError(f"{source} and {reference} hold no pair of sentences")

@@ -21,7 +21,14 @@ from regard.training.objectives import Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate, Readable
 
-TASKS = {"translate": "regard.tasks.translate", "generate": "regard.tasks.generate"}
+TASKS = {
+    "translate": "regard.tasks.translate",
+    "generate": "regard.tasks.generate",
+    "classify": "regard.tasks.classify",
+    "embed": "regard.tasks.embed",
+    "mask": "regard.tasks.mask",
+    "denoise": "regard.tasks.denoise",
+}
 FIRST = "translate"  # what a recipe is for that does not say
 
 
@@ -79,12 +86,14 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    kind: ClassVar[str]  # what a model for it is called: a translation model
+    called: ClassVar[str]  # a model for it: a translation model
     sections: ClassVar[Sections]
     row: ClassVar[str]  # what an example is called: pair
     rows: ClassVar[str]  # and several
     ordered: ClassVar[bool] = False  # rows belong together in their order: of one text, its end is held out
-    needs: ClassVar[type]  # the shape of a model that can do it
+    needs: ClassVar[type] = nn.Module  # the shape of a model that can do it
+    stands: ClassVar[str] = "tokens"  # and the kind of head on it
+    marks: ClassVar[tuple[str, ...]] = ()  # that its sub-words have beside pad, bos, eos and unk
     shares: ClassVar[str] = ""  # who has the sub-words in common
 
     @abstractmethod
@@ -123,9 +132,18 @@ class Task(ABC):
             given |= vars(section)
         return cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})
 
-    def head(self) -> HeadConfig:
-        """What must stand on the features of a model."""
+    def fitted(self, rows: Iterable[Any]) -> "Task":
+        """The same, with what only the training rows say: which labels there are."""
+        return self
+
+    def head(self, model: type[nn.Module]) -> HeadConfig:
+        """What must stand on the features of a model of this class."""
         return HeadConfig()
+
+    @classmethod
+    def can(cls, model: type[nn.Module], heads: Sequence[str]) -> bool:
+        """Whether a model of this class, on which such heads may stand, can do it."""
+        return issubclass(model, cls.needs) and cls.stands in heads
 
     def prepared_by(self) -> list[Any]:
         """What of the task its token arrays hang on, beside files, sub-words and data.limit."""

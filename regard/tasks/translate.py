@@ -80,7 +80,7 @@ class Translate(Task):
     tokenize: str = EvaluateConfig.tokenize  # of how it is scored
     lowercase: bool = EvaluateConfig.lowercase
 
-    name, kind = "translate", "translation"
+    name, called = "translate", "translation"
     sections = Sections(TranslateConfig, DataConfig, DecodeConfig, EvaluateConfig)
     row, rows, shares = "pair", "pairs", ", joint"
     needs = EncoderDecoder

@@ -41,11 +41,16 @@ def largest_batch(
     _forget_peak()
     tried = replace(config, batch_tokens=tokens, ema=0.0)
     with Learner(copy.deepcopy(objective), lambda step: 0.0, tried, alone) as learner:
+
+        def attempt(tokens: int) -> None:
+            batch = probe(max(1, tokens // length))
+            learner.step([batch], batch.count)
+
         before = _peak(world.device)
-        _try(learner, probe(max(1, tokens // length)))
+        attempt(tokens)
         while 2 * tokens <= LARGEST and 2 * (_peak(world.device) - before) < SHARE * _free(world.device):
             try:
-                _try(learner, probe(max(1, 2 * tokens // length)))
+                attempt(2 * tokens)
             except torch.OutOfMemoryError:
                 break
             tokens *= 2
@@ -53,10 +58,6 @@ def largest_batch(
     if world.device.type == "cuda":
         torch.cuda.empty_cache()
     return int(world.least(tokens)) * world.size
-
-
-def _try(learner: Learner, batch: Batch) -> None:
-    learner.step([batch], batch.count)
 
 
 def _forget_peak() -> None:

@@ -32,21 +32,9 @@ FORMAT = 1
 FILES = TENSORS, SKELETON = "tensors.safetensors", "state.json"
 MANIFEST = "MANIFEST.json"
 LONGEST = 2**16  # bytes of a manifest
-CODES = {  # dtypes as safetensors spells them
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+CODES = {torch.bool: "BOOL", torch.bfloat16: "BF16"}  # dtypes as safetensors spells them: float32 is F32
+for _kind, _sizes in {"float": (16, 32, 64), "int": (8, 16, 32, 64), "uint": (8, 16, 32, 64)}.items():
+    CODES |= {getattr(torch, f"{_kind}{bits}"): f"{_kind[0].upper()}{bits}" for bits in _sizes}
 SNAPSHOT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.safetensors")
 
 
@@ -170,8 +158,8 @@ class Snapshots:
     ...     for step in 100, 200, 300:
     ...         path = snapshots.save(step, {"weight": torch.tensor([0.0, step])})
     ...         snapshots.prune(2)
-    ...     snapshots.average()["weight"].tolist(), snapshots.read(300)["weight"].tolist()
-    ([0.0, 250.0], [0.0, 300.0])
+    ...     average(snapshots.paths())["weight"].tolist()
+    [0.0, 250.0]
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -218,19 +206,6 @@ class Snapshots:
                 f"{self.directory} has no whole snapshot: train a few steps more, by train.steps, for one"
             )
         return found
-
-    def read(self, step: int) -> dict[str, Tensor]:
-        """The parameters after `step` steps."""
-        paths = [path for path in self.paths() if _step(path) == step]
-        if not paths:
-            raise ValueError(
-                f"{self.directory} has no snapshot of step {step}: there are {[*map(_step, self.paths())]}"
-            )
-        return average(paths)
-
-    def average(self, last: int | None = None) -> dict[str, Tensor]:
-        """The mean of the last so many, as far as there are, or of all."""
-        return average(self.paths() if last is None else self.paths()[-last:])
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:

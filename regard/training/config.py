@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from regard.checks import above, at_least, one_of
+from regard.checks import above, at_least, one_of, share
 from regard.training.optimisers import OptimiserConfig
 from regard.training.schedules import ScheduleConfig
 
@@ -51,6 +51,7 @@ class TrainConfig:
     checkpoint_every: int | None = None  # steps between checkpoints; instead of checkpoint_minutes
     keep: int = 2  # checkpoints
     patience: int | None = None  # validations without a better score before stopping early
+    freeze: tuple[str, ...] = ()  # parameters that stay as they are, by name: stem.*, encoder.layers.[0-3].*
     distributed: str = "ddp"  # how several processes share the work: ddp, fsdp
 
     def __post_init__(self) -> None:
@@ -63,9 +64,7 @@ class TrainConfig:
         at_least(0, **self._named("batch_tokens", "clip", "average"))
         if self.batch_tokens >= 2**31:
             raise ValueError(f"train.batch_tokens = {self.batch_tokens}: it must be below 2³¹")
-        for name in ("smoothing", "ema"):
-            if not 0.0 <= (share := getattr(self, name)) < 1.0:
-                raise ValueError(f"train.{name} = {share}: it lies in [0, 1)")
+        share(whole=False, **self._named("smoothing", "ema"))
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"train.seed = {self.seed}: it lies in 0..2⁶³-1")
         for name, valid in (("precision", PRECISIONS), ("recompute", RECOMPUTE), ("distributed", DISTRIBUTED)):

@@ -6,7 +6,7 @@ the tokens of the whole batch, so that the number of processes changes nothing b
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.nn.functional import all_gather
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -40,19 +41,18 @@ class World:
 
     def sums(self, *values: float) -> list[float]:
         """The sum of each number over all processes."""
-        if self.size == 1:
-            return list(values)
-        numbers = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(numbers)
-        return numbers.tolist()
+        return self._reduced(values, dist.ReduceOp.SUM)
 
     def least(self, value: float) -> float:
         """The least of a number over all processes."""
+        return self._reduced([value], dist.ReduceOp.MIN)[0]
+
+    def _reduced(self, values: Sequence[float], how: Any) -> list[float]:
         if self.size == 1:
-            return value
-        number = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(number, dist.ReduceOp.MIN)
-        return number.item()
+            return list(values)
+        numbers = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(numbers, how)
+        return numbers.tolist()
 
     def agree(self, value: Any) -> Any:
         """The main process's value, in all of them."""
@@ -66,6 +66,18 @@ class World:
         """Until every process is here."""
         if self.size > 1:
             dist.barrier()
+
+
+def gathered(x: Tensor) -> tuple[Tensor, int]:
+    """The rows of all processes, through which gradients flow, and how many come before those of this one."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return x, 0
+    counts = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, torch.tensor([len(x)], device=x.device))
+    rows = [int(count) for count in counts]
+    filled = torch.cat([x, x.new_zeros(max(rows) - len(x), *x.shape[1:])])
+    all_of_them = all_gather(filled)
+    return torch.cat([each[:n] for each, n in zip(all_of_them, rows, strict=True)]), sum(rows[: dist.get_rank()])
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from regard.native.training import kernels
 from regard.training.config import TrainConfig
 from regard.training.distributed import CPU, World, like, not_yet, share, whole
 from regard.training.objectives import NextToken, Objective
-from regard.training.optimisers import Average, OptimiserConfig, build, set_learning_rate
+from regard.training.optimisers import Average, OptimiserConfig, build, freeze, set_learning_rate
 from regard.training.parallel import Shards
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -63,13 +63,14 @@ class Learner:
         model = objective.model
         self.model, self.schedule, self.config, self.world = model, schedule, config, world or World()
         self.steps, self.damping = 0, 1.0
-        device, several = self.world.device, self.world.size > 1
-        if config.precision == "fp16" and several and config.distributed == "fsdp":
+        freeze(model, config.freeze)
+        device, several, name = self.world.device, self.world.size > 1, config.optimiser.name
+        sharded = several and config.distributed == "fsdp"
+        if sharded and config.precision == "fp16":
             raise ValueError("train.precision=fp16 does not work with train.distributed=fsdp: use bf16, or ddp")
-        if config.optimiser.name in ("muon", "adafactor") and several and config.distributed == "fsdp":
-            name = config.optimiser.name
+        if sharded and name in ("muon", "adafactor"):
             raise ValueError(f"train.optimiser.name={name} needs whole matrices: use train.distributed=ddp, or adamw")
-        if several and config.distributed == "fsdp" and any(isinstance(m, nn.RNNBase) for m in model.modules()):
+        if sharded and any(isinstance(module, nn.RNNBase) for module in model.modules()):
             raise ValueError("train.distributed=fsdp cannot share out PyTorch's recurrent cells: use ddp")
         self._low = PRECISIONS[config.precision]
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
@@ -83,7 +84,6 @@ class Learner:
         for layer in layers_of(model) if config.compile else ():
             layer.compile(dynamic=True)
         # Sharded parameters cannot be used outside of a training step: validation needs a model of its own.
-        sharded = several and config.distributed == "fsdp"
         self._replica = copy.deepcopy(model).to(device) if sharded else None
         self._objective = share(objective.to(device), config.distributed, self.world)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -118,9 +118,7 @@ class Learner:
         loss = self.world.sums(total)[0] / tokens
         self._scaler.unscale_(self.optimiser)
         norm = float(whole(nn.utils.clip_grad_norm_(self.parameters, self.config.clip or math.inf)))
-        overflow = (
-            self._scaler.is_enabled() and self._scaler.get_scale() >= 1.0
-        )  # of the gradient: the scaler's business
+        overflow = self._scaler.is_enabled() and self._scaler.get_scale() >= 1.0  # of the gradient: its business
         if not math.isfinite(loss) or (not math.isfinite(norm) and not overflow):
             self.optimiser.zero_grad()
             raise DivergedError(f"step {step}: the loss is {loss:g} and its gradient's norm {norm:g}")

@@ -13,6 +13,7 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
+from regard.checks import at_least
 from regard.core.dropout import drawing_from, fresh_seed
 from regard.native.lend import lending
 from regard.native.training import kernels
@@ -33,8 +34,7 @@ class Shards:
     def __init__(self, count: int | None = None, *, lend: bool = True) -> None:
         cores = torch.get_num_threads()
         self.count = min(cores, MOST) if count is None else count
-        if self.count < 1:
-            raise ValueError(f"a batch needs at least 1 shard, got {self.count}")
+        at_least(1, shards=self.count)
         threads = max(1, cores // self.count)
         self._lend = lend
         keep_freed_memory()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from regard.checks import above, at_least, one_of
+from regard.checks import above, at_least, one_of, share
 
 SCHEDULES = ("paper", "inverse_sqrt", "constant", "linear", "cosine", "trapezoid")
 ENDING = ("linear", "cosine", "trapezoid")  # those that need to know the last step
@@ -19,17 +19,6 @@ def inverse_sqrt(step: int, d_model: int, warmup: int = 4000) -> float:
     if step < 1 or warmup < 1:
         raise ValueError(f"steps count from 1 and warmup is at least 1, got step {step}, warmup {warmup}")
     return float(d_model**-0.5 * min(step**-0.5, step * warmup**-1.5))
-
-
-def linear_to_zero(step: int, *, peak: float, warmup: int, total: int) -> float:
-    """Up linearly to `peak` at step `warmup`, down linearly to zero just after step `total`.
-
-    >>> [linear_to_zero(step, peak=1.0, warmup=2, total=5) for step in (1, 2, 3, 5)]
-    [0.5, 1.0, 0.75, 0.25]
-    """
-    if not 1 <= step <= total or not 1 <= warmup <= total:
-        raise ValueError(f"need 1 <= step, warmup <= total, got step {step}, warmup {warmup}, total {total}")
-    return peak * min(step / warmup, (total + 1 - step) / (total + 1 - warmup))
 
 
 PEAK, DECAY = 0.008, 0.75  # what small models learn fastest with, by muon: measured on Multi30k
@@ -57,9 +46,7 @@ class ScheduleConfig:
         one_of(SCHEDULES, schedule=self.name)
         at_least(1, warmup=self.warmup)
         above(0, peak=self.peak)
-        for setting, value in (("decay", self.decay), ("floor", self.floor)):
-            if value is not None and not 0.0 <= value <= 1.0:
-                raise ValueError(f"{setting} = {value}: a share lies in [0, 1]")
+        share(decay=self.decay, floor=self.floor)
         for setting, idle, default, to in (
             ("peak", self.name == "paper", None, "null"),
             ("decay", self.name != "trapezoid", None, "null"),
@@ -72,6 +59,9 @@ class ScheduleConfig:
 def schedule(config: ScheduleConfig, *, d_model: int | None = None, total: int | None = None) -> Callable[[int], float]:
     """The learning rate of each step, 1..total. `paper` needs `d_model`; linear, cosine and trapezoid need `total`.
 
+    >>> rate = schedule(ScheduleConfig("linear", peak=1.0, warmup=2), total=5)
+    >>> [rate(step) for step in (1, 2, 3, 5)]
+    [0.5, 1.0, 0.75, 0.25]
     >>> rate = schedule(ScheduleConfig("trapezoid", peak=1.0, warmup=2, decay=0.4), total=10)
     >>> [round(rate(step), 2) for step in range(1, 11)]
     [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]

@@ -23,21 +23,19 @@ def stream(
     examples: Readable, collate: Collate, config: TrainConfig, world: World, position: Position
 ) -> Iterator[Work]:
     """The work of this process that follows `position`. What `collate` draws is a function of (seed, position)."""
-    return prefetch(_work(examples, collate, config, world, position))
 
+    def work() -> Iterator[Work]:
+        for after, indices in batches_from(examples, position, tokens=config.batch_tokens, seed=config.seed):
+            lengths, parts = examples.lengths(indices), world.size * config.accumulate
+            draw = Random(f"{config.seed} {after.epoch} {after.batch}")
+            # All of it in each process: each must know how many labels there are, and draw what the others have drawn.
+            shares = [examples.rows(rows) for rows in split_rows(indices, parts, lengths=lengths)]
+            batches = [collate(share, draw) if len(share) else None for share in shares]
+            whole = [batch for batch in batches if batch is not None]
+            mine = [batch or _nothing(whole[0]) for batch in batches[world.rank :: world.size]]
+            yield Work(mine, sum(batch.count for batch in whole), after)
 
-def _work(
-    examples: Readable, collate: Collate, config: TrainConfig, world: World, position: Position
-) -> Iterator[Work]:
-    for after, indices in batches_from(examples, position, tokens=config.batch_tokens, seed=config.seed):
-        lengths, parts = examples.lengths(indices), world.size * config.accumulate
-        draw = Random(f"{config.seed} {after.epoch} {after.batch}")
-        # All of it in each process: each must know how many labels there are, and draw what the others have drawn.
-        shares = [examples.rows(rows) for rows in split_rows(indices, parts, lengths=lengths)]
-        batches = [collate(share, draw) if len(share) else None for share in shares]
-        whole = [batch for batch in batches if batch is not None]
-        mine = [batch or _nothing(whole[0]) for batch in batches[world.rank :: world.size]]
-        yield Work(mine, sum(batch.count for batch in whole), after)
+    return prefetch(work())
 
 
 def _nothing(batch: Batch) -> Batch:

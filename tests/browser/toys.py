@@ -14,7 +14,7 @@ from regard.models.family import build, configure
 from regard.models.transformer import TransformerConfig
 from regard.studies.atlas import make_atlas
 from regard.training.loop import fit
-from regard.training.schedules import linear_to_zero
+from regard.training.schedules import ScheduleConfig, schedule
 
 NOUNS = {"dog": "perro", "cat": "gato", "book": "libro", "boy": "chico", "tree": "árbol", "train": "tren"}
 ADJECTIVES = {"red": "rojo", "big": "grande", "old": "viejo", "happy": "contento", "beautiful": "hermoso"}
@@ -54,7 +54,7 @@ def trained(directory: Path, config: Callable[[int], Any] = transformer, steps: 
     torch.manual_seed(0)
     model = build(config(len(tokenizer)))
     batches = (collate(rows[i : i + ROWS]) for i in range(0, steps * ROWS, ROWS))
-    for _ in fit(model, batches, lambda step: linear_to_zero(step, peak=4e-3, warmup=40, total=STEPS), smoothing=0.0):
+    for _ in fit(model, batches, schedule(ScheduleConfig("linear", peak=4e-3, warmup=40), total=STEPS), smoothing=0.0):
         pass
     storage.save(model, directory)
     (directory / "recipe.yaml").write_text("data: {corpus: tatoeba-en-es}\ntrain: {steps: 1}\ndecode: {beam: 1}\n")
@@ -73,7 +73,7 @@ def storyteller(directory: Path, steps: int = 120) -> Path:
     ids = tokenizer.encode_batch(texts)
     rows = (collate([([], each) for each in ids[i : i + ROWS]]) for i in range(0, len(ids), ROWS))
     batches = (Batch({"tokens": row["target"], "labels": row["labels"]}, row.count) for row in rows)
-    for _ in fit(model, batches, lambda step: linear_to_zero(step, peak=4e-3, warmup=20, total=steps), smoothing=0.0):
+    for _ in fit(model, batches, schedule(ScheduleConfig("linear", peak=4e-3, warmup=20), total=steps), smoothing=0.0):
         pass
     storage.save(model, directory, storage.Purpose({"name": "generate", "block": 32}, {"limit": 20, "extra": 12}))
     (directory / "text.txt").write_text("".join(f"{text}\n\n" for text in texts[:40]), "utf-8")

@@ -519,7 +519,9 @@ def test_scores(model: Path, translator: Translator, text: Path, tmp_path: Path)
     each = show(*command, "--per-token").split("\n")[0].split("\t")[2].split(" ")
     assert each[::2] == expected[0].tokens
     (tmp_path / "short").write_text("one\n")
-    assert "short has only 1 lines" in run_fails("score", model, "--source", text, "--target", tmp_path / "short")
+    assert "short has 1: line by line they are translations" in run_fails(
+        "score", model, "--source", text, "--target", tmp_path / "short"
+    )
 
 
 def test_scores_of_long_lines_and_of_bytes_that_are_no_text(
@@ -639,8 +641,8 @@ def test_an_output_is_no_longer_than_its_limit(translator: Translator, search: d
 
 PROMPT = """
 import sys
-from regard.cli.bulk import Reader
-print(list(ask.text for ask in Reader([__import__("pathlib").Path("-")], jsonl=False, errors="strict")))
+from regard.cli.bulk import Input
+print(list(ask.text for ask in Input([__import__("pathlib").Path("-")], jsonl=False, errors="strict")))
 """
 
 

@@ -26,7 +26,7 @@ from regard.data.generated import sequence_pairs
 from regard.data.vocabulary import Vocabulary
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.loop import fit
-from regard.training.schedules import linear_to_zero
+from regard.training.schedules import ScheduleConfig, schedule
 from regard.training.validation import foretell
 
 Floats = NDArray[np.float32]
@@ -173,7 +173,7 @@ def test_a_trained_model_keeps_what_it_knows() -> None:
 
     torch.manual_seed(0)
     model = Transformer(TransformerConfig.tiny(13, encoder_layers=1, decoder_layers=1, d_model=64, dropout=0.0))
-    rate = lambda step: linear_to_zero(step, peak=4e-3, warmup=20, total=steps)  # noqa: E731
+    rate = schedule(ScheduleConfig("linear", peak=4e-3, warmup=20), total=steps)
     for _ in fit(model, (collate(pairs(64, seed)) for seed in range(steps)), rate, smoothing=0.0, shards=1):
         pass
     unseen = pairs(300, seed=steps)

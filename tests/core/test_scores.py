@@ -24,7 +24,7 @@ from regard.inspection.taps import edit, record
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.loop import fit
-from regard.training.schedules import linear_to_zero
+from regard.training.schedules import ScheduleConfig, schedule
 from tests.decoding.toys import asking, search
 
 B, H, T, S, d_q, d_k = 2, 3, 4, 5, 6, 7
@@ -339,7 +339,7 @@ def test_a_small_model_learns_to_copy(variant: str) -> None:
         collate((VOCABULARY.encode(p.source), VOCABULARY.encode(p.target)) for p in islice(pairs, 32))
         for _ in range(steps)
     )
-    for _ in fit(model, batches, lambda step: linear_to_zero(step, peak=5e-3, warmup=20, total=steps), smoothing=0.0):
+    for _ in fit(model, batches, schedule(ScheduleConfig("linear", peak=5e-3, warmup=20), total=steps), smoothing=0.0):
         pass
     test = list(islice(sequence_pairs("copy", symbols="01234567", lengths=range(3, 6), seed=1), 200))
     requests = [asking([*VOCABULARY.encode(pair.source), EOS]) for pair in test]

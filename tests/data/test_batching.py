@@ -161,7 +161,7 @@ def test_a_pair_beyond_the_budget_fails_before_the_first_batch() -> None:
 def test_no_pairs_and_a_negative_seed_are_errors() -> None:
     with pytest.raises(ValueError, match="no examples"):
         token_batches(Lengths([]), tokens=19, seed=0, epoch=0)
-    with pytest.raises(ValueError, match="from 0, got -1"):
+    with pytest.raises(ValueError, match="seed = -1: it must be at least 0"):
         token_batches(TABLE, tokens=100, seed=-1, epoch=0)
 
 
@@ -295,7 +295,7 @@ def test_an_error_comes_after_the_items_before_it() -> None:
     with pytest.raises(ConnectionError, match="cable"):
         next(items)
     assert threads() == []
-    with pytest.raises(ValueError, match="at least 1 item ahead, got 0"):
+    with pytest.raises(ValueError, match="ahead = 0: it must be at least 1"):
         next(prefetch([1], ahead=0))
 
 

@@ -257,13 +257,13 @@ def test_a_wrong_config_is_an_error_that_says_what_to_do() -> None:
     for kind, size in (("bpe", 259), ("unigram", 260), ("wordpiece", 4), ("char", 4), ("none", -1), ("wordpiece", 0)):
         with pytest.raises(ValueError, match=rf"tokens.size = {size} is too small: {kind} needs at least"):
             TokensConfig(kind, size)
-    with pytest.raises(ValueError, match=r"tokens.dropout = 1.0: a probability is at least 0 and below 1"):
+    with pytest.raises(ValueError, match=r"tokens.dropout = 1.0: it lies in \[0, 1\)"):
         TokensConfig(dropout=1.0)
     with pytest.raises(ValueError, match="set it to 0 for unigram"):
         TokensConfig("unigram", dropout=0.1)
     with pytest.raises(ValueError, match="only bpe has merges"):
         learnt("unigram").sample("the cat", 0.1, Random(0))
-    with pytest.raises(ValueError, match=r"got -0\.1"):
+    with pytest.raises(ValueError, match=r"dropout = -0\.1: it lies in \[0, 1\]"):
         learnt("bpe").sample("the cat", -0.1, Random(0))
 
 

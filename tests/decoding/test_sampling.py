@@ -22,6 +22,7 @@ from transformers.generation.logits_process import (
     TypicalLogitsWarper,
 )
 
+from regard.decoding.pool import common_beginning
 from regard.decoding.protocol import Hypothesis, Request, SamplingConfig, SearchConfig
 from regard.decoding.sampling import Sampling, chances, distribution
 from tests.decoding.toys import BOS, EOS, Markov, asking, drive, random_markov
@@ -220,7 +221,7 @@ def test_settled_is_what_all_draws_share() -> None:
     while len(fleet):
         results.update(fleet.step(rows))
         for index in known.keys() - results.keys():
-            known[index].append(fleet.settled(index))
+            known[index].append(common_beginning(fleet.said(index)))
     assert known[7][:3] == [[4], [4, 5], [4, 5, 3]]
     for index, seen in known.items():
         assert all(h.tokens[: len(tokens)] == tokens for tokens in seen for h in results[index])

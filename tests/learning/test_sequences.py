@@ -17,7 +17,7 @@ from regard.decoding.protocol import SearchConfig
 from regard.evaluation.translation import bleu
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.loop import fit
-from regard.training.schedules import linear_to_zero
+from regard.training.schedules import ScheduleConfig, schedule
 from tests.decoding.toys import asking, search
 
 DIGITS = "0123456789"
@@ -42,7 +42,7 @@ def test_a_small_model_learns(task: str) -> None:
     for _report in fit(
         model,
         map(batch, batches),
-        lambda step: linear_to_zero(step, peak=4e-3, warmup=50, total=STEPS),
+        schedule(ScheduleConfig("linear", peak=4e-3, warmup=50), total=STEPS),
         smoothing=0.0,
         shards=2,
     ):

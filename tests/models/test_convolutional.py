@@ -20,7 +20,7 @@ from regard.decoding.protocol import SearchConfig
 from regard.inspection.taps import attentions, record
 from regard.models.convolutional import FAMILY, Convolution, Convolutional, ConvolutionalConfig
 from regard.training.loop import fit
-from regard.training.schedules import linear_to_zero
+from regard.training.schedules import ScheduleConfig, schedule
 from tests.decoding.toys import asking, search
 
 SHAPE: dict[str, Any] = {"vocabulary": 23, "encoder_layers": 3, "decoder_layers": 3, "d_model": 16, "max_length": 40}
@@ -395,7 +395,7 @@ def test_a_small_model_learns(style: str, task: str) -> None:
     for _report in fit(
         model,
         (collate((vocabulary.encode(source), vocabulary.encode(target)) for source, target in b) for b in batches),
-        lambda step: linear_to_zero(step, peak=4e-3, warmup=50, total=steps),
+        schedule(ScheduleConfig("linear", peak=4e-3, warmup=50), total=steps),
         smoothing=0.0,
         shards=1,
     ):

@@ -21,7 +21,7 @@ from regard.inspection.taps import attentions, edit, record
 from regard.models.costs import footprint, forward_flops, parameters
 from regard.models.recurrent import FAMILY, Cell, CellDecoder, Recurrent, RecurrentConfig
 from regard.training.loop import fit
-from regard.training.schedules import linear_to_zero
+from regard.training.schedules import ScheduleConfig, schedule
 from tests.decoding.toys import asking, search
 
 V = 13
@@ -451,7 +451,7 @@ def test_a_small_model_learns(kind: str, task: str) -> None:
     for _report in fit(
         model,
         map(batch, batches),
-        lambda step: linear_to_zero(step, peak=8e-3, warmup=20, total=steps),
+        schedule(ScheduleConfig("linear", peak=8e-3, warmup=20), total=steps),
         smoothing=0.0,
     ):
         pass

@@ -15,7 +15,7 @@ import pytest
 
 from regard.decoding.protocol import DAMAGED
 from regard.models import storage
-from regard.serving import explorer, libretranslate
+from regard.serving import libretranslate, looks
 from regard.serving.config import ServeConfig, read_keys
 from regard.serving.detect import Detected, Detector
 from regard.serving.limits import GUESSES, REMEMBERED, Doorkeeper, Rate
@@ -99,7 +99,7 @@ def test_who_does_not_read_is_let_go_and_who_reads_slowly_is_not(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
     size = 30 * 2**20  # more than the system holds for both sides
-    monkeypatch.setattr(explorer, "pack", lambda *_, **__: bytes(size))
+    monkeypatch.setattr(looks, "pack", lambda *_, **__: bytes(size))
     asked = json.dumps({"source": [9, 2], "target": [9, 2], "attentions": [{"name": CROSS}]}).encode()
     with running(registry, ServeConfig(seconds=1.0)) as (address, _), connect(address) as door:
         assert httpx.get(f"{address}/explore/api/models", timeout=30).status_code in (200, 504)  # it is being loaded

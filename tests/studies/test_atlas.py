@@ -238,7 +238,7 @@ def test_a_mistake_or_an_interruption_writes_nothing(place: Path, tmp_path: Path
     (tmp_path / "short").write_text("one line\n")
     (tmp_path / "empty").write_text("\n" * 12)
     out = tmp_path / "out"
-    with pytest.raises(ValueError, match=r"short has 1 lines and .* has 12: they must be as many"):
+    with pytest.raises(ValueError, match=r"short has 1 line and .* has 12: line by line they are translations"):
         make_atlas(place / "model", tmp_path / "short", place / "text.tgt", out=out)
     with pytest.raises(ValueError, match="hold no pair of sentences"):
         make_atlas(place / "model", tmp_path / "empty", place / "text.tgt", out=out)

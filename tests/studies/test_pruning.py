@@ -140,7 +140,7 @@ def test_texts_of_other_lengths_and_existing_directories_are_refused(model: Path
     with pytest.raises(ValueError, match="is already there"):
         prune_directory(model, model, heads={ENCODER: [0]})
     text["source"].write_text("one line\n")
-    with pytest.raises(ValueError, match=r"1 lines and .* 60: they must be as many"):
+    with pytest.raises(ValueError, match=r"1 line and .* 60: line by line they are translations"):
         prune_directory(model, model.with_name("out"), keep=3, **text)
 
 

@@ -74,7 +74,7 @@ def test_a_second_call_adds_to_the_gradient_and_unused_parameters_stay_without()
 def test_an_error_in_a_shard_reaches_the_caller_and_threads_are_counted_from_one() -> None:
     with Shards(2) as parallel, pytest.raises(ValueError, match="d_model"):
         parallel.backward(lambda x: (_ for _ in ()).throw(ValueError("d_model")), [], {"x": torch.ones(4)})
-    with pytest.raises(ValueError, match="at least 1 shard, got 0"):
+    with pytest.raises(ValueError, match="shards = 0: it must be at least 1"):
         Shards(0)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from regard.training.schedules import SCHEDULES, ScheduleConfig, inverse_sqrt, linear_to_zero, schedule
+from regard.training.schedules import SCHEDULES, ScheduleConfig, inverse_sqrt, schedule
 
 
 def test_the_papers_formula() -> None:
@@ -21,20 +21,12 @@ def test_the_papers_formula() -> None:
     assert inverse_sqrt(4000, 2048) == pytest.approx(inverse_sqrt(4000, 512) / 2)
 
 
-def test_linear_to_zero_peaks_after_the_warmup_and_never_is_zero() -> None:
-    rates = [linear_to_zero(step, peak=2.0, warmup=10, total=50) for step in range(1, 51)]
-    assert max(rates) == rates[9] == 2.0
-    assert all(rate > 0 for rate in rates)
-    differences = {round(b - a, 9) for a, b in pairwise(rates[9:])}
-    assert len(differences) == 1
-
-
 @pytest.mark.parametrize("step", [0, -1])
 def test_steps_count_from_one(step: int) -> None:
     with pytest.raises(ValueError, match=f"got step {step}"):
         inverse_sqrt(step, 512)
     with pytest.raises(ValueError, match=f"got step {step}"):
-        linear_to_zero(step, peak=1.0, warmup=1, total=5)
+        schedule(ScheduleConfig("linear", peak=1.0, warmup=1), total=5)(step)
 
 
 # By name
@@ -67,8 +59,16 @@ def test_each_falls_by_its_formula() -> None:
     assert rates("trapezoid", decay=0.2)[10:] == pytest.approx(slope)
 
 
-def test_linear_is_linear_to_zero_and_a_trapezoid_that_falls_all_the_way() -> None:
-    assert rates("linear") == [linear_to_zero(step, peak=2.0, warmup=10, total=50) for step in range(1, 51)]
+def test_linear_peaks_after_the_warmup_and_never_is_zero() -> None:
+    found = rates("linear")
+    assert max(found) == found[9] == 2.0
+    assert all(rate > 0 for rate in found)
+    differences = {round(b - a, 9) for a, b in pairwise(found[9:])}
+    assert len(differences) == 1
+
+
+def test_linear_is_a_trapezoid_that_falls_all_the_way() -> None:
+    assert rates("linear") == [2.0 * min(step / 10, (51 - step) / 41) for step in range(1, 51)]
     assert rates("trapezoid", decay=1.0) == rates("trapezoid", decay=0.9) == rates("linear")
     assert rates("trapezoid", decay=0.0) == rates("constant")
     assert len([rate for rate in rates("trapezoid", decay=0.3) if rate == 2.0]) == 26  # steps 10 to 35
@@ -117,8 +117,8 @@ def test_ours_of_step_n_is_the_librarys_after_n_steps(name: str) -> None:
         ({"warmup": 0}, "warmup = 0: it must be at least 1"),
         ({"peak": 0.0}, r"peak = 0\.0: it must be above 0"),
         ({"peak": math.nan}, "peak = nan"),
-        ({"name": "trapezoid", "decay": 1.5}, r"decay = 1\.5: a share lies in \[0, 1\]"),
-        ({"name": "cosine", "floor": -0.1}, r"floor = -0\.1: a share"),
+        ({"name": "trapezoid", "decay": 1.5}, r"decay = 1\.5: it lies in \[0, 1\]"),
+        ({"name": "cosine", "floor": -0.1}, r"floor = -0\.1: it lies in"),
         ({"name": "paper", "peak": 0.1}, r"peak = 0\.1 does nothing in the schedule 'paper': set it to null"),
         ({"name": "linear", "decay": 0.5}, r"decay = 0\.5 does nothing in the schedule 'linear': set it to null"),
         ({"name": "constant", "floor": 0.5}, r"floor = 0\.5 does nothing in the schedule 'constant': set it to 0"),

@@ -1,0 +1,288 @@
+"""Classification: a text, or a pair of them, in; one class, several, or a number out; accuracy, F1, correlation."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.checks import above, at_least, hint, one_of, share
+from regard.core.generation import DecoderOnly
+from regard.core.outputs import POOLS, HeadConfig
+from regard.data.arrays import Column
+from regard.data.batching import Batch
+from regard.data.rows import Row, RowFiles
+from regard.data.tokenizers import Tokenizer
+from regard.evaluation.classes import agreement, correlation
+from regard.tasks.reader import Framed, Given, Reader, asked, batched
+from regard.tasks.task import Data, Measured, Sections, Task
+from regard.training.objectives import Labelled, Objective
+from regard.training.run import Sample
+from regard.training.stream import Collate
+
+KINDS = ("one", "several", "number")
+SHOWN = 100  # samples
+
+
+class LabelledFiles(RowFiles):
+    """Where texts and their labels are."""
+
+    optional = ("pair",)
+
+
+@dataclass(frozen=True)
+class LabelledConfig(Data):
+    """Where texts and labels come from."""
+
+    train: LabelledFiles | None = None  # your own files
+    valid: LabelledFiles | None = None  # held out of train if left out
+    test: LabelledFiles | None = None  # held out of train if left out
+    max_length: int = 128  # tokens of a text and its pair; longer ones are cut in training, and counted
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(8, **{"data.max_length": self.max_length})
+
+
+@dataclass(frozen=True)
+class ClassifyConfig:
+    """What a model is for."""
+
+    name: str = "classify"
+    kind: str = "one"  # of the labels: one of them, several (a list, or joined by |), number
+    pool: str | None = None  # what stands for a text: first, last, mean, max; left out: as the model is made
+    hidden: str | None = "tanh"  # a layer before the classes, with this activation; null: none
+    dropout: float = 0.1  # before the classes
+
+    def __post_init__(self) -> None:
+        one_of(KINDS, **{"task.kind": self.kind})
+        one_of(POOLS, **{"task.pool": self.pool})
+        share(whole=True, **{"task.dropout": self.dropout})
+
+
+@dataclass(frozen=True)
+class ClassifyUse:
+    """How classes are told."""
+
+    top: int | None = None  # tell so many of the likeliest (default: the one, or all that apply)
+    threshold: float = 0.5  # where several may apply: those that are at least so likely
+    temperature: float = 1.0  # logits are divided by it: fitted on held-out text, probabilities are true shares
+
+    def __post_init__(self) -> None:
+        at_least(1, top=self.top)
+        share(threshold=self.threshold)
+        above(0, temperature=self.temperature)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A classifier is judged by all that there is."""
+
+
+@dataclass(frozen=True)
+class Classified:
+    """What a text is."""
+
+    label: str  # the likeliest; of several, joined by |
+    probability: float | None  # its; None for a number
+    probabilities: dict[str, float]  # of all classes, or of the `top` ones, the likeliest first
+    value: float | None = None  # of a number
+    windows: int = 1  # in which the text was read
+
+
+class Classifier(Reader):
+    """A model that classifies, and its tokenizer.
+
+    >>> classifier = load("runs/sst2")                            # doctest: +SKIP
+    >>> classifier.classify("a charming and affecting journey")   # doctest: +SKIP
+    Classified(label='1', probability=0.99, ...)
+    """
+
+    labels: tuple[str, ...]
+    kind: str
+
+    @overload
+    def classify(self, text: str, pair: str | None = None, **settings: Any) -> Classified: ...
+    @overload
+    def classify(self, text: Sequence[Any], **settings: Any) -> list[Classified]: ...
+    def classify(self, text: Any, pair: str | None = None, **settings: Any) -> Any:
+        """What a text is, or a pair, or each of a list of them."""
+        chosen = replace(self.use, **settings)
+        if isinstance(text, str):
+            return self.answers([Given(text, pair)], chosen)[0]
+        return self.answers(asked(text), chosen)
+
+    def answers(self, asks: Sequence[Given], settings: ClassifyUse) -> list[Classified]:
+        """What each of some texts is: what the other methods are made of."""
+        windows = self.framed(asks)
+        said = iter(self.outputs([each for row in windows for each in row]))
+        return [self._told(torch.stack([next(said) for _ in row]).mean(0), settings, len(row)) for row in windows]
+
+    def _told(self, logits: Tensor, use: ClassifyUse, windows: int) -> Classified:
+        if self.kind == "number":
+            value = float(logits[0])
+            return Classified(f"{value:g}", None, {}, value, windows)
+        scaled = logits.double() / use.temperature
+        p = (scaled.sigmoid() if self.kind == "several" else scaled.softmax(-1)).tolist()
+        order = sorted(range(len(p)), key=lambda i: -p[i])
+        shown = {self.labels[i]: p[i] for i in order[: use.top]}
+        if self.kind == "one":
+            return Classified(self.labels[order[0]], p[order[0]], shown, windows=windows)
+        apply = [i for i in order if p[i] >= use.threshold]
+        least = min((p[i] for i in apply), default=max(p))
+        return Classified("|".join(self.labels[i] for i in apply), least, shown, windows=windows)
+
+
+@dataclass(frozen=True)
+class Classify(Task):
+    """A text in, its class out."""
+
+    labels: tuple[str, ...] = ()  # found in the data
+    kind: str = "one"
+    longest: int | None = LabelledConfig.max_length
+    pool: str | None = None
+    hidden: str | None = "tanh"
+    dropout: float = 0.1
+
+    name, called = "classify", "classification"
+    sections = Sections(ClassifyConfig, LabelledConfig, ClassifyUse, Evaluation)
+    row, rows = "text", "texts"
+    stands = "classes"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", tuple(map(str, self.labels)))
+
+    @classmethod
+    def of(cls, recipe: Any) -> "Classify":
+        t = recipe.task
+        return cls((), t.kind, recipe.data.max_length, t.pool, t.hidden, t.dropout)
+
+    def fitted(self, rows: Iterable[Row]) -> "Classify":
+        """With the labels that there are, in their order."""
+        if self.kind == "number":
+            return self
+        found = sorted({label for row in rows for label in self._labels(row)}, key=_in_order)
+        if len(found) < 2 and self.kind == "one":
+            raise ValueError(f"the training texts have {len(found)} label ({', '.join(found)}): two are needed to tell")
+        if len(found) > MOST:
+            raise ValueError(f"the training texts have {len(found):,} labels: for numbers, set task.kind to number")
+        return replace(self, labels=tuple(found))
+
+    def _labels(self, row: Row) -> list[str]:
+        label = row["label"]
+        if self.kind == "several":
+            each = label if isinstance(label, list) else str(label).split("|")
+            return [str(x).strip() for x in each if str(x).strip()]
+        if isinstance(label, list | dict):
+            raise ValueError(f"the label {label!r} is several: set task.kind to several")
+        return [str(label).strip()]
+
+    def head(self, model: type[nn.Module]) -> HeadConfig:
+        pool = self.pool or ("last" if issubclass(model, DecoderOnly) else "first")
+        size = 1 if self.kind == "number" else len(self.labels)
+        return HeadConfig("classes", size, pool=pool, hidden=self.hidden, dropout=self.dropout)
+
+    def texts(self, row: Row) -> Sequence[str]:
+        return [row["text"], *([row["pair"]] if "pair" in row else [])]
+
+    def columns(self, vocabulary: int) -> dict[str, Column]:
+        label = Column("float32" if self.kind == "number" else "uint32", ragged=False)
+        return {"tokens": Column.ids(vocabulary), "segments": Column("uint8", ragged=False), "label": label}
+
+    def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
+        """Cut to what is read together: of a pair, the longer text first."""
+        known = {label: i for i, label in enumerate(self.labels)}
+        texts = tokenizer.encode_batch([row["text"] for row in rows])
+        pairs = iter(tokenizer.encode_batch([row["pair"] for row in rows if "pair" in row]))
+        for row, text in zip(rows, texts, strict=True):
+            pair = next(pairs) if "pair" in row else None
+            marks = len(tokenizer.marks.around([], None if pair is None else [])[0])
+            text, pair = shortened(text, pair, (self.longest or 2**30) - marks)
+            yield (*tokenizer.marks.around(text, pair), self._target(row, known))
+
+    def _target(self, row: Row, known: dict[str, int]) -> list[float] | list[int]:
+        if self.kind == "number":
+            try:
+                return [float(row["label"])]
+            except (TypeError, ValueError):
+                raise ValueError(f"the label {row['label']!r} is no number: task.kind is number") from None
+        own = self._labels(row)
+        for label in own:
+            if label not in known:
+                raise ValueError(f"the label {label!r} is none of training: {hint(label, known)}")
+        if self.kind == "one":
+            return [known[own[0]]]
+        return [int(label in own) for label in self.labels]
+
+    def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
+        pad = tokenizer.marks.pad or 0
+
+        def batch(rows: Sequence[Any], draw: Random) -> Batch:
+            read = [Framed(ids.tolist(), segments.tolist()) for ids, segments, _ in rows]
+            inputs = batched(read, pad, True).tensors
+            labels = torch.from_numpy(np.stack([label for *_, label in rows]))
+            labels = labels.float() if self.kind == "number" else labels.long()
+            return Batch({**inputs, "labels": labels if self.kind == "several" else labels[:, 0]}, len(rows))
+
+        return batch
+
+    def objective(self, model: nn.Module, smoothing: float, tokenizer: Tokenizer) -> Objective:
+        return Labelled(model, self.kind, smoothing)
+
+    def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: ClassifyUse, **how: Any) -> Classifier:
+        classifier = Classifier(models, tokenizer, use, longest=self.longest, **how)
+        classifier.labels, classifier.kind = self.labels, self.kind
+        return classifier
+
+    def measure(self, predictor: Classifier, held_out: Sequence[Row], recipe: Any) -> Measured:
+        said = predictor.answers(
+            [Given(row["text"], row.get("pair")) for row in held_out], replace(predictor.use, top=None)
+        )
+        given = ["|".join(self._labels(row)) for row in held_out]
+        texts = [" ║ ".join(self.texts(row)) for row in held_out[:SHOWN]]
+        samples = [Sample(text, one.label, label) for text, one, label in zip(texts, said, given, strict=False)]
+        if self.kind == "number":
+            measures = correlation([float(x) for x in given], [each.value or 0.0 for each in said])
+            return Measured(measures["spearman"], measures, samples)
+        unseen = {label for row in held_out for label in self._labels(row)} - set(self.labels)
+        if unseen:
+            raise ValueError(f"held-out texts have labels that training never saw: {', '.join(sorted(unseen))}")
+        measures = agreement(
+            [self._labels(row) for row in held_out],
+            [each.probabilities for each in said],
+            [each.label.split("|") if each.label else [] for each in said],
+            self.labels,
+        )
+        return Measured(measures["accuracy" if self.kind == "one" else "f1"], measures, samples)
+
+
+MOST = 10_000  # labels
+
+
+def _in_order(label: str) -> tuple[bool, float, str]:
+    """Numbers by their value, then words by the alphabet."""
+    try:
+        return False, float(label), label
+    except ValueError:
+        return True, 0.0, label
+
+
+def shortened(text: list[int], pair: list[int] | None, most: int) -> tuple[list[int], list[int] | None]:
+    """A text, and its pair, cut to so many tokens together, the longer of the two first.
+
+    >>> shortened([1, 2, 3, 4, 5], [6, 7], 4)
+    ([1, 2], [6, 7])
+    """
+    if pair is None:
+        return text[:most], None
+    over = max(0, len(text) + len(pair) - most)
+    first = min(over, max(0, len(text) - len(pair)))
+    second = min(over, max(0, len(pair) - len(text)))
+    rest = over - first - second
+    return text[: len(text) - first - (rest + 1) // 2], pair[: len(pair) - second - rest // 2]
+
+
+TASK = Classify
