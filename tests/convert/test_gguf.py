@@ -377,6 +377,10 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
             gguf(told(rust), tensors | {"rope_freqs.weight": (0, (1,), bytes(4))}),
             "a tensor 'rope_freqs.weight', of which",
         ),
+        (
+            gguf(told(rust), tensors | {"output_norm.weight": (0, (32,), b"\xff" * 128)}),
+            "'output_norm.weight' has values that",
+        ),
         (gguf(told(rust), less), "has no tensor 'model.layers.1.self_attn.v_proj.weight'"),
         (gguf(without, tensors), "it says nothing of 'num_attention_heads'"),
     ]
