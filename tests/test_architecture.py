@@ -55,7 +55,7 @@ BUDGET = {
     "core": 3_790,
     "data": 3_420,
     "evaluation": 640,
-    "models": 2_060,
+    "models": 2_150,
     "decoding": 1_910,
     "inspection": 2_080,
     "native": 1_520,

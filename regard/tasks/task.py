@@ -87,6 +87,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     called: ClassVar[str]  # a model for it: a translation model
+    verb: ClassVar[str] = ""  # by which such a model is used, if it is not the task's name
     sections: ClassVar[Sections]
     row: ClassVar[str]  # what an example is called: pair
     rows: ClassVar[str]  # and several
