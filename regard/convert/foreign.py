@@ -280,8 +280,8 @@ class Imported(NamedTuple):
     left: list[str]  # what is not carried over, in words
 
 
-def read(directory: Path) -> Imported:
-    """The model and the tokenizer of a directory of Hugging Face's."""
+def read(directory: Path, read_already: dict[str, Tensor] | None = None) -> Imported:
+    """The model and the tokenizer of a directory of Hugging Face's; its tensors may have been read already."""
     if not told_by(directory, CONFIG):
         raise ValueError(f"{directory} is not a directory of a Hugging Face model: it has no {CONFIG}")
     about, path = about_model(directory), directory / CONFIG
@@ -289,7 +289,7 @@ def read(directory: Path) -> Imported:
     if (name := about.get("model_type")) not in known:
         raise ValueError(f"{path}: model_type = {name!r} cannot be imported, only {', '.join(known)}")
     table = TABLES[str(name)]
-    content, tensors = tokenizers.read(directory, table), _Tensors(load(directory), table.base)
+    content, tensors = tokenizers.read(directory, table), _Tensors(read_already or load(directory), table.base)
     try:
         vector = read_pooling(directory)
         top = _top(table, about, tensors, vector)

@@ -223,9 +223,15 @@ class Tokenizer:
         """A text as `decode` writes it: sub-words of a text in `@@` form put together, any other text as it is."""
         return text.replace("@@ ", "") if self.kind == "none" else text
 
+    @cached_property
+    def _before(self) -> list[int]:
+        """What it puts before every text."""
+        return self.rust.encode("").ids
+
     def _ordinary(self, ids: Sequence[int]) -> list[int]:
         self._check(ids)
-        end = ids.index(self.marks.eos) if self.marks.eos in ids else len(ids)
+        first = len(self._before) if [*ids[: len(self._before)]] == self._before else 0  # which may be the end's token
+        end = ids.index(self.marks.eos, first) if self.marks.eos in ids[first:] else len(ids)
         return [i for i in ids[:end] if i not in self.silent]
 
     def _check(self, ids: Sequence[int]) -> None:
