@@ -157,7 +157,7 @@ class AnswerUse:
 
 
 @dataclass(frozen=True)
-class Answered:
+class Reply:
     """What answers a question."""
 
     text: str  # "" where nothing does
@@ -174,22 +174,22 @@ class Answerer(Reader):
 
     >>> answerer = load("runs/squad")                                                    # doctest: +SKIP
     >>> answerer.answer("Who fled?", "The army, led by Ney, fled.")                      # doctest: +SKIP
-    Answered(text='The army', start=0, end=8, probability=0.93, ...
+    Reply(text='The army', start=0, end=8, probability=0.93, ...
     """
 
     unanswerable: bool  # whether it has learnt that there may be no answer
 
     @overload
-    def answer(self, question: str, context: str, **settings: Any) -> Answered: ...
+    def answer(self, question: str, context: str, **settings: Any) -> Reply: ...
     @overload
-    def answer(self, question: Sequence[Any], **settings: Any) -> list[Answered]: ...
+    def answer(self, question: Sequence[Any], **settings: Any) -> list[Reply]: ...
     def answer(self, question: Any, context: str | None = None, **settings: Any) -> Any:
         """What in a context answers a question; or the same of each pair of a list: [(question, context), ...]."""
         several = [Given(question, context)] if isinstance(question, str) else asked(question)
         found = self.answers(several, replace(self.use, **settings))
         return found[0] if isinstance(question, str) else found
 
-    def answers(self, asks: Sequence[Given], settings: AnswerUse) -> list[Answered]:
+    def answers(self, asks: Sequence[Given], settings: AnswerUse) -> list[Reply]:
         """What answers each of some questions, of which `pair` is the context: what the other methods are made of."""
         for ask in asks:
             if ask.pair is None:
@@ -204,7 +204,7 @@ class Answerer(Reader):
 
     def _told(
         self, context: str, places: list[Place], read: list[Framed], logits: list[Tensor], use: AnswerUse
-    ) -> Answered:
+    ) -> Reply:
         said = [each.double().numpy() for each in logits]
         null = min(float(each[0].sum()) for each in said)  # there is none if there is none in any window
         scores = best_of(read, said, len(places), use.longest)
@@ -225,9 +225,9 @@ class Answerer(Reader):
         none, best = float(np.exp(null - peak)) / total, [*found.values()]
         limit = use.null if use.null is not None else 0.0 if self.unanswerable else INF
         if not best or null - float(scores.max()) > limit:
-            return Answered("", None, None, none, none, best, len(read))
+            return Reply("", None, None, none, none, best, len(read))
         one = best[0]
-        return Answered(one.text, one.start, one.end, one.probability, none, best, len(read))
+        return Reply(one.text, one.start, one.end, one.probability, none, best, len(read))
 
 
 @dataclass(frozen=True)
