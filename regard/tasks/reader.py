@@ -16,6 +16,7 @@ from regard.checks import at_least, one_of
 from regard.core.generation import of_like_length, padded
 from regard.data.batching import Batch
 from regard.data.tokenizers import Tokenizer
+from regard.data.vocabulary import Marks
 from regard.inspection.maps import attention_maps, without
 from regard.inspection.page import AttentionMap, attention_page
 from regard.inspection.words import Words
@@ -33,6 +34,17 @@ class Given:
     pair: str | None = None
     place: str = ""  # where it stands, for errors
     id: object = None  # whatever its owner knows it by
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a text."""
+
+    text: str
+    start: int  # its first character in the text
+    end: int  # and the one after its last
+    probability: float
+    label: str = ""  # what it is
 
 
 class Framed(NamedTuple):
@@ -95,25 +107,9 @@ class Reader:
         found = []
         for ask, ids in zip(asks, texts, strict=True):
             pair = next(pairs) if ask.pair is not None else None
-            found.append(list(self._windows(ask, ids, pair, room)))
+            longest = None if self.longest is None else self.longest - room
+            found.append(list(windows(self.tokenizer.marks, ids, pair, longest, ask.place or repr(ask.text[:40]))))
         return found
-
-    def _windows(self, ask: Given, ids: list[int], pair: list[int] | None, room: int) -> Iterator[Framed]:
-        around = self.tokenizer.marks.around
-        own = len(around([], None if pair is None else [])[0]) + room  # marks
-        whole, fixed = (ids, []) if pair is None else (pair, ids)
-        most = None if self.longest is None else self.longest - own - len(fixed)
-        if most is not None and most < 1:
-            where = ask.place or repr(ask.text[:40])
-            raise ValueError(f"{where} has {len(ids)} tokens, the model reads {self.longest} at most: shorten it")
-        step = max(1, len(whole) if most is None else int(most * STRIDE))
-        for start in range(0, max(1, len(whole)), step):
-            part = whole[start:] if most is None else whole[start : start + most]
-            framed, segments = around(part) if pair is None else around(ids, part)
-            begins = 1 if pair is None else len(framed) - 1 - len(part)
-            yield Framed(framed, segments, start, begins, len(part))
-            if start + len(part) >= len(whole):
-                break
 
     @torch.inference_mode()
     def outputs(self, read: Sequence[Framed]) -> list[Tensor]:
@@ -160,6 +156,37 @@ class Reader:
     def attention_page(self, text: str, pair: str | None = None) -> str:
         """A self-contained HTML page of every head while the model reads a text."""
         return attention_page(self.attention(text, pair), title=text[:60])
+
+
+def windows(
+    marks: Marks, ids: list[int], pair: list[int] | None = None, longest: int | None = None, place: str = "a text"
+) -> Iterator[Framed]:
+    """A text with its marks as a model reads it that reads so many tokens: in one window, or in several; of a pair, the
+    second text is, beside the whole first one.
+
+    >>> [(w.ids, w.first, w.begins) for w in windows(Marks(cls=7, sep=8), [1, 2, 3], longest=4)]
+    [([7, 1, 2, 8], 0, 1), ([7, 2, 3, 8], 1, 1)]
+    """
+    own = len(marks.around([], None if pair is None else [])[0])
+    whole, fixed = (ids, []) if pair is None else (pair, ids)
+    most = None if longest is None else longest - own - len(fixed)
+    if most is not None and most < 1:
+        raise ValueError(f"{place} has {len(ids)} tokens, the model reads {longest} at most: shorten it")
+    step = max(1, len(whole) if most is None else int(most * STRIDE))
+    for start in range(0, max(1, len(whole)), step):
+        part = whole[start:] if most is None else whole[start : start + most]
+        framed, segments = marks.around(part) if pair is None else marks.around(ids, part)
+        begins = 1 if pair is None else len(framed) - 1 - len(part)
+        yield Framed(framed, segments, start, begins, len(part))
+        if start + len(part) >= len(whole):
+            break
+
+
+def check_length(recipe: Any) -> None:
+    """Refuse a recipe whose model cannot read what its batches hold."""
+    longest, needed = recipe.model.build(2**16).longest, recipe.data.max_length
+    if longest is not None and longest < needed:
+        raise ValueError(f"model.max_length = {longest}: it must hold the {needed} tokens of data.max_length")
 
 
 def batched(read: Sequence[Framed], pad: int, segments: bool) -> Batch:

@@ -25,6 +25,8 @@ TASKS = {
     "translate": "regard.tasks.translate",
     "generate": "regard.tasks.generate",
     "classify": "regard.tasks.classify",
+    "tag": "regard.tasks.tag",
+    "answer": "regard.tasks.answer",
     "embed": "regard.tasks.embed",
     "mask": "regard.tasks.mask",
     "denoise": "regard.tasks.denoise",
