@@ -53,7 +53,7 @@ class Embedding(Stem):
         """
         x = self.positions.add(self._vectors(tokens) * self.scale, offset)
         if self.segments is not None:
-            x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+            x = x + self.segments(tokens.new_zeros(1) if segments is None else segments)
         x = self.dropout(x if self.norm is None else self.norm(x))
         return x if self.widen is None else self.widen(x)
 

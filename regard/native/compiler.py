@@ -20,7 +20,8 @@ FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread")
 NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls the processor that it runs on
 FUNCTIONS = {  # what each returns, and takes: a an address, h i l 16, 32 and 64 bits of a whole number, f a float
     "room": "l aiii",
-    "encode": "i aiaaaaa",
+    "encode": "i aiaaiaaa",
+    "read_texts": "- aiiaaaaialaal",
     "decode": "i aaiaaaiaaa",
     "logits": "- aiaaaa",
     "best": "i aiaiiaaaiaa",
