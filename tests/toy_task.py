@@ -16,8 +16,8 @@ from regard.data.arrays import Column
 from regard.data.batching import Batch
 from regard.data.documents import Passage
 from regard.data.tokenizers import Tokenizer
-from regard.tasks.generate import TextConfig
 from regard.tasks.task import Measured, Sections, Task
+from regard.tasks.texts import TextConfig
 from regard.training.objectives import IGNORE, NextToken, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate

@@ -53,13 +53,30 @@ class PairFiles:
         if self.keys[0] == self.keys[1]:
             raise ValueError(f"keys are two different keys of the jsonl's objects, got {self.keys}")
 
-    def read(self, skipped: "Skipped | None" = None) -> Iterator[tuple[str, str]]:
-        """The pairs, in order."""
-        return read_pairs(self, skipped=skipped)
+    def read(self, skipped: "Skipped | None" = None, *, max_characters: int = 5_000) -> Iterator[tuple[str, str]]:
+        """The pairs as (source, target), in order.
+
+        A pair with a blank side, or one over `max_characters`, is left out and counted in `skipped`. Text is as it
+        stands in the file, without the line's end. Anything malformed is a ValueError that names file and line.
+        """
+        counts = Skipped() if skipped is None else skipped
+        limit = max(ABSURD, 32 * max_characters)  # two sides, and JSON spends up to 12 bytes on a character
+        for pair in _all_pairs(self, limit):
+            if pair is None or max(map(len, pair)) > max_characters:
+                counts.long += 1
+            elif not all(map(str.strip, pair)):
+                counts.empty += 1
+            else:
+                yield pair
 
     def fingerprint(self) -> str:
-        """The same for the same text, wherever it lies."""
-        return fingerprint(self)
+        """A sha256 of the files' bytes and how they are read: the same pairs have the same, wherever they lie."""
+        how: list[Any] = [self.columns] if self.tsv else [self.keys] if self.jsonl else []
+        for way in ("source", "target", "tsv", "jsonl"):
+            if path := getattr(self, way):
+                regular_size(path)
+                how += [way, digest(path)]
+        return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 
 @dataclass
@@ -84,25 +101,6 @@ class Skipped:
         if self.cut:
             parts.append(f"cut {count_of(self.cut, 'line')} that went on too long")
         return "; ".join(parts)
-
-
-def read_pairs(
-    files: PairFiles, *, max_characters: int = 5_000, skipped: Skipped | None = None
-) -> Iterator[tuple[str, str]]:
-    """The pairs of a split as (source, target), in order.
-
-    A pair with a blank side, or one over `max_characters`, is left out and counted in `skipped`. Text is as it
-    stands in the file, without the line's end. Anything malformed is a ValueError that names file and line.
-    """
-    counts = Skipped() if skipped is None else skipped
-    limit = max(ABSURD, 32 * max_characters)  # two sides, and JSON spends up to 12 bytes on a character
-    for pair in _all_pairs(files, limit):
-        if pair is None or max(map(len, pair)) > max_characters:
-            counts.long += 1
-        elif not all(map(str.strip, pair)):
-            counts.empty += 1
-        else:
-            yield pair
 
 
 def read_lines(
@@ -146,16 +144,6 @@ def named(path: str | PathLike[str]) -> str:
 def open_bytes(path: str) -> IO[bytes]:
     """A file's bytes, unpacked if its name ends in `.gz`."""
     return cast(IO[bytes], gzip.open(path)) if path.endswith(".gz") else open(path, "rb")
-
-
-def fingerprint(files: PairFiles) -> str:
-    """A sha256 of the files' bytes and how they are read: the same pairs have the same, wherever they lie."""
-    how: list[Any] = [files.columns] if files.tsv else [files.keys] if files.jsonl else []
-    for way in ("source", "target", "tsv", "jsonl"):
-        if path := getattr(files, way):
-            regular_size(path)
-            how += [way, digest(path)]
-    return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 
 def decoded(data: bytes, place: str) -> str:

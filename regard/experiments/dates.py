@@ -3,29 +3,22 @@
 Training and held-out dates are disjoint: the model is asked for dates that it has never seen in any language.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from regard.checks import at_least
-from regard.data.batching import Batch, collate
+from regard.data.batching import collate
 from regard.data.dates import LOCALES, WrittenDate, date_pairs, vocabulary
-from regard.data.vocabulary import BOS, EOS
-from regard.decoding.module import Module
-from regard.decoding.pool import search
-from regard.decoding.protocol import SearchConfig
+from regard.experiments.runs import taught, written
 from regard.inspection.maps import attention_maps
 from regard.inspection.page import attention_page, write_page
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.training.loop import fit
-from regard.training.schedules import ScheduleConfig, schedule
 
 BATCH = 128  # dates a step: 128 x 11 labels
 HELD_OUT = 1000  # dates on which accuracy is measured
@@ -58,7 +51,9 @@ def demo(directory: Path, *, steps: int = 800, seed: int = 0, console: Console |
         f"{torch.get_num_threads()} cores",
         highlight=False,
     )
-    train(model, steps, seed, console)
+    encode = vocabulary().encode
+    pairs = ((encode(date.text), encode(date.iso)) for date in date_pairs(seed=seed, split="train"))
+    taught(model, pairs, console, steps=steps, batch=BATCH, rise=12, seed=seed, every=100, device="cpu")
     answers = ask(model, list(islice(date_pairs(seed=seed, split="test"), HELD_OUT)))
     right = sum(answer.right for answer in answers) / len(answers)
     console.print(f"  held out {right:.1%} of {len(answers):,} unseen dates read right", highlight=False)
@@ -69,29 +64,10 @@ def demo(directory: Path, *, steps: int = 800, seed: int = 0, console: Console |
     return right
 
 
-def train(model: Transformer, steps: int, seed: int, console: Console) -> None:
-    """Train with a progress bar, or with a line now and then where the output is not a terminal."""
-    columns = "{task.description}", BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[report]}")
-    with Progress("  ", *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("learning", total=steps, report="")
-        rate = schedule(ScheduleConfig("linear", peak=3e-3, warmup=max(1, steps // 12)), total=steps)
-        for report in fit(model, islice(_batches(seed), steps), rate, seed=seed, smoothing=0.0):
-            line = (
-                f"step {report.step:,}/{steps:,} · loss {report.loss:.3f} · lr {report.learning_rate:.1e} · "
-                f"{report.tokens / report.seconds:,.0f} tok/s"
-            )
-            progress.update(task, advance=1, report=line)
-            if not console.is_terminal and (report.step % 100 == 0 or report.step == steps):
-                console.print(f"  {line}", highlight=False)
-
-
 def ask(model: Transformer, dates: list[WrittenDate]) -> list[DateRead]:
     """What the model makes of written dates."""
-    greedy = SearchConfig(beam=1, scores=False)
-    requests = [greedy.request([*vocabulary().encode(date.text), EOS], BOS) for date in dates]
-    found = search(Module(model.eval()), requests, greedy, EOS)
-    said = ("".join(vocabulary().decode(best.tokens)) for (best,) in found)
-    return [DateRead(date, text) for date, text in zip(dates, said, strict=True)]
+    said = written(model, [(vocabulary().encode(date.text), []) for date in dates])
+    return [DateRead(date, "".join(vocabulary().decode(ids))) for date, ids in zip(dates, said, strict=True)]
 
 
 def page(model: Transformer, answer: DateRead) -> str:
@@ -101,17 +77,6 @@ def page(model: Transformer, answer: DateRead) -> str:
     maps = attention_maps(model, batch.inputs, texts)
     note = f"Locale {answer.asked.locale}; the model writes {answer.said}, the date is {answer.asked.iso}."
     return attention_page(maps, title=f"{answer.asked.text} → {answer.said}", note=note)
-
-
-def _batches(seed: int) -> Iterator[Batch]:
-    dates = date_pairs(seed=seed, split="train")
-    while True:
-        yield _collate(list(islice(dates, BATCH)))
-
-
-def _collate(dates: list[WrittenDate]) -> Batch:
-    encode = vocabulary().encode
-    return collate((encode(date.text), encode(date.iso)) for date in dates)
 
 
 def _samples(answers: list[DateRead]) -> Table:

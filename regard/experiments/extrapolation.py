@@ -5,16 +5,18 @@ Everything is said of what a model was not taught: lengths beyond its limit L. T
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, table
+from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, counted, page, table
 from regard.experiments.lengths import KINDS, RIVALS, algorithm, commands, translation
+from regard.experiments.table3 import midranks
 
 MARGIN = 1.0  # points, of percent or BLEU: less is no difference
 LONGEST = 48  # actions in SCAN
+Scores = Mapping[str, float | None]  # by contestant; None for who cannot
 HALF = 0.5  # of the answers right: as far as that, a model reaches
 
 
@@ -30,39 +32,32 @@ class Lesson:
     points: float = 100.0  # what a score of 1 is in points
 
 
-LETTERS = [Lesson(name, name.capitalize(), "letters", "tokens", "labels foretold right (%)") for name in
-           ("copy", "reverse", "sort")]  # fmt: skip
+WHOLE, LABELS = "right from end to end (%)", "labels foretold right (%)"
+LETTERS = [Lesson(name, name.capitalize(), "letters", "tokens", LABELS) for name in ("copy", "reverse", "sort")]
 WORDS = Lesson("words", "Translation", "sub-words of the longer side", "bleu", "BLEU", points=1.0)
-ACTIONS = Lesson("length", "SCAN, split by length", "actions", "exact", "right from end to end (%)")
-SIMPLE = Lesson("simple", "SCAN, split at random", "actions", "exact", "right from end to end (%)")
+ACTIONS = Lesson("length", "SCAN, split by length", "actions", "exact", WHOLE)
+SIMPLE = Lesson("simple", "SCAN, split at random", "actions", "exact", WHOLE)
 RANKED = (*LETTERS, WORDS, ACTIONS)
 
-SMOKE = {"d_model": 16, "layers": 1, "heads": 2, "dropout": 0.0}
-SMALL = {"d_model": 64, "layers": 2, "heads": 4, "dropout": 0.0}
-FULL = {"d_model": 512, "layers": 6, "heads": 8, "dropout": 0.1}  # the paper's base model
-EXACT = {**FULL, "dropout": 0.0}  # where data never repeats
-Settings = Mapping[str, Any]
-SCALES: Mapping[str, Mapping[str, Settings]] = {
+SMOKE = {"size": {"d_model": 16, "layers": 1, "heads": 2, "dropout": 0.0}, "steps": 2, "batch": 8}
+SMALL = {"size": {"d_model": 64, "layers": 2, "heads": 4, "dropout": 0.0}, "batch": 64}
+BASE = {"d_model": 512, "layers": 6, "heads": 8, "dropout": 0.1}  # the paper's
+FULL = {"size": BASE, "steps": 50_000, "batch": 256, "peak": 5e-4}
+LONG = {"size": BASE, "steps": 100_000, "batch": 1024, "peak": 7e-4}  # 25,000 tokens; d_model^-0.5 · 4000^-0.5
+TEXT = {"recipe": "multi30k-en-de-raw"}
+SCALES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "smoke": {
-        "letters": {"size": SMOKE, "limit": 4, "tested": 4, "steps": 2, "batch": 8},
-        "scan": {"size": SMOKE, "tested": 40, "steps": 2, "batch": 8},
-        "words": {
-            "size": SMOKE,
-            "recipe": "multi30k-en-de-raw",
-            "changes": ["data.limit=2000", "tokens.size=300"],
-            "limit": 24,
-            "tested": 4,
-            "steps": 2,
-            "batch": 8,
-        },
+        "letters": {**SMOKE, "limit": 4, "tested": 4},
+        "scan": {**SMOKE, "tested": 40},
+        "words": {**SMOKE, **TEXT, "changes": ["data.limit=2000", "tokens.size=300"], "limit": 24, "tested": 4},
     },
     "small": {
-        "letters": {"size": SMALL, "limit": 16, "tested": 100, "steps": 500, "batch": 64},
-        "scan": {"size": SMALL, "tested": None, "steps": 700, "batch": 64},
+        "letters": {**SMALL, "limit": 16, "tested": 100, "steps": 500},
+        "scan": {**SMALL, "tested": None, "steps": 700},
         "words": {
-            "size": {**SMALL, "dropout": 0.1},
-            "recipe": "multi30k-en-de-raw",
+            **TEXT,
             "changes": ["tokens.size=4000"],
+            "size": {"d_model": 64, "layers": 2, "heads": 4, "dropout": 0.1},
             "limit": 14,
             "tested": 200,
             "steps": 600,
@@ -70,23 +65,13 @@ SCALES: Mapping[str, Mapping[str, Settings]] = {
         },
     },
     "full": {
-        "letters": {"size": EXACT, "limit": 64, "tested": 1000, "steps": 50_000, "batch": 256, "peak": 5e-4},
-        "scan": {"size": FULL, "tested": None, "steps": 50_000, "batch": 256, "peak": 5e-4},
-        "words": {
-            "size": FULL,
-            "recipe": "wmt14-en-de-base",
-            "changes": [],
-            "limit": 32,
-            "tested": 2000,
-            "steps": 100_000,
-            "batch": 1024,  # sentences: 25,000 tokens at a mean of 24
-            "peak": 7e-4,  # d_model^-0.5 · 4000^-0.5
-        },
+        "letters": {**FULL, "size": {**BASE, "dropout": 0.0}, "limit": 64, "tested": 1000},  # data never repeats
+        "scan": {**FULL, "tested": None},
+        "words": {**LONG, "recipe": "wmt14-en-de-base", "changes": [], "limit": 32, "tested": 2000},
     },
-}  # fmt: skip
+}
 SEEDS = {"smoke": 1, "small": 1, "full": 5}
-NAMES = {"smoke": ("sinusoidal", "learned", "alibi", "lstm"), "small": (*KINDS, *RIVALS), "full": (*KINDS, *RIVALS)}
-TASKS = {"smoke": ("copy",), "small": ("copy", "reverse", "sort"), "full": ("copy", "reverse", "sort")}
+CHOSEN = {"smoke": ("sinusoidal", "learned", "alibi", "lstm")}  # of all contestants
 
 
 class Claim(NamedTuple):
@@ -116,17 +101,16 @@ PUBLISHED: Mapping[str, tuple[float | None, float]] = {
 
 def trials(scale: str) -> list[Trial]:
     """Every task with every kind of positions; the rivals have none, and do not translate here."""
-    found = []
-    settings = SCALES[scale]
-    for seed in range(SEEDS[scale]):
-        for name in NAMES[scale]:
-            own = {"name": name, "seed": seed}
-            for task in TASKS[scale]:
-                found.append(Trial(f"{task}-{name}-{seed}", algorithm, {**settings["letters"], **own, "task": task}))
-            for split in (ACTIONS.name, SIMPLE.name):
-                found.append(Trial(f"{split}-{name}-{seed}", commands, {**settings["scan"], **own, "split": split}))
-            if name in KINDS:
-                found.append(Trial(f"{WORDS.name}-{name}-{seed}", translation, {**settings["words"], **own}))
+    found, settings = [], SCALES[scale]
+    tasks = LETTERS[:1] if scale == "smoke" else LETTERS
+    for seed, name in product(range(SEEDS[scale]), CHOSEN.get(scale, (*KINDS, *RIVALS))):
+        own = {"name": name, "seed": seed}
+        for task in (task.name for task in tasks):
+            found.append(Trial(f"{task}-{name}-{seed}", algorithm, {**settings["letters"], **own, "task": task}))
+        for split in (ACTIONS.name, SIMPLE.name):
+            found.append(Trial(f"{split}-{name}-{seed}", commands, {**settings["scan"], **own, "split": split}))
+        if name in KINDS:
+            found.append(Trial(f"{WORDS.name}-{name}-{seed}", translation, {**settings["words"], **own}))
     return found
 
 
@@ -187,20 +171,17 @@ def reach(result: Result) -> int | None:
     return far
 
 
-def ranks(scores: Mapping[str, float | None]) -> dict[str, float]:
+def ranks(scores: Scores) -> dict[str, float]:
     """From 1, the best; equals share the mean of their ranks, and who cannot at all comes after all who can.
 
     >>> ranks({"a": 3.0, "b": 9.0, "c": None, "d": 3.0})
     {'a': 2.5, 'b': 1.0, 'c': 4.0, 'd': 2.5}
     """
-    value = {name: float("-inf") if score is None else score for name, score in scores.items()}
-    return {
-        name: 1 + sum(other > own for other in value.values()) + (sum(other == own for other in value.values()) - 1) / 2
-        for name, own in value.items()
-    }
+    places = midranks([float("inf") if score is None else -score for score in scores.values()])
+    return dict(zip(scores, places.tolist(), strict=True))
 
 
-def verdict(claim: Claim, scores: Mapping[str, float | None]) -> str:
+def verdict(claim: Claim, scores: Scores) -> str:
     """Whether scores go as claimed: yes, no, level, or that there is nothing to compare.
 
     >>> claim = Claim("alibi", "rope", "somebody")
@@ -218,8 +199,8 @@ def verdict(claim: Claim, scores: Mapping[str, float | None]) -> str:
 def report(results: Results, scale: str) -> Findings:
     """Each task by length, the ranking over all of them, and what was claimed beside it."""
     charts: dict[str, Chart] = {}
-    parts = [_asked(results, scale)]
-    scores: dict[str, dict[str, float | None]] = {}
+    lessons: list[str] = []
+    scores: dict[str, Scores] = {}
     able: dict[str, set[str]] = {}
     simple = merged(results, SIMPLE)
     for task in RANKED:
@@ -228,59 +209,49 @@ def report(results: Results, scale: str) -> Findings:
             continue
         scores[task.title] = {name: beyond(result, task) for name, result in found.items()}
         able[task.title] = learnt(simple if task is ACTIONS else found, task)
-        keys = {"exact": "right from end to end (%)", "tokens": "labels foretold right (%)"}
-        if task is WORDS:
-            keys, shown = {"bleu": "BLEU", "perplexity": "perplexity"}, _words(found)
-        else:
-            shown = _scan(found, simple) if task is ACTIONS else _letters(found)
-        parts += [f"## {task.title}", shown, _best(scores[task.title], task)]
+        shown = _words(found) if task is WORDS else _scan(found, simple) if task is ACTIONS else _letters(found)
+        lessons += [f"## {task.title}", shown, _best(scores[task.title], task)]
+        keys = {"bleu": "BLEU", "perplexity": "perplexity"} if task is WORDS else {"exact": WHOLE, "tokens": LABELS}
         for key, label in keys.items():
             name = f"extrapolation-{task.name}-{key}"
             charts[name] = _chart(found, task, key, label)
-            parts.append(f"![{task.title}: {label} over length]({name}.svg)")
-    parts += ["## Ranking", _ranking(scores, able), "## What has been claimed", _claimed(scores, able)]
-    return Findings("\n\n".join(parts), charts)
-
-
-def _asked(results: Results, scale: str) -> str:
-    letters, scan, words = (SCALES[scale][key] for key in ("letters", "scan", "words"))
+            lessons.append(f"![{task.title}: {label} over length]({name}.svg)")
+    compared = [{name: each[name] for name in each if name in able[title]} for title, each in scores.items()]
+    verdicts = {claim: [verdict(claim, each) for each in compared] for claim in CLAIMS}
+    claims = [[f"{claim.better} beyond {claim.worse}", claim.source, *said] for claim, said in verdicts.items()]
+    every = [word for said in verdicts.values() for word in said if word != "–"]
+    ranking, ranked = _ranking(scores, able)
     one = next(result for key, result in results.items() if key.startswith(WORDS.name))
-    size, seeds, threads = letters["size"], SEEDS[scale], round(one["threads"])
-    where = "" if scale == "full" else f", on {threads} thread{'s' if threads > 1 else ''}"  # full: on a GPU
-    corpus = "Multi30k" if scale != "full" else "WMT 2014"
-    text = (
-        "Trained on sequences of up to L tokens, what does a model do with longer ones, up to four times L? Every "
-        f"kind of positions stands in the same Transformer, pre-norm, {size['layers']}+{size['layers']} layers of "
-        f"width {size['d_model']}, {size['heads']} heads; beside it stand recurrent models of as many "
-        "layers and the same width, which need no positions. All learn with Adam, in batches of "
-        f"{letters['batch']} (letters), {scan['batch']} (SCAN) and {words['batch']} pairs (translation), for "
-        f"{letters['steps']:,}, {scan['steps']:,} and {words['steps']:,} steps{where}, "
-        f"with {seeds} seed{'s, shown as means' if seeds > 1 else ''}.\n\n"
-        f"Letters are drawn without end, of 26, with L = {letters['limit']}. SCAN is split by its authors: up to 22 "
-        f"actions to learn from, 24 to 48 to test. For translation, {round(one['taught']):,} of the "
-        f"{round(one['corpus']):,} training pairs of {corpus}, English to German, have no side over L = "
-        f"{words['limit']} of {round(one['vocabulary']):,} sub-words and are learnt from; the longer ones are test "
-        "sentences too. Labels are foretold with the right ones before them; an answer is right from end to end if "
-        "all its labels are, the end included, and so a greedy search would write it. BLEU is of greedy search.\n\n"
-        "Learned positions have a table for L tokens and an end: what is longer they cannot read (n/a). Distances are "
-        "clipped at 16 by shaw, and put into buckets up to 128 by t5: buckets beyond L are as untaught as a learned "
-        "position beyond it. Only self-attention has relative positions; attention from the target to the source has "
-        "none but what the states bring along."
+    text = page(
+        "extrapolation",
+        **SCALES[scale],
+        size=SCALES[scale]["letters"]["size"],
+        one=one,
+        where="" if scale == "full" else f", on {counted(one['threads'], 'thread')}",  # full: on a GPU
+        seeds=f"{SEEDS[scale]} seed{'s, shown as means' if SEEDS[scale] > 1 else ''}",
+        corpus="WMT 2014" if scale == "full" else "Multi30k",
+        small="" if scale == "full" else f" {page('extrapolation-small')}",
+        lessons="\n\n".join(lessons),
+        scored="; ".join(f"{task.title}: {task.scored}" for task in RANKED if task.title in scores),
+        ranking=ranking,
+        ranked=ranked,
+        margin=MARGIN,
+        claims=table(["claim", "by", *scores], claims),
+        compared=len(every),
+        **{word: every.count(word) for word in ("yes", "no", "level")},
+        by_length=_by_length(scores[ACTIONS.title]),
     )
-    if scale != "full":
-        text += (
-            " The published models are larger and were trained far longer; what does not learn its task within L here "
-            "tells nothing about what lies beyond. One seed tells nothing of chance: small differences are none."
-        )
-    return text
+    return Findings(text, charts)
 
 
-def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{100 * value:.1f}"
+def _number(value: float | None, times: float = 1.0) -> str:
+    if value is None:
+        return "n/a"
+    return f"{times * value:.1f}" if times * value < 1e4 else f"{times * value:.0e}"
 
 
-def _number(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.1f}" if value < 1e4 else f"{value:.0e}"
+def _percent(result: Result, key: str, low: float, high: float) -> str:
+    return _number(between(result, key, low, high), 100.0)
 
 
 def _letters(found: Mapping[str, Result]) -> str:
@@ -290,7 +261,7 @@ def _letters(found: Mapping[str, Result]) -> str:
         [
             name,
             f"{round(result['parameters']):,}",
-            *(_percent(between(result, key, *span)) for key in ("exact", "tokens") for span in spans.values()),
+            *(_percent(result, key, *span) for key in ("exact", "tokens") for span in spans.values()),
             reach(result),
         ]
         for name, result in found.items()
@@ -317,17 +288,16 @@ def _words(found: Mapping[str, Result]) -> str:
 
 
 def _scan(found: Mapping[str, Result], simple: Mapping[str, Result]) -> str:
-    rows: list[list[object]] = [
-        [name, _percent(between(simple[name], "exact", 0, LONGEST)), _percent(between(result, "exact", 0, LONGEST)),
-         _percent(between(result, "tokens", 0, LONGEST))]
-        for name, result in found.items()
-    ]  # fmt: skip
+    rows: list[list[object]] = []
+    for name, result in found.items():
+        exact = [_percent(each, "exact", 0, LONGEST) for each in (simple[name], result)]
+        rows.append([name, *exact, _percent(result, "tokens", 0, LONGEST)])
     rows += [[name, *both, None] for name, both in PUBLISHED.items()]
     head = ["positions", "simple: whole (%)", "length: whole (%)", "length: labels (%)"]
     return f"{table(head, rows)}\n\nLearnt where SCAN is split at random, {_learnt(simple, LONGEST)}"
 
 
-def _best(scores: Mapping[str, float | None], task: Lesson) -> str:
+def _best(scores: Scores, task: Lesson) -> str:
     """Who is best beyond the limit, in words."""
     known = {name: score for name, score in scores.items() if score is not None}
     if not known:
@@ -350,20 +320,18 @@ def _learnt(found: Mapping[str, Result], limit: float) -> str:
     return f"at least half of the answers up to {limit:g} whole: {', '.join(some) or 'nobody'}."
 
 
-def _ranking(scores: Mapping[str, Mapping[str, float | None]], able: Mapping[str, set[str]]) -> str:
-    """Kinds of positions by their mean rank; the rivals, who did not do everything, below."""
+def _ranking(scores: Mapping[str, Scores], able: Mapping[str, set[str]]) -> tuple[str, str]:
+    """Kinds of positions by their mean rank; the rivals, who did not do everything, below. And that in words."""
     kinds = [kind for kind in KINDS if all(kind in found for found in scores.values())]
     by_task = [ranks({kind: found[kind] for kind in kinds}) for found in scores.values()]
     mean = {kind: fmean(found[kind] for found in by_task) for kind in kinds}
     order = sorted(kinds, key=lambda kind: mean[kind])
-    rows: list[list[object]] = [
-        [kind, f"{mean[kind]:.2f}", *(_number(found[kind]) for found in scores.values())] for kind in order
-    ]
     rivals = [rival for rival in RIVALS if any(rival in found for found in scores.values())]
-    for rival in rivals:
-        rows.append([rival, None, *(_number(found[rival]) if rival in found else None for found in scores.values())])
-    scored = "; ".join(f"{task.title}: {task.scored}" for task in RANKED if task.title in scores)
-    lead = f"All lengths beyond L ({scored}), and the mean of the ranks among the kinds of positions."
+    rows = [
+        [name, f"{mean[name]:.2f}" if name in mean else None]
+        + [_number(found[name]) if name in found else None for found in scores.values()]
+        for name in (*order, *rivals)
+    ]
     words = f"Best on the mean is {order[0]} ({mean[order[0]]:.2f}), last {order[-1]} ({mean[order[-1]]:.2f})."
     for rival in rivals:
         won = [title for title, found in scores.items() if _beats(rival, found, kinds)]
@@ -372,42 +340,24 @@ def _ranking(scores: Mapping[str, Mapping[str, float | None]], able: Mapping[str
     if any(unable.values()):
         listed = "; ".join(f"{title}: {', '.join(names)}" for title, names in unable.items() if names)
         words += f" Not learnt within L, so that a rank says little: {listed}."
-    return f"{lead}\n\n{table(['positions', 'mean rank', *scores], rows)}\n\n{words}"
+    return table(["positions", "mean rank", *scores], rows), words
 
 
-def _beats(rival: str, scores: Mapping[str, float | None], kinds: Sequence[str]) -> bool:
+def _beats(rival: str, scores: Scores, kinds: Sequence[str]) -> bool:
     own = scores.get(rival)
     return own is not None and all(own >= (scores[kind] or 0.0) + MARGIN for kind in kinds)
 
 
-def _claimed(scores: Mapping[str, Mapping[str, float | None]], able: Mapping[str, set[str]]) -> str:
-    compared = [{name: each[name] for name in each if name in able[title]} for title, each in scores.items()]
-    found = [[verdict(claim, each) for each in compared] for claim in CLAIMS]
-    rows = [
-        [f"{claim.better} beyond {claim.worse}", claim.source, *verdicts]
-        for claim, verdicts in zip(CLAIMS, found, strict=True)
-    ]
-    every = [word for verdicts in found for word in verdicts if word != "–"]
-    said = f"{every.count('yes')} of {len(every)} comparisons go as claimed, {every.count('no')} the other way, and "
-    return (
-        "Of two kinds, which one carries on better beyond L; claims were made for other models, mostly for language "
-        f"models of decoders alone. Less than {MARGIN:g} point is level; who cannot read on is worse; where one of the "
-        "two has not learnt its task within L (half of the answers right, or half of the best BLEU), nothing is "
-        "compared (–).\n\n"
-        f"{table(['claim', 'by', *scores], rows)}\n\n{said}{every.count('level')} are level. {_by_length(scores)}"
-    )
-
-
-def _by_length(scores: Mapping[str, Mapping[str, float | None]]) -> str:
+def _by_length(scores: Scores) -> str:
     """SCAN's length split beside what was published."""
-    known = {name: score for name, score in scores[ACTIONS.title].items() if score is not None}
+    known = {name: score for name, score in scores.items() if score is not None}
     low, high = min(own for _, own in PUBLISHED.values()), max(own for _, own in PUBLISHED.values())
     within = [name for name, score in known.items() if low <= score <= high]
     above = [name for name, score in known.items() if score > high]
     return (
-        f"SCAN's length split, {low} to {high} % as published for recurrent models: ours are "
-        f"{min(known.values()):.1f} to {max(known.values()):.1f} %; within that range: {', '.join(within) or 'none'}; "
-        f"above it: {', '.join(above) or 'none'}."
+        f"{low} to {high} % as published for recurrent models: ours are {min(known.values()):.1f} to "
+        f"{max(known.values()):.1f} %; within that range: {', '.join(within) or 'none'}; above it: "
+        f"{', '.join(above) or 'none'}."
     )
 
 
@@ -415,18 +365,13 @@ def _chart(found: Mapping[str, Result], task: Lesson, key: str, label: str) -> C
     times = 100.0 if "%" in label else 1.0
     series = []
     for name, result in found.items():
-        seen = [(x, y) for x, y in zip(result["lengths"], result[key], strict=True) if y is not None]
+        seen = {x: times * y for x, y in zip(result["lengths"], result[key], strict=True) if y is not None}
         if seen:
-            series.append(Series(name, [x for x, _ in seen], [times * y for _, y in seen]))
+            series.append(Series(name, [*seen], [*seen.values()]))
     limit = next(iter(found.values()))["limit"]
     lines = {f"L = {limit:g}": limit}
     return Chart(task.title, f"length, {task.unit}", label, series, log_y=key == "perplexity", lines=lines)
 
 
-EXPERIMENT = Experiment(
-    "extrapolation",
-    "Extrapolation: longer than anything in training",
-    trials,
-    report,
-    ("scan-in-out-length", "scan-in-out-simple"),
-)
+TITLE, SCAN = "Extrapolation: longer than anything in training", ("scan-in-out-length", "scan-in-out-simple")
+EXPERIMENT = Experiment("extrapolation", TITLE, trials, report, SCAN)

@@ -351,6 +351,14 @@ def counted(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
+def listed(words: Sequence[str]) -> str:
+    """
+    >>> listed(["a"]), listed(["a", "b", "c"]), listed([])
+    ('a', 'a, b and c', 'none')
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "none"
+
+
 def _cell(value: object) -> str:
     if value is None:
         return "–"

@@ -38,32 +38,21 @@ def _attending(**settings: Any) -> Callable[[int, int], nn.Module]:
     return lambda d, i: MultiHeadAttention(AttentionConfig(d, max(1, d // HEAD), max_length=2**20, **settings))
 
 
-def _recurrent(label: str, cell: str) -> Layer:
-    return Layer(label, "n·d²", "n", "n", lambda d, i: Cell(cell, d, d))
-
-
 def _convolution(label: str, path: str, dilation: Callable[[int], int]) -> Layer:
-    return Layer(
-        label,
-        "k·n·d²",
-        "1",
-        path,
-        lambda d, i: Convolution(d, d, kernel=KERNEL, dilation=dilation(i), causal=False),
-    )
+    def make(d: int, i: int) -> nn.Module:
+        return Convolution(d, d, kernel=KERNEL, dilation=dilation(i), causal=False)
+
+    return Layer(label, "k·n·d²", "1", path, make)
 
 
 LAYERS: Mapping[str, Layer] = {
     "attention": Layer("self-attention", "n²·d", "1", "1", _attending()),
     "written": Layer("self-attention, weights kept", "n²·d", "1", "1", _attending(backend="math")),
     "window": Layer(
-        f"self-attention, restricted (r = {REACH})",
-        "r·n·d",
-        "1",
-        "n/r",
-        _attending(kind=f"window:{REACH}"),
+        f"self-attention, restricted (r = {REACH})", "r·n·d", "1", "n/r", _attending(kind=f"window:{REACH}")
     ),
-    "lstm": _recurrent("recurrent: LSTM", "lstm"),
-    "gru": _recurrent("recurrent: GRU", "gru"),
+    "lstm": Layer("recurrent: LSTM", "n·d²", "n", "n", lambda d, i: Cell("lstm", d, d)),
+    "gru": Layer("recurrent: GRU", "n·d²", "n", "n", lambda d, i: Cell("gru", d, d)),
     "linear": Layer("linear recurrent", "–", "–", "–", lambda d, i: LinearRecurrence(d)),
     "convolution": _convolution(f"convolutional (k = {KERNEL})", "n/k", lambda i: 1),
     "dilated": _convolution(f"convolutional, dilated (k = {KERNEL})", "log_k(n)", lambda i: int(2**i)),

@@ -17,7 +17,6 @@ from torch import nn
 
 from regard.data.corpora import obtain
 from regard.data.generated import sequence_pairs
-from regard.data.text import read_pairs
 from regard.data.vocabulary import Vocabulary
 from regard.evaluation.calibration import perplexity
 from regard.evaluation.translation import bleu
@@ -64,18 +63,14 @@ def readable(model: nn.Module, pairs: Sequence[Pair]) -> bool:
 
 def judged(model: nn.Module, pairs: Sequence[Pair]) -> tuple[float | None, float | None]:
     """The shares of pairs and of labels that are `foretold` right; None for what the model cannot read."""
-    return foretold(model, batched(model, pairs, ROWS)) if readable(model, pairs) else (None, None)
+    return foretold(model, batched(model, pairs, ROWS))[:2] if readable(model, pairs) else (None, None)
 
 
 def by_length(model: nn.Module, groups: Mapping[int, Sequence[Pair]]) -> Result:
     """`judged` for each length."""
-    found = [judged(model.eval(), pairs) for pairs in groups.values()]
-    return {
-        "lengths": list(groups),
-        "counts": [len(pairs) for pairs in groups.values()],
-        "exact": [exact for exact, _ in found],
-        "tokens": [tokens for _, tokens in found],
-    }
+    exact, tokens = zip(*(judged(model.eval(), pairs) for pairs in groups.values()), strict=True)
+    counts = [len(pairs) for pairs in groups.values()]
+    return {"lengths": list(groups), "counts": counts, "exact": list(exact), "tokens": list(tokens)}
 
 
 def shuffled(fetch: Callable[[list[int]], Sequence[Pair]], rows: Iterable[int], seed: int) -> Iterator[Pair]:
@@ -117,7 +112,7 @@ def commands(
     folder: Path, console: Console, *, split: str, name: str, tested: int | None, size: Size, seed: int, **teaching: Any
 ) -> Result:
     """A trial: a split of SCAN; lengths are those of the actions, the limit is the longest in training."""
-    texts = {part: list(read_pairs(files)) for part, files in obtain(f"scan-in-out-{split}").items()}
+    texts = {part: list(files.read()) for part, files in obtain(f"scan-in-out-{split}").items()}
     words = Vocabulary(tuple(sorted({word for pair in texts["train"] for side in pair for word in side.split()})))
     pairs: dict[str, list[Pair]] = {
         part: [(words.encode(source.split()), words.encode(target.split())) for source, target in found]
@@ -180,14 +175,8 @@ def translation(
         rows.append([high, len(group), score, perplexity(foretell(model, group).loss, 1), share])
     columns = ("lengths", "counts", "bleu", "perplexity", "ratio")
     found = {key: list(column) for key, column in zip(columns, zip(*rows, strict=True), strict=True)}
-    return {
-        **found,
-        "limit": limit,
-        "taught": len(short),
-        "corpus": len(data.train),
-        "vocabulary": len(data.tokenizer),
-        **_about(model, losses),
-    }
+    size = {"limit": limit, "taught": len(short), "corpus": len(data.train), "vocabulary": len(data.tokenizer)}
+    return {**found, **size, **_about(model, losses)}
 
 
 def _about(model: nn.Module, losses: Sequence[float]) -> Result:

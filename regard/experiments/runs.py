@@ -5,14 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 from torch import nn
 
+from regard.core.losses import label_log_probabilities
 from regard.data.batching import Batch, collate, token_batches
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
@@ -109,22 +110,32 @@ def taught(
     steps: int,
     batch: int = 64,
     peak: float = 3e-3,
+    rise: int = 10,
     seed: int = 0,
     name: str = "learning",
+    every: int | None = None,
+    device: str | None = None,
 ) -> list[float]:
     """Teach a model endless pairs with Adam and a rate that falls to zero; returns the loss of each step.
 
-    A GPU does it, if there is one, and has the model from then on.
+    The rate rises to its peak over one step in `rise`. A GPU does it, if there is one and no `device` is named, and has
+    the model from then on. What is not a terminal is told a line `every` so many steps.
     """
-    losses, device = [], "cuda" if torch.cuda.is_available() else "cpu"
-    bar = "  ", TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn()
-    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(name, total=steps, loss="")
+    losses, device = [], device or ("cuda" if torch.cuda.is_available() else "cpu")
+    bar = "  ", "{task.description}", BarColumn(), TaskProgressColumn(), "{task.fields[told]}", TimeRemainingColumn()
+    with Progress(*bar, console=console, transient=every is None, disable=not console.is_terminal) as progress:
+        task = progress.add_task(name, total=steps, told="")
         batches = (collate(islice(pairs, batch)) for _ in range(steps))
-        rate = schedule(ScheduleConfig("linear", peak=peak, warmup=max(1, steps // 10)), total=steps)
+        rate = schedule(ScheduleConfig("linear", peak=peak, warmup=max(1, steps // rise)), total=steps)
         for report in fit(model, batches, rate, seed=seed, smoothing=0.0, device=device):
             losses.append(report.loss)
-            progress.update(task, advance=1, loss=f"loss {report.loss:.3f}")
+            told = (
+                f"step {report.step:,}/{steps:,} · loss {report.loss:.3f} · lr {report.learning_rate:.1e} · "
+                f"{report.tokens / report.seconds:,.0f} tok/s"
+            )
+            progress.update(task, advance=1, told=told)
+            if every and not console.is_terminal and (report.step % every == 0 or report.step == steps):
+                console.print(f"  {told}", highlight=False)
     return losses
 
 
@@ -134,20 +145,26 @@ def batched(model: nn.Module, pairs: Sequence[Pair], rows: int) -> list[Batch]:
     return [collate(pairs[i : i + rows]).to(device) for i in range(0, len(pairs), rows)]
 
 
-@torch.inference_mode()
-def foretold(model: nn.Module, batches: Iterable[Batch]) -> tuple[float, float]:
-    """Of pairs the share that a greedy search would write from end to end, of their labels the share foretold right.
+class Answered(NamedTuple):
+    """How far a model foretells the labels of some pairs, with the right ones before each."""
 
-    The model is asked once, with the right tokens before each: what greedy search writes is right from end to end
-    exactly if each of these answers is.
-    """
-    pairs = whole = labels = right = 0
+    whole: float  # the share of pairs with all labels right: what a greedy search would write from end to end
+    right: float  # the share of labels
+    loss: float  # of a label, in nats
+
+
+@torch.inference_mode()
+def foretold(model: nn.Module, batches: Iterable[Batch]) -> Answered:
+    """What a model makes of batches of pairs, from its logits: an ensemble has no features of its own."""
+    whole, right, likely = [], [], []
     for batch in batches:
-        count = batch["labels"] != PAD
-        good = (model(batch["source"], batch["target"]).argmax(-1) == batch["labels"]) & count
-        pairs, whole = pairs + len(count), whole + int((good == count).all(1).sum())
-        labels, right = labels + int(count.sum()), right + int(good.sum())
-    return whole / pairs, right / labels
+        logits, labels, none = model(**batch.inputs), batch["labels"], batch["labels"] == PAD
+        good = logits.argmax(-1) == labels
+        whole.append((good | none).all(1))
+        right.append(good[~none])
+        likely.append(label_log_probabilities(logits, labels)[~none])
+    means = [float(torch.cat(parts).double().mean()) for parts in (whole, right, likely)]
+    return Answered(means[0], means[1], -means[2])
 
 
 def written(model: nn.Module, pairs: Sequence[Pair], extra: int = 50) -> list[list[int]]:

@@ -18,19 +18,11 @@ from torch import Tensor, nn
 
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Experiment, Findings, Result, Results, Trial, page, several, table
-from regard.experiments.layers import (
-    HEAD,
-    LAYERS,
-    flops,
-    kept_bytes,
-    layers_on_the_way,
-    operations_in_a_row,
-    through,
-)
+from regard.experiments.layers import HEAD, LAYERS, flops, kept_bytes, layers_on_the_way, operations_in_a_row, through
 
 TIMED = [name for name in LAYERS if name != "dilated"]  # which costs what the other convolution does
 RIVALS = ("lstm", "gru", "linear")  # of self-attention, in the question of the crossover
-EXPONENTS = {"n²·d": (2, 1), "r·n·d": (1, 1), "n·d²": (1, 2), "k·n·d²": (1, 2), "–": (1, 2)}  # of n and d
+EXPONENTS = {"n²·d": 2, "r·n·d": 1, "n·d²": 1, "k·n·d²": 1, "–": 1}  # of n
 LARGE = 2**25  # weights that are written out, at most
 ROUNDS = 3, 25  # at least, at most
 WAY = ("operations", "layers")  # from the first position to the last: operations in each of so many layers
@@ -216,7 +208,7 @@ def _claims(run: Result) -> tuple[list[str], list[str]]:
     """The layers whose time grows with n as is claimed, within a half of the exponent; and the others."""
     near, far = list[str](), list[str]()
     for name in TIMED:
-        found, claim = exponent(*column(run, name, "both")), EXPONENTS[LAYERS[name].complexity][0]
+        found, claim = exponent(*column(run, name, "both")), EXPONENTS[LAYERS[name].complexity]
         group = near if abs(found - claim) < 0.5 else far
         group.append(f"{LAYERS[name].label} (n^{found:.2f}, claimed n^{claim})")
     return near, far

@@ -181,15 +181,15 @@ def spearman(x: Sequence[float], y: Sequence[float], shuffles: int = 10_000) -> 
     >>> spearman([1, 2, 3, 4, 5, 6], [2, 4, 4, 8, 9, 20])[0]
     0.98...
     """
-    a, b = (ranks - ranks.mean() for ranks in (_ranks(x), _ranks(y)))
+    a, b = (ranks - ranks.mean() for ranks in (midranks(x), midranks(y)))
     length = math.sqrt((a @ a) * (b @ b)) or 1.0  # without any order, 0 of 1
     rho = float(a @ b) / length
     orders = np.random.default_rng(0).permuted(np.tile(b, (shuffles, 1)), axis=1)
     return rho, float((abs(orders @ a) / length >= abs(rho) - 1e-12).mean())
 
 
-def _ranks(x: Sequence[float]) -> np.ndarray:
-    """Equal values share the mean of their ranks."""
+def midranks(x: Sequence[float]) -> np.ndarray:
+    """From 1, the least; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 

@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from regard.files import cache_folder, sweep, sync
 from regard.native import compiler
@@ -94,12 +93,14 @@ class Address:
 
     @staticmethod
     def from_param(x: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            return c_void_p(x.ctypes.data)
         if isinstance(x, Structure):
             return byref(x)
-        return c_void_p(x.data_ptr() if isinstance(x, Tensor) else x.ctypes.data if isinstance(x, np.ndarray) else x)
+        return None if x is None else c_void_p(x.data_ptr())
 
 
-KINDS: dict[str, Any] = {"a": Address, "h": c_int16, "i": c_int32, "l": c_int64, "f": c_float}
+KINDS: dict[str, Any] = {"h": c_int16, "i": c_int32, "l": c_int64, "f": c_float, "p": c_void_p, "a": Address}
 
 
 @cache
@@ -128,7 +129,7 @@ def functions(lib: ctypes.CDLL, variant: str) -> SimpleNamespace:
     found = SimpleNamespace()
     for name, kinds in compiler.FUNCTIONS.items():
         function, (result, given) = lib[f"{variant}{name}"], kinds.split(" ")
-        function.restype = c_void_p if result == "a" else KINDS.get(result)
+        function.restype = KINDS.get(result)
         function.argtypes = [KINDS[kind] for kind in given]
         setattr(found, name, function)
     return found

@@ -18,15 +18,17 @@ FOLDER = Path(__file__).parent
 SOURCES, HEADERS = ("engine.c", "training.c"), ("vectors.h",)
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread")
 NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls the processor that it runs on
-FUNCTIONS = {  # what each returns, and takes: a an address, h i l 16, 32 and 64 bits of a whole number, f a float
+# What each returns, and takes: h i l are 16, 32 and 64 bits of a whole number, f is a float, p an address, a an address
+# of what is given.
+FUNCTIONS = {
     "room": "l aiii",
-    "encode": "i aiaaiaaa",
-    "read_texts": "- aiiaaaaialaal",
-    "decode": "i aaiaaaiaaa",
-    "logits": "- aiaaaa",
-    "best": "i aiaiiaaaiaa",
-    "gather": "a i",
-    "dismiss": "- a",
+    "encode": "i aiaaiapp",
+    "read_texts": "- aiiaaaaialppl",
+    "decode": "i aaiaaaiapp",
+    "logits": "- aiaapp",
+    "best": "i aiaiiaaaipp",
+    "gather": "p i",
+    "dismiss": "- p",
     "columns": "- aiaaaaaa",
     "worth_it": "i ",
     "cross_entropy": "i iiiaaaafaaaa",

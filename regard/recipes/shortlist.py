@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from regard.data.arrays import Table, pairs_of
 from regard.data.lexicon import Coverage, coverage, learn_shortlist
-from regard.data.text import PairFiles, read_pairs
+from regard.data.text import PairFiles
 from regard.data.tokenizers import Tokenizer
 from regard.models import storage
 from regard.native import Native, UnavailableError, UnsupportedError
@@ -51,7 +51,7 @@ def make_shortlist(
         ) from None
     except UnavailableError:
         pass  # no compiler here; the list may be for another machine
-    text = _trained_on(model_dir) if source is None else read_pairs(PairFiles(str(source), str(target)))
+    text = _trained_on(model_dir) if source is None else PairFiles(str(source), str(target)).read()
     with tempfile.TemporaryDirectory() as folder:
         pairs = Table.build(Path(folder) / "pairs", _encoded(tokenizer, text), pairs_of(vocabulary))
         shortlist = learn_shortlist(pairs, vocabulary=vocabulary, marks=tokenizer.marks, size=size, common=common)

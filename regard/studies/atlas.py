@@ -30,7 +30,7 @@ from regard.inspection.page import filled
 from regard.inspection.roles import ABOUT, BETTER, Aligned, roles
 from regard.inspection.similarity import Likeness, scaling
 from regard.inspection.syntax import FEWEST, Arc, Grammar
-from regard.inspection.taps import attentions, record
+from regard.inspection.taps import record
 from regard.studies.study import Study, Translations, study_of
 
 FORMAT = 1
@@ -285,13 +285,14 @@ def _redundant(study: Study, seen: Pass) -> list[dict[str, Any]]:
 def _ablations(study: Study, progress: Progress) -> Iterator[tuple[float | None, float]]:
     """The score, if there is one, and the loss without each head, in the order of the model."""
     everything = range(len(study.examples))
-    total = sum(attention.heads for attention in attentions(study.model).values())
-    losses = ablate_each(study.model, _ticking(lambda: study.loss(everything), "silencing each: loss", total, progress))
+    losses = ablate_each(
+        study.model, _ticking(lambda: study.loss(everything), "silencing each: loss", study.heads, progress)
+    )
     for done, ((name, head), found) in enumerate(losses.items(), 1):
         with study.without({name: [head]}):
             score = study.score(everything)
         if score is not None:
-            progress("silencing each: BLEU", done, total)
+            progress("silencing each: BLEU", done, study.heads)
         yield None if score is None else score.value, found
 
 
@@ -303,7 +304,7 @@ def _scored(study: Study, which: Sequence[int], loss: float) -> dict[str, float]
 def _pruning(study: Study, how: How) -> dict[str, Any]:
     """What is left of the model as heads go, by importance, by chance, and by gates that are learned."""
     _, _, share, seeds, gates, progress = how
-    total = sum(attention.heads for attention in attentions(study.model).values())
+    total = study.heads
     points = 1 - (-total // max(1, round(share * total)))
     # A text of one sentence has to serve for both.
     chosen_on, measured_on = range(0, len(study.examples), 2), range(1, len(study.examples), 2) or range(1)

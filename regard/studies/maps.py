@@ -1,6 +1,6 @@
 """`regard inspect`: what the heads of a model look at while it works on a text, as one self-contained file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +10,8 @@ from regard.inspection.figures import to_csv, to_html, to_npz, to_png, to_svg
 from regard.inspection.page import AttentionMap
 from regard.inspection.taps import attentions
 
-KINDS = (".html", ".svg", ".png", ".npz", ".csv")
-NUMBERS = (".npz", ".csv")
+DRAWINGS: dict[str, Callable[..., str | bytes]] = {".html": to_html, ".svg": to_svg, ".png": to_png}
+NUMBERS: dict[str, Callable[..., str | bytes]] = {".npz": to_npz, ".csv": to_csv}
 DRAWN = "*cross_attention"  # what a figure shows unless it is told: all attentions of a model are too many for one
 
 
@@ -42,8 +42,8 @@ def inspect(
     to the source, any other file all. A language model reads the text, and a figure shows its last attention.
     """
     kind = output.suffix.lower()
-    if kind not in KINDS:
-        raise ValueError(f"{output}: the ending says what to write: choose one of {', '.join(KINDS)}")
+    if kind not in DRAWINGS | NUMBERS:
+        raise ValueError(f"{output}: the ending says what to write: choose one of {', '.join(DRAWINGS | NUMBERS)}")
     if log and kind in NUMBERS:
         raise ValueError(f"{output}: --log is about colours, and {kind} has none: leave it out")
     predictor, drawn_alone = load(model), kind in (".svg", ".png")
@@ -60,11 +60,9 @@ def inspect(
         last = [*attentions(predictor.model)][-1:] if drawn_alone else "*"
         maps, title = predictor.attention(text, names=names or last, **how), text.strip()
     if kind in NUMBERS:
-        content = to_npz(maps) if kind == ".npz" else to_csv(maps)
+        write_whole(output, NUMBERS[kind](maps))
     else:
-        drawn = {".html": to_html, ".svg": to_svg, ".png": to_png}[kind]
-        content = drawn(maps, title=title, note=_note(view, words, special), log=log)
-    write_whole(output, content)
+        write_whole(output, DRAWINGS[kind](maps, title=title, note=_note(view, words, special), log=log))
     return Inspected(title, maps)
 
 

@@ -125,9 +125,8 @@ def _chosen(
         learned = learn_gates(model, given, pad=pad, config=gates)
         return learned.shut if count is None else least_important(learned.log_a, count)
     assert count is not None
-    total = sum(attention.heads for attention in attentions(model).values())
-    curve = pruning_curve(model, lambda: head_importance(model, given, pad=pad), lambda: None, down_to=total - count)
-    return curve[-1].silenced
+    left = study.heads - count
+    return pruning_curve(model, lambda: head_importance(model, given, pad=pad), lambda: None, down_to=left)[-1].silenced
 
 
 def _atlas(model_dir: Path, heads: Mapping[str, int]) -> Importance:

@@ -27,7 +27,6 @@ from regard.inspection.taps import attentions, edit
 from regard.inspection.words import Words, added, words, words_of_spans
 from regard.recipes import reading as recipes
 from regard.recipes.prepare import find_splits
-from regard.recipes.recipe import Recipe
 
 TOKENS = 4096  # of a batch
 STRETCH = 64  # tokens of a text that a language model is studied on at a time
@@ -61,13 +60,17 @@ class Study:
         mark = self.tokenizer.marks.pad
         return NONE if mark is None else mark
 
+    @property
+    def heads(self) -> int:
+        """How many the model has."""
+        return sum(attention.heads for attention in attentions(self.model).values())
+
     def tokens(self) -> Tokens:
         """What the measures must know of the tokens; how often they occur is counted in the text."""
         V, counts = len(self.tokenizer), dict[str, Tensor]()
         for name in self.examples[0]:
-            counts[name] = torch.bincount(
-                torch.tensor([id for each in self.examples for id in each[name]]), minlength=V
-            )
+            ids = torch.tensor([id for each in self.examples for id in each[name]])
+            counts[name] = torch.bincount(ids, minlength=V)
         return Tokens.of(self.tokenizer.marks, self.tokenizer.pieces(range(V)), **counts)
 
     def start(self, sentence: int) -> str:
@@ -127,14 +130,18 @@ class Translations(Study):
         Without files they are the test sentences of the recipe that the model was trained by.
         """
         translator = load(model, precision="fp32")
-        path, tokenizer = model / "recipe.yaml", translator.tokenizer
-        recipe = recipes.load(str(path)) if path.exists() else None
+        tokenizer = translator.tokenizer
+        if (source is None) != (reference is None):
+            raise ValueError("a text and its translation go together: give --source and --reference, or neither")
+        given = (
+            read_parallel(source, reference) if source and reference else kept_text(model, "--source and --reference")
+        )
 
         def batch(examples: list[dict[str, list[int]]]) -> Batch:
             return collate([(each["source"], each["target"]) for each in examples], marks=tokenizer.marks)
 
         found, filled = cls(translator.model, tokenizer, [], batch, translator, told(model).task, [], [], []), 0
-        for line, texts in enumerate(_texts(model, recipe, source, reference)):
+        for line, texts in enumerate(given):
             if len(found.lines) == limit:
                 break
             ids = tokenizer.encode(texts[0]), tokenizer.encode(texts[1])
@@ -205,10 +212,9 @@ class Stretches(Study):
     @classmethod
     def of(cls, model: Path, text: Path | None, limit: int) -> "Stretches":
         """The first `limit` stretches of a file, or of what the model's recipe has kept from training as its test."""
-        generator, task, path = load(model, precision="fp32"), told(model).task, model / "recipe.yaml"
-        if text is None and not path.exists():
-            raise ValueError(f"{model} has no recipe that names a text: give --text")
-        rows = find_splits(recipes.load(str(path))).rows("test") if text is None else TextFiles(str(text)).read()
+        generator = load(model, precision="fp32")
+        task = told(model).task
+        rows = kept_text(model, "--text") if text is None else TextFiles(str(text)).read()
         tokenizer, size = generator.tokenizer, min(STRETCH, generator.reach or STRETCH)
         found: Stretches
 
@@ -256,12 +262,9 @@ def study_of(model: Path, source: Path | None, reference: Path | None, text: Pat
     return Stretches.of(model, text, limit)
 
 
-def _texts(model: Path, recipe: Recipe | None, source: Path | None, reference: Path | None) -> list[tuple[str, str]]:
-    """Source and reference line by line, or what the recipe of a model has kept from training."""
-    if source is not None and reference is not None:
-        return list(read_parallel(source, reference))
-    if source is not None or reference is not None:
-        raise ValueError("a text and its translation go together: give --source and --reference, or neither")
-    if recipe is None:
-        raise ValueError(f"{model} has no recipe that names a text: give --source and --reference")
-    return list(find_splits(recipe).rows("test"))
+def kept_text(model: Path, give: str) -> Iterable[Any]:
+    """What the recipe of a model has kept from training; without one, what to `give` instead."""
+    path = model / "recipe.yaml"
+    if not path.exists():
+        raise ValueError(f"{model} has no recipe that names a text: give {give}")
+    return find_splits(recipes.load(str(path))).rows("test")

@@ -17,15 +17,15 @@ from torch import nn
 
 from regard.checks import at_least
 from regard.core.generation import DecoderOnly
-from regard.data.arrays import Column, Table
-from regard.data.batching import Batch, Ints
-from regard.data.corpora import CORPORA, fetched
-from regard.data.documents import Passage, TextFiles
+from regard.data.batching import Batch
+from regard.data.corpora import CORPORA
+from regard.data.documents import Passage
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.tasks.generator import Generator
-from regard.tasks.task import Data, Measured, Sections, Task
+from regard.tasks.task import Measured, Sections
+from regard.tasks.texts import OverText, TextConfig
 from regard.training.objectives import IGNORE, NextToken, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -50,23 +50,6 @@ class GenerateConfig:
 
 
 @dataclass(frozen=True)
-class TextConfig(Data):
-    """Where the text comes from: a corpus by its name, or files."""
-
-    train: TextFiles | None = None  # your own files
-    valid: TextFiles | None = None  # the end of train if left out
-    test: TextFiles | None = None  # the end of train if left out
-    hold_out: int = 100  # passages of about 4,000 characters kept from training where valid or test is not given
-    limit: int | None = None  # use only the first so many passages
-
-    def of_corpus(self, name: str, progress: Any) -> dict[str, TextFiles]:
-        found = fetched(name, progress=progress)
-        if any(len(paths) > 1 for paths in found.values()):
-            raise ValueError(f"{name} is a corpus of pairs, not one text: choose one such as wikitext2")
-        return {split: TextFiles(str(path)) for split, (path,) in found.items()}
-
-
-@dataclass(frozen=True)
 class WriteConfig(SearchConfig):
     """How a text is gone on with."""
 
@@ -82,7 +65,7 @@ class JudgeConfig:
 
 
 @dataclass(frozen=True)
-class Generate(Task):
+class Generate(OverText):
     """Text in, more text out."""
 
     block: int = GenerateConfig.block
@@ -90,31 +73,13 @@ class Generate(Task):
 
     name, called = "generate", "completion"
     sections = Sections(GenerateConfig, TextConfig, WriteConfig, JudgeConfig)
-    row, rows = "passage", "passages"
-    ordered = True
     needs = DecoderOnly
-
-    def prepared_by(self) -> list[Any]:
-        return [self.name]
-
-    def texts(self, row: Passage) -> Sequence[str]:
-        return [row.text]
-
-    def columns(self, vocabulary: int) -> dict[str, Column]:
-        return {"tokens": Column.ids(vocabulary)}
 
     def examples(self, rows: Sequence[Passage], tokenizer: Tokenizer) -> Iterator[tuple[list[int]]]:
         begin, end = tokenizer.marks.frame
-        texts = [row.text if row.first or not tokenizer.spaced else row.text.removeprefix(" ") for row in rows]
-        for row, ids in zip(rows, tokenizer.encode_batch(texts), strict=True):
+        for row, (ids,) in zip(rows, super().examples(rows, tokenizer), strict=True):
             own = ids[1:] if begin and ids[:1] == begin else ids  # which a tokenizer of others may have put there
             yield ([*(begin if row.first else []), *own, *(end if row.last else [])],)
-
-    def length(self, recipe: Any) -> int:
-        return self.block
-
-    def corpus(self, table: Table) -> "Blocks":
-        return Blocks(table, self.block)
 
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
         if dropout:
@@ -177,15 +142,6 @@ class Generate(Task):
         figures = {name: {"score": value, "signature": how} for name, value in measures.items()}
         return figures, [Sample(prompt, text, rest) for (prompt, rest), text in zip(some, said, strict=True)]
 
-    def check(self, recipe: Any) -> None:
-        longest = recipe.model.build(2**16).longest
-        if longest is not None and longest < self.block:
-            raise ValueError(f"model.max_length = {longest}: it must hold the {self.block} tokens of task.block")
-
-    def counted(self, train: Table, valid: Sequence[Passage], test: Sequence[Passage]) -> str:
-        characters = [sum(len(passage.text) for passage in split) for split in (valid, test)]
-        return f"{self.corpus(train).tokens:,} tokens · held out {characters[0]:,} + {characters[1]:,} characters"
-
     def title(self, recipe: Any) -> str:
         corpus = CORPORA.get(recipe.data.corpus or "")
         return corpus.name if corpus else "language model"
@@ -239,29 +195,6 @@ def sliding(ids: Sequence[int], block: int, stride: int) -> Iterator[tuple[Seque
         if start + len(window) - 1 > done:
             yield window, done - start
             done = start + len(window) - 1
-
-
-class Blocks:
-    """The tokens of a table as one text, a window of up to two blocks and one token beginning at each block."""
-
-    marks = 0
-
-    def __init__(self, table: Table, block: int) -> None:
-        self.table, self.block = table, block
-        self.tokens = int(np.memmap(table.directory / "tokens.offsets", dtype="<u8", mode="r")[-1])
-        if self.tokens < 2:
-            raise ValueError("the text has no two tokens to learn from")
-
-    def __len__(self) -> int:
-        return max(1, (self.tokens - 1) // self.block)
-
-    def lengths(self, indices: Ints) -> Ints:
-        return np.full((len(indices), 1), min(self.block, self.tokens - 1), dtype=np.int64)
-
-    def rows(self, indices: Ints) -> list[tuple[NDArray[Any]]]:
-        starts = np.asarray(indices, np.int64) * self.block
-        stops = np.minimum(starts + 2 * self.block, self.tokens)
-        return [(ids,) for ids in self.table.values("tokens", np.stack([starts, stops], axis=1))]
 
 
 TASK = Generate

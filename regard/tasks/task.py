@@ -25,6 +25,9 @@ TASKS = {
     "translate": "regard.tasks.translate",
     "generate": "regard.tasks.generate",
     "classify": "regard.tasks.classify",
+    "embed": "regard.tasks.embed",
+    "mask": "regard.tasks.mask",
+    "denoise": "regard.tasks.denoise",
 }
 FIRST = "translate"  # what a recipe is for that does not say
 

@@ -115,5 +115,19 @@ class Contrastive(Objective):
         vectors = F.normalize(self.model(tokens=tokens, keep=keep).float(), dim=-1)
         first = vectors[group == 0]
         others, before = gathered(torch.cat([vectors[group == 1], vectors[group == 2]]))
+        if not (group == 1).any():  # a process that is left without rows keeps step with the others
+            return 0.0 * (vectors.sum() + others.sum())
         labels = before + torch.arange(len(first), device=first.device)
         return F.cross_entropy(self.scale * first @ others.T, labels, reduction="sum")
+
+
+class Alike(Objective):
+    """How alike two texts are: the cosine of their vectors is to be the label, from 0 to 1."""
+
+    separable = False
+
+    def forward(self, labels: Tensor, tokens: Tensor, keep: Tensor, group: Tensor) -> Tensor:
+        """labels (N,), of which the first are those of the pairs; tokens, keep and group as above -> a number."""
+        vectors = F.normalize(self.model(tokens=tokens, keep=keep).float(), dim=-1)
+        first, second = vectors[group == 0], vectors[group == 1]
+        return F.mse_loss((first * second).sum(-1), labels[: len(first)].float(), reduction="sum")

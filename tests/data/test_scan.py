@@ -9,7 +9,6 @@ import pytest
 
 from regard.data import corpora
 from regard.data.corpora import CORPORA, obtain
-from regard.data.text import read_pairs
 
 SHARED = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 TEXT = "IN: walk OUT: I_WALK\nIN: run left twice OUT: I_TURN_LEFT I_RUN I_TURN_LEFT I_RUN\n"
@@ -33,7 +32,7 @@ def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_files_become_commands_and_actions(scan: Path) -> None:
     found = obtain("scan-in-out-length")
     assert set(found) == {"train", "test"}
-    assert list(read_pairs(found["train"])) == list(read_pairs(found["test"])) == PAIRS
+    assert list(found["train"].read()) == list(found["test"].read()) == PAIRS
 
 
 def test_the_archive_holds_the_same(scan: Path) -> None:
@@ -41,7 +40,7 @@ def test_the_archive_holds_the_same(scan: Path) -> None:
         archive.add(scan / "length_split", "scan/length_split")
     for path in (scan / "length_split").iterdir():
         path.unlink()
-    assert list(read_pairs(obtain("scan-in-out-length")["test"])) == PAIRS
+    assert list(obtain("scan-in-out-length")["test"].read()) == PAIRS
     with pytest.raises(
         ValueError, match=r"scan\.tar\.gz is broken: it holds no simple_split/tasks_train_simple\.txt; replace it"
     ):
@@ -69,7 +68,7 @@ def test_what_is_not_there_is_fetched(scan: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.delenv("REGARD_DATA")
     monkeypatch.setattr(corpora, "download", fetch)
-    assert list(read_pairs(obtain("scan-in-out-length")["train"])) == PAIRS
+    assert list(obtain("scan-in-out-length")["train"].read()) == PAIRS
     assert [url.rpartition("/SCAN/")[2] for url in asked] == [
         "master/length_split/tasks_train_length.txt",
         "master/length_split/tasks_test_length.txt",
@@ -84,7 +83,7 @@ def test_the_real_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
     monkeypatch.setenv("REGARD_DATA", str(SHARED))
     for name in ("simple", "length", "jump"):
-        pairs = {split: list(read_pairs(files)) for split, files in obtain(f"scan-in-out-{name}").items()}
+        pairs = {split: list(files.read()) for split, files in obtain(f"scan-in-out-{name}").items()}
         assert sum(map(len, pairs.values())) == CORPORA[f"scan-in-out-{name}"].pairs
         if name == "length":
             train, test = ({len(actions.split()) for _, actions in pairs[split]} for split in ("train", "test"))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data.text import PairFiles, Skipped, fingerprint, read_lines, read_pairs
+from regard.data.text import PairFiles, Skipped, read_lines
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\0"), max_size=20)
 NOT_BLANK = TEXT.filter(str.strip).filter(lambda text: not text.endswith("\r") and text[0] != "\ufeff")
@@ -39,7 +39,7 @@ def both(folder: Path, source: str | bytes, target: str | bytes) -> PairFiles:
 def problem(files: PairFiles | str) -> str:
     """The message of what is wrong, which is one line."""
     with pytest.raises(ValueError, match=r"\A.+\Z") as caught:
-        list(read_lines(files) if isinstance(files, str) else read_pairs(files))
+        list(read_lines(files) if isinstance(files, str) else files.read())
     return str(caught.value)
 
 
@@ -50,12 +50,12 @@ def test_any_pairs_come_back_from_any_of_the_three_forms(
     folder: Path, packed: str, pairs: list[tuple[str, str]], ending: str
 ) -> None:
     sides = [save(folder / f"a.{i}{packed}", "".join(pair[i] + ending for pair in pairs)) for i in (0, 1)]
-    assert list(read_pairs(PairFiles(*sides))) == pairs
+    assert list(PairFiles(*sides).read()) == pairs
     objects = "".join(json.dumps({"id": 7, "de": t, "en": s}) + ending for s, t in pairs)
-    assert list(read_pairs(PairFiles(jsonl=save(folder / f"a.jsonl{packed}", objects), keys=("en", "de")))) == pairs
+    assert list(PairFiles(jsonl=save(folder / f"a.jsonl{packed}", objects), keys=("en", "de")).read()) == pairs
     plain = [(s.replace("\t", " ") + ".", t.replace("\t", " ") + ".") for s, t in pairs]
     table = "".join(f"7\t{t}\t{s}{ending}" for s, t in plain)
-    assert list(read_pairs(PairFiles(tsv=save(folder / f"a.tsv{packed}", table), columns=(2, 1)))) == plain
+    assert list(PairFiles(tsv=save(folder / f"a.tsv{packed}", table), columns=(2, 1)).read()) == plain
 
 
 @settings(max_examples=50, deadline=None)
@@ -84,7 +84,7 @@ def test_blank_and_long_pairs_are_left_out_whole_and_counted(tmp_path: Path) -> 
     )
     skipped = Skipped()
     expected = [("one", "eins"), ("three", "drei"), ("four", "z" * 10)]
-    assert list(read_pairs(files, max_characters=10, skipped=skipped)) == expected
+    assert list(files.read(max_characters=10, skipped=skipped)) == expected
     assert (skipped.empty, skipped.long, skipped.cut) == (2, 1, 0)
     assert skipped.report() == "skipped 3 pairs: 2 with an empty side, 1 too long"
     assert Skipped().report() == ""
@@ -94,11 +94,11 @@ def test_blank_and_long_pairs_are_left_out_whole_and_counted(tmp_path: Path) -> 
 def test_blank_lines_of_tables_are_left_out_too(tmp_path: Path) -> None:
     skipped = Skipped()
     tsv = PairFiles(tsv=save(tmp_path / "a.tsv", "a\tb\n\n \nc\t\n\td\n"))
-    assert list(read_pairs(tsv, skipped=skipped)) == [("a", "b")]
+    assert list(tsv.read(skipped=skipped)) == [("a", "b")]
     jsonl = PairFiles(
         jsonl=save(tmp_path / "a.jsonl", '\n{"source": "a", "target": "b"}\n{"source": "", "target": "b"}')
     )
-    assert list(read_pairs(jsonl, skipped=skipped)) == [("a", "b")]
+    assert list(jsonl.read(skipped=skipped)) == [("a", "b")]
     assert skipped == Skipped(empty=6)
 
 
@@ -114,7 +114,7 @@ def test_an_endless_line_is_never_held(tmp_path: Path, name: str) -> None:
     skipped = Skipped()
     tracemalloc.start()
     try:
-        assert list(read_pairs(files, skipped=skipped)) == [("good", "gut")] * 2
+        assert list(files.read(skipped=skipped)) == [("good", "gut")] * 2
         assert tracemalloc.get_traced_memory()[1] < size // 4
     finally:
         tracemalloc.stop()
@@ -137,9 +137,9 @@ def test_missing_files_and_directories_are_the_systems_errors(tmp_path: Path) ->
     for path, kind in [("none", FileNotFoundError), ("none.gz", FileNotFoundError), ("", IsADirectoryError)]:
         where = str(tmp_path / path)
         for use in (
-            lambda where: list(read_pairs(PairFiles(source=here, target=where))),
+            lambda where: list(PairFiles(source=here, target=where).read()),
             lambda where: list(read_lines(where)),
-            lambda where: fingerprint(PairFiles(tsv=where)),
+            lambda where: PairFiles(tsv=where).fingerprint(),
         ):
             with pytest.raises(kind) as caught:
                 use(where)
@@ -238,18 +238,18 @@ def test_the_fingerprint_is_of_content_and_of_what_is_read(tmp_path: Path) -> No
     tables = [PairFiles(tsv=one.source), PairFiles(tsv=one.source, columns=(1, 0))]
     objects = [PairFiles(jsonl=one.source), PairFiles(jsonl=one.source, keys=("en", "de"))]
     split = both(tmp_path / "moved", "a", "\nb\n")
-    assert fingerprint(one) == fingerprint(both(tmp_path, "a\n", "b\n"))
-    prints = [fingerprint(files) for files in (one, swapped, *tables, *objects, split)]
+    assert one.fingerprint() == both(tmp_path, "a\n", "b\n").fingerprint()
+    prints = [files.fingerprint() for files in (one, swapped, *tables, *objects, split)]
     assert len(set(prints)) == len(prints)
     both(tmp_path / "moved", "a\n", "b\n")
-    assert fingerprint(moved) == fingerprint(one)
-    assert fingerprint(PairFiles(one.source, one.target, columns=(2, 3), keys=("x", "y"))) == fingerprint(one)
+    assert moved.fingerprint() == one.fingerprint()
+    assert PairFiles(one.source, one.target, columns=(2, 3), keys=("x", "y")).fingerprint() == one.fingerprint()
 
 
 def test_pairs_come_from_files_since_they_are_read_again_and_lines_from_anything(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     files = PairFiles(tsv=str(tmp_path / "pipe"))
-    for call in (lambda: fingerprint(files), lambda: list(read_pairs(files))):
+    for call in (lambda: files.fingerprint(), lambda: list(files.read())):
         with pytest.raises(ValueError, match="pipe is no file, but a pipe or a device"):
             call()
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("a\nb\n"))

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.data.corpora import located, obtain
-from regard.data.text import read_pairs
 from regard.data.treebank import Tree, cleaned, from_linear, leaves, linear, read_trees, spans
 
 SHARED = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -100,7 +99,7 @@ def test_a_corpus_is_made_of_files(data: Path, packed: bool) -> None:
                 path.unlink()
     assert located("treebank-en-trees") == (data if packed else data / "treebank" / "combined")
     files = obtain("treebank-en-trees")
-    found = {split: [source.split()[0] for source, _ in read_pairs(pairs)] for split, pairs in files.items()}
+    found = {split: [source.split()[0] for source, _ in pairs.read()] for split, pairs in files.items()}
     assert found == {
         "train": ["1"] * 2 + ["150"] * 2,
         "valid": ["151"] * 2 + ["170"] * 2,
@@ -146,11 +145,11 @@ def test_the_real_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
     monkeypatch.setenv("REGARD_DATA", str(SHARED))
     files = obtain("treebank-en-trees")
-    counts = {split: sum(1 for _ in read_pairs(pairs)) for split, pairs in files.items()}
+    counts = {split: sum(1 for _ in pairs.read()) for split, pairs in files.items()}
     assert counts == {"train": 3262, "valid": 247, "test": 405}
     assert files["valid"].target is not None
     whole = Path(files["valid"].target).with_suffix(".mrg").read_text("utf-8").splitlines()
-    for (source, target), line in zip(read_pairs(files["valid"]), whole, strict=True):
+    for (source, target), line in zip(files["valid"].read(), whole, strict=True):
         (tree,) = read_trees([line], "valid.mrg")
         assert " ".join(word for _, word in words(tree)) == source
         assert from_linear(target.split(), words(tree)) == tree

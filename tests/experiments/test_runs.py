@@ -44,7 +44,7 @@ def test_what_is_foretold_does_not_hang_on_batches() -> None:
     model = Transformer(TransformerConfig(5).but(**size))
     pairs = [PAIRS[i % 3] for i in range(8 * 30)]
     taught(model, iter(pairs), Console(quiet=True), steps=30, batch=8, peak=0.01)
-    whole, right = foretold(model.eval(), batched(model, PAIRS, 2))
+    whole, right, _ = foretold(model.eval(), batched(model, PAIRS, 2))
     labels = [collate([pair]) for pair in PAIRS]
     good = [(model(b["source"], b["target"]).argmax(-1) == b["labels"])[b["labels"] != PAD] for b in labels]
     assert whole == sum(bool(each.all()) for each in good) / 3

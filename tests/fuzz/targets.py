@@ -24,7 +24,7 @@ from regard.data.tokenizers import KINDS, Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.family import build, configure
 from regard.recipes import reading as recipes
-from regard.training.checkpoints import FILES, MANIFEST, Snapshots
+from regard.training.checkpoints import FILES, MANIFEST, Snapshots, average
 from regard.training.config import TrainConfig
 from regard.training.loop import Learner
 from regard.training.objectives import NextToken
@@ -202,6 +202,6 @@ TARGETS = {
         checkpoints, {".json": other_json, ".safetensors": other_tensors}, lambda d: trainer(d).resume(), forged
     ),
     "damaged checkpoint": Target(checkpoints, {"": at_random}, lambda d: trainer(d).resume()),
-    "snapshot": Target(snapshots, {"": other_tensors}, lambda d: Snapshots(d).read(3), named_by_content),
+    "snapshot": Target(snapshots, {"": other_tensors}, lambda d: average(Snapshots(d).paths()), named_by_content),
     "import": Target(huggingface, {".json": other_json, ".safetensors": other_tensors}, read_huggingface),
 }

@@ -22,8 +22,9 @@ from regard.models.family import build, configure
 from regard.recipes import reading
 from regard.recipes import train as module
 from regard.recipes.train import train
-from regard.tasks.generate import Blocks, Generate, blocks, sliding
+from regard.tasks.generate import Generate, blocks, sliding
 from regard.tasks.generator import Generator
+from regard.tasks.texts import Blocks
 from regard.training.objectives import IGNORE
 
 MARKS = Marks(0, 1, 2, 3)
@@ -267,7 +268,7 @@ def test_a_corpus_of_pairs_is_no_text() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_corpora(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.tasks.generate.fetched", lambda name, **_: {"train": [Path("a"), Path("b")]})
+    monkeypatch.setattr("regard.tasks.texts.fetched", lambda name, **_: {"train": [Path("a"), Path("b")]})
 
 
 def test_a_text_goes_on_past_the_places_of_its_model() -> None:

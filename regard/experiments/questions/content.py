@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from regard.experiments.charts import Bars
 from regard.experiments.lab import Result, Results, Trial, table
-from regard.experiments.questions.frame import Question, Verdict, mean, over_seeds, percent, repeated
-from regard.experiments.questions.tasks import BATCH, SIZES, measured, pairs_of, unseen, untaught
+from regard.experiments.questions.frame import Found, Question, mean, over_seeds, percent, repeated
+from regard.experiments.questions.tasks import BATCH, LENGTHS, SIZES, measured, pairs_of, unseen, untaught
 from regard.experiments.runs import taught
 from regard.inspection.taps import attentions
 
-LENGTHS = {"copy": range(4, 11), "sort": range(4, 11), "lookup": range(8, 9)}  # always 8 entries: the question is ninth
+ENTRIES = range(8, 9)  # of a lookup: always 8, the question is ninth
 LONGEST = 16
 WEIGHTS = {"content": "attention", "places": "learnt by place", "mean": "plain mean"}
 
@@ -52,60 +52,33 @@ def averaged(
     model = untaught(task, seed, **settings)
     if weights != "content":
         fix(model, learns=weights == "places")
-    lengths = LENGTHS[task]
+    lengths = ENTRIES if task == "lookup" else LENGTHS
     taught(model, pairs_of(task, lengths, seed), console, steps=steps, batch=BATCH, seed=seed, name=task)
     return measured(model.eval(), unseen(task, lengths, seed, tested))
 
 
 def _average_trials(scale: str) -> list[Trial]:
     size = SIZES[scale]
-    common = {**size.model, "steps": size.steps, "tested": size.tested}
-    return [
-        trial
-        for task in ("copy", "lookup")
-        for weights in WEIGHTS
-        for trial in repeated(f"average-{task}-{weights}", averaged, size.seeds, **common, task=task, weights=weights)
-    ]
+    return repeated("average", averaged, size.seeds, size.settings, task=("copy", "lookup"), weights=[*WEIGHTS])
 
 
-def _average_answer(results: Results, scale: str) -> Verdict:
+def _average(results: Results, scale: str) -> Found:
     right = {
-        task: {label: mean(results, f"average-{task}-{name}", "right") for name, label in WEIGHTS.items()}
+        task: {name: mean(results, f"average-{task}-{name}", "right") for name in WEIGHTS}
         for task in ("copy", "lookup")
     }
-    copied, found = right["copy"], right["lookup"]
     runs = {name: over_seeds(results, f"average-lookup-{name}", "right") for name in WEIGHTS}
-    clear = all(min(runs["content"]) > max(runs[name]) for name in ("places", "mean"))
-    rows = [[label, *(percent(shares[label]) for shares in right.values())] for label in WEIGHTS.values()]
-    short = (
-        f"Where only the place matters (copying), weights learnt by place are right in "
-        f"{percent(copied['learnt by place'])} of cases and attention in {percent(copied['attention'])}. "
-        f"Where the content says where to look (lookup), they are right in {percent(found['learnt by place'])}, a "
-        f"plain mean in {percent(found['plain mean'])}, and attention in {percent(found['attention'])}: "
-        + (
+    verdict = "here content brought attention nothing that every run shows."
+    if min(runs["content"]) > max(*runs["places"], *runs["mean"]):
+        verdict = (
             "in form a weighted average, but its weights are computed from the content, and there that is what counts."
-            if clear
-            else "here content brought attention nothing that every run shows."
         )
-    )
-    text = f"""\
-Three models of one shape: attention; the same with the scores of every head replaced by a learnt table of
-places (H, T, S), a fixed weighted average that is learnt; and a plain mean of what may be seen. Copying
-{LENGTHS["copy"][0]} to {LENGTHS["copy"][-1]} letters asks for a place. In the lookup, `a3 c5 … b1 c?` is
-answered by `5`: eight entries in any order, and the key that is asked for always ninth; who answers by chance
-is right in 12.5 %, and a mean does hold which entries there are, for a feed-forward network to take apart.
-{SIZES[scale].effort}; the share of targets that are right from end to end.
-
-{table(["weights", *right], rows)}
-
-![Attention and fixed averages](questions-average.svg)"""
-    bars = Bars(
-        "Weights from content, or fixed",
-        "right from end to end",
-        list(right),
-        {label: [right[task][label] for task in right] for label in WEIGHTS.values()},
-    )
-    return Verdict(short, text, {"questions-average": bars})
+    shown = {task: {name: percent(share) for name, share in shares.items()} for task, shares in right.items()}
+    rows = [[label, *(shares[name] for shares in shown.values())] for name, label in WEIGHTS.items()]
+    heights = {label: [shares[name] for shares in right.values()] for name, label in WEIGHTS.items()}
+    bars = Bars("Weights from content, or fixed", "right from end to end", list(right), heights)
+    values = {**shown, "verdict": verdict, "table": table(["weights", *right], rows)}
+    return values, {"questions-average": bars}
 
 
 def permuted(folder: Path, console: Console, *, positions: str, seed: int, **settings: Any) -> Result:
@@ -124,8 +97,8 @@ def placed(
 ) -> Result:
     """A model with and without positions learns a task."""
     model = untaught(task, seed, **settings, positions=positions)
-    taught(model, pairs_of(task, LENGTHS[task], seed), console, steps=steps, batch=BATCH, seed=seed, name=task)
-    return measured(model.eval(), unseen(task, LENGTHS[task], seed, tested))
+    taught(model, pairs_of(task, LENGTHS, seed), console, steps=steps, batch=BATCH, seed=seed, name=task)
+    return measured(model.eval(), unseen(task, LENGTHS, seed, tested))
 
 
 KINDS = ("none", "sinusoidal")
@@ -134,49 +107,28 @@ KINDS = ("none", "sinusoidal")
 def _order_trials(scale: str) -> list[Trial]:
     size, trials = SIZES[scale], []
     for kind in KINDS:
-        trials += repeated(f"order-permuted-{kind}", permuted, size.seeds, **size.model, positions=kind)
-        for task in ("sort", "copy"):
-            settings = {**size.model, "steps": size.steps, "tested": size.tested, "task": task, "positions": kind}
-            trials += repeated(f"order-{task}-{kind}", placed, size.seeds, **settings)
+        trials += repeated("order-permuted", permuted, size.seeds, size.model, positions=[kind])
+        trials += repeated("order", placed, size.seeds, size.settings, task=("sort", "copy"), positions=[kind])
     return trials
 
 
-def _order_answer(results: Results, scale: str) -> Verdict:
-    differences = {kind: mean(results, f"order-permuted-{kind}", "difference") for kind in KINDS}
+def _order(results: Results, scale: str) -> Found:
+    difference = {kind: mean(results, f"order-permuted-{kind}", "difference") for kind in KINDS}
     right = {
         kind: {task: mean(results, f"order-{task}-{kind}", "right") for task in ("sort", "copy")} for kind in KINDS
     }
-    blind = differences["none"] < 1e-4
-    short = (
-        f"Without positions the encoder of a shuffled sentence is {'' if blind else 'not '}the shuffled encoder of the "
-        f"sentence (relative difference {differences['none']:.1e}; with positions {differences['sinusoidal']:.2g}). "
-        f"It sorts, for which order does not matter, in {percent(right['none']['sort'])} of cases (with positions "
-        f"{percent(right['sinusoidal']['sort'])}), and copies in {percent(right['none']['copy'])} (with positions "
-        f"{percent(right['sinusoidal']['copy'])})."
-    )
-    text = f"""\
-First, encoders as they are initialised read 64 sentences of 10 letters and the same in another order; the
-difference is the norm of (shuffled, then encoded) − (encoded, then shuffled), over the norm of either. Then
-models without any positions learn a task on the bag of letters (sort) and one on their order (copy),
-{LENGTHS["sort"][0]} to {LENGTHS["sort"][-1]} letters, {SIZES[scale].effort}. Without positions the decoder
-still knows the order of what it wrote, from its causal mask; what it reads is a bag.
-
-{
-        table(
-            ["positions", "difference", "sort", "copy"],
-            [[kind, differences[kind], *(percent(right[kind][task]) for task in ("sort", "copy"))] for kind in KINDS],
-        )
+    shown = {kind: {task: percent(share) for task, share in shares.items()} for kind, shares in right.items()}
+    rows = [[kind, difference[kind], *shown[kind].values()] for kind in KINDS]
+    heights = {kind: [*shares.values()] for kind, shares in right.items()}
+    bars = Bars("A bag of letters, and their order", "right from end to end", ["sort", "copy"], heights)
+    values = {
+        **shown,
+        "difference": difference,
+        "blind": "" if difference["none"] < 1e-4 else "not ",
+        "table": table(["positions", "difference", "sort", "copy"], rows),
     }
-
-![With and without positions](questions-order.svg)"""
-    bars = Bars(
-        "A bag of letters, and their order",
-        "right from end to end",
-        ["sort", "copy"],
-        {kind: [right[kind]["sort"], right[kind]["copy"]] for kind in KINDS},
-    )
-    return Verdict(short, text, {"questions-order": bars})
+    return values, {"questions-order": bars}
 
 
-AVERAGE = Question("average", "Is attention just a weighted average?", _average_trials, _average_answer)
-ORDER = Question("order", "Is attention blind to order without positions?", _order_trials, _order_answer)
+AVERAGE = Question("average", "Is attention just a weighted average?", _average_trials, _average)
+ORDER = Question("order", "Is attention blind to order without positions?", _order_trials, _order)

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Result, Results, Trial, table
-from regard.experiments.questions.frame import Question, Verdict, over_seeds, percent, repeated
-from regard.experiments.questions.tasks import SIZES, learnt, measured, unseen
+from regard.experiments.questions.frame import Found, Question, over_seeds, percent, repeated
+from regard.experiments.questions.tasks import LENGTHS, SIZES, learnt, measured, unseen
 from regard.experiments.runs import Pair
 from regard.inspection.taps import attentions, edit
 
-LENGTHS = range(4, 11)
 LEARNT = 0.5  # of the answers right: with fewer there is too little to lose
 MEMBERS = 4  # heads of the one model; models of the ensemble, each half as wide and so of a quarter of the weights
 
@@ -79,57 +78,50 @@ def models(folder: Path, console: Console, *, steps: int, tested: int, seed: int
 
 def _trials(scale: str) -> list[Trial]:
     size = SIZES[scale]
-    common = {**{k: v for k, v in size.model.items() if k != "heads"}, "steps": size.steps, "tested": size.tested}
-    half = {"d_model": size.d_model // 2, "d_ff": size.d_model}
+    common = {key: value for key, value in size.settings.items() if key != "heads"}
+    half = {**common, "d_model": size.d_model // 2, "d_ff": size.d_model}
     return [
-        *repeated("ensemble-heads", heads, size.seeds, **common),
-        *repeated("ensemble-models", models, size.seeds, **{**common, **half}),
+        *repeated("ensemble-heads", heads, size.seeds, common),
+        *repeated("ensemble-models", models, size.seeds, half),
     ]
 
 
-def _answer(results: Results, scale: str) -> Verdict:
+def _found(results: Results, scale: str) -> Found:
     curves = {
         "heads": over_seeds(results, "ensemble-heads", "silent"),
         "heads, the others louder": over_seeds(results, "ensemble-heads", "louder"),
         "models of an ensemble": over_seeds(results, "ensemble-models", "members"),
     }
-    loss = {label: [fmean(run[k]["loss"] for run in runs) for k in range(MEMBERS)] for label, runs in curves.items()}
-    right = {label: [fmean(run[k]["right"] for run in runs) for k in range(MEMBERS)] for label, runs in curves.items()}
-    rise = {label: losses[1] - losses[0] for label, losses in loss.items()}
-    gentle = min(("heads", "heads, the others louder"), key=lambda label: rise[label])
-    alike = rise[gentle] <= 2 * rise["models of an ensemble"]
-    short = (
-        f"Without one of {MEMBERS} models an ensemble's loss goes from {loss['models of an ensemble'][0]:.3g} to "
-        f"{loss['models of an ensemble'][1]:.3g}; without one of {MEMBERS} heads in each attention a model's goes from "
-        f"{loss[gentle][0]:.3g} to {loss[gentle][1]:.3g}, at best. A single model alone is right in "
-        f"{percent(right['models of an ensemble'][-1])}, a single head alone in {percent(right[gentle][-1])} of cases: "
-        + (
-            "too few are right with all of them to tell."
-            if min(right["heads"][0], right["models of an ensemble"][0]) < LEARNT
-            else "by this measure heads may be called an ensemble."
-            if alike
-            else "heads are parts that work together, not members of an ensemble."
-        )
+    loss, right = (
+        {label: [fmean(run[k][key] for run in runs) for k in range(MEMBERS)] for label, runs in curves.items()}
+        for key in ("loss", "right")
     )
-    parameters = [over_seeds(results, f"ensemble-{what}", "parameters")[0] for what in ("heads", "models")]
+    rise = {label: losses[1] - losses[0] for label, losses in loss.items()}
+    *parts, whole = curves
+    gentle = min(parts, key=lambda label: rise[label])
+    if min(right["heads"][0], right[whole][0]) < LEARNT:
+        verdict = "too few are right with all of them to tell"
+    elif rise[gentle] <= 2 * rise[whole]:
+        verdict = "by this measure heads may be called an ensemble"
+    else:
+        verdict = "heads are parts that work together, not members of an ensemble"
     rows = [
         [f"{k}", *(cell for label in curves for cell in (loss[label][k], percent(right[label][k])))]
         for k in range(MEMBERS)
     ]
-    text = f"""\
-One model with {MEMBERS} heads in each attention ({parameters[0]:,} parameters) and {MEMBERS} models of one head
-and half the width ({parameters[1]:,} in all), whose probabilities are averaged, learn to sort {LENGTHS[0]} to
-{LENGTHS[-1]} letters: {SIZES[scale].effort}. Then k of the {MEMBERS} are taken away, the heads in every
-attention at once: means over all choices of k. An ensemble is a mean, so what is left of it is a mean again;
-what is left of the heads is tried as it is, and with the others made louder by {MEMBERS} / ({MEMBERS} − k), as
-in a mean. Heads would be like members if losing one cost no more than twice what losing a member does.
-
-{table(["taken away", *(f"{what}, {label}" for label in curves for what in ("loss", "right"))], rows)}
-
-![Taking heads and models away](questions-ensemble.svg)"""
+    values = {
+        "members": MEMBERS,
+        "models": loss[whole],
+        "heads": loss[gentle],
+        "model": percent(right[whole][-1]),
+        "head": percent(right[gentle][-1]),
+        "verdict": verdict,
+        "parameters": [over_seeds(results, f"ensemble-{what}", "parameters")[0] for what in ("heads", "models")],
+        "table": table(["taken away", *(f"{what}, {label}" for label in curves for what in ("loss", "right"))], rows),
+    }
     series = [Series(label, list(range(MEMBERS)), losses) for label, losses in loss.items()]
     chart = Chart("Without some heads, without some models", f"taken away of {MEMBERS}", "loss", series, log_y=True)
-    return Verdict(short, text, {"questions-ensemble": chart})
+    return values, {"questions-ensemble": chart}
 
 
-ENSEMBLE = Question("ensemble", "Is multi-head attention an ensemble?", _trials, _answer)
+ENSEMBLE = Question("ensemble", "Is multi-head attention an ensemble?", _trials, _found)

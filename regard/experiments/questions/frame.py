@@ -1,39 +1,58 @@
-"""What a question is, and what all answers need: means over seeds, and curves of few points."""
+"""What a question is, and what all answers need: trials of every choice, means over seeds, learning curves."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from statistics import fmean
 from typing import Any
 
 from regard.experiments.charts import Bars, Chart, Series
-from regard.experiments.lab import Results, Trial
+from regard.experiments.lab import Results, Trial, page
+from regard.experiments.questions.tasks import LENGTHS, SIZES
 
-POINTS = 30  # of a learning curve
+Charts = Mapping[str, Chart | Bars]  # by name, as ![what it shows](name.svg) stands on a page
+Found = tuple[Mapping[str, object], Charts]  # what there is for the holes of a page, and its charts
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found: in a sentence or two, and at length, where a chart stands as ![what it shows](name.svg)."""
+    """What was found: in a sentence or two, and at length."""
 
     short: str
     text: str
-    charts: Mapping[str, Chart | Bars] = field(default_factory=dict)
+    charts: Charts
 
 
 @dataclass(frozen=True)
 class Question:
     """A question, the trials that ask it, and what to make of their results."""
 
-    name: str  # with which the names of its trials begin
+    name: str  # of its page, and what the names of its trials begin with
     asked: str
     trials: Callable[[str], Sequence[Trial]]  # of a scale
-    answer: Callable[[Results, str], Verdict]  # of the results, at a scale
+    found: Callable[[Results, str], Found]  # of the results, at a scale
+
+    def answer(self, results: Results, scale: str) -> Verdict:
+        """The page, which begins with the answer in short."""
+        values, charts = self.found(results, scale)
+        text = page(f"questions/{self.name}", size=SIZES[scale], low=LENGTHS[0], high=LENGTHS[-1], **values)
+        short, _, text = text.partition("\n\n")
+        return Verdict(short, text, charts)
 
 
-def repeated(stem: str, run: Callable[..., Any], seeds: int, **settings: Any) -> list[Trial]:
-    """The same trial with each seed: stem-0, stem-1, ..."""
-    return [Trial(f"{stem}-{seed}", run, {**settings, "seed": seed}) for seed in range(seeds)]
+def repeated(
+    stem: str, run: Callable[..., Any], seeds: int, settings: Mapping[str, Any], **choices: Iterable[Any]
+) -> list[Trial]:
+    """The same trial with each of some choices and each seed: stem-choice-0, stem-choice-1, ...
+
+    A choice is a value, or the name of one: heads=(1, 4), exponent={"root": -0.5}.
+    """
+    trials, named = [], [each if isinstance(each, Mapping) else {x: x for x in each} for each in choices.values()]
+    for chosen in product(*named):
+        own = {key: each[name] for key, each, name in zip(choices, named, chosen, strict=True)}
+        name = "-".join(map(str, (stem, *chosen)))
+        trials += [Trial(f"{name}-{seed}", run, {**settings, **own, "seed": seed}) for seed in range(seeds)]
+    return trials
 
 
 def over_seeds(results: Results, stem: str, key: str) -> list[Any]:
@@ -59,23 +78,15 @@ def apart(a: Sequence[float], b: Sequence[float]) -> bool:
     return max(a) < min(b) or max(b) < min(a)
 
 
-def windows(losses: Sequence[float], points: int = POINTS) -> list[list[float]]:
-    """A learning curve as [step, mean loss] of windows of equal length: `points` of them at most.
-
-    >>> windows([4.0, 2.0, 1.0, 1.0], points=2)
-    [[1.5, 3.0], [3.5, 1.0]]
-    """
-    width = math.ceil(len(losses) / points)
-    parts = [(i, losses[i : i + width]) for i in range(0, len(losses), width)]
-    return [[i + (len(part) + 1) / 2, fmean(part)] for i, part in parts]
-
-
-def learning_curve(label: str, curves: Sequence[Sequence[Sequence[float]]]) -> Series:
-    """The mean of several runs' `windows`, within a band from the lowest to the highest."""
-    steps = [point[0] for point in curves[0]]
-    losses = [[curve[i][1] for curve in curves] for i in range(len(steps))]
-    low, high = [min(each) for each in losses], [max(each) for each in losses]
-    return Series(label, steps, [fmean(each) for each in losses], low=low, high=high)
+def falling(title: str, results: Results, stems: Mapping[str, str]) -> Chart:
+    """The mean losses of `repeated` trials under a label each, within a band from the lowest to the highest."""
+    series = []
+    for stem, label in stems.items():
+        curves = over_seeds(results, stem, "curve")  # each [step, loss] of some `windows`
+        losses = [[loss for _, loss in points] for points in zip(*curves, strict=True)]
+        low, middle, high = ([function(each) for each in losses] for function in (min, fmean, max))
+        series.append(Series(label, [step for step, _ in curves[0]], middle, low, high))
+    return Chart(title, "step", "loss (nats a symbol)", series, log_y=True)
 
 
 def percent(share: float) -> str:
@@ -84,11 +95,3 @@ def percent(share: float) -> str:
     ('99.8 %', '100 %')
     """
     return f"{100 * share:.4g} %"
-
-
-def listed(words: Sequence[str]) -> str:
-    """
-    >>> listed(["a"]), listed(["a", "b", "c"]), listed([])
-    ('a', 'a, b and c', 'none')
-    """
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "none"

@@ -17,33 +17,33 @@ from regard.core.attention import AttentionConfig, MultiHeadAttention
 from regard.core.layers import linear
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.experiments.charts import Chart, Series
-from regard.experiments.lab import Result, Results, Trial, table
-from regard.experiments.questions.frame import (
-    Question,
-    Verdict,
-    apart,
-    learning_curve,
-    listed,
-    mean,
-    over_seeds,
-    percent,
-    repeated,
+from regard.experiments.lab import Result, Results, Trial, listed, table
+from regard.experiments.questions.frame import Found, Question, apart, falling, mean, over_seeds, percent, repeated
+from regard.experiments.questions.tasks import (
+    BATCH,
+    LENGTHS,
+    SIZES,
+    learnt,
+    measured,
+    pairs_of,
+    unseen,
+    untaught,
     windows,
 )
-from regard.experiments.questions.tasks import BATCH, SIZES, learnt, measured, pairs_of, unseen, untaught
 from regard.experiments.runs import Pair, batched, taught
+from regard.experiments.table3 import ROWS
 from regard.inspection.axes import axes
-from regard.inspection.importance import Pruned, head_importance, pruning_curve, random_curve
+from regard.inspection.importance import head_importance, pruning_curve, random_curve
 from regard.inspection.measures import Tokens, rows_of
 from regard.inspection.similarity import Likeness
 from regard.inspection.taps import attentions, record
 from regard.shipped import DEFAULT, shipped
 
-LENGTHS = range(4, 11)
 JOINED = {"smoke": 4, "small": 8, "full": 8}  # heads that are put side by side, or added
 WAYS = {"concat": "side by side, W_O", "sum": "added up", "wide": "added up, wider heads"}
 COUNTS = {"smoke": (1, 4), "small": (1, 2, 4, 8, 16), "full": (1, 4, 8, 16, 32)}
-PAPER = {1: 5.29, 4: 5.00, 8: 4.92, 16: 4.91, 32: 5.01}  # perplexity of Table 3 (A): base model, English-German
+# Perplexity of Table 3 (A), and of base, which has 8 heads: English-German.
+PAPER = {row.value or 8: row.perplexity for row in ROWS if row.group in ("base", "A")}
 ALIKE = 0.15  # nats of Jensen-Shannon divergence below which two heads count as redundant, as in the head atlas
 SHARE = 0.125  # of the heads that fall silent at a time
 TOLERATED = 0.1  # of the share of right answers, or of BLEU, that may be lost
@@ -93,40 +93,29 @@ def joined(folder: Path, console: Console, *, way: str, steps: int, tested: int,
 
 
 def _joining_trials(scale: str) -> list[Trial]:
-    size = SIZES[scale]
-    common = {**size.model, "heads": JOINED[scale], "steps": size.steps, "tested": size.tested}
-    trials = [Trial("joining-equal", equal, {"d_model": size.d_model, "heads": JOINED[scale]})]
-    for way in WAYS:
-        trials += repeated(f"joining-{way}", joined, size.seeds, **common, way=way)
-    return trials
+    size, heads = SIZES[scale], JOINED[scale]
+    trials = [Trial("joining-equal", equal, {"d_model": size.d_model, "heads": heads})]
+    return trials + repeated("joining", joined, size.seeds, {**size.settings, "heads": heads}, way=[*WAYS])
 
 
-def _joining_answer(results: Results, scale: str) -> Verdict:
+def _joining(results: Results, scale: str) -> Found:
     losses = {way: over_seeds(results, f"joining-{way}", "loss") for way in WAYS}
     best = min(WAYS, key=lambda way: fmean(losses[way]))
     sure = all(apart(losses[best], losses[way]) for way in WAYS if way != best)
-    difference = results["joining-equal"]["difference"]
-    short = (
-        f"A sum of heads is Concat · W_O with equal blocks of W_O (relative difference {difference:.1e}): the same "
-        f"heads, with less freedom to use them. Lowest loss: {WAYS[best]} "
-        + ("(in every run)." if sure else "(on the mean; the runs overlap, so this task does not tell them apart).")
-    )
-    rows = [
-        [label, int(mean(results, f"joining-{way}", "parameters")), fmean(losses[way]), min(losses[way]),
-         max(losses[way]), percent(mean(results, f"joining-{way}", "right"))]
-        for way, label in WAYS.items()
-    ]  # fmt: skip
-    text = f"""\
-Models with {JOINED[scale]} heads of each attention learn to sort {LENGTHS[0]} to {LENGTHS[-1]} letters,
-{SIZES[scale].effort}. Added up, all heads share one matrix to the residual stream, in place of one each; in the
-last row heads are as much wider as makes up for these weights.
-
-{table(["heads", "parameters", "loss", "lowest", "highest", "sorted right"], rows)}
-
-![Side by side, and added up](questions-joining.svg)"""
-    curves = [learning_curve(label, over_seeds(results, f"joining-{way}", "curve")) for way, label in WAYS.items()]
-    chart = Chart("Heads side by side, and added up", "step", "loss (nats a symbol)", curves, log_y=True)
-    return Verdict(short, text, {"questions-joining": chart})
+    rows: list[list[object]] = []
+    for way, label in WAYS.items():
+        size, right = (mean(results, f"joining-{way}", key) for key in ("parameters", "right"))
+        figures = (function(losses[way]) for function in (fmean, min, max))
+        rows.append([label, int(size), *figures, percent(right)])
+    curves = {f"joining-{way}": label for way, label in WAYS.items()}
+    values = {
+        "difference": results["joining-equal"]["difference"],
+        "best": WAYS[best],
+        "sure": "in every run" if sure else "on the mean; the runs overlap, so this task does not tell them apart",
+        "heads": JOINED[scale],
+        "table": table(["heads", "parameters", "loss", "lowest", "highest", "sorted right"], rows),
+    }
+    return values, {"questions-joining": falling("Heads side by side, and added up", results, curves)}
 
 
 def divided(folder: Path, console: Console, *, steps: int, tested: int, seed: int, **settings: Any) -> Result:
@@ -139,15 +128,8 @@ def divided(folder: Path, console: Console, *, steps: int, tested: int, seed: in
         "importance": pruning_curve(model, importance, lambda: measured(model, pairs), share=SHARE),
         "chance": random_curve(model, lambda: measured(model, pairs), seed=seed, share=SHARE),
     }
-    return {
-        **measured(model, pairs),
-        **likeness(model, pairs[:64]),
-        "curves": {name: [_point(each) for each in curve] for name, curve in curves.items()},
-    }
-
-
-def _point(pruned: Pruned[dict[str, float]]) -> dict[str, float]:
-    return {"kept": pruned.kept, **pruned.found}
+    kept = {name: [{"kept": each.kept, **each.found} for each in curve] for name, curve in curves.items()}
+    return {**measured(model, pairs), **likeness(model, pairs[:64]), "curves": kept}
 
 
 def likeness(model: nn.Module, pairs: list[Pair]) -> dict[str, float | None]:
@@ -177,11 +159,8 @@ def atlas(folder: Path, console: Console, *, model: str) -> Result:
 
 
 def _heads_trials(scale: str) -> list[Trial]:
-    size, trials = SIZES[scale], [Trial("heads-atlas", atlas, {"model": DEFAULT})]
-    for count in COUNTS[scale]:
-        settings = {**size.model, "heads": count, "steps": size.steps, "tested": size.tested}
-        trials += repeated(f"heads-{count}", divided, size.seeds, **settings)
-    return trials
+    size, atlas_of = SIZES[scale], Trial("heads-atlas", atlas, {"model": DEFAULT})
+    return [atlas_of, *repeated("heads", divided, size.seeds, size.settings, heads=COUNTS[scale])]
 
 
 def spared(curve: list[dict[str, float]], key: str) -> float | None:
@@ -202,74 +181,54 @@ def spared(curve: list[dict[str, float]], key: str) -> float | None:
     return 1 - kept / curve[0]["kept"]
 
 
-def _heads_answer(results: Results, scale: str) -> Verdict:
-    counts, d = COUNTS[scale], SIZES[scale].d_model
+def _heads(results: Results, scale: str) -> Found:
+    counts = COUNTS[scale]
     losses = {count: over_seeds(results, f"heads-{count}", "loss") for count in counts}
+    loss, low, high = ([function(losses[count]) for count in counts] for function in (fmean, min, max))
     best = min(counts, key=lambda count: fmean(losses[count]))
     level = [count for count in counts if count != best and not apart(losses[best], losses[count])]
-    most, known = counts[-1], results["heads-atlas"]
+    rows: list[list[object]] = []
+    for count, *figures in zip(counts, loss, low, high, strict=True):
+        stem = f"heads-{count}"
+        distance = mean(results, stem, "distance") if count > 1 else None
+        alike = percent(mean(results, stem, "alike")) if count > 1 else None
+        right = percent(mean(results, stem, "right"))
+        rows.append([f"{count}", SIZES[scale].d_model // count, *figures, right, distance, alike, PAPER.get(count)])
+    alone = "unlike in the paper, a single head is not clearly worse"
+    if best != 1 and 1 not in level:
+        alone = "as in the paper, a single head is worse"
+    most, known, tolerated = counts[-1], results["heads-atlas"], percent(TOLERATED)
     curves = over_seeds(results, f"heads-{most}", "curves")
-    free = [share for curve in curves if (share := spared(curve["importance"], "right")) is not None]
-    shipped_free = spared(known["importance"], "bleu")
-    distances = {count: over_seeds(results, f"heads-{count}", "distance") for count in counts if count > 1}
-    rows = [
-        [f"{count}", d // count, fmean(losses[count]), min(losses[count]), max(losses[count]),
-         percent(mean(results, f"heads-{count}", "right")),
-         fmean(distances[count]) if count > 1 else None,
-         percent(mean(results, f"heads-{count}", "alike")) if count > 1 else None, PAPER.get(count)]
-        for count in counts
-    ]  # fmt: skip
-    alone = (
-        "as in the paper, a single head is worse"
-        if best != 1 and 1 not in level
-        else "unlike in the paper, a single head is not clearly worse"
-    )
-    same = f"; {listed([str(each) for each in level])} cannot be told from it" if level else ""
-    short = (
-        f"At the same cost, {best} {'head has' if best == 1 else 'heads have'} the lowest loss{same}; {alone}. "
-        "How many are not needed: "
-        + (
-            f"of the {most}-head models {percent(fmean(free))} of the heads can be silenced, the least important "
-            f"first, for at most {percent(TOLERATED)} of the right answers"
-            if free
-            else f"the {most}-head models have no right answers to lose"
+    shares = [share for curve in curves if (share := spared(curve["importance"], "right")) is not None]
+    free = f"the {most}-head models have no right answers to lose"
+    if shares:
+        free = (
+            f"of the {most}-head models {percent(fmean(shares))} of the heads can be silenced, the least important "
+            f"first, for at most {tolerated} of the right answers"
         )
-        + f"; of the shipped translator {percent(shipped_free or 0.0)}, for at most {percent(TOLERATED)} of its BLEU."
-    )
-    text = f"""\
-Models of d_model = {d} learn to sort {LENGTHS[0]} to {LENGTHS[-1]} letters with one head of that width, or with
-more and narrower ones (d_k = d_v = {d} / heads), so weights and work are the same; {SIZES[scale].effort}. The
-divergence is Jensen-Shannon's between the maps of two heads of one attention, in nats (0 the same, 0.69 nothing
-in common); pairs below {ALIKE} count as alike. The paper's figures are perplexities of its base model (d_model
-= 512) on English-German, Table 3 (A).
-
-{table(["heads", "d_k", "loss", "lowest", "highest", "sorted right", "divergence", "pairs alike", "paper"], rows)}
-
-![Loss against heads](questions-heads.svg)
-
-Then heads fall silent, {percent(SHARE)} of them at a time: the least important first (by gradient, Michel et
-al., 2019, chosen on other sentences), or by chance. The translator is the {known["heads"]}-head model that
-comes with regard, from its head atlas ({known["sentences"]} held-out sentences; its {known["redundant"]} most
-alike pairs are listed there).
-
-![Quality against heads at work](questions-pruning.svg)"""
-    loss = Series(
-        "loss", counts, [fmean(losses[count]) for count in counts],
-        low=[min(losses[count]) for count in counts], high=[max(losses[count]) for count in counts],
-    )  # fmt: skip
+    head = ["heads", "d_k", "loss", "lowest", "highest", "sorted right", "divergence", "pairs alike", "paper"]
+    values = {
+        "best": f"{best} {'head has' if best == 1 else 'heads have'}",
+        "same": f"; {listed([str(each) for each in level])} cannot be told from it" if level else "",
+        "alone": alone,
+        "free": free,
+        "shipped": percent(spared(known["importance"], "bleu") or 0.0),
+        "tolerated": tolerated,
+        "alike": ALIKE,
+        "table": table(head, rows),
+        "share": percent(SHARE),
+        "atlas": known,
+    }
     pruned = [
         *(_relative(f"{most} heads, by {name}", curves[0][name], "right") for name in ("importance", "chance")),
         _relative("translator, by importance", known["importance"], "bleu"),
         _relative("translator, by chance", known["random"], "bleu"),
     ]
-    return Verdict(
-        short,
-        text,
-        {
-            "questions-heads": Chart("Heads at a constant cost", "heads", "loss (nats a symbol)", [loss], log_x=True),
-            "questions-pruning": Chart("Heads that fall silent", "share at work", "share of the quality kept", pruned),
-        },
-    )
+    title, series = "Heads at a constant cost", Series("loss", counts, loss, low, high)
+    return values, {
+        "questions-heads": Chart(title, "heads", "loss (nats a symbol)", [series], log_x=True),
+        "questions-pruning": Chart("Heads that fall silent", "share at work", "share of the quality kept", pruned),
+    }
 
 
 def _relative(label: str, curve: list[dict[str, float]], key: str) -> Series:
@@ -279,9 +238,6 @@ def _relative(label: str, curve: list[dict[str, float]], key: str) -> Series:
 
 
 JOINING = Question(
-    "joining",
-    "What if the outputs of the heads were added up instead of put side by side?",
-    _joining_trials,
-    _joining_answer,
+    "joining", "What if the outputs of the heads were added up instead of put side by side?", _joining_trials, _joining
 )
-HEADS = Question("heads", "How many heads are best, and are they redundant?", _heads_trials, _heads_answer)
+HEADS = Question("heads", "How many heads are best, and are they redundant?", _heads_trials, _heads)

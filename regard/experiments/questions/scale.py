@@ -5,6 +5,7 @@ Letters: N draws, S keys, d_k width of a head, T positions.
 
 import math
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -15,24 +16,14 @@ from regard.core.attention import attention_weights
 from regard.data.batching import collate
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Result, Results, Trial, table
-from regard.experiments.questions.frame import (
-    Question,
-    Verdict,
-    apart,
-    learning_curve,
-    mean,
-    over_seeds,
-    percent,
-    repeated,
-    windows,
-)
-from regard.experiments.questions.tasks import SIZES, learnt, measured, unseen, untaught
+from regard.experiments.questions.frame import Found, Question, apart, falling, mean, over_seeds, percent, repeated
+from regard.experiments.questions.tasks import LENGTHS, SIZES, learnt, measured, unseen, untaught, windows
 from regard.inspection.taps import record
 from regard.models.transformer import Transformer
 
-LENGTHS = range(4, 11)
 EXPONENTS = {"none": 0.0, "root": -0.5, "whole": -1.0}  # the scale is d_k to this power
 SCALES = {"none": "1", "root": "1/√d_k", "whole": "1/d_k"}
+FIGURES = ("entropy", "largest", "gradient")
 KEYS, DRAWS = 64, 200
 WIDTHS = {"smoke": (4, 16), "small": (8, 256), "full": (8, 64, 1024)}  # d_k of models that learn
 DRAWN = {"smoke": (4, 64), "small": (4, 16, 64, 256, 1024), "full": (4, 16, 64, 256, 1024)}  # d_k of random vectors
@@ -60,7 +51,7 @@ def drawn(folder: Path, console: Console, *, d_k: int, keys: int, draws: int) ->
     found: Result = {"variance": float((q @ k.mT).var())}
     for name, exponent in EXPONENTS.items():
         weights = attention_weights(q, k, scale=d_k**exponent)[:, 0, 0]  # (N, S)
-        found[name] = dict(zip(("entropy", "largest", "gradient"), saturation(weights), strict=True))
+        found[name] = dict(zip(FIGURES, saturation(weights), strict=True))
     return found
 
 
@@ -81,81 +72,51 @@ def scaled(
 def _scale_trials(scale: str) -> list[Trial]:
     size = SIZES[scale]
     trials = [Trial(f"scale-drawn-{d_k}", drawn, {"d_k": d_k, "keys": KEYS, "draws": DRAWS}) for d_k in DRAWN[scale]]
-    common = {**size.model, "steps": size.steps, "tested": size.tested}
-    for d_k in WIDTHS[scale]:
-        for name, exponent in EXPONENTS.items():
-            stem = f"scale-{d_k}-{name}"
-            trials += repeated(stem, scaled, size.seeds, **{**common, "d_k": d_k, "exponent": exponent})
-    return trials
+    return trials + repeated("scale", scaled, size.seeds, size.settings, d_k=WIDTHS[scale], exponent=EXPONENTS)
 
 
-def _scale_answer(results: Results, scale: str) -> Verdict:
+def _scale(results: Results, scale: str) -> Found:
     widths, drawn_at = WIDTHS[scale], DRAWN[scale]
     random = [results[f"scale-drawn-{d_k}"] for d_k in drawn_at]
-    power = math.log(random[-1]["variance"] / random[0]["variance"]) / math.log(drawn_at[-1] / drawn_at[0])
+    first, last, d = random[0], random[-1], widths[-1]
     rows = [
-        [
-            f"{d_k}",
-            each["variance"],
-            *(each[name][key] for key in ("entropy", "largest", "gradient") for name in SCALES),
-        ]
+        [f"{d_k}", each["variance"], *(each[name][key] for key in FIGURES for name in SCALES)]
         for d_k, each in zip(drawn_at, random, strict=True)
     ]
-    heads = [f"{what}, {label}" for what in ("entropy", "largest", "gradient") for label in SCALES.values()]
     stems = {(d_k, name): f"scale-{d_k}-{name}" for d_k in widths for name in SCALES}
-    learned = [
-        [f"{d_k}, {SCALES[name]}", *(mean(results, stem, key) for key in ("deviation", "loss")),
-         percent(mean(results, stem, "right"))]
-        for (d_k, name), stem in stems.items()
-    ]  # fmt: skip
-    best = {d_k: min(SCALES, key=lambda name: mean(results, stems[d_k, name], "loss")) for d_k in widths}
-    clear = {
-        d_k: apart(*(over_seeds(results, stems[d_k, name], "loss") for name in ("none", "root"))) for d_k in widths
-    }
-    last, d = random[-1], widths[-1]
-    kept = last["root"]["gradient"] / max(last["none"]["gradient"], 1e-12)
-    verdicts = "; ".join(
-        f"at d_k = {each} the scale {SCALES[best[each]]} ends with the lowest loss, and runs with 1 and with 1/√d_k "
-        + ("do not overlap" if clear[each] else "overlap")
-        for each in widths
-    )
-    short = (
-        f"The variance of q·k grows as d_k to the power {power:.2f}. At d_k = {drawn_at[-1]}, undivided, one key has "
-        f"{percent(last['none']['largest'])} of the weight; with 1/√d_k the soft-max lets {kept:.3g} times as much "
-        f"gradient through. "
-        f"In training, {verdicts}."
-    )
-    text = f"""\
-Queries and keys of independent numbers (mean 0, variance 1), {KEYS} keys, {DRAWS} draws: the variance of q·k,
-and for each scale the entropy of the weights (over ln {KEYS}), the largest of them, and the norm of the
-soft-max's Jacobian, which every gradient to the scores passes (medians over the draws).
-
-{table(["d_k", "variance of q·k", *heads], rows)}
-
-![Gradient through the soft-max](questions-scale.svg)
-
-Then models with one head of that width learn to sort {LENGTHS[0]} to {LENGTHS[-1]} letters,
-{SIZES[scale].effort}. The deviation is that of the scores before training; it is below what independent numbers
-of variance 1 would give where Xavier's initialisation makes wide projections smaller, and Adam can unlearn a
-wrong scale by making W_Q and W_K larger or smaller.
-
-{table(["d_k, scale", "deviation of scores at first", "loss", "sorted right"], learned)}
-
-![Learning to sort at d_k = {d}](questions-scale-training.svg)"""
+    learned: list[list[object]] = []
+    for (d_k, name), stem in stems.items():
+        *figures, right = (mean(results, stem, key) for key in ("deviation", "loss", "right"))
+        learned.append([f"{d_k}, {SCALES[name]}", *figures, percent(right)])
+    verdicts = []
+    for d_k in widths:
+        losses = {name: over_seeds(results, stems[d_k, name], "loss") for name in SCALES}
+        best = min(SCALES, key=lambda name: fmean(losses[name]))
+        overlap = "do not overlap" if apart(losses["none"], losses["root"]) else "overlap"
+        verdicts.append(
+            f"at d_k = {d_k} the scale {SCALES[best]} ends with the lowest loss, and runs with 1 and with 1/√d_k "
+            + overlap
+        )
     gradients = [Series(label, drawn_at, [each[name]["gradient"] for each in random]) for name, label in SCALES.items()]
-    curves = [learning_curve(label, over_seeds(results, stems[d, name], "curve")) for name, label in SCALES.items()]
-    return Verdict(
-        short,
-        text,
-        {
-            "questions-scale": Chart(
-                "What the soft-max lets through", "d_k", "norm of the Jacobian", gradients, log_x=True, log_y=True
-            ),
-            "questions-scale-training": Chart(
-                f"Learning to sort, d_k = {d}", "step", "loss (nats a symbol)", curves, log_y=True
-            ),
-        },
-    )
+    curves = {stems[d, name]: label for name, label in SCALES.items()}
+    heads = [f"{what}, {label}" for what in FIGURES for label in SCALES.values()]
+    values = {
+        "power": math.log(last["variance"] / first["variance"]) / math.log(drawn_at[-1] / drawn_at[0]),
+        "widest": drawn_at[-1],
+        "largest": percent(last["none"]["largest"]),
+        "kept": last["root"]["gradient"] / max(last["none"]["gradient"], 1e-12),
+        "verdicts": "; ".join(verdicts),
+        "keys": KEYS,
+        "draws": DRAWS,
+        "drawn": table(["d_k", "variance of q·k", *heads], rows),
+        "learned": table(["d_k, scale", "deviation of scores at first", "loss", "sorted right"], learned),
+        "d": d,
+    }
+    passed = Chart("What the soft-max lets through", "d_k", "norm of the Jacobian", gradients, log_x=True, log_y=True)
+    return values, {
+        "questions-scale": passed,
+        "questions-scale-training": falling(f"Learning to sort, d_k = {d}", results, curves),
+    }
 
 
 def ratio(model: Transformer, positions: int) -> float:
@@ -184,53 +145,36 @@ WITH = {"with": True, "without": False}
 def _embedding_trials(scale: str) -> list[Trial]:
     size, trials = SIZES[scale], []
     for d in MODELS[scale]:
-        for name, value in WITH.items():
-            settings = {**size.model, "d_model": d, "d_ff": 2 * d, "steps": size.steps, "tested": size.tested}
-            stem = f"embedding-{d}-{name}"
-            trials += repeated(stem, embedded, size.seeds, **settings, scale_embedding=value)
+        settings = {**size.settings, "d_model": d, "d_ff": 2 * d}
+        trials += repeated(f"embedding-{d}", embedded, size.seeds, settings, scale_embedding=WITH)
     return trials
 
 
-def _embedding_answer(results: Results, scale: str) -> Verdict:
+def _embedding(results: Results, scale: str) -> Found:
     stems = {(d, name): f"embedding-{d}-{name}" for d in MODELS[scale] for name in WITH}
-    rows = [
-        [f"{d}, {name}", *(mean(results, stem, key) for key in ("before", "after", "loss")),
-         percent(mean(results, stem, "right"))]
-        for (d, name), stem in stems.items()
-    ]  # fmt: skip
+    rows: list[list[object]] = []
+    for (d, name), stem in stems.items():
+        *figures, right = (mean(results, stem, key) for key in ("before", "after", "loss", "right"))
+        rows.append([f"{d}, {name}", *figures, percent(right)])
     verdicts = []
     for d in MODELS[scale]:
         losses = {name: over_seeds(results, stems[d, name], "loss") for name in WITH}
         better = min(WITH, key=lambda name: sum(losses[name]))
         sure = "in every run" if apart(*losses.values()) else "on the mean, but the runs overlap"
         verdicts.append(f"at d_model = {d} the models {better} it end with the lower loss {sure}")
+    curves = {stem: f"{name} √d_model, d_model = {d}" for (d, name), stem in stems.items()}
     d = MODELS[scale][-1]
-    short = (
-        f"At d_model = {d} a word begins {mean(results, stems[d, 'with'], 'before'):.2f} times as long as its position "
-        f"with the factor, and {mean(results, stems[d, 'without'], 'before'):.2f} times without, and ends at "
-        f"{mean(results, stems[d, 'with'], 'after'):.2f} and {mean(results, stems[d, 'without'], 'after'):.2f}; "
-        f"{'; '.join(verdicts)}."
-    )
-    text = f"""\
-Embeddings are drawn with variance 1/d_model, so that the tied output layer begins with logits near 1; times
-√d_model they have variance 1. Sinusoidal positions have a norm of √(d_model / 2) whatever the factor is. Models
-learn to copy {LENGTHS[0]} to {LENGTHS[-1]} letters, {SIZES[scale].effort}; the ratio is that of the mean norms,
-word over position.
-
-{table(["d_model, factor", "ratio at first", "ratio at the end", "loss", "copied right"], rows)}
-
-![With and without the factor](questions-embedding.svg)"""
-    curves = [
-        learning_curve(f"{name} √d_model, d_model = {d}", over_seeds(results, stem, "curve"))
-        for (d, name), stem in stems.items()
-    ]
-    chart = Chart("Learning to copy", "step", "loss (nats a symbol)", curves, log_y=True)
-    return Verdict(short, text, {"questions-embedding": chart})
+    values = {
+        "d": d,
+        "before": [mean(results, stems[d, name], "before") for name in WITH],
+        "after": [mean(results, stems[d, name], "after") for name in WITH],
+        "verdicts": "; ".join(verdicts),
+        "table": table(["d_model, factor", "ratio at first", "ratio at the end", "loss", "copied right"], rows),
+    }
+    return values, {"questions-embedding": falling("Learning to copy", results, curves)}
 
 
-SCALE = Question(
-    "scale", "Why are the scores divided by √d_k, and not by d_k or by nothing?", _scale_trials, _scale_answer
-)
+SCALE = Question("scale", "Why are the scores divided by √d_k, and not by d_k or by nothing?", _scale_trials, _scale)
 EMBEDDING = Question(
-    "embedding", "Does it matter that embeddings are multiplied by √d_model?", _embedding_trials, _embedding_answer
+    "embedding", "Does it matter that embeddings are multiplied by √d_model?", _embedding_trials, _embedding
 )

@@ -4,22 +4,24 @@ A task is drawn without end, so no pair is read twice but by chance, and tests a
 has.
 """
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from statistics import fmean
 from typing import Any
 
 import torch
 from rich.console import Console
 from torch import nn
 
-from regard.core.losses import label_log_probabilities
 from regard.data.generated import sequence_pairs
-from regard.data.vocabulary import PAD, Vocabulary
+from regard.data.vocabulary import Vocabulary
 from regard.experiments.runs import Pair, batched, foretold, taught
 from regard.models.transformer import Transformer, TransformerConfig
 
+LENGTHS = range(4, 11)  # of what is copied and sorted
 BATCH = 64  # pairs a step
 TEST = 10**6  # added to the seed of a test
 SYMBOLS = "abcdefghij"
@@ -49,6 +51,11 @@ class ScaleSize:
         """The same as settings of a `TransformerConfig`; d_ff is twice d_model."""
         layers = {"encoder_layers": self.layers, "decoder_layers": self.layers}
         return {**layers, "d_model": self.d_model, "d_ff": 2 * self.d_model, "heads": self.heads}
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The same, and how long a model learns, and how much it is asked."""
+        return {**self.model, "steps": self.steps, "tested": self.tested}
 
 
 SIZES = {
@@ -110,10 +117,16 @@ def learnt(
 
 def measured(model: nn.Module, pairs: Sequence[Pair]) -> dict[str, float]:
     """The loss of a label in nats, and the share of pairs whose target a greedy search would write."""
-    batches = batched(model, pairs, 256)
-    right, _ = foretold(model, batches)
-    with torch.inference_mode():  # from logits: an ensemble has no features of its own
-        likely = [
-            label_log_probabilities(model(**each.inputs), each["labels"])[each["labels"] != PAD] for each in batches
-        ]
-    return {"loss": -float(torch.cat(likely).double().mean()), "right": right}
+    told = foretold(model, batched(model, pairs, 256))
+    return {"loss": told.loss, "right": told.whole}
+
+
+def windows(losses: Sequence[float], points: int = 30) -> list[list[float]]:
+    """A learning curve as [step, mean loss] of windows of equal length: `points` of them at most.
+
+    >>> windows([4.0, 2.0, 1.0, 1.0], points=2)
+    [[1.5, 3.0], [3.5, 1.0]]
+    """
+    width = math.ceil(len(losses) / points)
+    parts = [(i, losses[i : i + width]) for i in range(0, len(losses), width)]
+    return [[i + (len(part) + 1) / 2, fmean(part)] for i, part in parts]

@@ -1,0 +1,211 @@
+"""Embedding: a text in, a vector out, so that texts that mean the same are near; searching, clustering, comparing."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, overload
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import nn
+
+from regard.checks import above, at_least, one_of
+from regard.core.generation import padded
+from regard.core.outputs import POOLS, HeadConfig
+from regard.data.arrays import Column
+from regard.data.batching import Batch
+from regard.data.rows import Row, RowFiles
+from regard.data.tokenizers import Tokenizer
+from regard.evaluation.classes import correlation
+from regard.evaluation.retrieval import retrieval
+from regard.tasks.reader import Given, Reader
+from regard.tasks.task import Data, Measured, Sections, Task
+from regard.training.objectives import Alike, Contrastive, Objective
+from regard.training.run import Sample
+from regard.training.stream import Collate
+
+KINDS = ("contrast", "score")
+SHOWN = 100  # samples
+
+
+class PairedFiles(RowFiles):
+    """Where texts are that belong together."""
+
+    parts = ("text", "pair")
+    optional = ("score", "negative")
+
+
+@dataclass(frozen=True)
+class PairedConfig(Data):
+    """Where the texts come from."""
+
+    train: PairedFiles | None = None  # your own files
+    valid: PairedFiles | None = None  # held out of train if left out
+    test: PairedFiles | None = None  # held out of train if left out
+    max_length: int = 128  # tokens of a text; longer ones are cut in training
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(8, **{"data.max_length": self.max_length})
+
+
+@dataclass(frozen=True)
+class EmbedConfig:
+    """What a model is for."""
+
+    name: str = "embed"
+    learns: str = "contrast"  # which of a batch belongs to which (negative: a wrong one); or the score of each pair
+    scale: float = 20.0  # what similarities are multiplied by before a soft-max
+    most: float = 5.0  # of the scores: what two texts have that mean the same
+    pool: str = "mean"  # what stands for a text: first, last, mean, max
+
+    def __post_init__(self) -> None:
+        one_of(KINDS, **{"task.learns": self.learns})
+        one_of(POOLS, **{"task.pool": self.pool})
+        above(0, **{"task.scale": self.scale, "task.most": self.most})
+
+
+@dataclass(frozen=True)
+class EmbedUse:
+    """How vectors are told."""
+
+    dimensions: int | None = None  # the first so many numbers, made of length 1 again (default: all)
+
+    def __post_init__(self) -> None:
+        at_least(1, dimensions=self.dimensions)
+
+
+@dataclass(frozen=True)
+class Judging:
+    """It is judged by all that there is."""
+
+
+class Embedder(Reader):
+    """A model that makes vectors of texts, and its tokenizer.
+
+    >>> embedder = load("runs/minilm")                                             # doctest: +SKIP
+    >>> embedder.embed(["A cat sits.", "A feline is sitting."]).shape              # doctest: +SKIP
+    (2, 384)
+    """
+
+    @overload
+    def embed(self, text: str, **settings: Any) -> NDArray[np.float32]: ...
+    @overload
+    def embed(self, text: Sequence[str], **settings: Any) -> NDArray[np.float32]: ...
+    def embed(self, text: str | Sequence[str], **settings: Any) -> NDArray[np.float32]:
+        """The vector of a text (d,), or of each in a list (N, d), of length 1 if the model has them so."""
+        given = [text] if isinstance(text, str) else text
+        found = self.answers([Given(each) for each in given], EmbedUse(**vars(self.use) | settings))
+        rows = np.stack(found) if found else np.zeros((0, self.width(None)), np.float32)
+        return rows[0] if isinstance(text, str) else rows
+
+    def answers(self, asks: Sequence[Given], settings: EmbedUse) -> list[NDArray[np.float32]]:
+        """The vector of each text. One that is read in several windows has the mean of theirs, by their tokens."""
+        if settings.dimensions is not None and settings.dimensions > self.width(None):
+            raise ValueError(f"dimensions = {settings.dimensions}: the model's vectors have {self.width(None)} numbers")
+        windows = self.framed(asks)
+        said = iter(self.outputs([each for row in windows for each in row]))
+        found = []
+        for row in windows:
+            shares = torch.tensor([float(max(1, each.tokens)) for each in row])
+            vector = torch.stack([next(said) for _ in row]).mul(shares[:, None]).sum(0) / shares.sum()
+            vector = vector[: settings.dimensions]
+            normal = len(row) > 1 or len(self.models) > 1 or settings.dimensions is not None
+            if normal and self.model.head.normalise:  # type: ignore[union-attr]
+                vector = F.normalize(vector, dim=-1)
+            found.append(vector.numpy())
+        return found
+
+    def width(self, settings: EmbedUse | None) -> int:
+        """How many numbers a vector has."""
+        own = int(self.model.config.d_model)  # type: ignore[union-attr, arg-type]
+        return own if settings is None or settings.dimensions is None else settings.dimensions
+
+    def similarity(self, texts: Sequence[str], others: Sequence[str]) -> NDArray[np.float32]:
+        """The cosine of each text with each other: (N, M)."""
+        a, b = (F.normalize(torch.from_numpy(self.embed(some)), dim=-1) for some in (texts, others))
+        return (a @ b.T).numpy()
+
+
+@dataclass(frozen=True)
+class Embed(Task):
+    """A text in, a vector out."""
+
+    learns: str = "contrast"
+    scale: float = 20.0
+    most: float = 5.0
+    pool: str = "mean"
+    longest: int | None = PairedConfig.max_length
+
+    name, called = "embed", "embedding"
+    sections = Sections(EmbedConfig, PairedConfig, EmbedUse, Judging)
+    row, rows, stands = "pair", "pairs", "vector"
+
+    @classmethod
+    def of(cls, recipe: Any) -> "Embed":
+        t = recipe.task
+        return cls(t.learns, t.scale, t.most, t.pool, recipe.data.max_length)
+
+    def head(self, model: type[nn.Module]) -> HeadConfig:
+        return HeadConfig("vector", pool=self.pool, normalise=True)
+
+    def texts(self, row: Row) -> Sequence[str]:
+        return [row[name] for name in ("text", "pair", "negative") if name in row]
+
+    def columns(self, vocabulary: int) -> dict[str, Column]:
+        ids = Column.ids(vocabulary)
+        return {"first": ids, "second": ids, "negative": ids, "score": Column("float32", ragged=False)}
+
+    def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
+        if self.learns == "score" and (missing := next((row for row in rows if "score" not in row), None)):
+            raise ValueError(f"{missing['text'][:40]!r} has no score: name its column, or set task.learns to contrast")
+        each = [tokenizer.encode_batch([row.get(part, "") for row in rows]) for part in ("text", "pair", "negative")]
+        around = tokenizer.marks.around
+        room = (self.longest or 2**30) - len(around([])[0])
+        for row, *ids in zip(rows, *each, strict=True):
+            framed = [
+                around(x[:room])[0] if part in row else []
+                for part, x in zip(("text", "pair", "negative"), ids, strict=True)
+            ]
+            try:
+                yield (*framed, [float(row.get("score", 0.0)) / self.most])
+            except (TypeError, ValueError):
+                raise ValueError(f"the score {row['score']!r} of {row['text'][:40]!r} is no number") from None
+
+    def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
+        pad = tokenizer.marks.pad or 0
+
+        def batch(rows: Sequence[Any], draw: Random) -> Batch:
+            texts = [(group, ids.tolist()) for group in range(3) for ids in (row[group] for row in rows) if len(ids)]
+            tokens = padded([ids for _, ids in texts], pad, 2**31)
+            keep = torch.arange(tokens.shape[1]) < torch.tensor([len(ids) for _, ids in texts])[:, None]
+            tensors = {"tokens": tokens, "keep": keep, "group": torch.tensor([group for group, _ in texts])}
+            if self.learns == "score":
+                scores = torch.from_numpy(np.concatenate([row[3] for row in rows]))
+                tensors["labels"] = torch.cat([scores, scores.new_zeros(len(texts) - len(rows))])
+            return Batch(tensors, len(rows))
+
+        return batch
+
+    def objective(self, model: nn.Module, smoothing: float, tokenizer: Tokenizer) -> Objective:
+        return Contrastive(model, self.scale) if self.learns == "contrast" else Alike(model)
+
+    def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: EmbedUse, **how: Any) -> Embedder:
+        return Embedder(models, tokenizer, use, longest=self.longest, **how)
+
+    def measure(self, predictor: Embedder, held_out: Sequence[Row], recipe: Any) -> Measured:
+        texts, pairs = ([row[part] for row in held_out] for part in ("text", "pair"))
+        a, b = predictor.embed(texts), predictor.embed(pairs)
+        alike = (a * b).sum(1)
+        samples = [Sample(t, f"{x:.2f}", p) for t, x, p in zip(texts[:SHOWN], alike, pairs, strict=False)]
+        if all("score" in row for row in held_out):
+            measures = correlation([float(row["score"]) for row in held_out], alike)
+            del measures["rmse"]  # of a cosine and a score: of no meaning
+            return Measured(measures["spearman"], measures, samples)
+        measures = retrieval(a @ b.T, [{i} for i in range(len(held_out))])
+        return Measured(measures["mrr@10"], measures, samples)
+
+
+TASK = Embed
