@@ -34,7 +34,8 @@ def write(tokenizer: Tokenizer, directory: Path, around: str, *, segments: bool 
         del named["bos"]
     theirs.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in named.values()])
     if around == "frame":
-        theirs.post_processor = _framed(*_frame(marks), theirs, double=_double(marks), segments=segments)
+        cls, sep = marks.around([])[0]
+        theirs.post_processor = _framed(cls, sep, theirs, double=_double(marks), segments=segments)
     else:
         before = {str(theirs.id_to_token(i)): i for i in theirs.encode("").ids}
         after = {named["eos"]: marks.need("eos")[0]} if around else {}
@@ -58,15 +59,9 @@ def template(directory: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _frame(marks: Marks) -> tuple[int, int]:
-    """What stands before a text that is read as a whole, and after it."""
-    cls = marks.need("bos")[0] if marks.cls is None else marks.cls
-    return cls, marks.need("eos")[0] if marks.sep is None else marks.sep
-
-
 def _double(marks: Marks) -> bool:
-    """Whether two ends stand between two texts, as in RoBERTa."""
-    return marks.cls is not None and marks.cls == marks.bos
+    """Whether two marks stand between two texts, as in RoBERTa."""
+    return len(marks.around([], [])[0]) == 4
 
 
 def _framed(cls: int, sep: int, rust: Rust, *, double: bool, segments: bool) -> processors.PostProcessor:
@@ -184,7 +179,7 @@ def kept(directory: Path, content: dict[str, Any], about: dict[str, Any], table:
         raise ValueError(f"the tokenizer has an id {most}, but vocab_size = {size}")
     before, after, double = _around(path, content)
     if table.around == "frame":
-        if (*before, *after) != (frame := _frame(marks)):
+        if [*before, *after] != (frame := marks.around([])[0]):
             raise ValueError(f"{path}: around a text it puts the tokens {before} and {after}, but regard puts {frame}")
         before = []  # a frame is for whoever reads a text as a whole: it hangs on what is read with it
         if double != _double(marks):
