@@ -261,8 +261,9 @@ def labels(about: Mapping[str, Any]) -> list[str]:
     >>> labels({"id2label": {"1": "good", "0": "bad"}}), labels({})
     (['bad', 'good'], ['LABEL_0', 'LABEL_1'])
     """
-    count, named = about.get("num_labels", 2), about.get("id2label")
-    named = {str(i): f"LABEL_{i}" for i in range(count)} if named is None else named
+    named = about.get("id2label")
+    count = about.get("num_labels", 2 if named is None else len(named))  # which counts where the two differ
+    named = {str(i): f"LABEL_{i}" for i in range(count)} if named is None or len(named) != count else named
     if not isinstance(named, dict) or sorted(named) != sorted(map(str, range(len(named)))):
         raise ValueError(f"id2label = {named!r}: it names the labels 0, 1, ... one by one")
     return [str(named[str(i)]) for i in range(len(named))]

@@ -1,6 +1,9 @@
 """Every class of Hugging Face's that is a member: the same outputs here, and back there the same bytes."""
 
 import json
+import os
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -463,3 +466,36 @@ def test_of_several_ends_the_tokenizers_is_taken_and_the_others_are_told(tmp_pat
     (note,) = import_(tmp_path / "hf", tmp_path / "out")
     assert note == "eos_token_id [7, 9]: of several ends one is known, 2 (--stop)"
     assert Tokenizer.load(tmp_path / "out" / "tokenizer.json").marks.eos == 2
+
+
+def test_a_model_of_the_hub_is_imported_by_its_name(tmp_path: Path) -> None:
+    """From a cache such as the hub's client leaves, without a connection; what is not there is one line."""
+    foreign("BertForSequenceClassification", tmp_path / "hf")
+    entry, revision = tmp_path / "cache" / "models--some--bert", "0" * 40
+    (entry / "refs").mkdir(parents=True)
+    (entry / "refs" / "main").write_text(revision)
+    (entry / "snapshots").mkdir()
+    (tmp_path / "hf").rename(entry / "snapshots" / revision)
+    where = {
+        "HF_HUB_CACHE": str(tmp_path / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(Path(regard.__file__).parents[1]),
+    }
+
+    def run(name: str, out: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "regard", "import", name, str(tmp_path / out)]
+        return subprocess.run(command, env=os.environ | where, capture_output=True, text=True, check=False)
+
+    done = run("hf:some/bert", "out")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'out'}: try `regard classify {tmp_path / 'out'}`\n"), (
+        done.stderr
+    )
+    assert run(f"hf:some/bert@{revision}", "same").returncode == 0
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
+        tmp_path / "same" / "model.safetensors"
+    ).read_bytes()
+    failed = run("hf:some/other", "none")
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("error: hf:some/other cannot be fetched (LocalEntryNotFoundError: ")
+    assert len(failed.stderr.splitlines()) == 1
+    assert not (tmp_path / "none").exists()
