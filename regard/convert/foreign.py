@@ -240,9 +240,7 @@ def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any]) -> dict[
     if head.kind == "tokens":
         writes = {DecoderOnly: "generate", EncoderDecoder: "translate"}
         return {"name": next((name for kind, name in writes.items() if isinstance(model, kind)), "mask")}
-    said: dict[str, Any] = {"name": TASKS[head.kind]}
-    if head.kind in ("classes", "vector"):
-        said["longest"] = about.get("max_seq_length")
+    said: dict[str, Any] = {"name": TASKS[head.kind], "longest": about.get("max_seq_length")}
     if head.kind == "classes":
         kinds = {theirs: ours for ours, theirs in PROBLEMS.items()}
         said["kind"] = kinds.get(str(about.get("problem_type")), "number" if head.size == 1 else "one")

@@ -281,6 +281,28 @@ def test_a_gap_is_filled_as_theirs_fills_it(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(gap.probabilities), expected.topk(3).values, atol=1e-5, rtol=1e-5)
 
 
+def test_words_are_tagged_and_questions_answered_as_theirs_say(tmp_path: Path) -> None:
+    names = {0: "O", 1: "B-A", 2: "B-C"}
+    words = ["the", "old", "cat"]
+    tagger = foreign("BertForTokenClassification", tmp_path / "tagger", id2label=names)
+    reader = foreign("BertForQuestionAnswering", tmp_path / "reader")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "tagger")
+    for name in ("tagger", "reader"):
+        import_(tmp_path / name, tmp_path / f"{name}-out")
+    batch = theirs(words, is_split_into_words=True, return_tensors="pt")
+    first = [batch.word_ids().index(i) for i in range(len(words))]
+    with torch.inference_mode():
+        tags = tagger(**batch).logits[0, first].argmax(-1)
+        batch = theirs("a dog", " ".join(words), return_tensors="pt")
+        said = reader(**batch)
+    assert regard.load(tmp_path / "tagger-out").tag(" ".join(words)).tags == [names[i] for i in tags.tolist()]
+    begin, end = batch["input_ids"][0].tolist().index(3) + 1, batch["input_ids"].shape[1] - 1
+    scores = said.start_logits[0, begin:end, None] + said.end_logits[0, None, begin:end]
+    best = divmod(int(scores.triu().masked_fill(torch.ones_like(scores).tril(-1) > 0, -1e9).argmax()), end - begin)
+    place = batch.token_to_chars(begin + best[0]).start, batch.token_to_chars(begin + best[1]).end
+    assert regard.load(tmp_path / "reader-out").answer("a dog", " ".join(words)).text == " ".join(words)[slice(*place)]
+
+
 POOLS = {"cls_token": "first", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 
 
