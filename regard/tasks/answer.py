@@ -82,7 +82,8 @@ class QuestionFiles(RowFiles):
             for paragraph in (each for article in held["data"] for each in article["paragraphs"]):
                 for one in paragraph["qas"]:
                     answers = [] if one.get("is_impossible") else one["answers"]
-                    yield {"question": one["question"], "context": paragraph["context"], "answers": answers}
+                    row = {"question": one["question"], "context": paragraph["context"], "answers": answers}
+                    yield self._complete(row, f"{self.path}, {one.get('id')}", one)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path} is not as SQuAD is ({error!r}): see data, paragraphs, qas there") from None
 
@@ -101,7 +102,7 @@ def _answers(row: Row) -> list[tuple[str, int | None]]:
 
 def _number(told: object) -> int | None:
     """The number with which a text begins, a bracket aside: (25, 47) is 25."""
-    found = re.match(r"\W?(\d+)", str(told))
+    found = re.match(r"\(?(\d+)", str(told))
     return int(found[1]) if found else None
 
 
@@ -114,7 +115,7 @@ def located(context: str, answer: str, start: int | None) -> Place | None:
     if start is not None and context.startswith(answer, start):
         return start, start + len(answer)
     pattern = re.compile(r"\s*".join(map(re.escape, "".join(answer.split()))))
-    found = pattern.search(context) if start is None else pattern.match(context, start)
+    found = pattern.search(context) if start is None else pattern.match(context, min(start, len(context)))
     return found.span() if found else None
 
 
