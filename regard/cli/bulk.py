@@ -34,7 +34,7 @@ REMEMBERED = 1_000  # lines that were typed
 NAMED = 5  # lines that a note names before it only counts them
 
 
-class Reader:
+class Input:
     """What the lines of some files, or of a text, ask for, each once; "-" is standard input: of a terminal, a prompt.
 
     It knows what it has read: how many bytes, and a digest of the lines.
@@ -128,7 +128,7 @@ def row_of(line: str, place: str, kinds: Mapping[str, str]) -> dict[str, Any]:
 class Bar:
     """How many lines are done, how many in a second, and, on a terminal, how much of the files that is."""
 
-    def __init__(self, reader: Reader, *, shown: bool) -> None:
+    def __init__(self, reader: Input, *, shown: bool) -> None:
         regular = all(file.is_file() and file.suffix != ".gz" for file in reader.files)
         console = Console(stderr=True)
         columns = TextColumn("  {task.description}"), BarColumn(30), TaskProgressColumn(), TimeRemainingColumn()
@@ -162,7 +162,7 @@ class Output:
     """
 
     def __init__(
-        self, path: Path | None, about: dict[str, Any], reader: Reader, *, resume: bool, overwrite: bool
+        self, path: Path | None, about: dict[str, Any], reader: Input, *, resume: bool, overwrite: bool
     ) -> None:
         self.path, self.about, self.reader, self.done = path, about, reader, 0  # asks whose lines are there
         shown = path is not None or not sys.stdout.isatty()

@@ -21,7 +21,7 @@ from regard.tasks.asks import Answer, Ask, Prompt, Score, Settings, Translation,
 
 if TYPE_CHECKING:
     from regard.api import Translator
-    from regard.cli.bulk import Notes, Output, Reader
+    from regard.cli.bulk import Input, Notes, Output
 
 ERRORS = {"refuse": "strict", "replace": "replace"}  # of decoding, by what a person chooses
 LIKE_A_FILE = re.compile(r"\S*/\S*|\S+\.[A-Za-z]\w{0,9}")  # what has a slash or a suffix, and no space
@@ -57,10 +57,10 @@ def translate(
         raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
     first, inputs, text = _model_and_text(model, files or [])
     from regard.api import load
-    from regard.cli.bulk import Notes, Output, Reader
+    from regard.cli.bulk import Input, Notes, Output
     from regard.files import digest
 
-    reader = Reader(inputs, jsonl=jsonl, errors=ERRORS[invalid], text=text)
+    reader = Input(inputs, jsonl=jsonl, errors=ERRORS[invalid], text=text)
     models = [first, *map(located, ensemble or ())]
     translator = load(models, task="translate", **vars(engine))
     if engine.engine == "auto" and (reason := translator.without_native):
@@ -152,7 +152,7 @@ def _translate(
     translator: "Translator",
     settings: Settings,
     form: AnswerForm,
-    reader: "Reader",
+    reader: "Input",
     written: "Output",
     notes: "Notes",
 ) -> None:

@@ -48,7 +48,8 @@ def write(source: Source, directory: Path, quantization: str | None = None) -> N
     if quantization not in (None, *QUANTIZATIONS):
         raise ValueError(f"unknown quantization {quantization!r}: choose one of {', '.join(QUANTIZATIONS)}")
     positions: tuple[object, ...] = ("sinusoidal", "learned", "none")
-    refuse(c, "CTranslate2", positions=positions, feed_forward=tuple(ACTIVATIONS), **same_heads(c))
+    plain = {"norm_kind": ("layer", "rms"), "qk_norm": (False,), "scale_output": (False,)}
+    refuse(c, "CTranslate2", positions=positions, feed_forward=tuple(ACTIVATIONS), **plain, **same_heads(c))
     specs = need("ctranslate2.specs", "convert")
     spec = specs.TransformerSpec.from_config(
         (c.encoder_layers, c.decoder_layers),

@@ -1,4 +1,4 @@
-"""To and from Hugging Face: one engine for every table of `tables.py`, in both directions.
+"""To and from Hugging Face: one engine for every table of `tables`, in both directions.
 
 Their sinusoids come as [sin | cos], ours alternate: between the two lies a permutation of the residual stream, which
 the weights absorb, so a model stays exact and without a limit of length.
@@ -6,45 +6,64 @@ the weights absorb, so a model stays exact and without a limit of length.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, fields
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regard.convert import tokenizers
-from regard.convert.source import Source, same_heads
-from regard.convert.tables import TABLES, Foreign
-from regard.convert.tokenizers import told_by
+from regard.convert.hub import CONFIG, WEIGHTS, load, told_by
+from regard.convert.pooling import MODULES, read_pooling, write_pooling
+from regard.convert.source import PAPERS, TEMPLATE, Source, same_heads
+from regard.convert.tables import TABLES, Foreign, Top
+from regard.core.generation import DecoderOnly, EncoderDecoder
+from regard.core.layers import GATES
+from regard.core.outputs import HeadConfig
 from regard.core.positions import sinusoid
 from regard.data.tokenizers import Tokenizer
 from regard.files import write_whole
-from regard.models.family import FAMILIES, blank, configured, family
+from regard.models.family import FAMILIES, blank, build, configured, family
 
-CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
+GENERATION = "generation_config.json"
 POSITIONS = 1024  # that transformers tabulates of the sinusoids
 NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
+TASKS = {"classes": "classify", "tags": "tag", "spans": "answer", "vector": "embed"}  # of a head
+SIZED = ("classes", "tags")  # heads that have labels
+ALIKE = {f"cross_{name}": PAPERS[f"cross_{name}"] for name in ("score", "normaliser")}
+TRAINING = {"dropout", "attention_dropout", "feed_forward_dropout", "stochastic_depth", "backend"}  # of no matter there
+FREE = {"bias", "output_bias", "max_length", "pad", "source_vocabulary"}  # unless a table fixes it
+FOLLOWS = re.compile(r"(position_ids|inv_freq|attn\.(masked_)?bias|embed_positions\.weight)$")  # of config.json
+
+
+class Name(NamedTuple):
+    """What says a setting of ours."""
+
+    keys: list[str]  # of theirs, the newest first
+    more: int  # theirs is so much more than ours
+    default: str  # what stands for one that is missing; nothing: it must be there
 
 
 class Setting(NamedTuple):
-    """What says a setting of ours."""
+    """A line of settings."""
 
-    names: dict[str, str]  # of theirs -> what stands for one that is missing; nothing: it must be there
+    names: list[Name]
     values: list[tuple[list[Any], Any]]  # theirs, one for each name, and ours; none: they are the same
 
 
-def settings(table: Foreign) -> dict[str, Setting]:
-    """The lines of a table, by settings of ours."""
+def settings(text: str) -> dict[str, Setting]:
+    """Lines of a table, by settings of ours."""
     found = {}
-    for line in filter(None, table.settings.split("\n")):
+    for line in filter(None, text.split("\n")):
         ours, theirs = line.split(maxsplit=1)
-        names, _, values = theirs.partition(":")
+        names, _, values = theirs.partition(": ")
         which = [([_value(each) for each in its.split(",")], _value(own or its)) for its, own in _cut(values, ">")]
-        found[ours] = Setting(dict(_cut(names, "=")), which)
+        found[ours] = Setting([_name(*name) for name in _cut(names, "=")], which)
     return found
 
 
@@ -52,8 +71,13 @@ def _cut(words: str, at: str) -> Iterator[tuple[str, str]]:
     return ((before, after) for before, _, after in (word.partition(at) for word in words.split()))
 
 
+def _name(keys: str, default: str) -> Name:
+    names, _, more = keys.partition("-")
+    return Name(names.split("|"), int(more or 0), default)
+
+
 def _value(word: str) -> Any:
-    return {"true": True, "false": False}.get(word, word)
+    return {"true": True, "false": False, "null": None}.get(word, word)
 
 
 class Counterpart(NamedTuple):
@@ -82,6 +106,11 @@ def _braces(name: str) -> list[str]:
     before, brace, rest = name.partition("{")
     some, _, after = rest.partition("}")
     return [f"{before}{each}{after}" for each in some.split(",")] if brace else [name]
+
+
+def _lines(table: Foreign, top: Top, config: Any, names: Iterable[str]) -> list[Counterpart]:
+    other = "plain" if config.feed_forward in GATES else "gated"
+    return [pair for pair in pairs(table.tensors + top.tensors, names) if other not in pair.words]
 
 
 WORDS: dict[str, tuple[Callable[[Tensor, str], Tensor], Callable[[Tensor, str], Tensor]]] = {  # there, and back
@@ -130,58 +159,100 @@ def _order(d: int) -> Tensor:
 
 def write(source: Source, directory: Path) -> None:
     """Write config.json, generation_config.json, model.safetensors and the tokenizer into an empty directory."""
-    c, table = source.config, _table(source)
-    about: dict[str, Any] = {"model_type": table.name, "architectures": [table.heads["tokens"]], "dtype": "float32"}
-    for name, setting in settings(table).items():
-        value = getattr(c, name)
-        said = [its for its, own in setting.values if own == value]
-        if setting.values and not said:
-            known = ", ".join(dict.fromkeys(repr(own) for _, own in setting.values))
-            raise ValueError(f"Hugging Face cannot express {name} = {value!r}, only {known}")
-        for key, its in zip(setting.names, said[0] if said else [value] * len(setting.names), strict=True):
-            _put(about, key.split("|")[0], its)
-    for key, value in table.constant.items():
-        _put(about, key, value)
-    marks = source.tokenizer.marks
+    c, head, marks = source.config, source.head, source.tokenizer.marks
+    table, top = _table(source)
+    about: dict[str, Any] = {"model_type": table.name, "architectures": [top.name], "dtype": "float32"}
+    width, own = c.d_model // c.heads, asdict(c)
+    own |= {"kv_heads": c.kv_heads or c.heads, "d_k": c.d_k or width, "d_v": c.d_v or width}
+    for key, its in chain(_said(top.settings, asdict(head)), _said(table.settings, own), table.constant.items()):
+        _put(about, key, its)
     ids: dict[str, Any] = {f"{name}_token_id": getattr(marks, name) for name in ("pad", "bos", "eos")}
     ids |= {theirs.rstrip("?"): getattr(marks, name) for name, theirs in table.marks.items()}
-    ids |= {"forced_bos_token_id": None, "forced_eos_token_id": None}
+    writes = head.kind == "tokens" and isinstance(source.model, DecoderOnly | EncoderDecoder)
+    ids |= {"forced_bos_token_id": None, "forced_eos_token_id": None} if writes else {}
     about |= ids | ({"max_position_embeddings": POSITIONS} if table.permuted else {})
-    longest = min(c.longest or POSITIONS, 512)
+    if head.kind in SIZED:
+        names = source.task.get("labels") or [f"LABEL_{i}" for i in range(head.size)]
+        about |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     write_whole(directory / CONFIG, json.dumps(about, indent=2) + "\n")
-    write_whole(directory / GENERATION, json.dumps(ids | {"max_length": longest}, indent=2) + "\n")
-    save_file(_theirs(source, table, tied=about["tie_word_embeddings"]), directory / WEIGHTS, {"format": "pt"})
-    tokenizers.write(source.tokenizer, directory, ends=table.ends)
+    if writes:
+        longest = min(c.longest or POSITIONS, 512)
+        write_whole(directory / GENERATION, json.dumps(ids | {"max_length": longest}, indent=2) + "\n")
+    if head.kind == "vector" and head.hidden is None:
+        write_pooling(head, c.d_model, directory)
+    save_file(_theirs(source, table, top, tied=about["tie_word_embeddings"]), directory / WEIGHTS, {"format": "pt"})
+    tokenizers.write(source.tokenizer, directory, table.around, segments=(getattr(c, "segments", None) or 1) > 1)
+    if source.template is not None:
+        write_whole(directory / TEMPLATE, source.template)
 
 
-def _table(source: Source) -> Foreign:
-    """The class of theirs that a model is."""
+def _table(source: Source) -> tuple[Foreign, Top]:
+    """The class of theirs that a model is, and what of it is on top."""
     c, name = source.config, next(name for name in FAMILIES if family(name).model is type(source.model))
     nearest: list[str] = []
     for table in (table for table in TABLES.values() if table.family == name):
-        own, known = settings(table), same_heads(c) | {setting: (value,) for setting, value in table.fixed.items()}
+        known = {each.name: (each.default,) for each in fields(c)} | ALIKE | same_heads(c)
+        known |= {setting: (value,) for setting, value in table.fixed.items()}
+        open_ = settings(table.settings).keys() | TRAINING | (FREE - table.fixed.keys())
         wrong = [
             f"{setting} = {value!r} (in {table.name} it is {values[-1]!r})"
             for setting, values in known.items()
-            if setting not in own and (value := getattr(c, setting, None)) not in values
+            if setting not in open_ and (value := getattr(c, setting, None)) not in values
         ]
-        if not wrong:
-            return table
+        top = next((top for top in table.tops if _fits(top, source.head)), None)
+        if top is not None and not wrong:
+            return table, top
+        wrong += [f"head = {asdict(source.head)} (no class of {table.name} has it)"] if top is None else []
         nearest = min(nearest or wrong, wrong, key=len)
     if not nearest:
         raise ValueError(f"a {type(source.model).__name__} model: no class of Hugging Face's is one")
     raise ValueError(f"Hugging Face has no model with {' and '.join(nearest)}")
 
 
+def _fits(top: Top, head: HeadConfig) -> bool:
+    """Whether a head is what a class of theirs has on top: dropout is for training, files beside say how to pool."""
+    open_ = settings(top.settings).keys() | {"dropout", "size"}
+    open_ |= {"pool", "normalise"} if top.fixed.get("kind") == "vector" and not top.tensors else set()
+    return all(
+        value == top.fixed.get(name, getattr(HeadConfig, name)) or name in open_ for name, value in vars(head).items()
+    )
+
+
+def _said(text: str, own: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Their settings, for ours."""
+    for ours, (names, values) in settings(text).items():
+        its: list[Any] | None = None if values else [own[ours]] * len(names)
+        for theirs, pattern in values:
+            stars = _matched(pattern, own[ours])
+            if its is None and stars is not None:
+                its = [next(stars) if each == "*" else each for each in theirs]
+        if its is None or any(each is None and not name.default for name, each in zip(names, its, strict=True)):
+            known = ", ".join(dict.fromkeys(repr(each) for _, each in values)) or "a number"
+            raise ValueError(f"Hugging Face cannot express {ours} = {own[ours]!r}, only {known}")
+        yield from (
+            (name.keys[0], each + name.more if name.more and each is not None else each)
+            for name, each in zip(names, its, strict=True)
+        )
+
+
+def _matched(pattern: Any, value: Any) -> Iterator[Any] | None:
+    """What stands in a value for each * of a pattern; None if it does not fit."""
+    if not isinstance(pattern, str) or "*" not in pattern or not isinstance(value, str):
+        return iter(()) if pattern == value else None
+    found = re.fullmatch(re.escape(pattern).replace(r"\*", r"([\d.e+-]+)"), value)
+    return map(json.loads, found.groups()) if found else None
+
+
 def _put(about: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
-    reduce(lambda inner, name: inner.setdefault(name, {}), path, about)[last] = value
+    if not path or value is not None:  # an object of theirs has no more than it needs
+        reduce(lambda inner, name: inner.setdefault(name, {}), path, about)[last] = value
 
 
-def _theirs(source: Source, table: Foreign, *, tied: bool) -> dict[str, Tensor]:
+def _theirs(source: Source, table: Foreign, top: Top, *, tied: bool) -> dict[str, Tensor]:
     """The tensors by their names; of tied ones only the first."""
     c, ours, tensors = source.config, source.tensors, dict[str, Tensor]()
-    lines = list(pairs(table.tensors, ours))
+    lines, base = _lines(table, top, c, ours), table.base if source.head.kind == "vector" else ""
     for pair in lines:
         own = ours.get(pair.ours)
         if own is None:  # a bias that we do without
@@ -190,7 +261,7 @@ def _theirs(source: Source, table: Foreign, *, tied: bool) -> dict[str, Tensor]:
         same = [p.theirs for p in lines if several and p.ours in ours and ours[p.ours].data_ptr() == own.data_ptr()]
         names = next(names for names in pair.theirs if all(names in others for others in same))
         for name, part in zip(names, to_theirs(pair, _permuted(pair.ours, own, table, c, back=False), c), strict=True):
-            tensors.setdefault(name, part.contiguous().clone())
+            tensors.setdefault(name.removeprefix(base), part.contiguous().clone())
     if table.permuted:
         positions = sinusoid(torch.arange(POSITIONS), c.d_model).float().index_select(1, _order(c.d_model))
         tensors |= {f"model.{stack}.embed_positions.weight": positions.clone() for stack in ("encoder", "decoder")}
@@ -200,22 +271,39 @@ def _theirs(source: Source, table: Foreign, *, tied: bool) -> dict[str, Tensor]:
 # In
 
 
-def read(directory: Path) -> tuple[nn.Module, Tokenizer]:
-    """The model and the tokenizer of a directory of Hugging Face's."""
+class Imported(NamedTuple):
+    """A model of theirs."""
+
+    model: nn.Module
+    tokenizer: Tokenizer
+    task: dict[str, Any]  # what it is for
+    left: list[str]  # what is not carried over, in words
+
+
+def read(directory: Path, read_already: dict[str, Tensor] | None = None) -> Imported:
+    """The model and the tokenizer of a directory of Hugging Face's; its tensors may have been read already."""
     if not told_by(directory, CONFIG):
         raise ValueError(f"{directory} is not a directory of a Hugging Face model: it has no {CONFIG}")
     about, path = about_model(directory), directory / CONFIG
     known = [name for name, table in TABLES.items() if table.family in FAMILIES]
     if (name := about.get("model_type")) not in known:
         raise ValueError(f"{path}: model_type = {name!r} cannot be imported, only {', '.join(known)}")
-    table, content, tensors = TABLES[str(name)], tokenizers.read(directory), _load(directory)
+    table = TABLES[str(name)]
+    content, tensors = tokenizers.read(directory, table), _Tensors(read_already or load(directory), table.base)
     try:
+        vector = read_pooling(directory)
+        top = _top(table, about, tensors, vector)
+        given = top.fixed | _told(settings(top.settings), about) | (vector or {})
+        names = labels(about) if given.get("kind") in SIZED else []
+        head = configured(HeadConfig, given | ({"size": len(names)} if names else {}))
         biased = {"output_bias": True} if "output.bias" in table.tensors else {}
-        c = configured(family(table.family).config, _config(table, about) | biased)
+        c = configured(
+            family(table.family).config, _config(table, about, tensors.tied(table.tensors + top.tensors)) | biased
+        )
         for layers in ("layers", "encoder_layers", "decoder_layers"):  # before anything of that size is built
-            if (count := getattr(c, layers, 0)) > len(tensors):
-                raise ValueError(f"{layers} = {count}, but {WEIGHTS} has {len(tensors)} tensors")
-        tokenizer = tokenizers.kept(directory, content, about, table.marks, ends=table.ends)
+            if (count := getattr(c, layers, 0)) > len(tensors.all):
+                raise ValueError(f"{layers} = {count}, but {WEIGHTS} has {len(tensors.all)} tensors")
+        tokenizer = tokenizers.kept(directory, content, about, table)
         never = about.get("bad_words_ids") or []
         if not all(isinstance(row, list) for row in never):
             raise ValueError(f"bad_words_ids = {never}: each is a list of ids")
@@ -223,15 +311,18 @@ def read(directory: Path) -> tuple[nn.Module, Tokenizer]:
             c = c.but(pad=tokenizer.marks.pad)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}" if str(directory) not in str(error) else str(error)) from error
-    state = _ours(directory / WEIGHTS, table, tensors, c)
+    state = _ours(directory / WEIGHTS, table, top, tensors, blank(c, head))
     if biased:
         state["output.bias"][[row[0] for row in never if len(row) == 1 and row[0] in range(c.vocabulary)]] = NEVER
         if not state["output.bias"].any():
             del state["output.bias"]
             c = c.but(output_bias=False)
-    model = family(table.family).model(c)
+    model = build(c, head)
     model.load_state_dict(state)
-    return model.eval(), tokenizer
+    writes = {DecoderOnly: "generate", EncoderDecoder: "translate"}
+    name = TASKS.get(head.kind) or next((task for kind, task in writes.items() if isinstance(model, kind)), "mask")
+    task = {"name": name} | ({"labels": names} if names else {})
+    return Imported(model.eval(), tokenizer, task, tensors.left() + _ends(about, tokenizer))
 
 
 def about_model(directory: Path) -> dict[str, Any]:
@@ -240,76 +331,147 @@ def about_model(directory: Path) -> dict[str, Any]:
     return told_by(directory, CONFIG) | {key: value for key, value in told.items() if value is not None}
 
 
-def _at(about: Any, key: str) -> Any:
-    """What stands under a key with dots; None if nothing does."""
-    for name in key.split("."):
-        about = about.get(name) if isinstance(about, dict) else None
-    return about
+def labels(about: Mapping[str, Any]) -> list[str]:
+    """The names of the classes or tags of a model, in their order; they have two where nothing is said.
+
+    >>> labels({"id2label": {"1": "good", "0": "bad"}}), labels({})
+    (['bad', 'good'], ['LABEL_0', 'LABEL_1'])
+    """
+    count, named = about.get("num_labels", 2), about.get("id2label")
+    named = {str(i): f"LABEL_{i}" for i in range(count)} if named is None else named
+    if not isinstance(named, dict) or sorted(named) != sorted(map(str, range(len(named)))):
+        raise ValueError(f"id2label = {named!r}: it names the labels 0, 1, ... one by one")
+    return [str(named[str(i)]) for i in range(len(named))]
 
 
-def _config(table: Foreign, about: dict[str, Any]) -> dict[str, Any]:
-    """Our settings, as their file has them."""
+def _ends(about: Mapping[str, Any], tokenizer: Tokenizer) -> list[str]:
+    ends = about.get("eos_token_id")
+    others = [i for i in ends if i != tokenizer.marks.eos] if isinstance(ends, list) else []
+    return [f"eos_token_id {others}: of several ends one is known, {tokenizer.marks.eos} (--stop)"] if others else []
 
-    def get(names: str, default: str = "") -> Any:
-        value = next((found for name in names.split("|") if (found := _at(about, name)) is not None), None)
-        if value is not None:
-            return value
-        if not default:
-            raise ValueError(f"it has no {names.split('|')[0]}")
-        times, several, other = default.partition("*")
-        return int(times) * get(other) if several else json.loads(default)
 
+def _top(table: Foreign, about: Mapping[str, Any], tensors: "_Tensors", vector: dict[str, Any] | None) -> Top:
+    """What is on top of a model: what its class has, or what files beside it say."""
+    if vector is not None:
+        some = [top for top in table.tops if top.fixed.get("kind") == "vector" and not top.tensors]
+        known = f"{MODULES} is not for a model of the type {table.name}"
+    else:
+        said = about.get("architectures") or [top.name for top in table.tops]
+        some = [top for top in table.tops if top.name in said]
+        known = (
+            f"architectures = {said} cannot be imported, only {', '.join(dict.fromkeys(t.name for t in table.tops))}"
+        )
+    if not some:
+        raise ValueError(known)
+    there = (top for top in some if all(any(map(tensors.find, pair.theirs)) for pair in pairs(top.tensors, ())))
+    return next(there, some[-1])
+
+
+def _config(table: Foreign, about: dict[str, Any], tied: bool) -> dict[str, Any]:
+    """Our settings, as their file has them; and as the tensors are, if not `tied`."""
     for name, value in table.constant.items():
         if (its := _at(about, name)) not in (None, value):
             raise ValueError(f"{name} = {its!r} cannot be expressed, only {value!r}")
-    found = dict(table.fixed)
-    for ours, setting in settings(table).items():
-        its = [get(names, default) for names, default in setting.names.items()]
-        told = " and ".join(f"{name} = {value!r}" for name, value in zip(setting.names, its, strict=True))
-        said = [own for theirs, own in setting.values if theirs == its]
-        if setting.values and not said:
-            known = dict.fromkeys(",".join(map(str, theirs)) for theirs, _ in setting.values)
+    rules = settings(table.settings)
+    found = table.fixed | _told(rules, about)
+    if tied or found.get("tie") in ("none", "inputs"):
+        return found
+    if "tie" not in rules:
+        raise ValueError("its output layer is not the matrix of its embeddings, which regard cannot express")
+    return found | _told({"tie": rules["tie"]}, about | {"tie_word_embeddings": False})
+
+
+def _told(rules: Mapping[str, Setting], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Our settings, for theirs."""
+    found = {}
+    for ours, (names, values) in rules.items():
+        its = [_get(about, name) for name in names]
+        told = " and ".join(f"{name.keys[0]} = {value!r}" for name, value in zip(names, its, strict=True))
+        its = [x - name.more if name.more and type(x) is int else x for name, x in zip(names, its, strict=True)]
+        fits = [
+            (theirs, own)
+            for theirs, own in values
+            if all(a == b or (a == "*" and b is not None) for a, b in zip(theirs, its, strict=True))
+        ]
+        if values and not fits:
+            known = dict.fromkeys(",".join(map(str, theirs)) for theirs, _ in values)
             raise ValueError(f"{told} cannot be expressed, only {', '.join(known)}")
-        if not setting.values and any(other != its[0] for other in its):
+        if not values and any(other != its[0] for other in its):
             raise ValueError(f"{told} differ, which regard cannot express")
-        found[ours] = said[0] if said else its[0]
+        theirs, found[ours] = fits[0] if fits else ([], its[0])
+        for star in (b for a, b in zip(theirs, its, strict=False) if a == "*"):
+            found[ours] = found[ours].replace("*", str(star), 1)
     return found
 
 
-def _load(directory: Path) -> dict[str, Tensor]:
-    path = directory / WEIGHTS
-    if not path.is_file():
-        others = [file.name for file in sorted(directory.glob("*.bin")) + sorted(directory.glob("*.index.json"))]
-        found = f" but {others[0]}, which regard does not open" if others else ""
-        raise ValueError(
-            f"{directory} has no {WEIGHTS}{found}: load it with transformers in a place you trust, and call "
-            f"save_pretrained, which writes one {WEIGHTS}"
-        )
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): copy it again") from error
+def _get(about: Mapping[str, Any], name: Name) -> Any:
+    """What they say under a name, or what stands for it."""
+    value = next((found for key in name.keys if (found := _at(about, key)) is not None), None)
+    if value is not None:
+        return value
+    if not name.default:
+        raise ValueError(f"it has no {name.keys[0]}")
+    times, several, other = name.default.partition("*")
+    return int(times) * _get(about, Name([other], 0, "")) if several else json.loads(name.default)
 
 
-def _ours(path: Path, table: Foreign, tensors: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+def _at(about: Any, key: str) -> Any:
+    """What stands under a key with dots; None if nothing does."""
+    for name in key.split("."):
+        about = about.get(name) if isinstance(about, Mapping) else None
+    return about
+
+
+class _Tensors:
+    """Those of a file, and which of them were looked for."""
+
+    def __init__(self, tensors: dict[str, Tensor], base: str) -> None:
+        self.all, self.base, self.seen = tensors, base, set[str]()
+
+    def find(self, names: list[str]) -> list[Tensor] | None:
+        """Those with these names, or the same without what all begin with."""
+        found = [name if name in self.all else name.removeprefix(self.base) for name in names]
+        if not all(name in self.all for name in found):
+            return None
+        self.seen.update(found)
+        return [self.all[name] for name in found]
+
+    def tied(self, tensors: str) -> bool:
+        """Whether what may be one matrix, the output layer and the embeddings, is one."""
+        outputs = [pair for pair in pairs(tensors, ()) if pair.ours in ("output.weight", "output.tokens.weight")]
+        for pair in outputs:
+            first, *others = [found[0] for names in pair.theirs if (found := self.find(names))] or [torch.empty(0)]
+            if not all(torch.equal(first, other) for other in others):
+                return False
+        return True
+
+    def left(self) -> list[str]:
+        """What nothing has looked for, in words; what follows from their config is none of it."""
+        names = sorted(name for name in self.all.keys() - self.seen if not FOLLOWS.search(name))
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return [f"the tensor {names[0]}{more}, which nothing here reads"] if names else []
+
+
+def _ours(path: Path, table: Foreign, top: Top, tensors: _Tensors, empty: nn.Module) -> dict[str, Tensor]:
     """The tensors by our names."""
-    empty, state = blank(config).state_dict(), {}
-    for pair in pairs(table.tensors, empty):
+    state, shapes, config = {}, empty.state_dict(), empty.config
+    for pair in _lines(table, top, config, shapes):
+        found = [parts for names in pair.theirs if (parts := tensors.find(names))]
         if "spare" in pair.words:
             continue
-        names = next((names for names in pair.theirs if all(name in tensors for name in names)), None)
-        if names is None:
+        if not found:
             if "optional" in pair.words:
-                state[pair.ours] = torch.zeros(empty[pair.ours].shape)
+                state[pair.ours] = torch.zeros(shapes[pair.ours].shape)
                 continue
-            missing = next(name for name in pair.theirs[0] if name not in tensors)
+            missing = next(name for name in pair.theirs[0] if not tensors.find([name]))
             raise ValueError(f"{path} has no tensor {missing!r}")
-        parts = [tensors[name].float() for name in names]
-        for name, part, expected in zip(names, parts, to_theirs(pair, empty[pair.ours], config), strict=True):
-            if part.shape != expected.shape:
+        expected = to_theirs(pair, shapes[pair.ours], config)
+        for name, part, shape in zip(pair.theirs[0], found[0], expected, strict=True):
+            if part.shape != shape.shape:
                 raise ValueError(
                     f"{path} does not fit its {CONFIG}: {name!r} has the shape {tuple(part.shape)}, not "
-                    f"{tuple(expected.shape)}"
+                    f"{tuple(shape.shape)}"
                 )
-        state[pair.ours] = _permuted(pair.ours, to_ours(pair, parts), table, config, back=True)
+        whole = to_ours(pair, [part.float() for part in found[0]])
+        state[pair.ours] = _permuted(pair.ours, whole, table, config, back=True)
     return state

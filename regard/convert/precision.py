@@ -11,7 +11,12 @@ from regard.files import new_directory, read_whole, write_whole
 from regard.models import storage
 
 DTYPES = {"int8": torch.float32, "bf16": torch.bfloat16, "fp32": torch.float32}  # of all that are not int8
-USED = ("tokenizer.json", "recipe.yaml", "shortlist.safetensors")  # what goes with a model into use
+USED = (
+    "tokenizer.json",
+    "chat_template.jinja",
+    "recipe.yaml",
+    "shortlist.safetensors",
+)  # what goes with a model into use
 
 
 class Sizes(NamedTuple):

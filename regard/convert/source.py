@@ -1,5 +1,6 @@
 """A model directory, read to be written in another format."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -7,11 +8,13 @@ import torch
 from torch import Tensor
 
 from regard.adaptation.change import listed
+from regard.core.outputs import HeadConfig
 from regard.data.tokenizers import Tokenizer
+from regard.files import read_whole
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
 
-TOKENIZER = "tokenizer.json"
+TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
 PAPERS: dict[str, tuple[object, ...]] = {  # the attention of eq. 1, which is all that other programs have
     **dict.fromkeys(("score", "cross_score"), ("dot", None)),
     **dict.fromkeys(("normaliser", "cross_normaliser"), ("softmax", None)),
@@ -24,13 +27,14 @@ class Source(NamedTuple):
 
     model: Any
     tokenizer: Tokenizer
+    task: Mapping[str, Any] = {}  # what it is for, if that is known
+    template: str | None = None  # of a chat
 
     @classmethod
     def load(cls, directory: str | Path) -> "Source":
         """The model of a directory, in fp32, and its tokenizer."""
         path = Path(directory) / TOKENIZER
         model: Any = storage.load(directory, dtype=torch.float32)
-        refuse(model.config, "another program", **PAPERS)
         if any("prune" in change for change in listed(model)):
             raise ValueError(
                 f"{directory} has lost some heads, and other formats have one number of heads for all attentions: "
@@ -44,16 +48,23 @@ class Source(NamedTuple):
                 raise ValueError(
                     f"{path} has {len(tokenizer)} tokens, but the model's {name} is {size}: they do not belong together"
                 )
-        return cls(model, tokenizer)
+        purpose, chat = storage.purpose(directory), Path(directory) / TEMPLATE
+        template = read_whole(chat).decode() if chat.is_file() else None
+        return cls(model, tokenizer, {} if purpose is None else purpose.task, template)
 
     @property
     def config(self) -> Any:
         return self.model.config
 
+    @property
+    def head(self) -> HeadConfig:
+        return getattr(self.model, "head", HeadConfig())
+
     def transformer(self, format: str) -> Transformer:
         """The model, if it is one that a format can have."""
         if type(self.model) is not Transformer:
             raise ValueError(f"a {type(self.model).__name__} model: only a Transformer can be exported to {format}")
+        refuse(self.config, format, **PAPERS)
         return self.model
 
     @property

@@ -13,66 +13,91 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Rust
 
 from regard.checks import need
-from regard.convert.source import TOKENIZER
+from regard.convert.hub import told_by
+from regard.convert.source import TEMPLATE, TOKENIZER
+from regard.convert.tables import Foreign
 from regard.data.tokenizers import MOST, RESERVED, UNKNOWN, Tokenizer, check_ids, no_panic, state
 from regard.data.vocabulary import EOS, SPECIALS, Marks
-from regard.files import read_whole, write_whole
+from regard.files import read_whole, regular_size, write_whole
 
 SETTINGS = "tokenizer_config.json"
 MARIAN = ("source.spm", "vocab.json")
 NEITHER = {"padding": None, "truncation": None}
 
 
-def write(tokenizer: Tokenizer, directory: Path, *, ends: bool) -> None:
-    """Write tokenizer.json and tokenizer_config.json, such that a text gets its end and marks are known as such."""
+def write(tokenizer: Tokenizer, directory: Path, around: str, *, segments: bool = False) -> None:
+    """Write tokenizer.json and tokenizer_config.json, such that a text has around it what belongs there, and marks are
+    known as such. `segments` are told apart where a model does so."""
     theirs, marks = Rust.from_str(tokenizer.rust.to_str()), tokenizer.marks
     named = {name: str(theirs.id_to_token(i)) for name, i in marks._asdict().items() if i is not None}
-    if marks.bos in (marks.pad, marks.eos):  # what a decoder starts with, and no mark of its own
+    if around == "end" and marks.bos in (marks.pad, marks.eos):  # what a decoder starts with: no mark of its own
         del named["bos"]
     theirs.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in named.values()])
-    before = {str(theirs.id_to_token(i)): i for i in theirs.encode("").ids}
-    after = {named["eos"]: marks.need("eos")[0]} if ends else {}
-    theirs.post_processor = processors.TemplateProcessing(
-        " ".join([*before, "$A", *after]), special_tokens=[*(before | after).items()]
-    )
+    if around == "frame":
+        theirs.post_processor = _framed(*_frame(marks), theirs, double=_double(marks), segments=segments)
+    else:
+        before = {str(theirs.id_to_token(i)): i for i in theirs.encode("").ids}
+        after = {named["eos"]: marks.need("eos")[0]} if around else {}
+        theirs.post_processor = processors.TemplateProcessing(
+            " ".join([*before, "$A", *after]), special_tokens=[*(before | after).items()]
+        )
     about: dict[str, Any] = {f"{name}_token": token for name, token in named.items()}
     about |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    about["model_input_names"] = ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
     write_whole(directory / TOKENIZER, theirs.to_str(pretty=True) + "\n")
     write_whole(directory / SETTINGS, json.dumps(about, indent=2) + "\n")
 
 
-def told_by(directory: Path, name: str) -> dict[str, Any]:
-    """What a JSON file of a directory says; nothing if it is not there."""
-    path = directory / name
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(read_whole(path).decode())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return content
+def template(directory: Path) -> str | None:
+    """How a chat is written out, in Jinja, if a directory says so: the first that is the default, or the only one."""
+    path = directory / TEMPLATE
+    found = read_whole(path).decode() if path.is_file() else told_by(directory, SETTINGS).get("chat_template")
+    if isinstance(found, list):
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
 
 
-def read(directory: Path) -> dict[str, Any]:
+def _frame(marks: Marks) -> tuple[int, int]:
+    """What stands before a text that is read as a whole, and after it."""
+    cls = marks.need("bos")[0] if marks.cls is None else marks.cls
+    return cls, marks.need("eos")[0] if marks.sep is None else marks.sep
+
+
+def _double(marks: Marks) -> bool:
+    """Whether two ends stand between two texts, as in RoBERTa."""
+    return marks.cls is not None and marks.cls == marks.bos
+
+
+def _framed(cls: int, sep: int, rust: Rust, *, double: bool, segments: bool) -> processors.PostProcessor:
+    """cls A sep, and of two texts cls A sep B sep, or cls A sep sep B sep."""
+    a, b, second = str(rust.id_to_token(cls)), str(rust.id_to_token(sep)), int(segments)
+    pair = f"{a} $A {b}{f' {b}' if double else ''} $B:{second} {b}:{second}"
+    return processors.TemplateProcessing(f"{a} $A {b}", pair, [(a, cls), (b, sep)])
+
+
+def read(directory: Path, table: Foreign) -> dict[str, Any]:
     """The tokenizer of a directory, as what a tokenizer.json holds."""
-    if content := told_by(directory, TOKENIZER):
-        try:
-            check_ids(content, MOST)
-            with no_panic():  # what they pad and cut to is not carried over
-                return dict(json.loads(Rust.from_str(json.dumps(content | NEITHER)).to_str()))
-        except Exception as error:  # the package raises nothing narrower
-            raise ValueError(f"{directory / TOKENIZER} cannot be read: {error}") from None
-    if all((directory / name).is_file() for name in MARIAN):
-        return _marian(directory)
+    readers = {(TOKENIZER,): _whole, MARIAN: _marian, ("vocab.txt",): _wordpiece, ("vocab.json", "merges.txt"): _merged}
+    for files, reader in readers.items():
+        if all((directory / name).is_file() for name in files) and (table.special or len(files) < 2 or files == MARIAN):
+            return dict(json.loads(reader(directory, table).to_str()))
     raise ValueError(
         f"{directory} has neither {TOKENIZER} nor {' and '.join(MARIAN)}: load its tokenizer with transformers' "
         "AutoTokenizer and call save_pretrained, which writes one"
     )
 
 
-def _marian(directory: Path) -> dict[str, Any]:
+def _whole(directory: Path, table: Foreign) -> Rust:
+    try:
+        check_ids(content := told_by(directory, TOKENIZER), MOST)
+        with no_panic():  # what they pad and cut to is not carried over
+            return Rust.from_str(json.dumps(content | NEITHER))
+    except Exception as error:  # the package raises nothing narrower
+        raise ValueError(f"{directory / TOKENIZER} cannot be read: {error}") from None
+
+
+def _marian(directory: Path, table: Foreign) -> Rust:
     """Marian cuts a text by source.spm, a unigram model, and numbers the pieces by vocab.json."""
     spm = need("sentencepiece.sentencepiece_model_pb2", "convert").ModelProto()
     path = directory / MARIAN[0]
@@ -104,22 +129,68 @@ def _marian(directory: Path) -> dict[str, Any]:
     )  # languages
     end = SPECIALS[EOS]
     rust.post_processor = processors.TemplateProcessing(f"$A {end}", special_tokens=[(end, ids[end])])
-    return dict(json.loads(rust.to_str()))
+    return rust
 
 
-def kept(
-    directory: Path, content: dict[str, Any], about: dict[str, Any], names: Mapping[str, str], *, ends: bool
-) -> Tokenizer:
-    """Their tokenizer with their ids, for a model of which config.json says `about`; `names` are those of its marks.
+def _wordpiece(directory: Path, table: Foreign) -> Rust:
+    """A vocab.txt, cut and cleaned as BERT does."""
+    about, named, path = told_by(directory, SETTINGS), _named(directory, table), directory / "vocab.txt"
+    regular_size(path)
+    with no_panic(path):
+        rust = Rust(models.WordPiece.from_file(str(path), unk_token=named["unk"]))
+    rust.normalizer = normalizers.BertNormalizer(
+        handle_chinese_chars=about.get("tokenize_chinese_chars", True),
+        strip_accents=about.get("strip_accents"),
+        lowercase=about.get("do_lower_case", True),
+    )
+    rust.pre_tokenizer, rust.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece("##")
+    return _finished(rust, named, path)
+
+
+def _merged(directory: Path, table: Foreign) -> Rust:
+    """A vocab.json and a merges.txt: byte-level BPE, as GPT-2 has it."""
+    about, paths = told_by(directory, SETTINGS), [directory / name for name in ("vocab.json", "merges.txt")]
+    for path in paths:
+        regular_size(path)
+    with no_panic(path):
+        rust = Rust(models.BPE.from_file(*map(str, paths)))
+    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=about.get("add_prefix_space", False))
+    rust.decoder = decoders.ByteLevel()
+    return _finished(rust, _named(directory, table), paths[0])
+
+
+def _finished(rust: Rust, named: Mapping[str, str], path: Path) -> Rust:
+    """With what these tokenizers put around a text."""
+    if told_by(path.parent, "added_tokens.json"):
+        raise ValueError(f"{path.parent} has added_tokens.json but no {TOKENIZER}: write one with transformers")
+    if "cls" in named:
+        cls, sep = (rust.token_to_id(named[name]) for name in ("cls", "sep"))
+        if cls is None or sep is None:
+            raise ValueError(f"{path} has no {named['cls']} or no {named['sep']}: name them in {SETTINGS}")
+        double = named["cls"] == named.get("bos")
+        rust.post_processor = _framed(cls, sep, rust, double=double, segments=not double)
+    return rust
+
+
+def kept(directory: Path, content: dict[str, Any], about: dict[str, Any], table: Foreign) -> Tokenizer:
+    """Their tokenizer with their ids, for a model of which config.json says `about`.
 
     No text gives a mark: what is special to them is none of the tokens that a text is searched for, and where a text
     has such a name, it is cut after its first character.
     """
     path, size, pieces = directory / TOKENIZER, about["vocab_size"], _pieces(content)
-    marks = _marks(directory, content, about, names, pieces)
+    marks = _marks(directory, content, about, table, pieces)
     if (most := max([*pieces, *(i for i in marks if i is not None)])) >= size:
         raise ValueError(f"the tokenizer has an id {most}, but vocab_size = {size}")
-    before = _before(path, content, marks.eos if ends else None)
+    before, after, double = _around(path, content)
+    if table.around == "frame":
+        if (*before, *after) != (frame := _frame(marks)):
+            raise ValueError(f"{path}: around a text it puts the tokens {before} and {after}, but regard puts {frame}")
+        before = []  # a frame is for whoever reads a text as a whole: it hangs on what is read with it
+        if double != _double(marks):
+            marks = marks._replace(bos=marks.cls if double else None, eos=marks.sep if double else None)
+    elif after != (expected := [] if not table.around else [marks.eos]):
+        raise ValueError(f"{path}: after a text it puts the tokens {after}, but regard puts {expected} there")
     forced = about.get("forced_bos_token_id")
     if forced is not None and before != [forced]:
         raise ValueError(f"forced_bos_token_id = {forced} forces the first token: set it to null")
@@ -158,23 +229,28 @@ def _pieces(content: dict[str, Any]) -> dict[int, str]:
     return pieces | {token["id"]: token["content"] for token in content["added_tokens"]}
 
 
+def _named(directory: Path, table: Foreign) -> dict[str, str]:
+    """The marks by name, as the tokenizer's own settings say; if they say nothing, as all of this kind have them."""
+    told = told_by(directory, "special_tokens_map.json") | told_by(directory, SETTINGS)
+    found = {name: told.get(f"{name}_token") for name in Marks._fields}
+    found = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
+    return {name: token for name, token in found.items() if isinstance(token, str)} or dict(table.special)
+
+
 def _marks(
-    directory: Path, content: dict[str, Any], about: dict[str, Any], names: Mapping[str, str], pieces: dict[int, str]
+    directory: Path, content: dict[str, Any], about: dict[str, Any], table: Foreign, pieces: dict[int, str]
 ) -> Marks:
     """What config.json says of the marks, and of the others what the tokenizer's own settings say."""
-    ids, told = {piece: i for i, piece in pieces.items()}, told_by(directory, SETTINGS)
-    found: dict[str, int] = {}
-    for name in Marks._fields:
-        token = told.get(f"{name}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        if token in ids:
-            found[name] = ids[token]
+    ids = {piece: i for i, piece in pieces.items()}
+    found = {name: ids[token] for name, token in _named(directory, table).items() if token in ids}
     if (unknown := content["model"].get("unk_id")) is not None:
         found["unk"] = unknown
     elif (token := content["model"].get("unk_token")) in ids:
         found["unk"] = ids[token]
-    for name, key in names.items():
+    for name, key in table.marks.items():
         value = about.get(key.rstrip("?"))
+        if isinstance(value, list) and value:  # of several ends, the tokenizer's
+            value = found[name] if found.get(name) in value else value[0]
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             found[name] = value
         elif not key.endswith("?"):
@@ -182,13 +258,12 @@ def _marks(
     return Marks(**found)
 
 
-def _before(path: Path, content: dict[str, Any], eos: int | None) -> list[int]:
-    """What their tokenizer puts before a text; after it comes the end alone, as ours has it, or nothing."""
+def _around(path: Path, content: dict[str, Any]) -> tuple[list[int], list[int], bool]:
+    """What their tokenizer puts before a text, and after it; and whether what is after it stands twice between two."""
     with no_panic(path):
         rust = Rust.from_str(json.dumps(content))
         bare, whole = (rust.encode("a", add_special_tokens=add).ids for add in (False, True))
+        both = rust.encode("a", "a").ids
     at = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
-    after, expected = whole[at + len(bare) :], [] if eos is None else [eos]
-    if after != expected:
-        raise ValueError(f"{path}: after a text it puts the tokens {after}, but regard puts {expected} there")
-    return list(whole[:at])
+    after = whole[at + len(bare) :]
+    return list(whole[:at]), after, len(both) == len(whole) + len(bare) + 2 * len(after)

@@ -7,7 +7,7 @@ applies W_O; what mixes is a `regard.core.mixers.Mixer`: eq. 1, or what may stan
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -82,6 +82,7 @@ class AttentionConfig:
     d_k: int | None = None
     d_v: int | None = None
     bias: bool = True
+    qkv_bias: bool | None = None  # of W_Q, W_K, W_V: bias, if left out
     output: bool = True  # W_O
     scale: float | None = None  # 1/√d_k
     dropout: float = 0.0
@@ -135,7 +136,7 @@ class MultiHeadAttention(nn.Module):
 
     Self-attention, with one product for queries, keys and values; or, given `d_memory`, attention from x to a
     memory of that width, with one product for keys and values. Without projections, keys and values are both slices
-    of the memory.
+    of the memory. `norm` makes a normalisation of a width, for the queries and keys of each head of a self-attention.
 
     >>> import torch
     >>> attention = MultiHeadAttention(AttentionConfig(d_model=16, heads=4))
@@ -146,7 +147,12 @@ class MultiHeadAttention(nn.Module):
     mix: Mixer
 
     def __init__(
-        self, config: AttentionConfig, *, d_memory: int | None = None, positions: Positions | None = None
+        self,
+        config: AttentionConfig,
+        *,
+        d_memory: int | None = None,
+        positions: Positions | None = None,
+        norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.config, self.cross, self.positions = config, d_memory is not None, positions or Positions()
@@ -160,11 +166,14 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError(f"a memory of width {d_memory} does not divide into {self.heads} heads: use a divisor")
             key_width = self.d_v = self.d_memory // self.heads
         self.widths = [self.heads * self.d_k, self.kv_heads * key_width, self.kv_heads * self.d_v]  # of Q, K, V
+        bias = config.bias if config.qkv_bias is None else config.qkv_bias
         if config.project and d_memory is None:
-            self.query_key_value = linear(config.d_model, *self.widths, bias=config.bias)
+            self.query_key_value = linear(config.d_model, *self.widths, bias=bias)
         elif config.project:
-            self.query = linear(config.d_model, self.widths[0], bias=config.bias)
-            self.key_value = linear(self.d_memory, *self.widths[1:], bias=config.bias)
+            self.query = linear(config.d_model, self.widths[0], bias=bias)
+            self.key_value = linear(self.d_memory, *self.widths[1:], bias=bias)
+        self.query_norm = norm(self.d_k) if norm else None
+        self.key_norm = norm(key_width) if norm else None
         self.__dict__["mix"] = mix = self._mixer(key_width)
         for name, part in mix.named_children():
             self.add_module(name, part)
@@ -237,6 +246,8 @@ class MultiHeadAttention(nn.Module):
         offset = 0 if cache is None else cache.length
         q, k, v = self.split(self.query_key_value(x), self.widths) if self.config.project else (x, x, x)
         q, k, v = _split(q, self.heads), _split(k, self.kv_heads), _split(v, self.kv_heads)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
         q, k = self.positions.rotate(q, offset), self.mix.prepared(self.positions.rotate(k, offset))
         return (q, *cache.extend(k, v)) if isinstance(cache, KeyValues) else (q, k, v)
 

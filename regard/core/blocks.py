@@ -5,6 +5,7 @@ Letters: B batch, T positions, S positions of the memory, d_model width of the m
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -68,7 +69,9 @@ class DecoderLayer(nn.Module):
 
 
 class Stack(nn.Module):
-    """N layers, one after the other; a pre-norm stack ends with a normalisation of its own."""
+    """N layers, one after the other; a pre-norm stack ends with a normalisation of its own, T5's with a factor."""
+
+    scale = 1.0
 
     def __init__(self, layers: Iterable[nn.Module], norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -79,7 +82,8 @@ class Stack(nn.Module):
         """x (B, T, d_model) -> (B, T, d_model); each layer gets its part of the cache and everything else."""
         for i, layer in enumerate(self.layers):
             x = layer(x, *args, **kwargs) if cache is None else layer(x, *args, cache=cache[i], **kwargs)
-        return x if self.norm is None else self.norm(x)
+        x = x if self.norm is None else self.norm(x)
+        return x if self.scale == 1.0 else x * self.scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +102,12 @@ class LayerConfig:
     rope_scaling: str | None = None  # for longer texts than it was trained on: linear:2, llama3:8,1,4,8192
     max_length: int = 1024  # of learned positions, the score location, and what linformer:R projects
     norm: str = "post"  # or pre
-    norm_kind: str = "layer"  # or rms
+    norm_kind: str = "layer"  # rms, rms_offset (its gain is 1 + w)
     norm_eps: float = 1e-5
     feed_forward: str = "relu"  # gelu, gelu_tanh, silu, glu, swiglu, geglu, geglu_tanh, convolution
     bias: bool = True  # in the products of attention and feed-forward
+    qkv_bias: bool | None = None  # in those of queries, keys and values: bias, if left out
+    qk_norm: bool = False  # queries and keys of each head are normalised
     dropout: float = 0.1  # of each sub-layer's output and of the embeddings (§5.4)
     attention_dropout: float = 0.0
     feed_forward_dropout: float = 0.0
@@ -151,6 +157,7 @@ class LayerConfig:
             self.d_k,
             self.d_v,
             bias=self.bias,
+            qkv_bias=self.qkv_bias,
             scale=self.scale,
             dropout=self.attention_dropout,
             backend=self.backend,
@@ -165,7 +172,7 @@ def encoder(c: LayerConfig, layers: int, *, shared: bool = False) -> Stack:
     """Figure 1, left, without the embedding. `shared`: all layers are one."""
     made = [
         EncoderLayer(
-            residual(c, MultiHeadAttention(c.attention, positions=positions), depth),
+            residual(c, _own(c, c.attention, positions), depth),
             residual(c, feed_forward(c, causal=False), depth),
         )
         for positions, depth in _levels(c, 1 if shared else layers, both_ways=True)
@@ -180,7 +187,7 @@ def decoder(
     return Stack(
         (
             DecoderLayer(
-                residual(c, MultiHeadAttention(own or c.attention, positions=positions), depth),
+                residual(c, _own(c, own or c.attention, positions), depth),
                 None if cross is None else residual(c, MultiHeadAttention(cross, d_memory=c.d_model), depth),
                 residual(c, feed_forward(c, causal=True), depth),
             )
@@ -206,6 +213,11 @@ def residual(c: LayerConfig, sublayer: nn.Module, depth: float = 0.0) -> Residua
 def make_norm(c: LayerConfig, width: int | None = None) -> nn.Module:
     """A normalisation of d_model numbers, or so many."""
     return NORMS[c.norm_kind](width or c.d_model, eps=c.norm_eps)
+
+
+def _own(c: LayerConfig, attention: AttentionConfig, positions: Positions) -> MultiHeadAttention:
+    """A self-attention."""
+    return MultiHeadAttention(attention, positions=positions, norm=partial(make_norm, c) if c.qk_norm else None)
 
 
 def feed_forward(c: LayerConfig, *, causal: bool) -> nn.Module:

@@ -29,7 +29,21 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "geglu_tanh": gelu_tanh,
 }
 KERNEL = 3  # positions that a convolution feed-forward sees
-NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+
+
+class OffsetRMSNorm(nn.Module):
+    """RMSNorm whose gain is 1 + weight, as in Gemma."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.zeros(width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., width) -> (..., width)."""
+        return F.rms_norm(x, self.weight.shape, 1 + self.weight, self.eps)
+
+
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "rms_offset": OffsetRMSNorm}
 
 
 def linear(d_in: int, *d_out: int, bias: bool = True) -> nn.Linear:

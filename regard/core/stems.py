@@ -49,11 +49,12 @@ class Embedding(Stem):
     def forward(self, tokens: Tensor, offset: int | Tensor = 0, segments: Tensor | None = None) -> Tensor:
         """tokens (B, T), the first at position `offset`, or each at its own (B, T) -> (B, T, d_model).
 
-        `segments` (B, T) numbers the sentences; left out, all is the first.
+        `segments` (B, T) numbers the sentences; left out, or where there is one vector for all, all is the first.
         """
         x = self.positions.add(self._vectors(tokens) * self.scale, offset)
         if self.segments is not None:
-            x = x + self.segments(tokens.new_zeros(1) if segments is None else segments)
+            apart = segments is not None and self.segments.num_embeddings > 1
+            x = x + self.segments(segments if apart and segments is not None else tokens.new_zeros(1))
         x = self.dropout(x if self.norm is None else self.norm(x))
         return x if self.widen is None else self.widen(x)
 

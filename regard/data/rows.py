@@ -7,9 +7,9 @@ import csv
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import reduce
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 from regard.checks import hint
 from regard.data.text import ABSURD, Skipped, from_json, lines_of, open_bytes
@@ -28,6 +28,7 @@ class RowFiles:
     all; otherwise they come in their order.
     """
 
+    ways: ClassVar[tuple[str, ...]] = WAYS
     parts: ClassVar[tuple[str, ...]] = ("text", "label")
     optional: ClassVar[tuple[str, ...]] = ()
 
@@ -37,50 +38,62 @@ class RowFiles:
     columns: dict[str, int | str] = field(default_factory=dict)  # part -> number from 0, or name
 
     def __post_init__(self) -> None:
-        given = [way for way in WAYS if getattr(self, way)]
+        given = [way for way in self.ways if getattr(self, way)]
         if len(given) != 1:
-            raise ValueError(f"rows come from tsv, csv or jsonl: name one, got {' and '.join(given) or 'none'}")
-        known = (*self.parts, *self.optional)
+            known = f"{', '.join(self.ways[:-1])} or {self.ways[-1]}"
+            raise ValueError(f"rows come from {known}: name one, got {' and '.join(given) or 'none'}")
         for name, place in self.columns.items():
-            if name not in known:
-                raise ValueError(f"columns has {name!r}: {hint(name, known)}")
+            if name not in (*self.parts, *self.optional):
+                raise ValueError(f"columns has {name!r}: {hint(name, (*self.parts, *self.optional))}")
             if isinstance(place, int) and (place < 0 or self.jsonl):
                 raise ValueError(f"columns.{name} = {place}: a number counts from 0, and is not for a jsonl")
 
     @property
     def path(self) -> str:
         """The file."""
-        return self.tsv or self.csv or self.jsonl or ""
+        return str(next(filter(None, (getattr(self, way) for way in self.ways))))
 
     def fingerprint(self) -> str:
         """The same for the same rows, wherever they lie."""
         regular_size(self.path)
-        how = [digest(self.path), [bool(getattr(self, way)) for way in WAYS], self.columns]
-        return hashlib.sha256(json.dumps(how).encode()).hexdigest()
+        how = asdict(self) | {way: bool(getattr(self, way)) for way in self.ways}
+        return hashlib.sha256(json.dumps([digest(self.path), how]).encode()).hexdigest()
 
     def read(self, skipped: Skipped | None = None) -> Iterator[Row]:
         """The rows, in order; one whose first part is blank is left out and counted in `skipped`."""
         regular_size(self.path)  # no pipe: rows are read several times
-        for row in self._objects() if self.jsonl else self._cells():
+        for row in self.rows():
             if str(row[self.parts[0]]).strip():
                 yield row
             elif skipped is not None:
                 skipped.empty += 1
 
+    def rows(self) -> Iterator[Row]:
+        """The rows as they stand in the file, blank ones too."""
+        return self._objects() if self.jsonl else self._cells()
+
+    def _lines(self, stream: IO[bytes]) -> Iterator[tuple[str, str]]:
+        """Where each line stands, for errors, and its text."""
+        for line in lines_of(stream, self.path, ABSURD):
+            where = f"{self.path}, line {line.number}"
+            if not line.whole:
+                raise ValueError(f"{where} has more than {ABSURD:,} bytes: break it up, or shorten it")
+            yield where, line.text
+
     def _objects(self) -> Iterator[Row]:
         places = {name: str(self.columns.get(name, name)) for name in (*self.parts, *self.optional)}
         with open_bytes(self.path) as stream:
-            for line in lines_of(stream, self.path, ABSURD):
-                if line.text.strip():
-                    where = f"{self.path}, line {line.number}"
-                    held = from_json(line.text, where, "; each line holds one object")
+            for where, text in self._lines(stream):
+                if text.strip():
+                    held = from_json(text, where, "; each line holds one object")
                     row = {name: _inside(held, place) for name, place in places.items()}
                     yield self._complete({name: x for name, x in row.items() if x is not None}, where, held)
 
     def _cells(self) -> Iterator[Row]:
         with open_bytes(self.path) as stream:
-            lines = (line.text for line in lines_of(stream, self.path, ABSURD))
-            cells = csv.reader(lines, strict=True) if self.csv else (line.split("\t") for line in lines)
+            lines = (text for _, text in self._lines(stream))
+            ended = (f"{line}\n" for line in lines)  # inside of quotes, an end of a line is a part of the text
+            cells = csv.reader(ended, strict=True) if self.csv else (line.split("\t") for line in lines)
             places: dict[str, int] | None = None
             try:
                 for number, each in enumerate(cells, start=1):

@@ -13,9 +13,10 @@ import json
 import re
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import IO, Any, NamedTuple, TypeVar, cast
 
@@ -86,6 +87,7 @@ class Skipped:
     empty: int = 0  # pairs with a blank side
     long: int = 0  # pairs with a side over max_characters
     cut: int = 0  # lines over max_characters, of which only the beginning was read
+    notes: Counter[str] = field(default_factory=Counter)  # what else there is to say, and of how many
 
     def report(self) -> str:
         """One line for a person, or nothing if nothing was left out.
@@ -100,6 +102,7 @@ class Skipped:
             parts.append(f"skipped {count_of(self.empty + self.long, 'pair')}: {each}")
         if self.cut:
             parts.append(f"cut {count_of(self.cut, 'line')} that went on too long")
+        parts += [f"{n:,} {what}" for what, n in self.notes.items()]
         return "; ".join(parts)
 
 

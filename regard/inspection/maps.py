@@ -3,7 +3,7 @@
 Letters: H heads, T queries, S keys. Rows are queries, columns keys.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -71,8 +71,22 @@ def without_special(whole: AttentionMap) -> AttentionMap:
 
     A row of which nothing is left is zeros. Lengths of the view "norm" are no shares, and stay as they are.
     """
-    rows, columns = (slice(texts[0] == START, len(texts) - (texts[-1] == END)) for texts in (whole.queries, whole.keys))
-    weights = whole.weights[:, rows, columns]
+    rows, columns = (
+        list(range(len(texts)))[slice(texts[0] == START, len(texts) - (texts[-1] == END))]
+        for texts in (whole.queries, whole.keys)
+    )
+    return _only(whole, rows, columns)
+
+
+def without(whole: AttentionMap, marks: Collection[str]) -> AttentionMap:
+    """The same of a map along whose axes stand marks of these names, wherever they do."""
+    rows, columns = ([i for i, text in enumerate(texts) if text not in marks] for texts in (whole.queries, whole.keys))
+    return _only(whole, rows, columns)
+
+
+def _only(whole: AttentionMap, rows: list[int], columns: list[int]) -> AttentionMap:
+    weights = whole.weights[:, rows][:, :, columns]
     if whole.view == "weights":
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-    return replace(whole, weights=weights, queries=whole.queries[rows], keys=whole.keys[columns])
+    queries, keys = [whole.queries[i] for i in rows], [whole.keys[i] for i in columns]
+    return replace(whole, weights=weights, queries=queries, keys=keys)

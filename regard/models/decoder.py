@@ -39,7 +39,8 @@ class Decoder(DecoderOnly, nn.Module):
         self.config, self.head = config, head_config or HeadConfig()
         c = config
         positions = absolute_positions(c.positions, d_model=c.d_model, maximum=c.max_length)
-        self.stem = Embedding(nn.Embedding(c.vocabulary, c.d_model), positions, dropout=c.dropout, scale=1.0)
+        scale = None if c.scale_embedding else 1.0
+        self.stem = Embedding(nn.Embedding(c.vocabulary, c.d_model), positions, dropout=c.dropout, scale=scale)
         self.decoder = blocks.decoder(c, c.layers)
         if self.head.kind == "tokens":
             self.output: nn.Module = nn.Linear(c.d_model, c.vocabulary, bias=False)
@@ -110,6 +111,7 @@ class DecoderConfig(blocks.LayerConfig, _Sizes, Config):
     feed_forward: str = "gelu_tanh"  # relu, gelu, silu, glu, swiglu, geglu, geglu_tanh, convolution
     attention_dropout: float = 0.1
     tie: str = "all"  # the output is the matrix of the embeddings; or none
+    scale_embedding: bool = False  # by √d_model
 
     def __post_init__(self) -> None:
         self.check()

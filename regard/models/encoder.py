@@ -41,7 +41,7 @@ class Encoder(nn.Module):
             absolute_positions(c.positions, d_model=width, maximum=c.max_length),
             segments=nn.Embedding(c.segments, width) if c.segments else None,
             norm=blocks.make_norm(c, width) if c.embedding_norm else None,
-            widen=nn.Linear(width, c.d_model) if width != c.d_model else None,
+            widen=nn.Linear(width, c.d_model) if c.d_embedding else None,
             dropout=c.dropout,
             scale=1.0,
         )
@@ -89,7 +89,7 @@ class EncoderConfig(blocks.LayerConfig, _Sizes, Config):
     feed_forward: str = "gelu"  # relu, gelu_tanh, silu, glu, swiglu, geglu, geglu_tanh, convolution
     attention_dropout: float = 0.1
     segments: int | None = 2  # sentences that are told apart; none: they are not
-    d_embedding: int | None = None  # of the vectors of words: d_model, if left out
+    d_embedding: int | None = None  # of the vectors of words, which are then widened
     embedding_norm: bool = True  # of words plus positions
     shared: bool = False  # all layers are one
     pad: int = 0

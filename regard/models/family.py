@@ -66,17 +66,15 @@ class Config:
                 if size > (most := MOST_COUNTED if name in COUNTED else MOST):
                     raise ValueError(f"{name} = {size}: it must be at most {most:,}")
                 at_least(int(field.default != 0), **{name: size})
-        for name, valid in choices.items():
+        for name, valid in ({"tie": TIES} | choices if "tie" in values else choices).items():
             one_of(valid, **{name: values[name]})
         for name in PROBABILITIES:
             if not 0.0 <= (p := values.get(name, 0.0)) <= 1.0:
                 raise ValueError(f"{name} = {p}: a probability lies in [0, 1]")
-        if "tie" in values:
-            one_of(TIES, tie=values["tie"])
         source, vocabulary = values.get("source_vocabulary"), values.get("vocabulary", math.inf)
-        if source is not None and values["tie"] == "all" and source != vocabulary:
+        if source is not None and (tie := values["tie"]) in ("all", "inputs") and source != vocabulary:
             raise ValueError(
-                f"tie='all' makes one matrix of both vocabularies, but they have {source} and {vocabulary} entries: "
+                f"tie={tie!r} makes one matrix of both vocabularies, but they have {source} and {vocabulary} entries: "
                 "use one joint vocabulary, or tie='target'"
             )
         if (pad := values.get("pad", 0)) >= vocabulary:

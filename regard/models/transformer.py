@@ -16,7 +16,7 @@ from regard.core.masks import causal, padding
 from regard.core.outputs import logits
 from regard.core.positions import absolute_positions
 from regard.core.stems import Embedding, words
-from regard.models.family import Config, Family
+from regard.models.family import TIES, Config, Family
 
 
 class Transformer(EncoderDecoder, nn.Module):
@@ -33,12 +33,13 @@ class Transformer(EncoderDecoder, nn.Module):
         super().__init__()
         self.config = c = config
         target = words(c.vocabulary, c.d_model)
-        source = target if c.tie == "all" else words(c.source_vocabulary or c.vocabulary, c.d_model)
+        source = target if c.tie in ("all", "inputs") else words(c.source_vocabulary or c.vocabulary, c.d_model)
         self.source_embedding = _embedding(c, source)
         self.target_embedding = _embedding(c, target)
         self.encoder = blocks.encoder(c, c.encoder_layers)
         self.decoder = blocks.decoder(c, c.decoder_layers, c.decoder_attention, c.cross_attention)
-        self.output = logits(target, tied=c.tie != "none", bias=c.output_bias)
+        self.decoder.scale = c.d_model**-0.5 if c.scale_output else 1.0
+        self.output = logits(target, tied=c.tie in ("all", "target"), bias=c.output_bias)
 
     def encode(self, source: Tensor) -> "Memory":
         """source (B, S), padded with `pad` -> what the decoder attends to."""
@@ -96,9 +97,10 @@ class TransformerConfig(blocks.LayerConfig, _Sizes, Config):
     heads, d_k, d_v, layers, d_model, d_ff, dropout, positions="learned".
     """
 
-    tie: str = "all"  # which embeddings are one matrix (§3.4): all, target (with the output), none
+    tie: str = "all"  # which embeddings are one matrix (§3.4): all, target (with the output), inputs, none
     scale_embedding: bool = True  # by √d_model (§3.4)
     embedding_norm: bool = False  # of words plus positions, as in BART
+    scale_output: bool = False  # what the output layer reads, by 1/√d_model, as in T5
     output_bias: bool = False  # a number for each word, added to its logit
     cross_score: str | None = None  # of attention to the memory: score, if left out
     cross_normaliser: str | None = None  # normaliser, if left out; or monotonic, chunkwise:W
@@ -106,7 +108,7 @@ class TransformerConfig(blocks.LayerConfig, _Sizes, Config):
     pad: int = 0
 
     def __post_init__(self) -> None:
-        self.check()
+        self.check(tie=(*TIES, "inputs"))
         self.check_layers("self_attention" if self.decoder_self_attention is None else "decoder_self_attention")
         self.decoder_attention, self.cross_attention  # noqa: B018  check scores and normalisers
 
@@ -157,8 +159,28 @@ class TransformerConfig(blocks.LayerConfig, _Sizes, Config):
         return cls(vocabulary, d_model=1024, d_ff=4096, heads=16, dropout=0.3).but(**changes)
 
 
+def t5_small(vocabulary: int = 32_128, **changes: Any) -> TransformerConfig:
+    """T5 of Raffel et al. (2020), the smallest: 61 million parameters."""
+    own = {"positions": "t5", "norm": "pre", "norm_kind": "rms", "norm_eps": 1e-6, "bias": False, "scale": 1.0}
+    ends = {"scale_embedding": False, "scale_output": True}
+    return TransformerConfig(vocabulary).but(**own, **ends, d_k=64, d_v=64).but(**changes)
+
+
+def flan_t5_small(vocabulary: int = 32_128, **changes: Any) -> TransformerConfig:
+    """T5 v1.1, which Flan (Chung et al., 2022) has: 77 million parameters."""
+    own = t5_small(vocabulary, feed_forward="geglu_tanh", tie="inputs", scale_output=False)
+    return own.but(encoder_layers=8, decoder_layers=8, heads=6, d_ff=1024).but(**changes)
+
+
+def bart_base(vocabulary: int = 50_265, **changes: Any) -> TransformerConfig:
+    """BART of Lewis et al. (2020): 139 million parameters."""
+    own = TransformerConfig(vocabulary, d_model=768, d_ff=3072, heads=12, feed_forward="gelu", positions="learned")
+    return own.but(embedding_norm=True, scale_embedding=False, output_bias=True).but(**changes)
+
+
 FAMILY = Family(
     TransformerConfig,
     Transformer,
-    {name: getattr(TransformerConfig, name) for name in ("tiny", "shallow", "small", "base", "big")},
+    {name: getattr(TransformerConfig, name) for name in ("tiny", "shallow", "small", "base", "big")}
+    | {"t5-small": t5_small, "flan-t5-small": flan_t5_small, "bart-base": bart_base},
 )

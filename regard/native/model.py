@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.generation import DecoderOnly, room_after, room_beside
-from regard.core.layers import FeedForward, GatedFeedForward, Residual
+from regard.core.layers import FeedForward, GatedFeedForward, OffsetRMSNorm, Residual
 from regard.core.positions import Learned, Positions, Rotary, Sinusoidal, sinusoid
 from regard.core.quantised import Int8Embedding, Int8Linear
 from regard.core.stems import Embedding
@@ -27,6 +27,7 @@ from regard.native import build
 from regard.native.build import UnsupportedError
 from regard.native.rows import NativeRows
 
+NORMS = nn.LayerNorm | nn.RMSNorm | OffsetRMSNorm
 ACTIVATIONS: dict[Any, int] = {F.relu: 0, F.gelu: 1, F.silu: 2, torch.sigmoid: 3, torch.tanh: 5}
 GELU_BY_TANH = 4
 
@@ -94,12 +95,16 @@ class Laid:
                 raise UnsupportedError(f"a {type(model).__name__} model has other layers")
         if any((layer.cross_attention is None) != self.half for layer in decoder.layers):
             raise UnsupportedError("its attentions to a source are not those of its family")
+        if encoder.scale != 1.0 or decoder.scale != 1.0:
+            raise UnsupportedError("what its output layer reads is scaled")
         modules, layers = list(model.modules()), [*encoder.layers, *decoder.layers]
         attentions = [m for m in modules if isinstance(m, MultiHeadAttention)]
         for c in (m.config for m in attentions):
             if (c.score, c.normaliser, c.project, c.kind) != ("dot", "softmax", True, "full"):
                 raise UnsupportedError(f"{c.kind} attention by {c.score} score and {c.normaliser}")
-        eps = _all("normalisations", "eps", (m.eps for m in modules if isinstance(m, nn.LayerNorm | nn.RMSNorm)))
+        if any(m.query_norm is not None for m in attentions):
+            raise UnsupportedError("its queries and keys are normalised")
+        eps = _all("normalisations", "eps", (m.eps for m in modules if isinstance(m, NORMS)))
         place = _all("normalisations", "place", (m.place for m in modules if isinstance(m, Residual)))
         d_k, d_v, scale = _all("attentions", "shape", ((m.d_k, m.d_v, m.config.scale) for m in attentions))
         networks = ((_activation(f), f.outer.in_features) for f in (layer.feed_forward.sublayer for layer in layers))
@@ -188,12 +193,12 @@ class Laid:
     def _norm(self, norm: nn.Module | None, d: int) -> build.Norm:
         if norm is None:
             return build.Norm()
-        if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
+        if not isinstance(norm, NORMS):
             raise UnsupportedError(f"a {type(norm).__name__}")
         if norm.weight is None:
             raise UnsupportedError(f"a {type(norm).__name__} without a gain")
-        gain = norm.weight.float()
-        if isinstance(norm, nn.RMSNorm):
+        gain = norm.weight.float() + (1 if isinstance(norm, OffsetRMSNorm) else 0)
+        if not isinstance(norm, nn.LayerNorm):
             return build.Norm(self._address(gain, d), None)
         bias = torch.zeros_like(gain) if norm.bias is None else norm.bias.float()
         return build.Norm(self._address(gain, d), self._address(bias, d))

@@ -5,10 +5,9 @@ import math
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from regard.data.batching import Batch, token_batches
+from regard.data.batching import token_batches
 from regard.data.corpora import CORPORA
 from regard.files import alone_in, discard, vacant, write_whole
 from regard.models import storage
@@ -34,7 +33,7 @@ from regard.training.journal import Journal
 from regard.training.loop import Learner, load_parameters
 from regard.training.run import UNKNOWN, Event, Finished, Trainer, Validation
 from regard.training.schedules import schedule
-from regard.training.stream import Collate, stream
+from regard.training.stream import stream
 
 SHOWN = 5  # held-out sentences shown at the end
 # What cannot change in a run that has begun. Of batch_tokens and seed follows which rows are still to come.
@@ -83,8 +82,12 @@ def train(
             task = data.task
             length, collate = task.length(recipe), task.collate(data.tokenizer, 0.0)
             objective = task.objective(model, recipe.train.smoothing, data.tokenizer)
-            probe = partial(_longest, collate, len(data.tokenizer), len(data.train.columns), length)
-            found = largest_batch(objective, recipe.train, here, length=length, probe=probe)
+            (row,) = task.corpus(data.train).rows(np.zeros(1, np.int64))
+            ragged = [column.ragged for column in data.train.columns.values()]
+            example = stretched(row, ragged, length - 1)
+            found = largest_batch(
+                objective, recipe.train, here, length=length, probe=lambda rows: collate([example] * rows, Random(0))
+            )
             recipe = replace(recipe, train=replace(recipe.train, batch_tokens=found))
             say.line("batches", f"of {found:,} tokens, the largest that fit in memory (train.batch_tokens={found})")
         run = _Run(recipe, directory, data, model, here)
@@ -297,10 +300,14 @@ def _introduce(say: Display, name: str, recipe: Recipe, data: Prepared, model: n
         say.line("model", f"begins as {recipe.model.base}; new: {', '.join(new)}")
 
 
-def _longest(collate: Collate, vocabulary: int, columns: int, length: int, rows: int) -> Batch:
-    """So many examples of the greatest length."""
-    ids = torch.randint(4, vocabulary, (length - 1,)).numpy()
-    return collate([(ids,) * columns] * rows, Random(0))
+def stretched(row: Sequence[Any], ragged: Sequence[bool], length: int) -> tuple[Any, ...]:
+    """An example with its ragged columns, and what goes along with one, repeated to a length.
+
+    >>> stretched((np.array([5, 6]), np.array([0, 1]), np.array([9])), (True, False, False), 3)
+    (array([5, 6, 5]), array([0, 1, 0]), array([9]))
+    """
+    sizes = {len(values) for values, of_text in zip(row, ragged, strict=True) if of_text}
+    return tuple(np.resize(values, length) if len(values) in sizes else values for values in row)
 
 
 @contextmanager

@@ -54,9 +54,10 @@ def inspect(
         said = predictor.hypotheses(text, split=split, keep=False)[0].text if target is None else target
         title = " → ".join(predictor.tokenizer.joined(each.strip()) for each in (text, said))
     else:
-        for option, given in {"--target": target is not None, "--words": words, "--split": split is not None}.items():
+        for option, given in {"--target": target is not None, "--split": split is not None}.items():
             if given:
-                raise ValueError(f"{option} is for translations, and {model} goes on with a text: leave it out")
+                raise ValueError(f"{option} is for translations, and {model} reads one text: leave it out")
+        how["words"] = words
         last = [*attentions(predictor.model)][-1:] if drawn_alone else "*"
         maps, title = predictor.attention(text, names=names or last, **how), text.strip()
     if kind in NUMBERS:

@@ -20,7 +20,7 @@ from regard.inspection.axes import END
 from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap, attention_page
 from regard.tasks.asks import Completion, Followed, Prompt, ReachError, Score, Writing, short
-from regard.tasks.searching import Searcher
+from regard.tasks.searching import Searcher, in_words
 
 SCORED = 4_096  # tokens that are scored at a time
 Streamed = abc.Generator[str, None, Completion]
@@ -166,11 +166,13 @@ class Generator(Searcher):
         names: str | Sequence[str] = "*",
         heads: Sequence[int] | None = None,
         view: str = "weights",
+        words: bool = False,
         special: bool = True,
     ) -> list[AttentionMap]:
         """What every head looks at while the model reads a text, and says at each token what comes next.
 
-        Rows are named by what comes next, the last by the end; without `special`, start and end are left out.
+        Rows are named by what comes next, the last by the end; without `special`, start and end are left out. `words`
+        puts sub-words together.
         """
         ids = self.ids(text)
         if not (special or ids[1:]):
@@ -178,6 +180,7 @@ class Generator(Searcher):
         inputs = {"tokens": torch.tensor([ids], device=self.device)}
         start, *rest = self.tokenizer.pieces(ids)
         how: Any = {"names": names, "heads": heads, "view": view, "start": start}
+        how["words"] = {"tokens": in_words(self.tokenizer, ids[1:])} if words else None
         maps = attention_maps(self.model, inputs, {"tokens": [*rest, END]}, **how)
         return maps if special else list(map(without_special, maps))
 

@@ -155,7 +155,7 @@ class Masking(OverText):
     unit: str = MaskConfig.unit
     relation: str = MaskConfig.relation
 
-    name, called = "mask", "masked language"
+    name, called, verb = "mask", "masked language", "fill"
     sections = Sections(MaskConfig, TextConfig, FillUse, Guessing)
     marks = ("mask",)
 

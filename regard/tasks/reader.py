@@ -15,8 +15,13 @@ from torch import Tensor, nn
 from regard.core.generation import of_like_length, padded
 from regard.data.batching import Batch
 from regard.data.tokenizers import Tokenizer
+from regard.data.vocabulary import Marks
+from regard.inspection.maps import attention_maps, without
+from regard.inspection.page import AttentionMap, attention_page
+from regard.inspection.words import Words
 from regard.native import NativeReader
 from regard.tasks.engines import Engines
+from regard.tasks.searching import in_words
 
 TOKENS = 4_096  # that are read together
 STRIDE = 0.5  # of a window is new, where a text is read in several
@@ -30,6 +35,17 @@ class Given:
     pair: str | None = None
     place: str = ""  # where it stands, for errors
     id: object = None  # whatever its owner knows it by
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a text."""
+
+    text: str
+    start: int  # its first character in the text
+    end: int  # and the one after its last
+    probability: float
+    label: str = ""  # what it is
 
 
 class Framed(NamedTuple):
@@ -82,25 +98,9 @@ class Reader(Engines):
         found = []
         for ask, ids in zip(asks, texts, strict=True):
             pair = next(pairs) if ask.pair is not None else None
-            found.append(list(self._windows(ask, ids, pair, room)))
+            longest = None if self.longest is None else self.longest - room
+            found.append(list(windows(self.tokenizer.marks, ids, pair, longest, ask.place or repr(ask.text[:40]))))
         return found
-
-    def _windows(self, ask: Given, ids: list[int], pair: list[int] | None, room: int) -> Iterator[Framed]:
-        around = self.tokenizer.marks.around
-        own = len(around([], None if pair is None else [])[0]) + room  # marks
-        whole, fixed = (ids, []) if pair is None else (pair, ids)
-        most = None if self.longest is None else self.longest - own - len(fixed)
-        if most is not None and most < 1:
-            where = ask.place or repr(ask.text[:40])
-            raise ValueError(f"{where} has {len(ids)} tokens, the model reads {self.longest} at most: shorten it")
-        step = max(1, len(whole) if most is None else int(most * STRIDE))
-        for start in range(0, max(1, len(whole)), step):
-            part = whole[start:] if most is None else whole[start : start + most]
-            framed, segments = around(part) if pair is None else around(ids, part)
-            begins = 1 if pair is None else len(framed) - 1 - len(part)
-            yield Framed(framed, segments, start, begins, len(part))
-            if start + len(part) >= len(whole):
-                break
 
     def outputs(self, read: Sequence[Framed]) -> list[Tensor]:
         """What the head says of each: (C,), (d,), or (T, C) of its own length; the mean of all models."""
@@ -129,6 +129,71 @@ class Reader(Engines):
             return found
 
         return outputs
+
+    def attention(
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        names: str | Sequence[str] = "*",
+        heads: Sequence[int] | None = None,
+        view: str = "weights",
+        words: bool = False,
+        special: bool = True,
+    ) -> list[AttentionMap]:
+        """What every head looks at while the model reads a text, or a pair; of a long one, its first window.
+
+        `words` puts sub-words together; without `special`, marks are left out.
+        """
+        read = self.framed([Given(text, pair)])[0][0]
+        inputs = batched([read], 0, self._told_apart).to(self.device).inputs
+        pieces, silent = self.tokenizer.pieces(read.ids), self.tokenizer.silent
+        own = {"tokens": pieces}
+        grouped = None
+        if words:
+            known = in_words(self.tokenizer, read.ids)
+            grouped = {"tokens": Words(known.of[:-1], known.texts[:-1])}
+        how: Any = {"names": names, "heads": heads, "view": view, "words": grouped}
+        maps = attention_maps(self.model, inputs, own, **how)
+        if special:
+            return maps
+        marks = {self.tokenizer.pieces([i])[0] for i in silent}
+        return [without(each, marks) for each in maps]
+
+    def attention_page(self, text: str, pair: str | None = None) -> str:
+        """A self-contained HTML page of every head while the model reads a text."""
+        return attention_page(self.attention(text, pair), title=text[:60])
+
+
+def windows(
+    marks: Marks, ids: list[int], pair: list[int] | None = None, longest: int | None = None, place: str = "a text"
+) -> Iterator[Framed]:
+    """A text with its marks as a model reads it that reads so many tokens: in one window, or in several; of a pair, the
+    second text is, beside the whole first one.
+
+    >>> [(w.ids, w.first, w.begins) for w in windows(Marks(cls=7, sep=8), [1, 2, 3], longest=4)]
+    [([7, 1, 2, 8], 0, 1), ([7, 2, 3, 8], 1, 1)]
+    """
+    own = len(marks.around([], None if pair is None else [])[0])
+    whole, fixed = (ids, []) if pair is None else (pair, ids)
+    most = None if longest is None else longest - own - len(fixed)
+    if most is not None and most < 1:
+        raise ValueError(f"{place} has {len(ids)} tokens, the model reads {longest} at most: shorten it")
+    step = max(1, len(whole) if most is None else int(most * STRIDE))
+    for start in range(0, max(1, len(whole)), step):
+        part = whole[start:] if most is None else whole[start : start + most]
+        framed, segments = marks.around(part) if pair is None else marks.around(ids, part)
+        begins = 1 if pair is None else len(framed) - 1 - len(part)
+        yield Framed(framed, segments, start, begins, len(part))
+        if start + len(part) >= len(whole):
+            break
+
+
+def check_length(recipe: Any) -> None:
+    """Refuse a recipe whose model cannot read what its batches hold."""
+    longest, needed = recipe.model.build(2**16).longest, recipe.data.max_length
+    if longest is not None and longest < needed:
+        raise ValueError(f"model.max_length = {longest}: it must hold the {needed} tokens of data.max_length")
 
 
 def batched(read: Sequence[Framed], pad: int, segments: bool) -> Batch:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from regard.data.sentences import UNSPACED
 from regard.data.spelling import whole
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
@@ -14,8 +16,22 @@ from regard.decoding.ensemble import Ensemble
 from regard.decoding.module import Generative, Module
 from regard.decoding.protocol import Hypothesis, Request, Searchable, SearchConfig
 from regard.decoding.rescoring import turned
+from regard.inspection.axes import END
+from regard.inspection.words import Words, added
+from regard.inspection.words import words as words_of
 from regard.native import Native, Shortlists
 from regard.tasks.engines import Engines
+
+
+def in_words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
+    """The words that some ids make, and the end symbol."""
+    pieces, groups = tokenizer.pieces(ids), dict[int, list[int]]()
+    of = words_of(map(added, pieces, [None, *pieces], repeat(tokenizer.kind)), UNSPACED)
+    for word, id in zip(of, ids, strict=True):
+        groups.setdefault(word, []).append(id)
+    texts = zip(tokenizer.decode_batch(groups.values()), groups.values(), strict=True)
+    read = [text.strip() or "".join(tokenizer.pieces(group)) for text, group in texts]
+    return Words([*of, len(read)], [*read, END])
 
 
 class Searcher(Engines):

@@ -25,6 +25,8 @@ TASKS = {
     "translate": "regard.tasks.translate",
     "generate": "regard.tasks.generate",
     "classify": "regard.tasks.classify",
+    "tag": "regard.tasks.tag",
+    "answer": "regard.tasks.answer",
     "embed": "regard.tasks.embed",
     "mask": "regard.tasks.mask",
     "denoise": "regard.tasks.denoise",
@@ -87,6 +89,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     called: ClassVar[str]  # a model for it: a translation model
+    verb: ClassVar[str] = ""  # by which such a model is used, if it is not the task's name
     sections: ClassVar[Sections]
     row: ClassVar[str]  # what an example is called: pair
     rows: ClassVar[str]  # and several

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any, cast, overload
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import nn
 from regard.core.generation import EncoderDecoder
 from regard.data.batching import collate
 from regard.data.kept import Links
-from regard.data.sentences import FULL, UNSPACED, stopped, unstopped
+from regard.data.sentences import FULL, stopped, unstopped
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import scoring
 from regard.decoding.beam import length_penalty
@@ -26,8 +26,7 @@ from regard.inspection.alignment import align_words, attends_to_source, source_a
 from regard.inspection.axes import END
 from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap, attention_page
-from regard.inspection.words import Words, added, words_of_prefixes, words_of_spans
-from regard.inspection.words import words as words_of
+from regard.inspection.words import words_of_prefixes, words_of_spans
 from regard.tasks.asks import (
     Alternative,
     Answer,
@@ -44,7 +43,7 @@ from regard.tasks.asks import (
     windows,
 )
 from regard.tasks.requesting import in_parts, requested
-from regard.tasks.searching import Searcher
+from regard.tasks.searching import Searcher, in_words
 
 ALIGNED = 2_048  # tokens whose attention is held at a time
 
@@ -238,7 +237,7 @@ class Translator(Searcher):
             self.model,
             batch.inputs,
             {name: [*self.tokenizer.pieces(each), END] for name, each in ids.items()},
-            words={name: self._in_words(each) for name, each in ids.items()} if words else None,
+            words={name: in_words(self.tokenizer, each) for name, each in ids.items()} if words else None,
             names=names,
             heads=heads,
             view=view,
@@ -385,16 +384,6 @@ class Translator(Searcher):
     def _words(self, ids: list[int]) -> list[int]:
         """The word of its text that each of some ids is a part of."""
         return words_of_prefixes(self.tokenizer.decode_batch([ids[: i + 1] for i in range(len(ids))]))
-
-    def _in_words(self, ids: list[int]) -> Words:
-        """The words that some ids make, and the end symbol."""
-        pieces, groups = self.tokenizer.pieces(ids), dict[int, list[int]]()
-        of = words_of(map(added, pieces, [None, *pieces], repeat(self.tokenizer.kind)), UNSPACED)
-        for word, id in zip(of, ids, strict=True):
-            groups.setdefault(word, []).append(id)
-        texts = zip(self.tokenizer.decode_batch(groups.values()), groups.values(), strict=True)
-        read = [text.strip() or "".join(self.tokenizer.pieces(group)) for text, group in texts]
-        return Words([*of, len(read)], [*read, END])
 
     def _aligned(
         self, given: Iterable[tuple[str, list[int], list[int], list[int]]], layer: int | None = None

@@ -51,6 +51,7 @@ class TrainConfig:
     checkpoint_every: int | None = None  # steps between checkpoints; instead of checkpoint_minutes
     keep: int = 2  # checkpoints
     patience: int | None = None  # validations without a better score before stopping early
+    freeze: tuple[str, ...] = ()  # parameters that stay as they are, by name: stem.*, encoder.layers.[0-3].*
     distributed: str = "ddp"  # how several processes share the work: ddp, fsdp
 
     def __post_init__(self) -> None:

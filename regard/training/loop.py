@@ -22,7 +22,7 @@ from regard.native.training import kernels
 from regard.training.config import TrainConfig
 from regard.training.distributed import CPU, World, like, not_yet, share, whole
 from regard.training.objectives import NextToken, Objective
-from regard.training.optimisers import Average, OptimiserConfig, build, set_learning_rate
+from regard.training.optimisers import Average, OptimiserConfig, build, freeze, set_learning_rate
 from regard.training.parallel import Shards
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -63,6 +63,7 @@ class Learner:
         model = objective.model
         self.model, self.schedule, self.config, self.world = model, schedule, config, world or World()
         self.steps, self.damping = 0, 1.0
+        freeze(model, config.freeze)
         device, several, name = self.world.device, self.world.size > 1, config.optimiser.name
         sharded = several and config.distributed == "fsdp"
         if sharded and config.precision == "fp16":

@@ -4,6 +4,7 @@ Each is a `torch.optim.Optimizer` whose state is tensors and numbers. The learni
 until `set_learning_rate`.
 """
 
+import fnmatch
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,12 +35,17 @@ class OptimiserConfig:
     adam_ratio: float = 0.6  # muon: the learning rate of what Adam trains, as a share of the matrices'
     scale_parameter: bool = False  # adafactor: steps in proportion to the size of the parameter
     relative_step: bool = False  # adafactor: min(0.01, 1/√step) in place of the schedule
+    layer_decay: float = 1.0  # adamw: the learning rate of each layer, as a share of that above; 1: all alike
 
     def __post_init__(self) -> None:
         one_of(OPTIMISERS, optimiser=self.name)
         share(whole=False, momentum=self.momentum, **{f"betas[{i}]": beta for i, beta in enumerate(self.betas)})
         above(0, eps=self.eps, adam_ratio=self.adam_ratio)
         at_least(0, weight_decay=self.weight_decay)
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay = {self.layer_decay}: it is above 0 and at most 1")
+        if self.layer_decay != 1 and self.name != "adamw":
+            raise ValueError(f"layer_decay = {self.layer_decay} is for adamw: set it to 1 for {self.name}")
         if self.name == "adam" and self.weight_decay:
             raise ValueError(f"weight_decay = {self.weight_decay} does nothing in adam: use adamw, or set it to 0")
 
@@ -71,6 +77,8 @@ def build(model: nn.Module, config: OptimiserConfig) -> torch.optim.Optimizer:
         {"params": [p for p in rest if p.dim() > 1 and p not in tables], "weight_decay": c.weight_decay},
         {"params": [p for p in rest if p.dim() <= 1 or p in tables], "weight_decay": 0.0},
     ]
+    if c.layer_decay != 1:
+        groups = [part for group in groups for part in _by_depth(model, group, c.layer_decay)]
     if c.name == "adamw":
         return torch.optim.AdamW(groups, lr=0.0, betas=c.betas, eps=c.eps, fused=True)
     if c.name == "adafactor":
@@ -82,6 +90,42 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     """The learning rate of the steps to come; a group with a `ratio` gets that share of it."""
     for group in optimiser.param_groups:
         group["lr"] = rate * group.get("ratio", 1.0)
+
+
+def _by_depth(model: nn.Module, group: dict[str, Any], decay: float) -> Iterator[dict[str, Any]]:
+    """The parameters of a group by how deep they lie: embeddings below the first layer, the head above the last."""
+    held = [getattr(module, "layers", None) for module in model.modules()]
+    stacks = [layers for layers in held if isinstance(layers, nn.ModuleList)]
+    top = max(map(len, stacks), default=0) + 1
+    depths: dict[Tensor, int] = {p: 0 for p in model.parameters() if p in _tables(model)}
+    for stack in stacks:
+        for i, layer in enumerate(stack, start=1):
+            depths |= {p: i for p in layer.parameters() if p not in depths}
+    stem = {
+        p for name, p in model.named_parameters() if name.startswith(("stem.", "source_embedding", "target_embedding"))
+    }
+    for depth in range(top + 1):
+        some = [p for p in group["params"] if depths.get(p, 0 if p in stem else top) == depth]
+        if some:
+            yield {**group, "params": some, "ratio": decay ** (top - depth)}
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Leave parameters as they are whose names are like these: stem.*, encoder.layers.[0-3].*
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> freeze(model, ["0.*"])
+    >>> [name for name, p in model.named_parameters() if p.requires_grad]
+    ['1.weight', '1.bias']
+    """
+    names = dict(model.named_parameters())
+    for pattern in patterns:
+        if not (found := fnmatch.filter(names, pattern)):
+            raise ValueError(
+                f"train.freeze = {pattern!r}: no parameter is called so; there are {', '.join(list(names)[:3])}, ..."
+            )
+        for name in found:
+            names[name].requires_grad_(False)
 
 
 def _tables(model: nn.Module) -> set[Tensor]:

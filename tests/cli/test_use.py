@@ -641,8 +641,8 @@ def test_an_output_is_no_longer_than_its_limit(translator: Translator, search: d
 
 PROMPT = """
 import sys
-from regard.cli.bulk import Reader
-print(list(ask.text for ask in Reader([__import__("pathlib").Path("-")], jsonl=False, errors="strict")))
+from regard.cli.bulk import Input
+print(list(ask.text for ask in Input([__import__("pathlib").Path("-")], jsonl=False, errors="strict")))
 """
 
 

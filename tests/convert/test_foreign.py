@@ -301,7 +301,7 @@ def test_a_language_model_may_have_a_pad(tmp_path: Path, name: str) -> None:
     [
         (gpt_tiny, {"norm": "post"}, "no model with norm = 'post' .in gpt2 it is 'pre'"),
         (gpt_tiny, {"scale": 0.5}, "no model with scale = 0.5 .in gpt2 it is None"),
-        (llama_tiny, {"rope_scaling": "linear:2"}, "no model with rope_scaling = 'linear:2' .in llama it is None"),
+        (llama_tiny, {"bias": True}, "no model with bias = True .in llama it is False"),
     ],
 )
 def test_a_language_model_that_theirs_is_not_is_named(tmp_path: Path, preset: Any, change: Any, message: str) -> None:

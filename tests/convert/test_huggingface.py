@@ -139,7 +139,7 @@ def test_a_model_of_transformers_writes_the_same_here(
     theirs = foreign_model(architecture, tmp_path / "hf", len(tokenizer), **ids | changes)
     if PAD in never:
         (tmp_path / "hf" / "generation_config.json").write_text(json.dumps({"bad_words_ids": [[0]]}))
-    write(tokenizer, tmp_path / "hf", ends=True)
+    write(tokenizer, tmp_path / "hf", "end")
     import_(tmp_path / "hf", out)
     ours, learnt = load(out), Tokenizer.load(out / "tokenizer.json")
     assert learnt.marks == Marks(pad=0, bos=start, eos=2, unk=3)
@@ -198,8 +198,8 @@ def test_what_cannot_be_expressed_is_named(
     ("changes", "message"),
     [
         (
-            {"model_type": "t5"},
-            "config.json: model_type = 't5' cannot be imported, only marian, pegasus, bart, mbart, gpt2, llama",
+            {"model_type": "opt"},
+            "config.json: model_type = 'opt' cannot be imported, only marian, pegasus, bart, mbart, t5, gpt2, llama, ",
         ),
         ({"decoder_ffn_dim": 99}, "encoder_ffn_dim = 48 and decoder_ffn_dim = 99 differ, which regard cannot express"),
         ({"activation_function": "tanh"}, "activation_function = 'tanh' cannot be expressed, only relu, gelu, silu"),
@@ -224,12 +224,30 @@ def test_a_directory_that_cannot_be_imported_is_named(
     assert not (tmp_path / "out").exists()
 
 
-def test_files_that_are_missing_are_named_and_no_pickle_is_opened(build: Callable[..., Path], tmp_path: Path) -> None:
+class Evil:
+    """What touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+def test_files_that_are_missing_are_named_and_a_pickle_runs_no_code(build: Callable[..., Path], tmp_path: Path) -> None:
     hf = tmp_path / "hf"
     export(build(), hf, "hf")
-    (hf / "model.safetensors").rename(hf / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"no model.safetensors but pytorch_model.bin, which regard does not open"):
+    tensors = load_file(hf / "model.safetensors")
+    (hf / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"hf has no model.safetensors, nor pytorch_model.bin: load it with"):
         import_(hf, tmp_path / "out")
+    for content in (Evil(tmp_path / "ran"), {"w": Evil(tmp_path / "ran")}, [1], {"w": 1}):
+        torch.save(content, hf / "pytorch_model.bin")
+        with pytest.raises(ValueError, match=r"pytorch_model.bin is damaged, or holds more than tensors, which regard"):
+            import_(hf, tmp_path / "out")
+    assert not (tmp_path / "ran").exists()
+    torch.save(tensors, hf / "pytorch_model.bin")
+    import_(hf, tmp_path / "opened")
     (hf / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"neither tokenizer.json nor source.spm and vocab.json: load its tokenizer"):
         import_(hf, tmp_path / "out")

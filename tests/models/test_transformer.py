@@ -382,9 +382,9 @@ def test_every_parameter_learns_from_the_chunked_loss_as_from_the_logits() -> No
     [
         ({"positions": "rotary"}, "positions = 'rotary': choose none, .*rope"),
         ({"norm": "sandwich"}, "norm = 'sandwich': choose post or pre"),
-        ({"norm_kind": "batch"}, "norm_kind = 'batch': choose layer or rms"),
+        ({"norm_kind": "batch"}, "norm_kind = 'batch': choose layer, rms or rms_offset"),
         ({"feed_forward": "tanh"}, "feed_forward = 'tanh': choose relu, gelu, silu, .*convolution"),
-        ({"tie": "source"}, "tie = 'source': choose all, target or none"),
+        ({"tie": "source"}, "tie = 'source': choose all, target, none or inputs"),
         ({"backend": "flash"}, "backend = 'flash': choose auto"),
         ({"source_vocabulary": 30}, "they have 30 and 23 entries: use one joint vocabulary, or tie='target'"),
         ({"heads": 3}, "d_model = 16 does not divide into 3 heads"),

@@ -108,11 +108,16 @@ def test_inspect_writes_what_a_language_model_reads(model: Path, tmp_path: Path,
     assert path.stat().st_size
 
 
+def test_inspect_puts_the_words_of_a_language_model_together(model: Path, tmp_path: Path) -> None:
+    run("inspect", model, "a dog runs", "-o", tmp_path / "map.csv", "--words", "--hide-special")
+    rows = (tmp_path / "map.csv").read_text().splitlines()
+    assert {"dog", "runs"} <= {cell.strip('"') for row in rows for cell in row.split(",")}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["inspect", "MODEL", "a", "-o", "a.html", "--target", "b"], "--target is for translations"),
-        (["inspect", "MODEL", "a", "-o", "a.html", "--words"], "--words is for translations"),
         (["inspect", "MODEL", "a", "-o", "a.html", "--no-split"], "--split is for translations"),
         (["heads", "MODEL", "--source", "a", "--reference", "b"], "give --text, not --source, --reference"),
         (["heads", "MODEL", "--text", "TEXT", "--gold", "a"], "is about the words of translations"),

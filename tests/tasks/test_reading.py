@@ -16,6 +16,7 @@ from regard.data.rows import RowFiles
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.recipes import reading
 from regard.recipes.train import train
+from regard.studies import maps
 from regard.tasks.classify import Classify, LabelledFiles, shortened
 from regard.tasks.mask import Masking, hidden, related, words_begin
 from regard.tasks.reader import asked
@@ -250,3 +251,22 @@ def test_what_cannot_be_learnt_is_refused_in_one_line(folder: Path, classifier: 
     with pytest.raises(ValueError, match="cannot generate: it is a model to classify"):
         regard.load(classifier, task="generate")
     assert shortened([1, 2, 3], [4, 5, 6], 3) == ([1], [4, 5])
+
+
+def test_what_a_reader_looks_at_sums_to_one_by_tokens_by_words_and_without_marks(
+    classifier: Path, tmp_path: Path
+) -> None:
+    model = regard.load(classifier)
+    (whole,) = model.attention("the good film")
+    assert whole.queries == whole.keys
+    assert (whole.queries[0], whole.queries[-1]) == ("<s>", "</s>")
+    assert torch.allclose(whole.weights.sum(-1), torch.ones(()), atol=1e-6)
+    (words,) = model.attention("the good film", words=True)
+    assert words.queries == ["<s>", "the", "good", "film", "</s>"]
+    assert torch.allclose(words.weights.sum(-1), torch.ones(()), atol=1e-6)
+    (bare,) = model.attention("the good film", words=True, special=False)
+    assert bare.keys == ["the", "good", "film"]
+    assert "the good film" in model.attention_page("the good film")
+    seen = maps.inspect(classifier, "the good film", tmp_path / "a.csv", words=True)
+    assert len(seen.maps) == 1
+    assert (tmp_path / "a.csv").stat().st_size > 100

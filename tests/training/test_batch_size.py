@@ -4,16 +4,16 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from regard.data.batching import Batch, collate
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.recipes.train import _longest
+from regard.recipes.train import stretched
 from regard.training import batch_size
 from regard.training.batch_size import LARGEST, SHARE, SMALLEST, largest_batch
 from regard.training.config import TrainConfig
@@ -56,8 +56,9 @@ class Machine:
 def find(model: Transformer, world: World | None = None, length: int = LENGTH) -> int:
     config = TrainConfig(steps=1, batch_tokens=0)
     objective = NextToken(model, config.smoothing)
+    example = stretched((np.array([5]), np.array([6, 7])), (True, True), length - 1)
     return largest_batch(
-        objective, config, world or World(), length=length, probe=partial(_longest, collate, V, 2, length)
+        objective, config, world or World(), length=length, probe=lambda rows: collate([example] * rows)
     )
 
 

@@ -11,6 +11,8 @@ from transformers import Adafactor as Reference
 
 from regard.core.blocks import Stack
 from regard.core.layers import linear
+from regard.core.outputs import HeadConfig
+from regard.models.encoder import Encoder, bert_tiny
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training import optimisers
 from regard.training.optimisers import (
@@ -19,6 +21,7 @@ from regard.training.optimisers import (
     Muon,
     OptimiserConfig,
     build,
+    freeze,
     hidden_matrices,
     orthogonalise,
     set_learning_rate,
@@ -444,3 +447,22 @@ def test_an_average_continues_from_its_state_in_fp32() -> None:
         model = nn.ParameterList(parameters(shape, shape) if shape == (50,) else parameters(shape))
         with pytest.raises(ValueError, match=message):
             Average(model, 0.9).load_state_dict(average.state_dict())
+
+
+def test_rates_fall_from_layer_to_layer_and_what_is_frozen_stays() -> None:
+    model = Encoder(bert_tiny(30, d_model=16, d_ff=32, heads=2, layers=3), HeadConfig("classes", 2))
+    optimiser = build(model, OptimiserConfig("adamw", layer_decay=0.5))
+    set_learning_rate(optimiser, 1.0)
+    rates = {p: group["lr"] for group in optimiser.param_groups for p in group["params"]}
+    names = {name: rates[p] for name, p in model.named_parameters()}
+    assert len(rates) == len(list(model.parameters()))
+    assert names["output.outer.weight"] == 1.0
+    assert [names[f"encoder.layers.{i}.feed_forward.norm.weight"] for i in range(3)] == [0.125, 0.25, 0.5]
+    assert names["stem.tokens.weight"] == names["stem.norm.weight"] == names["stem.segments.weight"] == 0.0625
+    with pytest.raises(ValueError, match=r"layer_decay = 0.5 is for adamw: set it to 1 for muon"):
+        OptimiserConfig(layer_decay=0.5)
+    freeze(model, ["stem.*", "encoder.layers.[01].*"])
+    trained = {".".join(name.split(".")[:3]) for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {"encoder.layers.2", "output.outer.weight", "output.outer.bias"}
+    with pytest.raises(ValueError, match=r"train.freeze = 'steam.\*': no parameter is called so"):
+        freeze(model, ["steam.*"])
