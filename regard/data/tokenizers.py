@@ -193,11 +193,7 @@ class Tokenizer:
         >>> Tokenizer.learn(TokensConfig("char", size=0), ["abc"]).spans("a?c")
         [(0, 1), (1, 2), (2, 3)]
         """
-        return self.spans_batch([text])[0]
-
-    def spans_batch(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """The same of each text, on all cores."""
-        return [row.offsets for row in self.rust.encode_batch(texts)]
+        return self.rust.encode(text).offsets
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids up to the first end, without the marks; bytes that are no UTF-8 become �."""
@@ -227,9 +223,15 @@ class Tokenizer:
         """A text as `decode` writes it: sub-words of a text in `@@` form put together, any other text as it is."""
         return text.replace("@@ ", "") if self.kind == "none" else text
 
+    @cached_property
+    def _before(self) -> list[int]:
+        """What it puts before every text."""
+        return self.rust.encode("").ids
+
     def _ordinary(self, ids: Sequence[int]) -> list[int]:
         self._check(ids)
-        end = ids.index(self.marks.eos) if self.marks.eos in ids else len(ids)
+        first = len(self._before) if [*ids[: len(self._before)]] == self._before else 0  # which may be the end's token
+        end = ids.index(self.marks.eos, first) if self.marks.eos in ids[first:] else len(ids)
         return [i for i in ids[:end] if i not in self.silent]
 
     def _check(self, ids: Sequence[int]) -> None:

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard.data.downloads import Progress
 from regard.data.text import decoded
 from regard.files import write_whole
 
 if TYPE_CHECKING:
-    from regard.data.corpora import Corpus, Progress
+    from regard.data.corpora import Corpus
 
 LEAF = "XX"  # a word, in line
 TOP = "TOP"  # a bracket around what has none, or several
@@ -200,7 +201,7 @@ class Treebank:
         found = sorted((data / self.folder).rglob("wsj_*.mrg"))
         return {path.name: path for path in found if path.is_file()}
 
-    def write(self, into: Path, corpus: "Corpus", held: Mapping[str, Path], progress: "Progress | None") -> None:
+    def write(self, into: Path, corpus: "Corpus", held: Mapping[str, Path], progress: Progress | None) -> None:
         """Sentences, trees in line, and whole trees, split by file."""
         if not held:
             raise ValueError(

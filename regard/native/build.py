@@ -57,9 +57,15 @@ class Layer(Structure):
 
 class Embedding(Structure):
     _fields_ = [
-        *fields(c_void_p, "table q scale positions"),
-        *(("norm", Norm), ("factor", c_float), ("tokens", c_int32)),
+        *fields(c_void_p, "table q scale positions segments"),
+        *(("norm", Norm), ("factor", c_float)),
+        *fields(c_int32, "tokens width"),
+        ("widen", Product),
     ]
+
+
+class Head(Structure):
+    _fields_ = [*fields(c_int32, "pool activation unit"), ("inner", Product), ("norm", Norm)]
 
 
 class Model(Structure):
@@ -69,7 +75,7 @@ class Model(Structure):
         *fields(Embedding, "source target"),
         *fields(POINTER(Layer), "encoder decoder"),
         *fields(Norm, "encoder_norm decoder_norm"),
-        ("logits", Product),
+        *(("head", Head), ("logits", Product)),
     ]
 
 

@@ -22,7 +22,8 @@ NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls th
 # of what is given.
 FUNCTIONS = {
     "room": "l aiii",
-    "encode": "i aiaaapp",
+    "encode": "i aiaaiapp",
+    "read_texts": "- aiiaaaaialppl",
     "decode": "i aaiaaaiapp",
     "logits": "- aiaapp",
     "best": "i aiaiiaaaipp",

@@ -1,4 +1,4 @@
-/* The Transformer's inference in C: the encoder, the decoder, and the choice of the next tokens.
+/* The Transformer's inference in C: the encoder, the decoder, the choice of the next tokens, and heads on an encoder.
 
    Letters: m rows, K inputs and N outputs of a product, d width of the model, S source length, T tokens so far.
 
@@ -43,22 +43,34 @@ typedef struct {
   const float *table;   /* (V, d) fp32, or */
   const int8_t *q;      /* int8 with */
   const float *scale;   /* a scale for each token */
-  const float *positions; /* (longest, d), may be absent */
+  const float *positions; /* (longest, width), may be absent */
+  const float *segments;  /* (some, width): which text of a pair; may be absent */
   Norm norm;
   float factor;
-  int32_t tokens;
+  int32_t tokens, width;  /* which is d, unless there is */
+  Product widen;          /* from the one to the other */
 } Embedding;
+
+/* What stands on an encoder: each of these may be absent, and then comes the product that Model calls logits. */
+typedef struct {
+  int32_t pool;       /* what stands for a text: 1 its first vector, 2 the last, 3 the mean, 4 the largest; 0: all do */
+  int32_t activation; /* of the inner layer */
+  int32_t unit;       /* vectors have length 1 */
+  Product inner;
+  Norm norm;
+} Head;
 
 typedef struct {
   int32_t d, heads, kv_heads, d_k, d_v, d_ff; /* heads: of an attention at most */
   int32_t encoder_layers, decoder_layers;
-  int32_t pre, activation, gated; /* 0 relu, 1 gelu, 2 silu, 3 sigmoid, 4 gelu by tanh */
+  int32_t pre, activation, gated; /* 0 relu, 1 gelu, 2 silu, 3 sigmoid, 4 gelu by tanh, 5 tanh */
   int32_t turned;     /* numbers of a head that RoPE turns, in pairs i and turned / 2 + i; 0: none */
   const float *turns; /* (longest, turned): the cosine of each pair's angle, then the sine */
   float score_scale, eps;
   Embedding source, target;
   const Layer *encoder, *decoder;
   Norm encoder_norm, decoder_norm;
+  Head head;
   Product logits;
 } Model;
 
@@ -152,7 +164,7 @@ void dismiss(Team *t) {
 
 /* ---------------------------------------------------------------------------------------------- products */
 
-enum { SET, RELU, ADD }; /* what happens to C: it becomes y, or max(0, y), or grows by y */
+enum { SET, ADD, RELU, ACTIVATE }; /* what happens to C: it becomes y, or grows by y, or becomes an activation of y */
 
 INLINE void put(part y, float *c, int mode, int room) {
   float *to = c, edge[WIDTH];
@@ -206,23 +218,23 @@ INLINE void tile_int8(int m, const uint8_t *a, int lda, const float *unit, const
                       int ldc, int mode) {
   const int K4 = (p->K + 3) / 4, N = p->N;
   const int8_t *w = p->q + (size_t)panel * K4 * 4 * PANEL;
+  part_ints sum[TILE * PARTS];
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
-  __m512i sum[TILE * 2];
 #pragma GCC unroll 24
-  for (int i = 0; i < m * 2; i++) sum[i] = _mm512_setzero_si512();
+  for (int i = 0; i < m * PARTS; i++) sum[i] = (part_ints){};
   for (int k = 0; k < K4; k++) {
-    __m512i w0 = _mm512_loadu_si512(w + (size_t)k * 4 * PANEL), w1 = _mm512_loadu_si512(w + (size_t)k * 4 * PANEL + 64);
+    const int8_t *wk = w + (size_t)k * 4 * PANEL;
+    part_ints low = *(const part_ints *)wk, high = *(const part_ints *)(wk + 4 * WIDTH);
 #pragma GCC unroll 12
     for (int i = 0; i < m; i++) {
       int32_t four;
       memcpy(&four, a + (size_t)i * lda + 4 * k, 4);
-      __m512i x = _mm512_set1_epi32(four);
-      sum[i * 2] = _mm512_dpbusd_epi32(sum[i * 2], x, w0);
-      sum[i * 2 + 1] = _mm512_dpbusd_epi32(sum[i * 2 + 1], x, w1);
+      part_ints x = (part_ints){} + four; /* in words of its own, for by GCC's the sums go through memory */
+      __asm__("vpdpbusd %2, %1, %0" : "+v"(sum[i * 2]) : "v"(x), "v"(low));
+      __asm__("vpdpbusd %2, %1, %0" : "+v"(sum[i * 2 + 1]) : "v"(x), "v"(high));
     }
   }
 #else
-  part_ints sum[TILE * PARTS];
   for (int i = 0; i < m; i++) {
     int32_t s[PANEL] = {0};
     for (int k = 0; k < K4; k++)
@@ -243,36 +255,81 @@ INLINE void tile_int8(int m, const uint8_t *a, int lda, const float *unit, const
     memcpy(&offset, p->sum + n, sizeof(int32_t) * some);
 #pragma GCC unroll 12
     for (int i = 0; i < m; i++) {
-      part y = __builtin_convertvector((part_ints)sum[i * PARTS + h] - offset, part) * (unit[i] * scale) + b;
+      part y = __builtin_convertvector(sum[i * PARTS + h] - offset, part) * (unit[i] * scale) + b;
       put(y, c + (size_t)i * ldc + n, mode, room);
     }
   }
 }
 
-#define CASES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+/* For each number of rows a function of its own: in a larger one GCC runs out of registers for the sums. */
+#define TIMES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
+#define AT_MOST(r) (r <= TILE ? r : 1)
+#define OF_ROWS(r)                                                                                                   \
+  static __attribute__((noinline)) void tile_##r(const float *a, int lda, const Product *p, int panel, float *c,     \
+                                                 int ldc, int mode) {                                                \
+    tile(AT_MOST(r), 1, a, lda, p, panel, c, ldc, mode);                                                             \
+  }                                                                                                                  \
+  static __attribute__((noinline)) void tile_int8_##r(const uint8_t *a, int lda, const float *unit, const Product *p, \
+                                                      int panel, float *c, int ldc, int mode) {                      \
+    tile_int8(AT_MOST(r), a, lda, unit, p, panel, c, ldc, mode);                                                     \
+  }
+TIMES(OF_ROWS)
+#define FLOATS(r) tile_##r,
+#define BYTES(r) tile_int8_##r,
+static void (*const tiles[])(const float *, int, const Product *, int, float *, int, int) = {0, TIMES(FLOATS)};
+static void (*const tiles_int8[])(const uint8_t *, int, const float *, const Product *, int, float *, int, int) = {
+    0, TIMES(BYTES)};
+
+/* Rows of the next tile: the last two are about equal. */
+INLINE int tall(int m) { return m >= 2 * TILE ? TILE : m > TILE ? (m + 1) / 2 : m; }
 
 static void panel_of_rows(const float *a, int lda, int m, const Product *p, int panel, float *c, int ldc, int mode) {
-  int i = 0;
-  for (; i + TILE <= m; i += TILE) tile(TILE, 1, a + (size_t)i * lda, lda, p, panel, c + (size_t)i * ldc, ldc, mode);
-  a += (size_t)i * lda, c += (size_t)i * ldc;
-  switch (m - i) {
-#define ONE(r) case r: if (r < TILE) tile(r < TILE ? r : 1, 1, a, lda, p, panel, c, ldc, mode); break;
-    CASES(ONE)
-#undef ONE
+  for (int i = 0, rows; i < m; i += rows) {
+    rows = tall(m - i);
+    tiles[rows](a + (size_t)i * lda, lda, p, panel, c + (size_t)i * ldc, ldc, mode);
   }
 }
 
 static void panel_of_bytes(const uint8_t *a, int lda, const float *unit, int m, const Product *p, int panel, float *c,
                            int ldc, int mode) {
-  int i = 0;
-  for (; i + TILE <= m; i += TILE)
-    tile_int8(TILE, a + (size_t)i * lda, lda, unit + i, p, panel, c + (size_t)i * ldc, ldc, mode);
-  a += (size_t)i * lda, c += (size_t)i * ldc, unit += i;
-  switch (m - i) {
-#define ONE(r) case r: if (r < TILE) tile_int8(r < TILE ? r : 1, a, lda, unit, p, panel, c, ldc, mode); break;
-    CASES(ONE)
-#undef ONE
+  for (int i = 0, rows; i < m; i += rows) {
+    rows = tall(m - i);
+    tiles_int8[rows](a + (size_t)i * lda, lda, unit + i, p, panel, c + (size_t)i * ldc, ldc, mode);
   }
+}
+
+/* x Φ(x) = max(x, 0) - |x| Φ(-|x|), and Φ(-a) e^(a²/2) is a polynomial of 1 / (1 + 0.32 a), to 3e-7 of it. */
+INLINE vec gelu(vec x) {
+  vec a = larger(x, -x), t = 1.0f / (1.0f + 0.32f * a), p = all(-0.128094098f);
+  p = p * t + 0.489174429f;
+  p = p * t - 0.255753026f;
+  p = p * t + 0.307772013f;
+  p = p * t + 0.0821858606f;
+  p = p * t + 4.71495473e-3f;
+  return larger(all(0.0f), x) - a * (exponential(-0.5f * (x * x)) * p);
+}
+
+INLINE vec activation(int kind, vec x) {
+  vec z = x;
+  if (kind == 0) return larger(all(0.0f), x);
+  if (kind == 1) return gelu(x);
+  if (kind == 4) z = 1.59576912f * (x + 0.044715f * (x * x * x)); /* (1 + tanh x) / 2 is a sigmoid of 2 x */
+  if (kind == 5) z = 2.0f * x;
+  vec y = 1.0f / (1.0f + exponential(-z));
+  if (kind == 5) return 2.0f * y - 1.0f;
+  if (kind != 3) y *= x;
+  return y;
+}
+
+/* The activation of n numbers in each of m rows, in place; times as many numbers after a gate, if it is one. */
+static void activate(int kind, int m, int n, int gate, float *x, int ldx) {
+  for (int r = 0; r < m; r++)
+    for (int i = 0; i < n; i += L) {
+      float *at = x + (size_t)r * ldx + i;
+      vec y = activation(kind, load_some(at, n - i));
+      if (gate) y *= load_some(at + gate, n - i);
+      store_some(at, y, n - i);
+    }
 }
 
 /* xq = rint(x · (127 / max|x|)) + 128, in bytes; unit = max|x| / 127. The last group of four is filled with zeros. */
@@ -310,23 +367,23 @@ typedef struct {
 static void some_panels(void *about, int i, int n) {
   const Work w = *(const Work *)about;
   int64_t panels = (w.p->N + PANEL - 1) / PANEL;
-  int j = panels * i / n, end = panels * (i + 1) / n;
-  if (w.q) {
-    for (; j < end; j++) panel_of_bytes(w.q, w.lda, w.unit, w.m, w.p, j, w.c, w.ldc, w.mode);
-    return;
-  }
+  int first = panels * i / n, end = panels * (i + 1) / n, j = first, mode = w.mode < ACTIVATE ? w.mode : SET;
+  if (w.q)
+    for (; j < end; j++) panel_of_bytes(w.q, w.lda, w.unit, w.m, w.p, j, w.c, w.ldc, mode);
   /* Few rows: several panels at once, for a sum must wait for its last addition. */
-  if (w.m == 1)
-    for (; j + 4 <= end; j += 4) tile(1, 4, w.a, w.lda, w.p, j, w.c, w.ldc, w.mode);
+  else if (w.m == 1)
+    for (; j + 4 <= end; j += 4) tile(1, 4, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
   else if (w.m == 2)
-    for (; j + 2 <= end; j += 2) tile(2, 2, w.a, w.lda, w.p, j, w.c, w.ldc, w.mode);
-  for (; j < end; j++) panel_of_rows(w.a, w.lda, w.m, w.p, j, w.c, w.ldc, w.mode);
+    for (; j + 2 <= end; j += 2) tile(2, 2, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
+  for (; j < end; j++) panel_of_rows(w.a, w.lda, w.m, w.p, j, w.c, w.ldc, mode);
+  int columns = (end * PANEL < w.p->N ? end * PANEL : w.p->N) - first * PANEL;
+  if (w.mode >= ACTIVATE) activate(w.mode - ACTIVATE, w.m, columns, 0, w.c + first * PANEL, w.ldc);
 }
 
 #define SHARED 200000 /* multiplications that are worth a helper's attention */
 #define PIECES_OF(threads) (4 * (threads)) /* into which work is cut for them, at most */
 
-/* C = A W + b for m rows. `room` holds m rows of bytes and m floats where the weights are int8. */
+/* C = A W + b for m rows, or as `mode` says, ACTIVATE plus the number of an activation. `room` holds m rows of bytes and m floats where the weights are int8. */
 static void product(Team *team, const float *a, int lda, int m, const Product *p, float *c, int ldc, int mode,
                     void *room) {
   Work w = {a, 0, 0, lda, m, ldc, mode, p, c};
@@ -370,14 +427,16 @@ static void normalise_rows(const Model *M, const Norm *norm, const float *x, int
   for (int i = 0; i < m; i++) normalise(norm, x + (size_t)i * M->d, M->d, M->eps, y + (size_t)i * M->d);
 }
 
-static void embed(const Model *M, const Embedding *e, int32_t token, int32_t position, float *x) {
-  const int d = M->d;
+static void embed(const Model *M, const Embedding *e, int32_t token, int32_t position, int32_t segment, float *x) {
+  const int d = e->width;
   if (e->table)
     for (int i = 0; i < d; i++) x[i] = e->table[(size_t)token * d + i] * e->factor;
   else
     for (int i = 0; i < d; i++) x[i] = e->q[(size_t)token * d + i] * e->scale[token] * e->factor;
   if (e->positions)
     for (int i = 0; i < d; i++) x[i] += e->positions[(size_t)position * d + i];
+  if (e->segments)
+    for (int i = 0; i < d; i++) x[i] += e->segments[(size_t)segment * d + i];
   if (e->norm.gain) normalise(&e->norm, x, d, M->eps, x);
 }
 
@@ -442,22 +501,43 @@ INLINE void mix_one(int d_v, const float *weight, const float *values, size_t st
     }
 }
 
+/* Some queries (a constant) of a head, `stride` apart, over S keys that lie as (d_k, padded S), and values `apart`. */
+INLINE void attend_rows(int rows, const Model *M, const float *q, int stride, const float *keys, const float *values,
+                        int apart, int S, float *out, int next, float *scores) {
+  int padded = (S + L - 1) / L * L, i = 0;
+  for (int s = 0; s < padded; s += L) {
+    vec sum[4 * QUERIES];
+#pragma GCC unroll 16
+    for (int j = 0; j < 4 * rows; j++) sum[j] = all(0.0f);
+    for (int k = 0; k < M->d_k; k += 4)
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; j++) {
+        vec key = load(keys + (size_t)(k + j) * padded + s);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) sum[4 * r + j] += q[(size_t)r * stride + k + j] * key;
+      }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+      const vec *x = sum + 4 * r;
+      store(scores + r * padded + s, ((x[0] + x[1]) + (x[2] + x[3])) * M->score_scale);
+    }
+  }
+  for (int r = 0; r < rows; r++) softmax(scores + r * padded, S, S);
+  if (rows == 1) {
+    mix_one(M->d_v, scores, values, apart, 0, S, out);
+    return;
+  }
+  for (; i + 2 * L <= M->d_v; i += 2 * L) mix(rows, 2, scores, padded, values + i, apart, 0, S, out + i, next);
+  if (i < M->d_v) mix(rows, 1, scores, padded, values + i, apart, 0, S, out + i, next);
+}
+
 /* One query q (H · d_k) over S keys that lie as (G, d_k, padded S), and values (S, G · d_v) with a stride. */
 static void attend_fixed(const Model *M, Heads a, const float *q, const float *keys, const float *values, int stride,
                          int S, float *out, float *scores) {
-  int share = a.heads / a.kv_heads, padded = (S + L - 1) / L * L, d_k = M->d_k, d_v = M->d_v;
-  for (int h = 0; h < a.heads; h++) {
-    const float *qh = q + h * d_k, *kh = keys + (size_t)(h / share) * d_k * padded;
-    for (int s = 0; s < padded; s += L) {
-      vec sum[4] = {all(0.0f), all(0.0f), all(0.0f), all(0.0f)};
-      for (int i = 0; i < d_k; i += 4)
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) sum[j] += qh[i + j] * load(kh + (size_t)(i + j) * padded + s);
-      store(scores + s, ((sum[0] + sum[1]) + (sum[2] + sum[3])) * M->score_scale);
-    }
-    softmax(scores, S, S);
-    mix_one(d_v, scores, values + h / share * d_v, stride, 0, S, out + h * d_v);
-  }
+  int share = a.heads / a.kv_heads, padded = (S + L - 1) / L * L;
+  for (int h = 0; h < a.heads; h++)
+    attend_rows(1, M, q + h * M->d_k, 0, keys + (size_t)(h / share) * M->d_k * padded, values + h / share * M->d_v,
+                stride, S, out + h * M->d_v, 0, scores);
 }
 
 /* One query of a head over T cells of a cache: cell[t] says where the key and the value of position t lie. */
@@ -524,36 +604,6 @@ static void turn(const Model *M, float *x, int heads, const float *by) {
     }
 }
 
-/* The activation of m rows of the inner layer, in place; a gate leaves d_ff numbers of 2 d_ff in each row. */
-static void activate(const Model *M, float *x, int m) {
-  const int d = M->d_ff, kind = M->activation, width = M->gated ? 2 * d : d;
-  for (int r = 0; r < m; r++) {
-    float *row = x + (size_t)r * width, edge[L];
-    for (int i = 0; i < d; i += L) {
-      int part = d - i < L ? d - i : L;
-      vec g = all(0.0f), y;
-      memcpy(&g, row + i, sizeof(float) * part);
-      if (kind == 0) {
-        y = larger(all(0.0f), g);
-      } else if (kind == 1) {
-        for (int j = 0; j < L; j++) edge[j] = 0.5f * g[j] * (1.0f + erff(g[j] * 0.70710678f));
-        y = load(edge);
-      } else {
-        vec z = g;
-        if (kind == 4) z = 1.59576912f * (g + 0.044715f * (g * g * g)); /* (1 + tanh x) / 2 is a sigmoid of 2 x */
-        y = 1.0f / (1.0f + exponential(-z));
-        if (kind != 3) y *= g;
-      }
-      if (M->gated) {
-        vec value = all(0.0f);
-        memcpy(&value, row + d + i, sizeof(float) * part);
-        y *= value;
-      }
-      memcpy(row + i, &y, sizeof(float) * part);
-    }
-  }
-}
-
 /* ---------------------------------------------------------------------------------------------- layers */
 
 /* Room to work, for m rows; see `room` below for its size. */
@@ -578,39 +628,102 @@ static void leave(const Model *M, const Norm *norm, const Room *w, int m) {
 
 static void feed_forward(const Model *M, const Layer *layer, const Room *w, int m) {
   const float *in = enter(M, &layer->feed_forward_norm, w, m);
-  int active = M->activation || M->gated;
-  product(w->team, in, M->d, m, &layer->inner, w->wide, layer->inner.N, active ? SET : RELU, w->bytes);
-  if (active) activate(M, w->wide, m);
-  product(w->team, w->wide, layer->inner.N, m, &layer->outer, w->x, M->d, ADD, w->bytes);
+  int N = layer->inner.N, mode = M->gated ? SET : M->activation ? ACTIVATE + M->activation : RELU;
+  product(w->team, in, M->d, m, &layer->inner, w->wide, N, mode, w->bytes);
+  if (M->gated) activate(M->activation, m, M->d_ff, M->d_ff, w->wide, N);
+  product(w->team, w->wide, N, m, &layer->outer, w->x, M->d, ADD, w->bytes);
   leave(M, &layer->feed_forward_norm, w, m);
 }
 
 static size_t rounded(size_t n) { return (n + 63) / 64 * 64; }
 
+static size_t larger_of(size_t a, size_t b) { return a > b ? a : b; }
+
 static size_t lay(const Model *M, int m, int longest, int threads, char *base, Room *w) {
-  size_t wide = M->heads * M->d_k + M->kv_heads * (M->d_k + M->d_v), inner, at = 0, padded;
+  size_t wide = M->heads * M->d_k + M->kv_heads * (M->d_k + M->d_v), widest = M->heads * M->d_v, at = 0, padded;
   padded = (longest + L - 1) / L * L;
-  inner = (M->gated ? 2 : 1) * (size_t)M->d_ff;
-  if (inner > wide) wide = inner;
-  size_t widest = M->d > M->d_ff ? M->d : M->d_ff;
-  if ((size_t)M->heads * M->d_v > widest) widest = M->heads * M->d_v;
+  wide = larger_of(larger_of(wide, (M->gated ? 2 : 1) * (size_t)M->d_ff), larger_of(M->source.width, M->head.inner.N));
+  widest = larger_of(larger_of(widest, larger_of(M->d, M->d_ff)), larger_of(M->source.width, M->head.inner.N));
 #define TAKE(field, size) w->field = (void *)(base + at), at += rounded(size)
   TAKE(x, 4 * (size_t)m * M->d);
   TAKE(y, 4 * (size_t)m * M->d);
   TAKE(wide, 4 * (size_t)m * wide);
   TAKE(heads, 4 * (size_t)m * M->heads * M->d_v);
   TAKE(scores, 4 * PIECES_OF(threads) * QUERIES * padded);
-  TAKE(keys, 4 * (size_t)M->kv_heads * M->d_k * padded);
+  TAKE(keys, 4 * PIECES_OF(threads) * (size_t)M->d_k * padded);
   TAKE(at, 4 * (size_t)m);
   TAKE(bytes, (size_t)m * (4 + widest + 4));
 #undef TAKE
   return at;
 }
 
-/* Bytes that `encode` and `decode` need to work on m rows whose sentences have at most `longest` tokens. */
+/* Bytes that `encode`, `decode` and `read` need to work on m rows whose sentences have at most `longest` tokens. */
 int64_t room(const Model *M, int32_t m, int32_t longest, int32_t threads) {
   Room w;
   return lay(M, m, longest, threads, 0, &w);
+}
+
+/* Self-attention of whole texts, which lie one after the other: text b has the rows begins[b] to begins[b + 1]. */
+typedef struct {
+  const Model *M;
+  Heads heads;
+  int n, N, padded;
+  const int32_t *begins;
+  const float *qkv;
+  float *out, *keys, *scores;
+} Whole;
+
+/* Part i of n: some heads of some texts. */
+static void some_texts(void *about, int i, int n) {
+  const Whole a = *(const Whole *)about;
+  const int H = a.heads.heads, d_k = a.M->d_k, d_v = a.M->d_v, Q = H * d_k, K = a.heads.kv_heads * d_k, V = H * d_v;
+  float *keys = a.keys + (size_t)i * d_k * a.padded, *scores = a.scores + (size_t)i * QUERIES * a.padded;
+  int64_t item = (int64_t)a.n * H * i / n, end = (int64_t)a.n * H * (i + 1) / n;
+  for (; item < end; item++) {
+    int b = item / H, h = item % H, g = h / (H / a.heads.kv_heads), S = a.begins[b + 1] - a.begins[b], t = 0;
+    size_t first = a.begins[b] - a.begins[0];
+    const float *q = a.qkv + first * a.N, *v = q + Q + K + g * d_v;
+    float *out = a.out + first * V + h * d_v;
+    transpose_keys(d_k, q + Q + g * d_k, a.N, S, keys);
+    for (q += h * d_k; t + QUERIES <= S; t += QUERIES)
+      attend_rows(QUERIES, a.M, q + (size_t)t * a.N, a.N, keys, v, a.N, S, out + (size_t)t * V, V, scores);
+    for (; t < S; t++) attend_rows(1, a.M, q + (size_t)t * a.N, 0, keys, v, a.N, S, out + (size_t)t * V, 0, scores);
+  }
+}
+
+static void attend_whole(Team *team, Whole a) {
+  int64_t seen = 0;
+  for (int b = 0; b < a.n; b++) seen += (int64_t)(a.begins[b + 1] - a.begins[b]) * (a.begins[b + 1] - a.begins[b]);
+  if (!team || team->threads == 1 || seen * a.heads.heads * (a.M->d_k + a.M->d_v) < SHARED)
+    some_texts(&a, 0, 1);
+  else
+    together(team, some_texts, &a, PIECES_OF(team->threads));
+}
+
+/* The encoder on n texts -> w->x. Without `segments` all is the first. */
+static void understand(const Model *M, int n, const int32_t *begins, const int32_t *tokens, const int32_t *segments,
+                       int longest, const Room *w) {
+  const Embedding *e = &M->source;
+  const int m = begins[n] - begins[0];
+  float *x = e->widen.N ? w->wide : w->x;
+  for (int b = 0, r = 0; b < n; b++)
+    for (int s = 0; s < begins[b + 1] - begins[b]; s++, r++)
+      embed(M, e, tokens[r], s, segments ? segments[r] : 0, x + (size_t)r * e->width);
+  if (e->widen.N) product(w->team, x, e->width, m, &e->widen, w->x, M->d, SET, w->bytes);
+  for (int l = 0; l < M->encoder_layers; l++) {
+    const Layer *layer = M->encoder + l;
+    const float *in = enter(M, &layer->attention_norm, w, m);
+    const int N = layer->query_key_value.N, V = layer->own.heads * M->d_v, padded = (longest + L - 1) / L * L;
+    product(w->team, in, M->d, m, &layer->query_key_value, w->wide, N, SET, w->bytes);
+    for (int b = 0, r = 0; M->turned && b < n; b++)
+      for (int s = 0; s < begins[b + 1] - begins[b]; s++, r++)
+        turn(M, w->wide + (size_t)r * N, layer->own.heads + layer->own.kv_heads, M->turns + (size_t)s * M->turned);
+    if (V) attend_whole(w->team, (Whole){M, layer->own, n, N, padded, begins, w->wide, w->heads, w->keys, w->scores});
+    product(w->team, w->heads, V, m, &layer->output, w->x, M->d, ADD, w->bytes);
+    leave(M, &layer->attention_norm, w, m);
+    feed_forward(M, layer, w, m);
+  }
+  if (M->encoder_norm.gain) normalise_rows(M, &M->encoder_norm, w->x, m, w->x);
 }
 
 /* Numbers that a decoder layer may know of a sentence of S tokens. */
@@ -619,51 +732,127 @@ static size_t room_of(const Model *M, int S) {
   return M->kv_heads * (M->d_k * padded + M->d_v * (size_t)S);
 }
 
-/* Read n sentences: tokens one sentence after the other, their lengths, and for each of them where its memory goes: for
-   every decoder layer the keys (G, d_k, padded S) and then the values (S, G · d_v) of the attention to it, in room for
-   those that have the most heads.
+/* Read n sentences: tokens one sentence after the other, where each begins and the last one ends, and for each of them
+   where its memory goes: for every decoder layer the keys (G, d_k, padded S) and then the values (S, G · d_v) of the
+   attention to it, in room for those that have the most heads. None has more than `longest` tokens.
    Returns 0, and does nothing, if a token is none. */
-int32_t encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *lengths, float *const *memory,
-               Team *team, char *space) {
+int32_t encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *begins, int32_t longest,
+               float *const *memory, Team *team, char *space) {
   Room w = {.team = team};
-  int m = 0, longest = 1;
-  for (int b = 0; b < n; b++) m += lengths[b], longest = lengths[b] > longest ? lengths[b] : longest;
+  const int m = begins[n];
   for (int r = 0; r < m; r++)
     if (tokens[r] < 0 || tokens[r] >= M->source.tokens) return 0;
   lay(M, m, longest, team ? team->threads : 1, space, &w);
-  for (int b = 0, r = 0; b < n; b++)
-    for (int s = 0; s < lengths[b]; s++, r++) embed(M, &M->source, tokens[r], s, w.x + (size_t)r * M->d);
-  for (int l = 0; l < M->encoder_layers; l++) {
-    const Layer *layer = M->encoder + l;
-    const float *in = enter(M, &layer->attention_norm, &w, m);
-    Heads own = layer->own;
-    int N = layer->query_key_value.N, Q = own.heads * M->d_k, K = own.kv_heads * M->d_k, V = own.heads * M->d_v;
-    product(w.team, in, M->d, m, &layer->query_key_value, w.wide, N, SET, w.bytes);
-    for (int b = 0, r = 0; own.heads && b < n; r += lengths[b++]) {
-      const float *qkv = w.wide + (size_t)r * N;
-      transpose_keys(K, qkv + Q, N, lengths[b], w.keys);
-      for (int s = 0; s < lengths[b]; s++)
-        attend_fixed(M, own, qkv + (size_t)s * N, w.keys, qkv + Q + K, N, lengths[b], w.heads + (size_t)(r + s) * V,
-                     w.scores);
-    }
-    product(w.team, w.heads, V, m, &layer->output, w.x, M->d, ADD, w.bytes);
-    leave(M, &layer->attention_norm, &w, m);
-    feed_forward(M, layer, &w, m);
-  }
-  if (M->encoder_norm.gain) normalise_rows(M, &M->encoder_norm, w.x, m, w.x);
+  understand(M, n, begins, tokens, 0, longest, &w);
   for (int l = 0; l < M->decoder_layers; l++) {
     int wk = M->decoder[l].read.kv_heads * M->d_k, wv = M->decoder[l].read.kv_heads * M->d_v;
     product(w.team, w.x, M->d, m, &M->decoder[l].key_value, w.wide, wk + wv, SET, w.bytes);
-    for (int b = 0, r = 0; b < n; r += lengths[b++]) {
-      int S = lengths[b], padded = (S + L - 1) / L * L;
+    for (int b = 0; b < n; b++) {
+      int S = begins[b + 1] - begins[b], padded = (S + L - 1) / L * L;
+      const float *from = w.wide + (size_t)begins[b] * (wk + wv);
       float *to = memory[b] + l * room_of(M, S);
-      transpose_keys(wk, w.wide + (size_t)r * (wk + wv), wk + wv, S, to);
+      transpose_keys(wk, from, wk + wv, S, to);
       to += (size_t)wk * padded;
       for (int s = 0; s < S; s++)
-        memcpy(to + (size_t)s * wv, w.wide + (size_t)(r + s) * (wk + wv) + wk, sizeof(float) * wv);
+        memcpy(to + (size_t)s * wv, from + (size_t)s * (wk + wv) + wk, sizeof(float) * wv);
     }
   }
   return 1;
+}
+
+/* One vector for the S of a text. */
+static void pool(int kind, const float *x, int S, int d, float *y) {
+  memcpy(y, x + (kind == 2 ? (size_t)(S - 1) * d : 0), sizeof(float) * d);
+  if (kind < 3) return;
+  for (int s = 1; s < S; s++) {
+    x += d;
+    if (kind == 3)
+      for (int i = 0; i < d; i++) y[i] += x[i];
+    else
+      for (int i = 0; i < d; i++) y[i] = x[i] > y[i] || x[i] != x[i] ? x[i] : y[i]; /* what is no number stays */
+  }
+  if (kind == 3)
+    for (int i = 0; i < d; i++) y[i] /= S;
+}
+
+static void shorten(float *x, int d) {
+  vec squares = all(0.0f);
+  float tail = 0.0f;
+  int i = 0;
+  for (; i + L <= d; i += L) squares += load(x + i) * load(x + i);
+  for (; i < d; i++) tail += x[i] * x[i];
+  float length = sqrtf(total(squares) + tail);
+  if (length < 1e-12f) length = 1e-12f;
+  for (i = 0; i < d; i++) x[i] /= length;
+}
+
+/* What the head says of n texts. */
+static void say(const Model *M, int n, const int32_t *begins, const Room *w, float *out) {
+  const Head *h = &M->head;
+  int rows = h->pool ? n : begins[n] - begins[0], d = M->d;
+  float *x = w->x;
+  if (h->pool) {
+    x = w->y;
+    for (int b = 0; b < n; b++)
+      pool(h->pool, w->x + (size_t)(begins[b] - begins[0]) * d, begins[b + 1] - begins[b], d, x + (size_t)b * d);
+  }
+  if (h->inner.N) {
+    product(w->team, x, d, rows, &h->inner, w->wide, h->inner.N, ACTIVATE + h->activation, w->bytes);
+    x = w->wide, d = h->inner.N;
+  }
+  for (int r = 0; r < rows; r++) {
+    if (h->norm.gain) normalise(&h->norm, x + (size_t)r * d, d, M->eps, x + (size_t)r * d);
+    if (h->unit) shorten(x + (size_t)r * d, d);
+  }
+  if (M->logits.N)
+    product(w->team, x, d, rows, &M->logits, out, M->logits.N, SET, w->bytes);
+  else
+    memcpy(out, x, sizeof(float) * rows * d);
+}
+
+/* Texts to read, in parts that are read together: part c has the texts parts[c] to parts[c + 1]. */
+typedef struct {
+  const Model *M;
+  int32_t bare, longest, count; /* bare: without the head; count: of the parts */
+  const int32_t *parts, *begins, *tokens, *segments;
+  float *out;
+  int64_t width; /* of a row of it */
+  char *space;
+  int64_t each;
+  atomic_int next;
+} Texts;
+
+static void read_part(const Texts *t, int c, Team *team, char *space) {
+  Room w = {.team = team};
+  const int32_t *begins = t->begins + t->parts[c];
+  const int first = begins[0], n = t->parts[c + 1] - t->parts[c], m = begins[n] - first;
+  lay(t->M, m, t->longest, team ? team->threads : 1, space, &w);
+  understand(t->M, n, begins, t->tokens + first, t->segments ? t->segments + first : 0, t->longest, &w);
+  if (t->bare)
+    memcpy(t->out + first * t->width, w.x, sizeof(float) * m * t->M->d);
+  else
+    say(t->M, n, begins, &w, t->out + (t->M->head.pool ? t->parts[c] : first) * t->width);
+}
+
+/* Whoever comes takes the next part, and has room number i. */
+static void some_parts(void *about, int i, int n) {
+  (void)n;
+  Texts *t = about;
+  for (int c; (c = atomic_fetch_add(&t->next, 1)) < t->count;) read_part(t, c, 0, t->space + i * t->each);
+}
+
+/* Read texts: tokens one text after the other, the text of a pair that each is in, and where each text begins and the
+   last one ends; none has more than `longest` tokens. -> `out`, rows of so many numbers: what the head says, of each
+   text or of each token, or if `bare` what it reads. Several parts are shared by the threads, each of which has `each`
+   bytes of the space; of one part they share the products. */
+void read_texts(const Model *M, int32_t bare, int32_t count, const int32_t *parts, const int32_t *begins,
+                const int32_t *tokens, const int32_t *segments, int32_t longest, float *out, int64_t width, Team *team,
+                char *space, int64_t each) {
+  Texts t = {M, bare, longest, count, parts, begins, tokens, segments, out, width, space, each, 0};
+  if (team && count > 1)
+    together(team, some_parts, &t, team->threads);
+  else
+    for (int c = 0; c < count; c++) read_part(&t, c, team, space);
 }
 
 /* Rows of unfinished sentences. A row's past is a list of cells in one pool of keys and values. */
@@ -736,7 +925,7 @@ int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, con
   for (int i = 0; i < m; i++) {
     int r = to ? to[i] : i;
     w.at[i] = rows->lengths[r]++;
-    embed(M, &M->target, tokens[i], w.at[i], w.x + (size_t)i * M->d);
+    embed(M, &M->target, tokens[i], w.at[i], 0, w.x + (size_t)i * M->d);
     rows->history[r * rows->stride + w.at[i]] = cells[i];
     rows->owner[cells[i]] = rows->sentence[r];
   }

@@ -1,4 +1,4 @@
-"""A PyTorch model handed to the C engine, a Transformer or a decoder alone: its weights, laid out as it reads them.
+"""A PyTorch model handed to the C engine, a Transformer or one half of it: its weights, laid out as it reads them.
 
 Letters: V vocabulary, S source length, N outputs and K inputs of a product.
 """
@@ -28,7 +28,7 @@ from regard.native.build import UnsupportedError
 from regard.native.rows import NativeRows
 
 NORMS = nn.LayerNorm | nn.RMSNorm | OffsetRMSNorm
-ACTIVATIONS: dict[Any, int] = {F.relu: 0, F.gelu: 1, F.silu: 2, torch.sigmoid: 3}
+ACTIVATIONS: dict[Any, int] = {F.relu: 0, F.gelu: 1, F.silu: 2, torch.sigmoid: 3, torch.tanh: 5}
 GELU_BY_TANH = 4
 
 
@@ -39,43 +39,23 @@ class Shortlists(Protocol):
         """Their ids, sorted."""
 
 
-class Native:
-    """A model in the C engine, ready to be searched (`regard.decoding.protocol.Searchable`).
+class Laid:
+    """The weights of a model as the engine reads them: copies. `UnavailableError` says why it cannot."""
 
-    With `shortlists` a sentence's output has only tokens of its list, and only the columns of the last product that
-    some list names are computed. `threads` share each large product: the way to be quick with one sentence at a time;
-    many sentences are better shared among searches. The weights are copied; `UnavailableError` says why they cannot be.
-    """
-
-    def __init__(self, model: nn.Module, *, shortlists: Shortlists | None = None, threads: int = 1) -> None:
-        self.library = build.library()
-        self.shortlists, self.threads = shortlists, threads
-        self.ragged = shortlists is None  # each start lays out the columns of the last product anew
-        self.alone = isinstance(model, DecoderOnly)  # a decoder, which reads sources as its own beginning
+    def __init__(self, model: nn.Module, source: str | None, target: str | None, threads: int) -> None:
+        """Its embeddings have these names, with an encoder beside the one, and a decoder beside the other."""
+        self.library, self.threads = build.library(), threads
         self._kept: list[Any] = []  # what the engine has addresses of
+        parts = {name: name for name in ("encoder",) * bool(source) + ("decoder",) * bool(target)}
+        parts |= {side: name for side, name in (("source", source), ("target", target)) if name}
+        for name in (*parts.values(), "output"):
+            if not hasattr(model, name):
+                raise UnsupportedError(f"a {type(model).__name__} has no {name.replace('_', ' ')}")
+        self.half = not (source and target)
         with torch.no_grad():
-            self.c = self._model(model)
-        self.vocabulary = int(self.c.logits.N)
-        self.tokens = int((self.c.target if self.alone else self.c.source).tokens)  # that a source may have
-        self.positions = [_absolute(e) for e in self._embeddings(model)]
-        tables = [len(p.table) for p in self.positions if isinstance(p, Learned)]
-        self.longest = min(tables) if tables else None
-        self.layers = int(self.c.decoder_layers)
-        self.key_width, self.value_width = self.c.kv_heads * self.c.d_k, self.c.kv_heads * self.c.d_v
+            self.c = self._model(model, {side: getattr(model, name) for side, name in parts.items()})
         self._reach, self._growing = c_int32(0), Lock()  # of the position tables: shared by `with_threads`, as they are
         self.reach(256)
-
-    def rows(self) -> "NativeRows":
-        return NativeRows(self)
-
-    def room(self, source: Sequence[int]) -> int | None:
-        return (room_after if self.alone else room_beside)(source, self.longest)
-
-    def with_threads(self, threads: int) -> "Native":
-        """The same weights, shared by another number of threads."""
-        other = copy.copy(self)
-        other.threads = threads
-        return other
 
     def reach(self, length: int) -> None:
         """Have position tables at least so long."""
@@ -87,16 +67,16 @@ class Native:
                 d = self.turning.d_k
                 still = (torch.arange(d) < d // 2).float().expand(1, 1, length, d)  # what turns into cosines and sines
                 self.c.turns = self._address(self.turning.rotate(still)[0, 0], length, d)
-            for embedding, positions in zip((self.c.target, self.c.source), self.positions, strict=False):
+            for side, positions in self.positions.items():
+                embedding = getattr(self.c, side)
                 if isinstance(positions, Sinusoidal):  # the old table stays: another thread may be reading it
-                    embedding.positions = self._address(sinusoid(torch.arange(length), self.d).float(), length, self.d)
+                    table = sinusoid(torch.arange(length), embedding.width).float()
                 elif isinstance(positions, Learned):
-                    embedding.positions = self._address(positions.table.float(), len(positions.table), self.d)
+                    table = positions.table.float()
+                else:
+                    continue
+                embedding.positions = self._address(table, len(table), embedding.width)
             self._reach.value = length
-
-    def memory_size(self, S: int) -> int:
-        """Numbers in the block of a sentence of S tokens; a decoder alone has none."""
-        return 0 if self.alone else self.layers * (self.key_width * _whole(S) + self.value_width * S)
 
     def _address(self, x: Tensor | None, *shape: int) -> int | None:
         """Where a copy of x lies, which has this shape: the engine takes it for granted."""
@@ -108,20 +88,12 @@ class Native:
         self._kept.append(array)
         return array.ctypes.data
 
-    def _embeddings(self, model: Any) -> list[Any]:
-        """The target's, and the source's where it has one."""
-        return [model.stem] if self.alone else [model.target_embedding, model.source_embedding]
-
-    def _model(self, model: Any) -> build.Model:
-        parts = ("stem",) if self.alone else ("source_embedding", "target_embedding", "encoder")
-        for part in (*parts, "decoder", "output"):
-            if not hasattr(model, part):
-                raise UnsupportedError(f"a {type(model).__name__} has no {part.replace('_', ' ')}")
-        encoder, decoder = Stack(()) if self.alone else model.encoder, model.decoder
+    def _model(self, model: nn.Module, parts: dict[str, Any]) -> build.Model:
+        encoder, decoder = parts.get("encoder", Stack(())), parts.get("decoder", Stack(()))
         for stack, kind in ((encoder, EncoderLayer), (decoder, DecoderLayer)):
             if not isinstance(stack, Stack) or not all(isinstance(layer, kind) for layer in stack.layers):
                 raise UnsupportedError(f"a {type(model).__name__} model has other layers")
-        if any((layer.cross_attention is None) != self.alone for layer in decoder.layers):
+        if any((layer.cross_attention is None) != self.half for layer in decoder.layers):
             raise UnsupportedError("its attentions to a source are not those of its family")
         if encoder.scale != 1.0 or decoder.scale != 1.0:
             raise UnsupportedError("what its output layer reads is scaled")
@@ -138,7 +110,10 @@ class Native:
         networks = ((_activation(f), f.outer.in_features) for f in (layer.feed_forward.sublayer for layer in layers))
         (activation, gated), d_ff = _all("feed-forward layers", "shape or activation", networks)
         self.d, self.turning = attentions[0].config.d_model, self._turning(attentions)
-        target, *source = map(self._embedding, self._embeddings(model))
+        embeddings = {side: parts[side] for side in ("target", "source") if side in parts}
+        self.positions = {side: _absolute(embedding) for side, embedding in embeddings.items()}
+        tables = [len(p.table) for p in self.positions.values() if isinstance(p, Learned)]
+        self.longest = min(tables) if tables else None
         return build.Model(
             d=self.d,
             heads=max(m.heads for m in attentions),
@@ -154,19 +129,17 @@ class Native:
             turned=0 if self.turning is None else self.turning.d_k,
             score_scale=d_k**-0.5 if scale is None else scale,
             eps=eps,
-            source=source[0] if source else build.Embedding(),
-            target=target,
             encoder=self._layers(encoder),
             decoder=self._layers(decoder),
-            encoder_norm=self._norm(encoder.norm),
-            decoder_norm=self._norm(decoder.norm),
-            logits=self._product(model.output, getattr(model.output, "out_features", 0), self.d),
+            encoder_norm=self._norm(encoder.norm, self.d),
+            decoder_norm=self._norm(decoder.norm, self.d),
+            **{side: self._embedding(side, embedding) for side, embedding in embeddings.items()},
         )
 
     def _turning(self, attentions: Sequence[MultiHeadAttention]) -> Rotary | None:
         """How queries and keys turn: in all layers alike."""
         found = [m.positions for m in attentions]
-        allowed = (Positions, Rotary) if self.alone else (Positions,)
+        allowed = (Positions, Rotary) if self.half else (Positions,)
         if other := next((each for each in found if type(each) not in allowed), None):
             raise UnsupportedError(f"{type(other).__name__} positions")
         speeds = {(*each.speeds().tolist(),) if isinstance(each, Rotary) else None for each in found}
@@ -176,7 +149,8 @@ class Native:
         return first
 
     def _layers(self, stack: Stack) -> Any:
-        layers = (build.Layer * len(stack.layers))(*map(self._layer, stack.layers))
+        made = {layer: self._layer(layer) for layer in dict.fromkeys(stack.layers)}  # one may be gone through often
+        layers = (build.Layer * len(stack.layers))(*(made[layer] for layer in stack.layers))
         self._kept.append(layers)
         return layers
 
@@ -185,15 +159,15 @@ class Native:
         attention, cross, ffn = layer.self_attention, getattr(layer, "cross_attention", None), layer.feed_forward
         for residual in (attention, cross, ffn):
             assert residual is None or isinstance(residual, Residual)
-        result.attention_norm = self._norm(attention.norm)
+        result.attention_norm = self._norm(attention.norm, self.d)
         result.own, result.query_key_value, result.output = self._attention(attention.sublayer, "query_key_value")
         if cross is not None:
-            result.cross_norm = self._norm(cross.norm)
+            result.cross_norm = self._norm(cross.norm, self.d)
             result.read, result.query, result.key_value, result.cross_output = self._attention(
                 cross.sublayer, "query", "key_value"
             )
         (_, gated), d_ff = _activation(ffn.sublayer), ffn.sublayer.outer.in_features
-        result.feed_forward_norm = self._norm(ffn.norm)
+        result.feed_forward_norm = self._norm(ffn.norm, self.d)
         result.inner = self._product(ffn.sublayer.inner, d_ff * (1 + gated), self.d)
         result.outer = self._product(ffn.sublayer.outer, self.d, d_ff)
         return result
@@ -216,7 +190,7 @@ class Native:
             self._product(attention.output, self.d, _held(mixed), None, mixed),
         ]
 
-    def _norm(self, norm: nn.Module | None) -> build.Norm:
+    def _norm(self, norm: nn.Module | None, d: int) -> build.Norm:
         if norm is None:
             return build.Norm()
         if not isinstance(norm, NORMS):
@@ -225,24 +199,29 @@ class Native:
             raise UnsupportedError(f"a {type(norm).__name__} without a gain")
         gain = norm.weight.float() + (1 if isinstance(norm, OffsetRMSNorm) else 0)
         if not isinstance(norm, nn.LayerNorm):
-            return build.Norm(self._address(gain, self.d), None)
+            return build.Norm(self._address(gain, d), None)
         bias = torch.zeros_like(gain) if norm.bias is None else norm.bias.float()
-        return build.Norm(self._address(gain, self.d), self._address(bias, self.d))
+        return build.Norm(self._address(gain, d), self._address(bias, d))
 
-    def _embedding(self, embedding: nn.Module) -> build.Embedding:
-        if not isinstance(embedding, Embedding):
-            raise UnsupportedError(f"a {type(embedding).__name__} in place of an embedding")
-        _absolute(embedding)
-        tokens: Any = embedding.tokens
-        V = len(tokens.weight)
-        result = build.Embedding(factor=embedding.scale, tokens=V)
-        result.norm = self._norm(getattr(embedding, "norm", None))
+    def _embedding(self, side: str, embedding: Any) -> build.Embedding:
+        tokens, segments, widen = embedding.tokens, embedding.segments, embedding.widen
+        if side == "target" and (segments or widen) is not None:
+            raise UnsupportedError("a decoder whose embedding has segments, or another width")
+        V, width = len(tokens.weight), self.d if widen is None else widen.in_features
+        result = build.Embedding(factor=embedding.scale, tokens=V, width=width)
+        result.norm = self._norm(embedding.norm, width)
         if isinstance(tokens, Int8Embedding):
-            result.q, result.scale = self._address(tokens.weight, V, self.d), self._address(tokens.scale, V)
+            result.q, result.scale = self._address(tokens.weight, V, width), self._address(tokens.scale, V)
         else:
-            result.table = self._address(tokens.weight.float(), V, self.d)
+            result.table = self._address(tokens.weight.float(), V, width)
+        if segments is not None:
+            table = segments(torch.arange(segments.num_embeddings, device=segments.weight.device))
+            result.segments = self._address(table.float(), segments.num_embeddings, width)
+        if widen is not None:
+            result.widen = self._product(widen, self.d, width)
         return result
 
+    @torch.no_grad()
     def _product(
         self, linear: nn.Module, N: int, K: int, rows: Tensor | None = None, columns: Tensor | None = None
     ) -> build.Product:
@@ -269,6 +248,44 @@ class Native:
         else:
             result.w = address
         return result
+
+
+class Native(Laid):
+    """A model in the C engine, ready to be searched (`regard.decoding.protocol.Searchable`).
+
+    With `shortlists` a sentence's output has only tokens of its list, and only the columns of the last product that
+    some list names are computed. `threads` share each large product: the way to be quick with one sentence at a time;
+    many sentences are better shared among searches.
+    """
+
+    def __init__(self, model: nn.Module, *, shortlists: Shortlists | None = None, threads: int = 1) -> None:
+        self.alone = isinstance(model, DecoderOnly)  # a decoder, which reads sources as its own beginning
+        source, target = (None, "stem") if self.alone else ("source_embedding", "target_embedding")
+        super().__init__(model, source, target, threads)
+        output: Any = model.output
+        self.c.logits = self._product(output, getattr(output, "out_features", 0), self.d)
+        self.shortlists = shortlists
+        self.ragged = shortlists is None  # each start lays out the columns of the last product anew
+        self.vocabulary = int(self.c.logits.N)
+        self.tokens = int((self.c.target if self.alone else self.c.source).tokens)  # that a source may have
+        self.layers = int(self.c.decoder_layers)
+        self.key_width, self.value_width = self.c.kv_heads * self.c.d_k, self.c.kv_heads * self.c.d_v
+
+    def rows(self) -> "NativeRows":
+        return NativeRows(self)
+
+    def room(self, source: Sequence[int]) -> int | None:
+        return (room_after if self.alone else room_beside)(source, self.longest)
+
+    def with_threads(self, threads: int) -> "Native":
+        """The same weights, shared by another number of threads."""
+        other = copy.copy(self)
+        other.threads = threads
+        return other
+
+    def memory_size(self, S: int) -> int:
+        """Numbers in the block of a sentence of S tokens; a decoder alone has none."""
+        return 0 if self.alone else self.layers * (self.key_width * _whole(S) + self.value_width * S)
 
 
 def _all(what: str, how: str, values: Iterable[Any]) -> Any:
@@ -312,7 +329,9 @@ def _arrange(x: Tensor, places: Tensor | None) -> Tensor:
     return torch.cat([x, x.new_zeros(1, *x.shape[1:])])[places]
 
 
-def _absolute(embedding: Any) -> Positions:
+def _absolute(embedding: nn.Module) -> Positions:
+    if not isinstance(embedding, Embedding):
+        raise UnsupportedError(f"a {type(embedding).__name__} in place of an embedding")
     positions = embedding.positions
     if type(positions) not in (Positions, Sinusoidal, Learned):
         raise UnsupportedError(f"{type(positions).__name__} positions")
@@ -322,8 +341,13 @@ def _absolute(embedding: Any) -> Positions:
 def _activation(ffn: nn.Module) -> tuple[int, bool]:
     """Its number in C, and whether it is a gate."""
     f: Any = ffn.gate if isinstance(ffn, GatedFeedForward) else isinstance(ffn, FeedForward) and ffn.activation
+    return number(f, ffn), isinstance(ffn, GatedFeedForward)
+
+
+def number(f: Any, of: nn.Module) -> int:
+    """What C calls an activation."""
     by_tanh = isinstance(f, partial) and (f.func, f.args, f.keywords) == (F.gelu, (), {"approximate": "tanh"})
     number = GELU_BY_TANH if by_tanh else ACTIVATIONS.get(f)
     if number is None:
-        raise UnsupportedError(f"a {type(ffn).__name__} of this kind")
-    return number, isinstance(ffn, GatedFeedForward)
+        raise UnsupportedError(f"a {type(of).__name__} of this kind")
+    return number

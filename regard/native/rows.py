@@ -27,6 +27,29 @@ SELECT = 12  # rows whose logits are held at once: they stay in the second cache
 Int32 = NDArray[np.int32]
 
 
+class Desk:
+    """Threads, and room to work, for one at a time."""
+
+    def __init__(self, library: Any, threads: int) -> None:
+        self.bytes, self.aligned = np.zeros(64, np.uint8), 0
+        self.team: int | None = None
+        if threads > 1:
+            self.team = library.gather(threads)
+            weakref.finalize(self, _dismiss, library, self.team, os.getpid())
+
+    def space(self, size: int) -> int:
+        """The address of so many bytes, at a multiple of 64."""
+        if len(self.bytes) < size + 64:
+            self.bytes = np.empty(size + size // 2 + 64, np.uint8)
+            self.aligned = -(-self.bytes.ctypes.data // 64) * 64
+        return self.aligned
+
+
+def _dismiss(library: Any, team: int | None, process: int) -> None:
+    if os.getpid() == process:  # a forked process has the team but none of its threads, and would wait for them
+        library.dismiss(team)
+
+
 class NativeRows:
     """The rows of one search in the C engine (`regard.decoding.protocol.Rows`)."""
 
@@ -47,13 +70,9 @@ class NativeRows:
         self.keys: Floats = np.zeros((model.layers, 0, model.key_width), np.float32)
         self.values: Floats = np.zeros((model.layers, 0, model.value_width), np.float32)
         self.c = build.Rows()
-        self.space, self.aligned = np.zeros(64, np.uint8), 0
         self.features: Floats = np.zeros((0, model.d), np.float32)
         self.columns: Columns | None = None
-        self.team: int | None = None
-        if model.threads > 1:
-            self.team = model.library.gather(model.threads)
-            weakref.finalize(self, _dismiss, model, self.team, os.getpid())
+        self.desk = Desk(model.library, model.threads)
 
     def start(self, sources: Sequence[Sequence[int]]) -> None:
         alone, listed, V = self.model.alone, self.model.shortlists, self.model.vocabulary
@@ -111,9 +130,9 @@ class NativeRows:
         n = min(n, product.N)
         scores, chosen = np.empty((R, n), np.float32), np.empty((R, n), np.int32)
         block = min(R, SELECT)
-        space = self._space(4 * block * (product.N + 16) + block * (product.K + 8) + 128)
+        space = self.desk.space(4 * block * (product.N + 16) + block * (product.K + 8) + 128)
         given = product, R, features, n, normalise, bias
-        if not self.model.library.best(*given, scores, chosen, block, self.team, space):
+        if not self.model.library.best(*given, scores, chosen, block, self.desk.team, space):
             raise ValueError(DAMAGED)
         return Best(scores, chosen.astype(np.int64) if columns is None else columns.ids[chosen])
 
@@ -143,8 +162,9 @@ class NativeRows:
                 tokens += int(lengths[last])
                 last += 1
             ids, longest = np.concatenate(texts[first:last]).astype(np.int32), int(lengths[first:last].max())
-            given = last - first, ids, lengths[first:last], address[first:last]
-            read = self.model.library.encode(self.model.c, *given, self.team, self._room(tokens, longest))
+            begins = np.append([0], lengths[first:last].cumsum()).astype(np.int32)
+            given = last - first, ids, begins, longest, address[first:last]
+            read = self.model.library.encode(self.model.c, *given, self.desk.team, self._room(tokens, longest))
             assert read
             first = last
 
@@ -158,7 +178,7 @@ class NativeRows:
         if len(self.features) < R:
             self.features = np.empty((2 * R, self.model.d), np.float32)
         if not self._append(tokens, None, self.features):
-            raise ValueError(_outside(tokens, self.model.c.target.tokens))
+            raise ValueError(outside(tokens, self.model.c.target.tokens))
         return self.features[:R]
 
     def _append(self, tokens: Ints, to: Int32 | None, features: Floats | None) -> bool:
@@ -172,7 +192,7 @@ class NativeRows:
             self._tell()
         cells, space = self.free[len(self.free) - m :], self._room(m, self.longest)
         given = self.c, m, tokens, to, cells, self.longest, features
-        written = self.model.library.decode(self.model.c, *given, self.team, space)
+        written = self.model.library.decode(self.model.c, *given, self.desk.team, space)
         if written:
             self.free = self.free[: len(self.free) - m]
         return bool(written)
@@ -217,19 +237,12 @@ class NativeRows:
 
     def _room(self, m: int, longest: int) -> int:
         """Where the engine can work on m tokens of sentences that have at most so many."""
-        return self._space(self.model.library.room(self.model.c, m, longest, self.model.threads))
-
-    def _space(self, size: int) -> int:
-        """The address of so many bytes to work in, at a multiple of 64."""
-        if len(self.space) < size + 64:
-            self.space = np.empty(size + size // 2 + 64, np.uint8)
-            self.aligned = -(-self.space.ctypes.data // 64) * 64
-        return self.aligned
+        return self.desk.space(self.model.library.room(self.model.c, m, longest, self.model.threads))
 
     def _logits(self, product: build.Product, features: Floats, out: Floats) -> None:
         R = len(features)
-        space = self._space(R * (product.K + 8) + 64)
-        self.model.library.logits(product, R, features, out, self.team, space)
+        space = self.desk.space(R * (product.K + 8) + 64)
+        self.model.library.logits(product, R, features, out, self.desk.team, space)
 
     def _columns(self) -> "Columns":
         """The columns that the sentences at work may use, and maybe some who have left."""
@@ -238,11 +251,6 @@ class NativeRows:
             lists = [ids for i in here if (ids := self.list[i]) is not None]
             self.columns = Columns(self.model, here, lists, len(self.memory))
         return self.columns
-
-
-def _dismiss(model: "Native", team: int | None, process: int) -> None:
-    if os.getpid() == process:  # a forked process has the team but none of its threads, and would wait for them
-        model.library.dismiss(team)
 
 
 def _ids(given: Any, tokens: int, what: str, *, least: int = 1) -> Ints:
@@ -254,12 +262,12 @@ def _ids(given: Any, tokens: int, what: str, *, least: int = 1) -> Ints:
         some = "one token id or more" if least else "token ids"
         raise ValueError(f"a {what} is a list of {some}, got {str(given)[:60]}")
     if not 0 <= ids.min() <= ids.max() < tokens:
-        raise ValueError(_outside(ids, tokens))
+        raise ValueError(outside(ids, tokens))
     return ids.astype(np.int64)
 
 
-def _outside(ids: NDArray[np.integer[Any]], tokens: int) -> str:
-    return f"token ids lie in 0..{tokens - 1}, got {ids.min()}..{ids.max()}: does the tokenizer belong to this model?"
+def outside(ids: NDArray[np.integer[Any]], most: int, what: str = "token ids") -> str:
+    return f"{what} lie in 0..{most - 1}, got {ids.min()}..{ids.max()}: does the tokenizer belong to this model?"
 
 
 class Columns:

@@ -83,7 +83,8 @@ class QuestionFiles(RowFiles):
             for paragraph in (each for article in held["data"] for each in article["paragraphs"]):
                 for one in paragraph["qas"]:
                     answers = [] if one.get("is_impossible") else one["answers"]
-                    yield {"question": one["question"], "context": paragraph["context"], "answers": answers}
+                    row = {"question": one["question"], "context": paragraph["context"], "answers": answers}
+                    yield self._complete(row, f"{self.path}, {one.get('id')}", one)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path} is not as SQuAD is ({error!r}): see data, paragraphs, qas there") from None
 
@@ -102,7 +103,7 @@ def _answers(row: Row) -> list[tuple[str, int | None]]:
 
 def _number(told: object) -> int | None:
     """The number with which a text begins, a bracket aside: (25, 47) is 25."""
-    found = re.match(r"\W?(\d+)", str(told))
+    found = re.match(r"\(?(\d+)", str(told))
     return int(found[1]) if found else None
 
 
@@ -115,7 +116,7 @@ def located(context: str, answer: str, start: int | None) -> Place | None:
     if start is not None and context.startswith(answer, start):
         return start, start + len(answer)
     pattern = re.compile(r"\s*".join(map(re.escape, "".join(answer.split()))))
-    found = pattern.search(context) if start is None else pattern.match(context, start)
+    found = pattern.search(context) if start is None else pattern.match(context, min(start, len(context)))
     return found.span() if found else None
 
 
@@ -145,7 +146,7 @@ class AnswerConfig:
 
 
 @dataclass(frozen=True)
-class Answered:
+class Reply:
     """What answers a question."""
 
     text: str  # "" where nothing does
@@ -162,29 +163,29 @@ class Answerer(Reader):
 
     >>> answerer = load("runs/squad")                                                    # doctest: +SKIP
     >>> answerer.answer("Who fled?", "The army, led by Ney, fled.")                      # doctest: +SKIP
-    Answered(text='The army', start=0, end=8, probability=0.93, ...
+    Reply(text='The army', start=0, end=8, probability=0.93, ...
     """
 
     unanswerable: bool  # whether it has learnt that there may be no answer
 
     @overload
-    def answer(self, question: str, context: str, **settings: Any) -> Answered: ...
+    def answer(self, question: str, context: str, **settings: Any) -> Reply: ...
     @overload
-    def answer(self, question: Sequence[Any], **settings: Any) -> list[Answered]: ...
+    def answer(self, question: Sequence[Any], **settings: Any) -> list[Reply]: ...
     def answer(self, question: Any, context: str | None = None, **settings: Any) -> Any:
         """What in a context answers a question; or the same of each pair of a list: [(question, context), ...]."""
         several = [Given(question, context)] if isinstance(question, str) else asked(question)
         found = self.answers(several, replace(self.use, **settings))
         return found[0] if isinstance(question, str) else found
 
-    def answers(self, asks: Sequence[Given], settings: AnswerUse) -> list[Answered]:
+    def answers(self, asks: Sequence[Given], settings: AnswerUse) -> list[Reply]:
         """What answers each of some questions, of which `pair` is the context: what the other methods are made of."""
         for ask in asks:
             if ask.pair is None:
                 raise ValueError(f"{ask.place or repr(ask.text[:40])} has no context to find an answer in: give one")
         read = self.framed(asks)
         said = iter(self.outputs([each for row in read for each in row]))
-        places = self.tokenizer.spans_batch([ask.pair or "" for ask in asks])
+        places = placed(self.tokenizer, [ask.pair or "" for ask in asks])
         return [
             self._told(ask.pair or "", own, row, [next(said) for _ in row], settings)
             for ask, own, row in zip(asks, places, read, strict=True)
@@ -192,7 +193,7 @@ class Answerer(Reader):
 
     def _told(
         self, context: str, places: list[Place], read: list[Framed], logits: list[Tensor], use: AnswerUse
-    ) -> Answered:
+    ) -> Reply:
         said = [each.double().numpy() for each in logits]
         null = min(float(each[0].sum()) for each in said)  # there is none if there is none in any window
         scores = best_of(read, said, len(places), use.longest)
@@ -213,9 +214,9 @@ class Answerer(Reader):
         none, best = float(np.exp(null - peak)) / total, [*found.values()]
         limit = use.null if use.null is not None else 0.0 if self.unanswerable else INF
         if not best or null - float(scores.max()) > limit:
-            return Answered("", None, None, none, none, best, len(read))
+            return Reply("", None, None, none, none, best, len(read))
         one = best[0]
-        return Answered(one.text, one.start, one.end, one.probability, none, best, len(read))
+        return Reply(one.text, one.start, one.end, one.probability, none, best, len(read))
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ class Answering(Task):
     def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
         """Each window of a context, with the answer if the whole of it lies there, else with none."""
         contexts = list(dict.fromkeys(row["context"] for row in rows))
-        ids, places = tokenizer.encode_batch(contexts), tokenizer.spans_batch(contexts)
+        ids, places = tokenizer.encode_batch(contexts), placed(tokenizer, contexts)
         known = dict(zip(contexts, zip(ids, places, strict=True), strict=True))
         for row, question in zip(rows, tokenizer.encode_batch([row["question"] for row in rows]), strict=True):
             context, own = known[row["context"]]
@@ -318,6 +319,11 @@ def best_of(
             part = scores[each.first : each.first + each.tokens - more, more]
             np.maximum(part, begin[: each.tokens - more] + end[more:], out=part)
     return scores
+
+
+def placed(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[Place]]:
+    """Where in each text its tokens stand, on all cores."""
+    return [row.offsets for row in tokenizer.rust.encode_batch(texts)]
 
 
 def covering(places: Sequence[Place], part: Place) -> Place | None:

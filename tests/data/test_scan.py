@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from regard.data import corpora
 from regard.data.corpora import CORPORA, obtain
 
 SHARED = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -67,7 +66,7 @@ def test_what_is_not_there_is_fetched(scan: Path, monkeypatch: pytest.MonkeyPatc
         path.write_text(TEXT if "length" in url else "IN: broken")
 
     monkeypatch.delenv("REGARD_DATA")
-    monkeypatch.setattr(corpora, "download", fetch)
+    monkeypatch.setattr("regard.data.scan.download", fetch)
     assert list(obtain("scan-in-out-length")["train"].read()) == PAIRS
     assert [url.rpartition("/SCAN/")[2] for url in asked] == [
         "master/length_split/tasks_train_length.txt",

@@ -1,0 +1,111 @@
+"""An encoder and its head in the C engine: texts in, what the head says of them out.
+
+Letters: T tokens of a text, d width of the model, C numbers that the head says.
+
+Texts lie one after the other without padding, and no number of one meets another's: its bits are the same alone, in any
+company, and with any number of threads.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from regard.core.outputs import POOLS, ClassHead, TagHead, TokenHead, VectorHead
+from regard.core.quantised import Int8Linear
+from regard.native import build
+from regard.native.build import UnsupportedError
+from regard.native.model import Laid, number
+from regard.native.rows import Desk, outside
+
+TOGETHER = 384  # tokens that go through each product at once, so many at most: what lies between stays near
+ALONE = 96  # tokens of a part, so many at least: with fewer, weights would be fetched for too little
+
+Floats = NDArray[np.float32]
+
+
+class NativeReader(Laid):
+    """An encoder and its head in the C engine. `threads` share the texts, or the products of a few."""
+
+    def __init__(self, model: nn.Module, *, threads: int = 1) -> None:
+        super().__init__(model, "stem", None, threads)
+        stem: Any = model.stem
+        self.segments = 0 if stem.segments is None else int(stem.segments.num_embeddings)
+        self.c.head, self.c.logits = self._head(model.output)
+        self.width = int(self.c.logits.N or self.c.head.inner.N or self.d)
+        self._desks: list[Desk] = []  # that nobody works at
+
+    def features(self, texts: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None) -> list[Floats]:
+        """What the head reads of each text: (T, d)."""
+        return self._read(texts, segments, self.d, bare=True)
+
+    def outputs(self, texts: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None) -> list[Floats]:
+        """What the head says of each text: (C,), or (T, C). `segments`: the text of a pair that each token is in."""
+        return self._read(texts, segments, self.width, bare=False)
+
+    def _read(
+        self, texts: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None, width: int, *, bare: bool
+    ) -> list[Floats]:
+        if not texts:
+            return []
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        if self.longest is not None and lengths.max() > self.longest:
+            raise ValueError(f"a text of {lengths.max()} tokens: the model has positions for {self.longest}")
+        tokens = _flat(texts, lengths, int(self.c.source.tokens), "token ids")
+        told = None
+        if segments is not None and self.segments:
+            told = _flat(segments, lengths, self.segments, "segments")
+        longest, pooled = int(lengths.max()), not bare and self.c.head.pool
+        self.reach(longest)
+        begins = np.append([0], lengths.cumsum()).astype(np.int32)
+        parts = self._parts(begins)
+        most = int(np.diff(begins[parts]).max())
+        each = self.library.room(self.c, most, longest, 1)
+        out = np.empty((len(texts) if pooled else len(tokens), width), np.float32)
+        try:
+            desk = self._desks.pop()
+        except IndexError:
+            desk = Desk(self.library, self.threads)
+        space = desk.space(max(self.threads * each, self.library.room(self.c, most, longest, self.threads)))
+        given = len(parts) - 1, parts, begins, tokens, told, longest, out, width, desk.team, space, each
+        self.library.read_texts(self.c, bare, *given)
+        self._desks.append(desk)
+        return list(out) if pooled else np.split(out, begins[1:-1])
+
+    def _parts(self, begins: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Where the parts begin that are read together, and the last one ends: one, or enough for all threads."""
+        m, n = int(begins[-1]), len(begins) - 1
+        most = min(TOGETHER, max(ALONE, -(-m // (4 * self.threads)))) if m >= ALONE * self.threads else m
+        parts = [0]
+        while parts[-1] < n:
+            parts.append(max(parts[-1] + 1, int(begins.searchsorted(begins[parts[-1]] + most, "right")) - 1))
+        return np.array(parts, np.int32)
+
+    def _head(self, head: Any) -> tuple[build.Head, build.Product]:
+        made, inner, outer, width = build.Head(), getattr(head, "inner", None), getattr(head, "outer", None), self.d
+        if type(head) in (VectorHead, ClassHead):
+            made.pool, made.unit = 1 + POOLS.index(head.pool), head.normalise
+        elif isinstance(head, nn.Linear | Int8Linear):
+            outer = head
+        elif type(head) is TokenHead:
+            outer = head.tokens
+        elif type(head) is not TagHead:
+            raise UnsupportedError(f"a {type(head).__name__} as its head")
+        if inner is not None:
+            width, made.activation = inner.out_features, number(head.activation, head)
+            made.inner = self._product(inner, width, self.d)
+            made.norm = self._norm(getattr(head, "norm", None), width)
+        return made, build.Product() if outer is None else self._product(outer, outer.out_features, width)
+
+
+def _flat(rows: Sequence[Sequence[int]], lengths: NDArray[np.int64], most: int, what: str) -> NDArray[np.int32]:
+    """Whole numbers below `most`, a row after the other, each of which has its length."""
+    ids = np.array([*chain.from_iterable(rows)])
+    if not lengths.all() or ids.ndim != 1 or ids.dtype.kind not in "iu" or [*map(len, rows)] != lengths.tolist():
+        raise ValueError(f"a text is a list of one token id or more, and has as many segments, got {str(rows)[:60]}")
+    if not 0 <= ids.min() <= ids.max() < most:
+        raise ValueError(outside(ids, most, what))
+    return ids.astype(np.int32)

@@ -1,0 +1,79 @@
+"""Models, and the engine that runs them: the quickest that there is for them on this machine."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.checks import at_least, one_of
+from regard.core.mixers import Tap
+from regard.data.tokenizers import Tokenizer
+from regard.native import UnavailableError, UnsupportedError
+
+ENGINES = ("auto", "native", "torch")
+
+
+class Engines:
+    """One model, or several that are asked together, their tokenizer, and what runs each: `native` or `module`."""
+
+    native: Any  # (model) -> it in the C engine; `UnavailableError` says why there is none
+    module: Any  # (model, why there is no other) -> it in PyTorch
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        tokenizer: Tokenizer,
+        *,
+        engine: str = "auto",
+        workers: int | None = None,
+        rows: int = 256,
+        bitwise: bool = False,
+    ) -> None:
+        """`rows` go through a model side by side; `bitwise`: the same bits in any company."""
+        one_of(ENGINES, engine=engine)
+        at_least(1, workers=workers, rows=rows)
+        self.models = [each.eval() for each in ([model] if isinstance(model, nn.Module) else model)]
+        self.model, self.tokenizer = self.models[0], tokenizer
+        self.engine, self.workers, self.rows, self.bitwise = engine, workers, rows, bitwise
+        self._made: tuple[object, list[Any]] | None = None  # engines, and what they were made from
+        self._without: str | None = None
+
+    @property
+    def places(self) -> int | None:
+        """The most positions that every model has; None: any number."""
+        configs: list[Any] = [each.config for each in self.models]
+        return min((c.longest for c in configs if c.longest is not None), default=None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    @property
+    def engines(self) -> list[Any]:
+        """What runs each model: PyTorch while somebody watches a tap, and made anew for changed weights."""
+        watched = any(tap.watchers for model in self.models for tap in model.modules() if isinstance(tap, Tap))
+        made_from = watched, [(p.data_ptr(), p._version) for model in self.models for p in model.parameters()]
+        if self._made is None or self._made[0] != made_from:
+            self._made = made_from, [self._engine(model, watched) for model in self.models]
+        return self._made[1]
+
+    @property
+    def without_native(self) -> str | None:
+        """Why this machine cannot have the native engine, the quickest on a CPU; None: it can, or has no use for it."""
+        assert self.engines
+        return self._without
+
+    def _engine(self, model: nn.Module, watched: bool) -> Any:
+        if self.engine != "torch" and self.device.type == "cpu" and not watched:
+            try:
+                return self.native(model)
+            except UnavailableError as error:
+                reason = str(error)
+                self._without = None if isinstance(error, UnsupportedError) else reason
+        else:
+            reason = "a tap is watched" if watched else f"the engine is {self.engine}, the device {self.device}"
+        if self.engine == "native":
+            raise ValueError(f"there is no native engine for this model ({reason}): use torch")
+        return self.module(model, reason)
