@@ -176,7 +176,11 @@ def unpack(name: str, packed: Packed, data: Bytes, begin: int) -> torch.Tensor:
     if count % blocks.numbers or begin + n * blocks.bytes > len(data):
         raise ValueError(f"{name!r} of shape {tuple(packed.shape)} is not whole: it ends too early")
     raw = np.array(data[begin : begin + n * blocks.bytes]).reshape(n, blocks.bytes)
-    return torch.from_numpy(blocks.read(raw).reshape(packed.shape))
+    with np.errstate(invalid="ignore", over="ignore"):
+        x = torch.from_numpy(blocks.read(raw).reshape(packed.shape))
+    if x.numel() and not all(end.isfinite() for end in x.aminmax()):
+        raise ValueError(f"{name!r} has values that are no numbers (NaN or infinite)")
+    return x
 
 
 # What is in it: members of the family

@@ -5,7 +5,7 @@ What a decoder starts with is often their padding (Marian, Pegasus) or their end
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ def write(tokenizer: Tokenizer, directory: Path, around: str, *, segments: bool 
         del named["bos"]
     theirs.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in named.values()])
     if around == "frame":
-        theirs.post_processor = _framed(*_frame(marks), theirs, double=_double(marks), segments=segments)
+        cls, sep = marks.around([])[0]
+        theirs.post_processor = _framed(cls, sep, theirs, double=_double(marks), segments=segments)
     else:
         before = {str(theirs.id_to_token(i)): i for i in theirs.encode("").ids}
         after = {named["eos"]: marks.need("eos")[0]} if around else {}
@@ -58,15 +59,9 @@ def template(directory: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _frame(marks: Marks) -> tuple[int, int]:
-    """What stands before a text that is read as a whole, and after it."""
-    cls = marks.need("bos")[0] if marks.cls is None else marks.cls
-    return cls, marks.need("eos")[0] if marks.sep is None else marks.sep
-
-
 def _double(marks: Marks) -> bool:
-    """Whether two ends stand between two texts, as in RoBERTa."""
-    return marks.cls is not None and marks.cls == marks.bos
+    """Whether two marks stand between two texts, as in RoBERTa."""
+    return len(marks.around([], [])[0]) == 4
 
 
 def _framed(cls: int, sep: int, rust: Rust, *, double: bool, segments: bool) -> processors.PostProcessor:
@@ -76,14 +71,15 @@ def _framed(cls: int, sep: int, rust: Rust, *, double: bool, segments: bool) -> 
     return processors.TemplateProcessing(f"{a} $A {b}", pair, [(a, cls), (b, sep)])
 
 
-def read(directory: Path, table: Foreign) -> dict[str, Any]:
-    """The tokenizer of a directory, as what a tokenizer.json holds."""
-    readers = {(TOKENIZER,): _whole, MARIAN: _marian, ("vocab.txt",): _wordpiece, ("vocab.json", "merges.txt"): _merged}
+def read(directory: Path, table: Foreign) -> Rust:
+    """The tokenizer of a directory, as it is."""
+    readers: dict[tuple[str, ...], Callable[[Path, Foreign], Rust]] = {(TOKENIZER,): _whole, MARIAN: _marian}
+    readers |= {("vocab.txt",): _wordpiece, ("vocab.json", "merges.txt"): _merged} if table.special else {}
     for files, reader in readers.items():
-        if all((directory / name).is_file() for name in files) and (table.special or len(files) < 2 or files == MARIAN):
-            return dict(json.loads(reader(directory, table).to_str()))
+        if all((directory / name).is_file() for name in files):
+            return reader(directory, table)
     raise ValueError(
-        f"{directory} has neither {TOKENIZER} nor {' and '.join(MARIAN)}: load its tokenizer with transformers' "
+        f"{directory} has neither {' nor '.join(map(' and '.join, readers))}: load its tokenizer with transformers' "
         "AutoTokenizer and call save_pretrained, which writes one"
     )
 
@@ -172,19 +168,21 @@ def _finished(rust: Rust, named: Mapping[str, str], path: Path) -> Rust:
     return rust
 
 
-def kept(directory: Path, content: dict[str, Any], about: dict[str, Any], table: Foreign) -> Tokenizer:
+def kept(directory: Path, theirs: Rust, about: dict[str, Any], table: Foreign) -> Tokenizer:
     """Their tokenizer with their ids, for a model of which config.json says `about`.
 
     No text gives a mark: what is special to them is none of the tokens that a text is searched for, and where a text
     has such a name, it is cut after its first character.
     """
+    content = json.loads(theirs.to_str())
     path, size, pieces = directory / TOKENIZER, about["vocab_size"], _pieces(content)
     marks = _marks(directory, content, about, table, pieces)
     if (most := max([*pieces, *(i for i in marks if i is not None)])) >= size:
         raise ValueError(f"the tokenizer has an id {most}, but vocab_size = {size}")
-    before, after, double = _around(path, content)
+    with no_panic(path):
+        before, after, double = _around(theirs)
     if table.around == "frame":
-        if (*before, *after) != (frame := _frame(marks)):
+        if [*before, *after] != (frame := marks.around([])[0]):
             raise ValueError(f"{path}: around a text it puts the tokens {before} and {after}, but regard puts {frame}")
         before = []  # a frame is for whoever reads a text as a whole: it hangs on what is read with it
         if double != _double(marks):
@@ -258,12 +256,10 @@ def _marks(
     return Marks(**found)
 
 
-def _around(path: Path, content: dict[str, Any]) -> tuple[list[int], list[int], bool]:
+def _around(theirs: Rust) -> tuple[list[int], list[int], bool]:
     """What their tokenizer puts before a text, and after it; and whether what is after it stands twice between two."""
-    with no_panic(path):
-        rust = Rust.from_str(json.dumps(content))
-        bare, whole = (rust.encode("a", add_special_tokens=add).ids for add in (False, True))
-        both = rust.encode("a", "a").ids
+    bare, whole = (theirs.encode("a", add_special_tokens=add).ids for add in (False, True))
+    both = theirs.encode("a", "a").ids
     at = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
     after = whole[at + len(bare) :]
     return list(whole[:at]), after, len(both) == len(whole) + len(bare) + 2 * len(after)

@@ -25,10 +25,11 @@ from regard.data.batching import Batch
 from regard.data.rows import WAYS, Row, RowFiles
 from regard.data.text import Skipped, decoded, from_json, open_bytes
 from regard.data.tokenizers import Tokenizer
-from regard.evaluation.spans import answering
+from regard.evaluation.spans import marked, of_marks
 from regard.tasks.classify import SHOWN, Evaluation
 from regard.tasks.reader import Framed, Given, Reader, Span, asked, batched, check_length, windows
-from regard.tasks.task import Data, Measured, Sections, Task
+from regard.tasks.task import Data, Evidence, Measured, Sections, Task
+from regard.tasks.uses import AnswerUse
 from regard.training.objectives import Objective, Spans
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -142,19 +143,6 @@ class AnswerConfig:
 
     def __post_init__(self) -> None:
         share(whole=True, **{"task.dropout": self.dropout})
-
-
-@dataclass(frozen=True)
-class AnswerUse:
-    """How answers are told."""
-
-    top: int = 1  # tell so many of the likeliest
-    longest: int = 30  # tokens of an answer
-    null: float | None = None  # none is said if its score is above the best by this (default: as learnt, 0 or never)
-
-    def __post_init__(self) -> None:
-        at_least(1, top=self.top, longest=self.longest)
-        at_least(-1e9, null=self.null)
 
 
 @dataclass(frozen=True)
@@ -312,12 +300,12 @@ class Answering(Task):
 
     def measure(self, predictor: Answerer, held_out: Sequence[Row], recipe: Any) -> Measured:
         said = predictor.answer([(row["question"], row["context"]) for row in held_out])
-        measures = answering([row["answers"] for row in held_out], [each.text for each in said])
+        marks = marked([row["answers"] for row in held_out], [each.text for each in said])
         samples = [
             Sample(row["question"], one.text or "–", " | ".join(row["answers"]) or "–")
             for row, one in zip(held_out[:SHOWN], said, strict=False)
         ]
-        return Measured(measures["f1"], measures, samples)
+        return Measured.of(Evidence(len(marks), lambda rows: of_marks(marks, rows)), "f1", samples)
 
 
 def best_of(
