@@ -308,6 +308,12 @@ def about_models(places: Sequence[Path], **how: Any) -> dict[str, Any]:
     return {**how, **{name: [digest(each / name)[:16] for each in places] for name in files}}
 
 
+def note_engine(predictor: Any, engine: str) -> None:
+    """Say why what is quickest is not used."""
+    if engine == "auto" and (reason := predictor.without_native):
+        typer.echo(f"note: by PyTorch, for the native engine, which is quicker, cannot be used: {reason}", err=True)
+
+
 def go_through(
     reader: Input, written: Output, answers: Callable[[list[Any]], Iterable[Any]], form: Form, notes: "Notes"
 ) -> None:

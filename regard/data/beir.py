@@ -19,7 +19,7 @@ class JudgementFiles(RowFiles):
     parts = ("query-id", "corpus-id", "score")
 
 
-class Wanted(NamedTuple):
+class Judgements(NamedTuple):
     """What is to be found."""
 
     corpus: DocumentFiles
@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
             yield str(row["_id"]), f"{row.get('title', '')} {row['text']}".strip()
 
 
-def load(path: Path) -> Wanted:
+def load(path: Path) -> Judgements:
     """What lies in a folder, judged as its qrels/test.tsv says, or the only one there; or as the one that is named."""
     folder = path if path.is_dir() else path.parent.parent
     corpus, queries = (_one(folder, name) for name in ("corpus.jsonl", "queries.jsonl"))
@@ -46,7 +46,7 @@ def load(path: Path) -> Wanted:
     questions = {str(row["_id"]): str(row["text"]) for row in DocumentFiles(jsonl=str(queries)).read()}
     if missing := gains.keys() - questions.keys():
         raise ValueError(f"{judgements} judges {sorted(missing)[0]!r}, which is no question of {queries}")
-    return Wanted(DocumentFiles(jsonl=str(corpus)), {id: questions[id] for id in gains}, gains)
+    return Judgements(DocumentFiles(jsonl=str(corpus)), {id: questions[id] for id in gains}, gains)
 
 
 def _one(folder: Path, name: str) -> Path:

@@ -90,7 +90,7 @@ def judge(
     return found
 
 
-def _given(task: Task, data: Path, columns: Sequence[str]) -> tuple[beir.Wanted | None, list[Any], Skipped]:
+def _given(task: Task, data: Path, columns: Sequence[str]) -> tuple[beir.Judgements | None, list[Any], Skipped]:
     """What there is to judge by: a folder of BEIR's, or rows."""
     if task.name == "embed" and (data.is_dir() or data.parent.name == "qrels"):
         return beir.load(data), [], Skipped()
@@ -120,7 +120,9 @@ def _predictor(directory: Path, task: Task) -> Reader:
     return found
 
 
-def _measured(task: Task, predictor: Reader, rows: Sequence[Any], held: beir.Wanted | None, progress: Show) -> Measured:
+def _measured(
+    task: Task, predictor: Reader, rows: Sequence[Any], held: beir.Judgements | None, progress: Show
+) -> Measured:
     if held is None:
         return task.measure(predictor, rows, None)
     assert isinstance(predictor, Embedder)
@@ -129,7 +131,7 @@ def _measured(task: Task, predictor: Reader, rows: Sequence[Any], held: beir.Wan
     return Measured.of(Evidence(count, lambda some: means(found, some)), "ndcg@10", [])
 
 
-def _ranked(embedder: Embedder, held: beir.Wanted, progress: Show) -> list[tuple[list[str], dict[str, float]]]:
+def _ranked(embedder: Embedder, held: beir.Judgements, progress: Show) -> list[tuple[list[str], dict[str, float]]]:
     """For each question the documents nearest to it, itself aside as in BEIR, and those that are wanted."""
     questions = _normal(embedder.embed(list(held.questions.values())))  # (Q, d)
     scores = np.full((len(questions), 0), -np.inf, np.float32)  # (Q, K), the best so far
