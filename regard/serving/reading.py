@@ -202,13 +202,14 @@ def predict(asked: PredictRequest) -> Question:
         )
 
     def told(classifier: Any, answers: list[Any]) -> Any:
-        found = [_predictions(classifier, each, asked.raw_scores) for each in answers]
+        found = [predictions(classifier, each, asked.raw_scores) for each in answers]
         return found[0] if alone else found
 
     return Question([replace(Given(*row), cut=bool(asked.truncate)) for row in rows], told, top=None)
 
 
-def _predictions(classifier: Any, each: Any, raw: bool) -> list[dict[str, Any]]:
+def predictions(classifier: Any, each: Any, raw: bool = False) -> list[dict[str, Any]]:
+    """The classes of a text, the likeliest first."""
     if classifier.kind == "number":
         return [{"score": each.value, "label": "value"}]
     scores = dict(zip(classifier.labels, each.logits, strict=True)) if raw else each.probabilities
@@ -220,7 +221,7 @@ def rerank(asked: RerankRequest, task: str) -> Question:
     texts, cut = several(asked.texts, "texts"), bool(asked.truncate)
 
     def told(predictor: Any, answers: list[Any]) -> list[dict[str, Any]]:
-        scores = _near(answers) if task == "embed" else [_likely(predictor, each, asked.raw_scores) for each in answers]
+        scores = near(answers) if task == "embed" else [_likely(predictor, each, asked.raw_scores) for each in answers]
         order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
         return [{"index": i, "score": scores[i], **({"text": texts[i]} if asked.return_text else {})} for i in order]
 
@@ -229,7 +230,7 @@ def rerank(asked: RerankRequest, task: str) -> Question:
     return Question([Given(asked.query, text, cut=cut) for text in texts], told)
 
 
-def _near(answers: list[Any]) -> list[float]:
+def near(answers: list[Any]) -> list[float]:
     """The cosine of the first vector with each other."""
     first, *others = (each.normal.vector for each in answers)
     return [float(first @ each) for each in others]

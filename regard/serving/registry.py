@@ -14,8 +14,11 @@ from regard.serving.errors import RefusalError
 ROUTES = {  # by which a model is asked, by what it is for
     "translate": ("POST /translate",),
     "generate": ("POST /v1/completions",),
-    "classify": ("POST /predict", "POST /rerank"),
-    "embed": ("POST /v1/embeddings", "POST /embed", "POST /rerank"),
+    "classify": ("POST /predict", "POST /rerank", "POST /models/{id}"),
+    "embed": ("POST /v1/embeddings", "POST /embed", "POST /rerank", "POST /models/{id}"),
+    "mask": ("POST /models/{id}",),
+    "tag": ("POST /models/{id}",),
+    "answer": ("POST /models/{id}",),
 }
 EXPLORED = ("translate", "generate")  # what the explorer shows
 FILES = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "recipe.yaml")  # of which a predictor is made
@@ -46,7 +49,8 @@ class Served:
     @property
     def about(self) -> str:
         """What it is, and how it is asked."""
-        asked = f"ask it by {' or '.join(self.routes)}" if self.routes else "nothing here asks it"
+        routes = " or ".join(self.routes).replace("{id}", self.id)
+        asked = f"ask it by {routes}" if routes else "there is no route to it"
         return f"{self.id} is {self.task.a_model}: {asked}"
 
     @property

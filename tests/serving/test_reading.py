@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from huggingface_hub import InferenceClient
 from typer.testing import CliRunner
 
 import regard
@@ -38,6 +39,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
         "number": directory(root / "number", "classify", kind="number", labels=()),
         "some": directory(root / "some", "classify", kind="several", labels=("a", "b")),
         "writer": writer(root / "writer"),
+        **{name: directory(root / name, name) for name in ("mask", "tag", "answer")},
     }
     return Registry(list(made.values()))
 
@@ -198,7 +200,7 @@ def test_the_first_model_that_can_is_asked(address: str) -> None:
         address, "/rerank", query="a", texts=TEXTS, model="vectors"
     )
     said = post(address, "/rerank", 404, query="a", texts=TEXTS, model="classes")
-    assert said["error"] == "classes is a classification model: ask it by POST /predict"
+    assert said["error"] == "classes is a classification model: ask it by POST /predict or POST /models/classes"
 
 
 @pytest.mark.parametrize(
@@ -316,6 +318,56 @@ def test_a_model_whose_numbers_are_none_is_said_to_be_damaged(tmp_path: Path) ->
     assert "the model broken cannot be used" in said["error"]
 
 
+def test_hugging_faces_client_asks_every_kind_of_model(address: str, registry: Registry) -> None:
+    def own(name: str) -> Any:
+        return regard.load(registry.get(name).path, bitwise=True)
+
+    def client(name: str) -> InferenceClient:
+        return InferenceClient(model=f"{address}/models/{name}", token="none")
+
+    found = client("classes").text_classification(TEXTS[0], top_k=2)
+    expected = own("classes").classify(TEXTS[0], top=2).probabilities
+    assert [(each.label, each.score) for each in found] == list(expected.items())
+    assert np.array_equal(client("vectors").feature_extraction(TEXTS[0])[0], own("vectors").embed(TEXTS[0]))
+    near = client("vectors").sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:])
+    assert near == pytest.approx(own("vectors").similarity([TEXTS[0]], TEXTS[1:])[0].tolist(), abs=1e-6)
+    (gap,) = own("mask").fill("a <mask> film", top=3)
+    filled = client("mask").fill_mask("a <mask> film", top_k=3)
+    assert [(each.token_str, each.sequence, each.score) for each in filled] == list(
+        zip(gap.tokens, gap.texts, gap.probabilities, strict=True)
+    )
+    assert own("mask").tokenizer.pieces([filled[0].token]) == [filled[0].token_str]
+    tagged = client("tag").token_classification(TEXTS[1])
+    spans = [(s.label, s.text, s.start, s.end, s.probability) for s in own("tag").tag(TEXTS[1]).spans]
+    assert [(each.entity_group, each.word, each.start, each.end, each.score) for each in tagged] == spans
+    reply = own("answer").answer("a good film", TEXTS[3])
+    said: Any = client("answer").question_answering("a good film", TEXTS[3])
+    assert (said.answer, said.score, said.start, said.end) == (reply.text, reply.probability, reply.start, reply.end)
+    best: Any = client("answer").question_answering("a good film", TEXTS[3], top_k=2)
+    assert [each.answer for each in best] == [s.text for s in own("answer").answer("a good film", TEXTS[3], top=2).best]
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "message"),
+    [
+        ("classes", {"inputs": 7}, "inputs is a text, or a list of texts"),
+        ("classes", {"inputs": "a", "parameters": {"top_k": "two"}}, "top_k = 'two': it is a whole number"),
+        ("classes", {"inputs": "a", "parameters": {"top_k": 0}}, "top = 0: it must be at least 1"),
+        ("mask", {"inputs": "no gap"}, "has no gap: write <mask>"),
+        ("mask", {"inputs": "<mask>", "parameters": {"targets": ["a"]}}, "targets = ['a'] is not supported"),
+        ("answer", {"inputs": "a"}, "inputs is an object of question and context"),
+        ("vectors", {"inputs": {"sentences": []}}, "inputs is an object of source_sentence and sentences"),
+        ("vectors", {"inputs": "a", "prompt_name": "query"}, "prompt_name = 'query' is not supported"),
+        ("vectors", {}, "missing inputs parameter"),
+    ],
+)
+def test_its_errors_are_one_line(address: str, model: str, body: Any, message: str) -> None:
+    said = post(address, f"/models/{model}", 400, **body)
+    assert list(said) == ["error"]
+    assert message in said["error"]
+    assert "ask it by POST /v1/completions" in post(address, "/models/writer", 404, inputs="a")["error"]
+
+
 def test_only_what_applies_is_shown(registry: Registry) -> None:
     def routes(*names: str) -> set[str]:
         with running(Registry([registry.get(name).path for name in names]), ServeConfig()) as (address, _):
@@ -329,10 +381,11 @@ def test_only_what_applies_is_shown(registry: Registry) -> None:
 
     front: list[str] = []
     shown: list[Any] = []
-    assert routes("classes") == {"/predict"}
-    assert routes("two") == {"/predict", "/rerank"}
-    assert routes("vectors") == {"/embed", "/rerank", "/v1/embeddings"}
-    assert routes("vectors", "writer") == {"/embed", "/rerank", "/v1/embeddings", "/v1/completions"}
+    any_kind = "/models/{id}"
+    assert routes("classes") == {"/predict", any_kind}
+    assert routes("two") == {"/predict", "/rerank", any_kind}
+    assert routes("vectors") == {"/embed", "/rerank", "/v1/embeddings", any_kind}
+    assert routes("vectors", "writer") == {"/embed", "/rerank", "/v1/embeddings", any_kind, "/v1/completions"}
     assert front == ["/docs", "/docs", "/docs", "/explore/"]
     assert [each.status_code for each in shown] == [404, 404, 404, 200]
     assert [each["id"] for each in shown[3].json()["models"]] == ["writer"]

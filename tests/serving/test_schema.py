@@ -52,6 +52,7 @@ def test_every_route_is_in_the_document_and_on_the_page(registry: Registry) -> N
         "/embed",
         "/predict",
         "/rerank",
+        "/models/{id}",
         "/health",
         "/ready",
         "/metrics",
