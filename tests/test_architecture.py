@@ -62,7 +62,7 @@ BUDGET = {
     "adaptation": 500,
     "training": 2_300,
     "tasks": 4_080,
-    "convert": 2_050,  # sixteen classes of Hugging Face's, a table each
+    "convert": 2_850,  # sixteen classes of Hugging Face's, a table each; files of three other programs
     "recipes": 1_250,
     "api": 150,
     "studies": 1_050,
