@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.checks import one_of
-from regard.cli.options import ERRORS, Engine, Engines, Lines, Said
+from regard.cli.options import ERRORS, Engine, Lines, Said, TranslateEngine
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.shipped import located, shipped
 from regard.tasks.asks import Answer, Ask, Prompt, Score, Settings, Translation, Writing, windows
@@ -34,7 +34,7 @@ def translate(
     tokens: bool = False,  # add sub-words and their log p to JSON
     stream: bool = False,  # write each word as soon as it is certain
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
-    engine: Engines,
+    engine: TranslateEngine,
     settings: Annotated[dict[str, Any], Said(SearchConfig, SamplingConfig, Settings)],
 ) -> None:
     """Translate text, a sentence a line. Without an option, as the model's recipe says."""

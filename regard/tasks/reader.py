@@ -111,8 +111,8 @@ class Reader(Engines):
             read = list(windows(self.tokenizer.marks, ids, pair, longest, place))
             if len(read) > 1 and long == "refuse" and not ask.cut:
                 raise ValueError(
-                    f"{place} has {len(ids) + len(pair or ())} tokens, the model reads {longest} at once: shorten it, or "
-                    "have it read in windows or cut (long)"
+                    f"{place} has {len(ids) + len(pair or ())} tokens, the model reads {longest} at once: shorten it, "
+                    "or have it read in windows or cut (long)"
                 )
             found.append(read[:1] if ask.cut or long == "cut" else read)
         return found
