@@ -72,7 +72,7 @@ class Raw:
 def members(path: Path) -> Iterator[Callable[[str], bytes]]:
     """Gives what a member of an archive holds, wherever in it that is; unpacked if it is a .gz."""
     tar = path.name.endswith((".tgz", ".tar.gz"))
-    with tarfile.open(path) if tar else zipfile.ZipFile(path) as archive:
+    with tarfile.open(path, "r:gz") if tar else zipfile.ZipFile(path) as archive:
         names = archive.getnames() if isinstance(archive, tarfile.TarFile) else archive.namelist()
 
         def read(name: str) -> bytes:
