@@ -28,7 +28,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from regard.checks import hint
 from regard.cli.options import Lines
 from regard.cli.telling import EVERY
-from regard.data.text import Skipped, check_text, from_json, named, read_lines
+from regard.data.text import Skipped, check_text, decoded, from_json, named, open_bytes, read_lines
 from regard.files import digest, write_whole
 from regard.tasks.asks import Ask, listed, windows
 
@@ -62,7 +62,10 @@ def named_texts(names: Sequence[str], *, models: bool = False) -> tuple[list[Pat
 def whole_text(name: str | None) -> str:
     """A text, or what stands in the file that is named, or in standard input."""
     files, text = named_texts([] if name is None else [name])
-    return "\n".join(read_lines(files[0], cut=False, may_be_empty=True)) if text is None else text
+    if text is not None:
+        return text
+    with nullcontext(sys.stdin.buffer) if str(files[0]) == "-" else open_bytes(str(files[0])) as stream:
+        return decoded(stream.read(), f"{named(files[0])}:").removesuffix("\n")
 
 
 class Input:
@@ -303,6 +306,12 @@ def about_models(places: Sequence[Path], **how: Any) -> dict[str, Any]:
     """What an output hangs on: models, and how they are used."""
     files = ("config.json", "model.safetensors", "tokenizer.json")
     return {**how, **{name: [digest(each / name)[:16] for each in places] for name in files}}
+
+
+def note_engine(predictor: Any, engine: str) -> None:
+    """Say why what is quickest is not used."""
+    if engine == "auto" and (reason := predictor.without_native):
+        typer.echo(f"note: by PyTorch, for the native engine, which is quicker, cannot be used: {reason}", err=True)
 
 
 def go_through(

@@ -54,7 +54,7 @@ class Batched(Engine):
 
 
 @dataclass(frozen=True)
-class Engines(Batched):
+class Searched(Batched):
     """The same for a translator."""
 
     shortlist: bool = False  # only tokens that go with the source
@@ -94,7 +94,7 @@ PANELS = {  # where the options of a verb that has many are shown
     ),
     **dict.fromkeys(("split", "keep", "stops", "long", "invalid", "jsonl"), "How text is read"),
     **dict.fromkeys(("align", "echo", "as_json", "tokens", "stream"), "What is written"),
-    **dict.fromkeys([*(each.name for each in fields(Engines)), "ensemble"], "What does the work"),
+    **dict.fromkeys([*(each.name for each in fields(Searched)), "ensemble"], "What does the work"),
 }
 
 

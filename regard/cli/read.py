@@ -157,7 +157,7 @@ def _read(
     import numpy as np
 
     from regard.api import load
-    from regard.cli.bulk import ANYTHING, ONE, Input, Notes, Output, about_models, go_through, named_texts
+    from regard.cli.bulk import ANYTHING, ONE, Input, Notes, Output, about_models, go_through, named_texts, note_engine
     from regard.tasks.reader import Given
 
     array = lines.output is not None and lines.output.suffix == ".npy"
@@ -173,6 +173,7 @@ def _read(
     reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid], ask=ask, keys=keys)
     places = list(map(located, models))
     predictor = load(places, task=kind.task, **vars(engine))
+    note_engine(predictor, engine.engine)
     use = replace(predictor.use, **settings)
 
     def form(both: list[tuple[Any, Any]], first: int) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.checks import one_of
-from regard.cli.options import ERRORS, Engine, Engines, Lines, Said
+from regard.cli.options import ERRORS, Engine, Lines, Said, Searched
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.shipped import located, shipped
 from regard.tasks.asks import Answer, Ask, Prompt, Score, Settings, Translation, Writing, windows
@@ -34,7 +34,7 @@ def translate(
     tokens: bool = False,  # add sub-words and their log p to JSON
     stream: bool = False,  # write each word as soon as it is certain
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
-    engine: Engines,
+    engine: Searched,
     settings: Annotated[dict[str, Any], Said(SearchConfig, SamplingConfig, Settings)],
 ) -> None:
     """Translate text, a sentence a line. Without an option, as the model's recipe says."""
@@ -44,14 +44,13 @@ def translate(
         raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
     first, inputs, text = _model_and_text(model, files or [])
     from regard.api import load
-    from regard.cli.bulk import Input, Notes, Output, about_models, go_through
+    from regard.cli.bulk import Input, Notes, Output, about_models, go_through, note_engine
     from regard.files import digest
 
     reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid])
     models = [first, *map(located, ensemble or ())]
     translator = load(models, task="translate", **vars(engine))
-    if engine.engine == "auto" and (reason := translator.without_native):
-        typer.echo(f"note: by PyTorch, for the native engine, which is quicker, cannot be used: {reason}", err=True)
+    note_engine(translator, engine.engine)
     how = Settings.of(settings, translator.decode)
     if not lines.objects:
         how = how.bare()

@@ -92,12 +92,12 @@ class QuestionFiles(RowFiles):
 def _answers(row: Row) -> list[tuple[str, int | None]]:
     """The answers of a row, each with its beginning, if that is told."""
     held = row.get("answers", row.get("answer"))
-    if isinstance(held, Mapping) and isinstance(held.get("text"), list):
+    if isinstance(held, str):
+        held = {"text": held, "start": row.get("start")}
+    if isinstance(held, Mapping) and isinstance(held["text"], list):
         starts = held.get("answer_start") or [None] * len(held["text"])
         held = [{"text": text, "start": at} for text, at in zip(held["text"], starts, strict=True)]
-    if held is None or isinstance(held, str | Mapping):
-        held = [] if held is None else [{"text": held, "start": row.get("start")} if isinstance(held, str) else held]
-    each = [{"text": x} if isinstance(x, str) else x for x in held]
+    each = [held] if isinstance(held, Mapping) else [{"text": x} if isinstance(x, str) else x for x in held or ()]
     return [(x["text"], _number(x.get("answer_start", x.get("start")))) for x in each]
 
 
@@ -153,7 +153,7 @@ class Reply:
     start: int | None  # its first character in the context
     end: int | None  # and the one after its last
     probability: float  # of it, among all parts of the context and none
-    none: float  # how probable it is that there is no answer
+    none: float  # how probable it is that there is no answer; 0 where none is never said
     best: list[Span] = field(default_factory=list)  # the likeliest parts, none aside
     windows: int = 1  # in which the context was read
 
@@ -195,28 +195,29 @@ class Answerer(Reader):
         self, context: str, places: list[Place], read: list[Framed], logits: list[Tensor], use: AnswerUse
     ) -> Reply:
         said = [each.double().numpy() for each in logits]
-        null = min(float(each[0].sum()) for each in said)  # there is none if there is none in any window
-        scores = best_of(read, said, len(places), use.longest)
         words = np.array([bool(context[a:b].strip()) for a, b in places], bool)
-        scores[~words] = -INF
+        if not words.any():
+            return Reply("", None, None, 1.0, 1.0, [], len(read))
+        scores = best_of(read, said, len(places), use.longest)
         ends = np.add.outer(np.arange(len(places)), np.arange(use.longest))
-        scores[~words[np.minimum(ends, len(places) - 1)]] = -INF
-        peak = max(null, float(scores.max(initial=-INF)))
-        total = float(np.exp(scores - peak).sum()) + float(np.exp(null - peak))
+        scores[~(words[:, None] & words[np.minimum(ends, len(places) - 1)])] = -INF
+        null = -INF
+        if self.unanswerable or use.null is not None:
+            null = min(float(each[0].sum()) for each in said)  # there is none if there is none in any window
+        peak = max(null, float(scores.max()))
+        likely, none = np.exp(scores - peak), float(np.exp(null - peak))
+        total = float(likely.sum()) + none
         found: dict[Place, Span] = {}
         for i in np.argsort(-scores, axis=None, kind="stable"):
             first, more = divmod(int(i), use.longest)
             if len(found) == use.top or scores[first, more] == -INF:
                 break
             start, end = stripped(context, places[first][0], places[first + more][1])
-            p = float(np.exp(scores[first, more] - peak)) / total
-            found.setdefault((start, end), Span(context[start:end], start, end, p))
-        none, best = float(np.exp(null - peak)) / total, [*found.values()]
-        limit = use.null if use.null is not None else 0.0 if self.unanswerable else INF
-        if not best or null - float(scores.max()) > limit:
-            return Reply("", None, None, none, none, best, len(read))
-        one = best[0]
-        return Reply(one.text, one.start, one.end, one.probability, none, best, len(read))
+            found.setdefault((start, end), Span(context[start:end], start, end, float(likely[first, more]) / total))
+        one, *_ = best = [*found.values()]
+        if null - float(scores.max()) > (use.null or 0.0):
+            return Reply("", None, None, none / total, none / total, best, len(read))
+        return Reply(one.text, one.start, one.end, one.probability, none / total, best, len(read))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regard.checks import at_least, hint, one_of, share
@@ -16,7 +17,7 @@ from regard.data.arrays import Column
 from regard.data.batching import Batch
 from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
-from regard.evaluation.classes import agreement, correlation, decided, indicated, probable
+from regard.evaluation.classes import agreement, correlation, decided, fitted_temperature, indicated, probable
 from regard.tasks.reader import Framed, Given, Reader, asked, batched
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import ClassifyUse
@@ -105,7 +106,7 @@ class Classifier(Reader):
 
     def answers(self, asks: Sequence[Given], settings: ClassifyUse) -> list[Classified]:
         """What each of some texts is: what the other methods are made of."""
-        windows = self.framed(asks)
+        windows = self.framed(asks, long=settings.long)
         said = iter(self.outputs([each for row in windows for each in row]))
         return [self._told(torch.stack([next(said) for _ in row]).mean(0), settings, len(row)) for row in windows]
 
@@ -225,23 +226,39 @@ class Classify(Task):
         return classifier
 
     def measure(self, predictor: Classifier, held_out: Sequence[Row], recipe: Any) -> Measured:
-        said = predictor.answers([Given(row["text"], row.get("pair")) for row in held_out], predictor.use)
-        given = ["|".join(self._labels(row)) for row in held_out]
-        texts = [" ║ ".join(self.texts(row)) for row in held_out[:SHOWN]]
-        samples = [Sample(text, one.label, label) for text, one, label in zip(texts, said, given, strict=False)]
+        return self.judged(held_out, self.logits(predictor, held_out), predictor.use)
+
+    def logits(self, predictor: Classifier, rows: Sequence[Row]) -> NDArray[np.float64]:
+        """What a model says of each class of some rows, (N, C)."""
+        asks = [Given(row["text"], row.get("pair")) for row in rows]
+        return np.array([each.logits for each in predictor.answers(asks, predictor.use)])
+
+    def judged(self, rows: Sequence[Row], logits: NDArray[np.float64], use: ClassifyUse) -> Measured:
+        """How good that is."""
+        texts = [" ║ ".join(self.texts(row)) for row in rows[:SHOWN]]
         if self.kind == "number":
-            x, y = np.array([float(x) for x in given]), np.array([each.logits[0] for each in said])
-            return Measured.of(Evidence(len(x), lambda rows: correlation(x[rows], y[rows])), "spearman", samples)
-        own, one = [self._labels(row) for row in held_out], self.kind == "one"
+            x, y = np.array([self._target(row, {})[0] for row in rows]), logits[:, 0]
+            numbers = [Sample(text, f"{b:g}", f"{a:g}") for text, a, b in zip(texts, x, y, strict=False)]
+            return Measured.of(Evidence(len(x), lambda some: correlation(x[some], y[some])), "spearman", numbers)
+        own, one = [self._labels(row) for row in rows], self.kind == "one"
         if unseen := {label for labels in own for label in labels} - set(self.labels):
             raise ValueError(f"held-out texts have labels that training never saw: {', '.join(sorted(unseen))}")
-        truth = indicated(own, self.labels)
-        told = indicated([each.label.split("|") if each.label else [] for each in said], self.labels)
-        p = probable(np.array([each.logits for each in said]) / predictor.use.temperature, one)
-        evidence = Evidence(
-            len(p), lambda rows: agreement(truth[rows], told[rows], p[rows], one), *decided(truth, p, one)
-        )
+        truth, p = indicated(own, self.labels), probable(logits / use.temperature, one)
+        told = p.argmax(1)[:, None] == np.arange(p.shape[1]) if one else p >= use.threshold
+        said = ["|".join(self.labels[i] for i in np.flatnonzero(row)) for row in told[:SHOWN]]
+        samples = [Sample(text, b, "|".join(a)) for text, a, b in zip(texts, own, said, strict=False)]
+
+        def figures(some: NDArray[np.int64]) -> dict[str, float]:
+            return agreement(truth[some], told[some], p[some], one)
+
+        evidence = Evidence(len(p), figures, *decided(truth, p, one))
         return Measured.of(evidence, "accuracy" if one else "f1", samples)
+
+    def temperature(self, rows: Sequence[Row], logits: NDArray[np.float64]) -> float:
+        """At which the loss is least on what a model has said of some rows."""
+        if self.kind == "number":
+            raise ValueError("a model that tells a number has no probabilities: there is nothing to calibrate")
+        return fitted_temperature(logits, indicated(list(map(self._labels, rows)), self.labels), self.kind == "one")
 
 
 MOST = 10_000  # labels

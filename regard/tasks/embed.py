@@ -109,7 +109,7 @@ class Embedder(Reader):
         """The vector of each text. One that is read in several windows has the mean of theirs, by their tokens."""
         if settings.dimensions is not None and settings.dimensions > self.width(None):
             raise ValueError(f"dimensions = {settings.dimensions}: the model's vectors have {self.width(None)} numbers")
-        windows = self.framed(asks)
+        windows = self.framed(asks, long=settings.long)
         said = iter(self.outputs([each for row in windows for each in row]))
         found = []
         for row in windows:

@@ -141,6 +141,8 @@ def test_what_goes_wrong_is_one_line_and_leaves_nothing(
     (registry / WHEEL).unlink()
     know(monkeypatch, registry, tarball({"toy/data": DATA})[:-2000], npm=True)
     refused(rf"{re.escape(TARBALL)} is broken: ")
+    know(monkeypatch, registry, b"no archive", npm=True)
+    refused(rf"{re.escape(TARBALL)} is broken: not a gzip file; it was removed, try again")
     know(monkeypatch, registry, tarball({"toy/other": DATA}), npm=True)
     refused(r"is broken: it holds no toy/data; it was removed, try again")
     (registry / TARBALL).unlink()

@@ -263,7 +263,9 @@ def test_how_readily_none_is_said(folder: Path) -> None:
     assert answerer.answer(*nothing, null=1e6).text != ""
     task = Answering(unanswerable=False)
     never = task.open(answerer.models, answerer.tokenizer, AnswerUse())
-    assert never.answer(*nothing).text != ""
+    found = never.answer(*nothing, top=10**6)
+    assert found.text != ""
+    assert (found.none, sum(span.probability for span in found.best)) == (0.0, pytest.approx(1))
     assert never.answer(*nothing, null=0.0).text == ""
 
 
