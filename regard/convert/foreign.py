@@ -35,7 +35,8 @@ GENERATION = "generation_config.json"
 POSITIONS = 1024  # that transformers tabulates of the sinusoids
 NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
 TASKS = {"classes": "classify", "tags": "tag", "spans": "answer", "vector": "embed"}  # of a head
-SIZED = ("classes", "tags")  # heads that have labels
+SIZED = ("classes", "tags")  # heads that have labels, and
+MOST = 2**20  # of them
 PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification", "number": "regression"}
 ALIKE = {f"cross_{name}": PAPERS[f"cross_{name}"] for name in ("score", "normaliser")}
 TRAINING = {"dropout", "attention_dropout", "feed_forward_dropout", "stochastic_depth", "backend"}  # of no matter there
@@ -269,6 +270,8 @@ def labels(about: Mapping[str, Any]) -> list[str]:
     """
     named = about.get("id2label")
     count = about.get("num_labels", 2 if named is None else len(named))  # which counts where the two differ
+    if not isinstance(count, int) or not 0 < count <= MOST:
+        raise ValueError(f"num_labels = {count!r}: it is a whole number from 1 to {MOST:,}")
     named = {str(i): f"LABEL_{i}" for i in range(count)} if named is None or len(named) != count else named
     if not isinstance(named, dict) or sorted(named) != sorted(map(str, range(len(named)))):
         raise ValueError(f"id2label = {named!r}: it names the labels 0, 1, ... one by one")
