@@ -68,7 +68,8 @@ class Weights:
                 *self.words.get("first", ()),
                 *(line.partition(",")[0] for line in lines[self.words.get("skip", 0) :]),
             ]
-            said["tokenizer.json"] = listed(words, *(self.words[name] for name in ("unknown", "cut", "around")))
+            how = {name: self.words[name] for name in ("unknown", "cut", "around", "fused") if name in self.words}
+            said["tokenizer.json"] = listed(words, **how)
         if self.labels:
             labels = json.loads((into / self.labels["file"]).read_text("utf-8"))[self.labels["key"]]
             said["config.json"] = said["config.json"] | {"id2label": dict(enumerate(labels))}

@@ -178,7 +178,7 @@ def test_what_a_package_does_not_say_is_added(registry: Path, tmp_path: Path, mo
         files={"words.csv": "toy/words", "tags": "toy/tags"},
         besides={"other": ["config.json"]},
         said={"config.json": {"b": 3}, "modules.json": ["x"]},
-        words={"file": "words.csv", "skip": 1, "first": ["<pad>"], "unknown": "<pad>", "cut": r"\S+", "around": []},
+        words={"file": "words.csv", "skip": 1, "first": ["<pad>"], "unknown": "<pad>", "cut": r"\S+"},
         labels={"file": "tags", "key": "t"},
     )
     toy.unpack(tmp_path / "made")
@@ -206,9 +206,9 @@ def test_every_entry_states_what_a_person_needs_to_know() -> None:
 
 
 def test_reactions_are_cut_into_atoms_and_bonds() -> None:
-    words = weights.listed(
-        ["[PAD]", "[UNK]", "C", "Cl", "[nH]", ">>", "c", "1", "="], "[UNK]", WEIGHTS["bert-reactions"].words["cut"]
-    )
+    cut = WEIGHTS["bert-reactions"].words["cut"]
+    words = weights.listed(["[PAD]", "[UNK]", "C", "Cl", "[nH]", ">>", "c", "1", "="], "[UNK]", cut, fused=True)
     assert words["model"]["type"] == "WordLevel"
     rust = Rust.from_str(json.dumps(words))
+    assert rust.decode(rust.encode("ClC=C>>c1[nH]").ids) == "ClC=C>>c1[nH]"
     assert rust.encode("ClC=C>>c1[nH][Na+]").tokens == ["Cl", "C", "=", "C", ">>", "c", "1", "[nH]", "[UNK]"]
