@@ -205,6 +205,15 @@ def test_every_entry_states_what_a_person_needs_to_know() -> None:
             assert not about or about["file"] in each.files
 
 
+def test_the_page_lists_them_all() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \|.*\| ([\d.]+) M \| ([\d.]+) MB \| (.*) \|$", page, re.MULTILINE)
+    assert rows == [
+        (name, f"{each.parameters / 1e6:.1f}", f"{each.bytes / 1e6:.1f}", each.licence)
+        for name, each in WEIGHTS.items()
+    ]
+
+
 def test_reactions_are_cut_into_atoms_and_bonds() -> None:
     cut = WEIGHTS["bert-reactions"].words["cut"]
     words = weights.listed(["[PAD]", "[UNK]", "C", "Cl", "[nH]", ">>", "c", "1", "="], "[UNK]", cut, fused=True)
