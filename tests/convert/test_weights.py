@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Rust
+from typer.testing import CliRunner
 
+from regard import cli
 from regard.checks import choose
 from regard.convert import import_, weights
 from regard.convert.weights import WEIGHTS, Weights
@@ -203,6 +205,23 @@ def test_every_entry_states_what_a_person_needs_to_know() -> None:
             assert all(file in choose("weights", other, WEIGHTS).files for file in names)
         for about in (each.words, each.labels):
             assert not about or about["file"] in each.files
+
+
+def test_the_command_lists_them_and_makes_a_model_of_one(
+    registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know(monkeypatch, registry, wheel({"toy/data": DATA}))
+
+    def show(*arguments: str) -> str:
+        said = CliRunner().invoke(cli.app, [*arguments], env={"COLUMNS": "200"}, catch_exceptions=False)
+        assert said.exit_code == 0
+        return said.stdout
+
+    listed = show("models")
+    assert all(re.search(rf"^  {re.escape(name)} +[\d.]+ M +[\d.]+ [MkB]+ ", listed, re.MULTILINE) for name in WEIGHTS)
+    assert not re.search("^  toy .* yes ", listed, re.MULTILINE)
+    assert show("import", "toy", str(tmp_path / "out")) == f"{tmp_path}/out: try `regard generate {tmp_path}/out`\n"
+    assert re.search("^  toy .* yes ", show("models"), re.MULTILINE)
 
 
 def test_the_page_lists_them_all() -> None:
