@@ -100,6 +100,8 @@ def write(source: Source, directory: Path) -> None:
     width, own = c.d_model // c.heads, asdict(c)
     own |= {"kv_heads": c.kv_heads or c.heads, "d_k": c.d_k or width, "d_v": c.d_v or width}
     for key, its in chain(said(top.settings, asdict(head)), said(table.settings, own), table.constant.items()):
+        if (was := at(about, key)) not in (None, its) and "drop" not in key:
+            raise ValueError(f"Hugging Face has one {key}, and not both {was!r} and {its!r}")
         _put(about, key, its)
     ids: dict[str, Any] = {f"{name}_token_id": getattr(marks, name) for name in ("pad", "bos", "eos")}
     ids |= {theirs.rstrip("?"): getattr(marks, name) for name, theirs in table.marks.items()}

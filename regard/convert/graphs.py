@@ -61,7 +61,9 @@ def _named(graph: Any, stored: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any
     def source(name: str) -> str:
         """The tensor as it is stored, of one that is multiplied out, or that is equal to another."""
         for _ in copies:
-            name = name if name in whole else copies.get(name, name)
+            if name in whole or name not in copies:
+                break
+            name = copies[name]
         return name
 
     named = {name.removesuffix(QUANTISED): x for name, x in whole.items() if "::" not in name}

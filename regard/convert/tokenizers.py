@@ -32,7 +32,8 @@ def write(tokenizer: Tokenizer, directory: Path, around: str, *, segments: bool 
     named = {name: str(theirs.id_to_token(i)) for name, i in marks._asdict().items() if i is not None}
     if around == "end" and marks.bos in (marks.pad, marks.eos):  # what a decoder starts with: no mark of its own
         del named["bos"]
-    theirs.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in named.values()])
+    special = [*named.values(), *(str(theirs.id_to_token(i)) for i in sorted(tokenizer.silent - {*marks}))]
+    theirs.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in special])
     if around == "frame":
         cls, sep = marks.around([])[0]
         theirs.post_processor = _framed(cls, sep, theirs, double=_double(marks), segments=segments)
@@ -200,20 +201,24 @@ def kept(directory: Path, theirs: Rust, about: dict[str, Any], table: Foreign) -
     else:
         model["vocab"] = {name: i for i, name in enumerate(all_of_them)}
     plain = [token for token in content["added_tokens"] if not token["special"]]
+    others = {token["content"]: token["id"] for token in content["added_tokens"] if token["special"]}
     with no_panic(path):
         rust = Rust.from_str(json.dumps(content | {"model": model, "added_tokens": plain, "post_processor": None}))
     if all_of_them[: len(RESERVED)] == [*RESERVED] and marks[:4] == (0, 1, 2, 3) and not before:
+        more = {name[1:-1]: i for name, i in others.items() if i not in marks}
+        if more or any(i is not None for i in marks[4:]):
+            rust.post_processor = state(marks, [], more)
         try:
             return Tokenizer(rust.to_str(), path)  # one of regard's own, come back
         except ValueError:
             pass
-    special = {token["content"] for token in content["added_tokens"] if token["special"]}
-    special |= {all_of_them[i] for i in marks if i is not None}
     if model["type"] != "BPE":
+        special = {*others, *(all_of_them[i] for i in marks if i is not None)}
         cut = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in sorted(special))
         split = pre_tokenizers.Split(Regex(cut), "isolated")
         rust.pre_tokenizer = pre_tokenizers.Sequence([rust.pre_tokenizer, split] if rust.pre_tokenizer else [split])
-    rust.post_processor = state(marks, [(all_of_them[i], i) for i in before])
+    others = {name: i for name, i in others.items() if i not in (*marks, *before) and name not in Marks._fields}
+    rust.post_processor = state(marks, [(all_of_them[i], i) for i in before], others)
     return Tokenizer(rust.to_str(), path)
 
 

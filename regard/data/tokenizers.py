@@ -194,11 +194,7 @@ class Tokenizer:
         >>> Tokenizer.learn(TokensConfig("char", size=0), ["abc"]).spans("a?c")
         [(0, 1), (1, 2), (2, 3)]
         """
-        return self.spans_batch([text])[0]
-
-    def spans_batch(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """The same of each text, on all cores."""
-        return [row.offsets for row in self.rust.encode_batch(texts)]
+        return self.rust.encode(text).offsets
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids up to the first end, without the marks; bytes that are no UTF-8 become �."""

@@ -50,6 +50,15 @@ class Marks(NamedTuple):
         rest = [*([sep] if self.cls is not None and self.cls == self.bos else []), *pair, sep]
         return [*ids, *rest], [0] * len(ids) + [1] * len(rest)
 
+    def inside(self, ids: Sequence[int]) -> list[int]:
+        """The ids of a text without the marks that `around` puts around it, if they have them.
+
+        >>> Marks(cls=7, sep=8).inside([7, 1, 2, 8]), Marks(cls=7, sep=8).inside([1, 2])
+        ([1, 2], [1, 2])
+        """
+        inner = list(ids[1:-1])
+        return inner if len(ids) > 1 and self.around(inner)[0] == list(ids) else list(ids)
+
     def need(self, *names: str) -> tuple[int, ...]:
         """The ids of these.
 

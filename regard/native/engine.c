@@ -218,23 +218,23 @@ INLINE void tile_int8(int m, const uint8_t *a, int lda, const float *unit, const
                       int ldc, int mode) {
   const int K4 = (p->K + 3) / 4, N = p->N;
   const int8_t *w = p->q + (size_t)panel * K4 * 4 * PANEL;
+  part_ints sum[TILE * PARTS];
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
-  __m512i sum[TILE * 2];
 #pragma GCC unroll 24
-  for (int i = 0; i < m * 2; i++) sum[i] = _mm512_setzero_si512();
+  for (int i = 0; i < m * PARTS; i++) sum[i] = (part_ints){};
   for (int k = 0; k < K4; k++) {
-    __m512i w0 = _mm512_loadu_si512(w + (size_t)k * 4 * PANEL), w1 = _mm512_loadu_si512(w + (size_t)k * 4 * PANEL + 64);
+    const int8_t *wk = w + (size_t)k * 4 * PANEL;
+    part_ints low = *(const part_ints *)wk, high = *(const part_ints *)(wk + 4 * WIDTH);
 #pragma GCC unroll 12
     for (int i = 0; i < m; i++) {
       int32_t four;
       memcpy(&four, a + (size_t)i * lda + 4 * k, 4);
-      __m512i x = _mm512_set1_epi32(four);
-      sum[i * 2] = _mm512_dpbusd_epi32(sum[i * 2], x, w0);
-      sum[i * 2 + 1] = _mm512_dpbusd_epi32(sum[i * 2 + 1], x, w1);
+      part_ints x = (part_ints){} + four; /* in words of its own, for by GCC's the sums go through memory */
+      __asm__("vpdpbusd %2, %1, %0" : "+v"(sum[i * 2]) : "v"(x), "v"(low));
+      __asm__("vpdpbusd %2, %1, %0" : "+v"(sum[i * 2 + 1]) : "v"(x), "v"(high));
     }
   }
 #else
-  part_ints sum[TILE * PARTS];
   for (int i = 0; i < m; i++) {
     int32_t s[PANEL] = {0};
     for (int k = 0; k < K4; k++)
@@ -255,35 +255,46 @@ INLINE void tile_int8(int m, const uint8_t *a, int lda, const float *unit, const
     memcpy(&offset, p->sum + n, sizeof(int32_t) * some);
 #pragma GCC unroll 12
     for (int i = 0; i < m; i++) {
-      part y = __builtin_convertvector((part_ints)sum[i * PARTS + h] - offset, part) * (unit[i] * scale) + b;
+      part y = __builtin_convertvector(sum[i * PARTS + h] - offset, part) * (unit[i] * scale) + b;
       put(y, c + (size_t)i * ldc + n, mode, room);
     }
   }
 }
 
-#define CASES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+/* For each number of rows a function of its own: in a larger one GCC runs out of registers for the sums. */
+#define TIMES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
+#define AT_MOST(r) (r <= TILE ? r : 1)
+#define OF_ROWS(r)                                                                                                   \
+  static __attribute__((noinline)) void tile_##r(const float *a, int lda, const Product *p, int panel, float *c,     \
+                                                 int ldc, int mode) {                                                \
+    tile(AT_MOST(r), 1, a, lda, p, panel, c, ldc, mode);                                                             \
+  }                                                                                                                  \
+  static __attribute__((noinline)) void tile_int8_##r(const uint8_t *a, int lda, const float *unit, const Product *p, \
+                                                      int panel, float *c, int ldc, int mode) {                      \
+    tile_int8(AT_MOST(r), a, lda, unit, p, panel, c, ldc, mode);                                                     \
+  }
+TIMES(OF_ROWS)
+#define FLOATS(r) tile_##r,
+#define BYTES(r) tile_int8_##r,
+static void (*const tiles[])(const float *, int, const Product *, int, float *, int, int) = {0, TIMES(FLOATS)};
+static void (*const tiles_int8[])(const uint8_t *, int, const float *, const Product *, int, float *, int, int) = {
+    0, TIMES(BYTES)};
+
+/* Rows of the next tile: the last two are about equal. */
+INLINE int tall(int m) { return m >= 2 * TILE ? TILE : m > TILE ? (m + 1) / 2 : m; }
 
 static void panel_of_rows(const float *a, int lda, int m, const Product *p, int panel, float *c, int ldc, int mode) {
-  int i = 0;
-  for (; i + TILE <= m; i += TILE) tile(TILE, 1, a + (size_t)i * lda, lda, p, panel, c + (size_t)i * ldc, ldc, mode);
-  a += (size_t)i * lda, c += (size_t)i * ldc;
-  switch (m - i) {
-#define ONE(r) case r: if (r < TILE) tile(r < TILE ? r : 1, 1, a, lda, p, panel, c, ldc, mode); break;
-    CASES(ONE)
-#undef ONE
+  for (int i = 0, rows; i < m; i += rows) {
+    rows = tall(m - i);
+    tiles[rows](a + (size_t)i * lda, lda, p, panel, c + (size_t)i * ldc, ldc, mode);
   }
 }
 
 static void panel_of_bytes(const uint8_t *a, int lda, const float *unit, int m, const Product *p, int panel, float *c,
                            int ldc, int mode) {
-  int i = 0;
-  for (; i + TILE <= m; i += TILE)
-    tile_int8(TILE, a + (size_t)i * lda, lda, unit + i, p, panel, c + (size_t)i * ldc, ldc, mode);
-  a += (size_t)i * lda, c += (size_t)i * ldc, unit += i;
-  switch (m - i) {
-#define ONE(r) case r: if (r < TILE) tile_int8(r < TILE ? r : 1, a, lda, unit, p, panel, c, ldc, mode); break;
-    CASES(ONE)
-#undef ONE
+  for (int i = 0, rows; i < m; i += rows) {
+    rows = tall(m - i);
+    tiles_int8[rows](a + (size_t)i * lda, lda, unit + i, p, panel, c + (size_t)i * ldc, ldc, mode);
   }
 }
 
@@ -312,20 +323,13 @@ INLINE vec activation(int kind, vec x) {
 
 /* The activation of n numbers in each of m rows, in place; times as many numbers after a gate, if it is one. */
 static void activate(int kind, int m, int n, int gate, float *x, int ldx) {
-  for (int r = 0; r < m; r++) {
-    float *row = x + (size_t)r * ldx;
+  for (int r = 0; r < m; r++)
     for (int i = 0; i < n; i += L) {
-      size_t some = sizeof(float) * (n - i < L ? n - i : L);
-      vec y = all(0.0f), value = all(0.0f);
-      memcpy(&y, row + i, some);
-      y = activation(kind, y);
-      if (gate) {
-        memcpy(&value, row + gate + i, some);
-        y *= value;
-      }
-      memcpy(row + i, &y, some);
+      float *at = x + (size_t)r * ldx + i;
+      vec y = activation(kind, load_some(at, n - i));
+      if (gate) y *= load_some(at + gate, n - i);
+      store_some(at, y, n - i);
     }
-  }
 }
 
 /* xq = rint(x · (127 / max|x|)) + 128, in bytes; unit = max|x| / 127. The last group of four is filled with zeros. */

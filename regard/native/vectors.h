@@ -36,8 +36,28 @@ typedef int32_t part_ints __attribute__((vector_size(4 * WIDTH), aligned(4), may
 
 INLINE vec load(const float *p) { return *(const vec *)p; }
 INLINE void store(float *p, vec x) { *(vec *)p = x; }
+/* The first n of them, if they are not all there; zeros for the others. */
+INLINE vec load_some(const float *p, int n) {
+  if (n >= L) return load(p);
+  vec x = {};
+  memcpy(&x, p, sizeof(float) * n);
+  return x;
+}
+INLINE void store_some(float *p, vec x, int n) {
+  if (n >= L)
+    store(p, x);
+  else
+    memcpy(p, &x, sizeof(float) * n);
+}
 INLINE vec all(float x) { return (vec){} + x; }
+/* Where one of them is no number, the second. */
+#ifdef __AVX512F__
+INLINE vec larger(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vec smaller(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
 INLINE vec larger(vec a, vec b) { return (vec)(((a > b) & (ints)a) | (~(a > b) & (ints)b)); }
+INLINE vec smaller(vec a, vec b) { return (vec)(((a < b) & (ints)a) | (~(a < b) & (ints)b)); }
+#endif
 
 INLINE int any(ints mask) {
 #ifdef __AVX512F__
@@ -110,9 +130,7 @@ INLINE float largest(vec x) {
 /* e^x to about 2 units in the last place; 0 below -87. x = n ln 2 + r, and a polynomial for e^r. */
 INLINE vec exponential(vec x) {
   ints small = x < all(-87.0f);
-  x = larger(all(-87.0f), x);
-  vec over = (vec)((ints)(x > all(88.0f)) & (ints)all(88.0f));
-  x = (vec)((~(x > all(88.0f)) & (ints)x)) + over;
+  x = smaller(all(88.0f), larger(all(-87.0f), x));
   const vec shift = all(12582912.0f); /* 1.5 · 2^23: adding it rounds to a whole number */
   vec n = (x * 1.44269504f + shift) - shift;
   vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
