@@ -120,7 +120,8 @@ def write(source: Source, directory: Path) -> None:
     if head.kind == "vector" and head.hidden is None:
         write_pooling(head, c.d_model, directory)
     save_file(_theirs(source, table, top, tied=about["tie_word_embeddings"]), directory / WEIGHTS, {"format": "pt"})
-    tokenizers.write(source.tokenizer, directory, table.around, segments=(getattr(c, "segments", None) or 1) > 1)
+    several = (getattr(c, "segments", None) or 1) > 1
+    tokenizers.write(source.tokenizer, directory, _around(table, head), segments=several)
     if source.template is not None:
         write_whole(directory / TEMPLATE, source.template)
 
@@ -217,7 +218,7 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
         for layers in ("layers", "encoder_layers", "decoder_layers"):  # before anything of that size is built
             if (count := getattr(c, layers, 0)) > len(found.all):
                 raise ValueError(f"{layers} = {count}, but {WEIGHTS} has {len(found.all)} tensors")
-        tokenizer = tokenizers.kept(directory, content, about, table)
+        tokenizer = tokenizers.kept(directory, content, about, table, _around(table, head))
         never = about.get("bad_words_ids") or []
         if not all(isinstance(row, list) for row in never):
             raise ValueError(f"bad_words_ids = {never}: each is a list of ids")
@@ -235,6 +236,11 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
     model.load_state_dict(state)
     task = _task(model, head, about) | ({"labels": names} if names else {})
     return Imported(model.eval(), tokenizer, task, found.left() + _ends(about, tokenizer))
+
+
+def _around(table: Foreign, head: HeadConfig) -> str:
+    """What stands around a text."""
+    return table.around if head.kind == "tokens" else "frame"
 
 
 def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def windows(
     for start in range(0, max(1, len(whole)), step):
         part = whole[start:] if most is None else whole[start : start + most]
         framed, segments = marks.around(part) if pair is None else marks.around(ids, part)
-        begins = 1 if pair is None else len(framed) - 1 - len(part)
+        begins = len(framed) - len(part) - (marks.sep is not None or marks.eos is not None)
         yield Framed(framed, segments, start, begins, len(part))
         if start + len(part) >= len(whole):
             break

@@ -559,3 +559,24 @@ def test_a_model_of_ours_is_the_same_directory_there_and_back(tmp_path: Path, pr
     assert [name for name, x in model.state_dict().items() if not torch.equal(x, back.state_dict()[name])] == []
     first, second = ((tmp_path / place / "tokenizer.json").read_text("utf-8") for place in ("model", "back"))
     assert first == second
+
+
+@pytest.mark.parametrize("template", ["", "<s> $A", "$A </s>", "<s> $A </s>"])
+def test_a_decoder_that_reads_has_around_a_text_what_theirs_has(tmp_path: Path, template: str) -> None:
+    model = foreign("LlamaForSequenceClassification", tmp_path / "hf")
+    path = tmp_path / "hf" / "tokenizer.json"
+    rust = Rust.from_file(str(path))
+    if template:
+        rust.post_processor = processors.TemplateProcessing(template, special_tokens=[("<s>", 1), ("</s>", 2)])
+    rust.save(str(path))
+    import_(tmp_path / "hf", tmp_path / "out")
+    export(tmp_path / "out", tmp_path / "back", "hf")
+    batch = rust.encode("the cat")
+    for directory in ("hf", "back"):
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / directory)
+        assert theirs("the cat")["input_ids"] == batch.ids
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([batch.ids])).logits[0].softmax(0)
+    said = regard.load(tmp_path / "out").classify("the cat", top=2).probabilities
+    found = torch.tensor([said["LABEL_0"], said["LABEL_1"]])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
