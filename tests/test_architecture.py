@@ -65,7 +65,7 @@ BUDGET = {
     "convert": 2_900,  # sixteen classes of Hugging Face's, a table each
     "recipes": 1_300,
     "api": 150,
-    "studies": 1_150,
+    "studies": 1_250,
     "experiments": 4_770,
     "serving": 3_600,
     "cli": 1_900,

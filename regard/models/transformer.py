@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from regard.core import blocks
-from regard.core.attention import AttentionConfig
 from regard.core.cache import Cache
 from regard.core.generation import EncoderDecoder
 from regard.core.masks import causal, padding
+from regard.core.mixers import AttentionConfig
 from regard.core.outputs import logits
 from regard.core.positions import absolute_positions
 from regard.core.stems import Embedding, words
