@@ -18,8 +18,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from regard.convert.foreign import pairs
 from regard.convert.tables import TABLES
+from regard.convert.tables.table import pairs
 from regard.core.quantised import quantise
 from regard.decoding.module import Module
 from regard.decoding.pool import search

@@ -75,8 +75,9 @@ def load(
         raise ValueError(
             "these models have different tasks or write in different orders: an ensemble has one order and one task"
         )
-    if task not in (None, first.name, verb := first.verb or first.name):
-        raise ValueError(f"{places[0]} cannot {task}: it is a model to {first.name}, so `regard {verb}` is its verb")
+    if task not in (None, first.name, first.verb):
+        asked, own = (each.verb or each.name for each in (task_named(task), first))
+        raise ValueError(f"{places[0]} cannot {asked}: it is a model to {own}, so `regard {own}` is its verb")
     listed = Shortlist.load(places[0]) if shortlist else None
     if listed is not None and len(listed.offsets) - 1 != len(tokenizers[0]):
         raise ValueError(

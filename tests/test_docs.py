@@ -32,7 +32,7 @@ TRAINING = (ROOT / "docs" / "training.md").read_text("utf-8")
 DECODING = (ROOT / "docs" / "decoding.md").read_text("utf-8")
 LANGUAGE = (ROOT / "docs" / "language-models.md").read_text("utf-8")
 DECISIONS = [f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
-PAGES = ("README.md", "docs/training.md", "docs/language-models.md")  # that show recipes
+PAGES = ("README.md", "docs/training.md", "docs/language-models.md", "docs/reading.md")  # that show recipes
 MISUSE = typer.BadParameter.__mro__[1]  # what click raises for a wrong command, whichever click typer has
 GIVEN = ("data.train.source", "data.train.target", "data.train.text", "train.steps")  # by us, to have a recipe at all
 
@@ -186,7 +186,7 @@ def test_every_command_about_decoding_parses_and_names_every_option() -> None:
     assert names - set(re.findall(r"--[a-z-]+", DECODING)) == {"--output"}  # which is -o
 
 
-@pytest.mark.parametrize("page", ["docs/small-and-fast.md", "docs/convert.md"])
+@pytest.mark.parametrize("page", ["docs/small-and-fast.md", "docs/convert.md", "docs/weights.md"])
 def test_every_other_command_parses(page: str) -> None:
     found = [parse(command) for command in commands((ROOT / page).read_text("utf-8"))]
     assert {command["verb"] for command in found} & {"quantize", "export"}

@@ -1,4 +1,4 @@
-"""Files of any size through a translator: in constant memory, in order, and a run that is interrupted goes on.
+"""Files of any size through a model: in constant memory, in order, and a run that is interrupted goes on.
 
 A run into a file notes beside it, in `OUT.progress`, what it is a run of, how far it has come, and a digest of what it
 has read. Windows of lines are written whole, first the lines and then the note: after any interruption, the note names
@@ -8,45 +8,90 @@ a state that was on the disk.
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice
+from os.path import exists  # which answers for a name that is too long, too
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from regard.checks import hint
+from regard.cli.options import Lines
 from regard.cli.telling import EVERY
-from regard.data.text import Skipped, check_text, from_json, named, read_lines
-from regard.files import write_whole
-from regard.tasks.asks import Answer, Ask, listed
+from regard.data.text import Skipped, check_text, decoded, from_json, named, open_bytes, read_lines
+from regard.files import digest, write_whole
+from regard.tasks.asks import Ask, listed, windows
 
 ONE, SEVERAL, NUMBER, ANYTHING = "text", "a list of texts", "a whole number from 0", "anything"  # under a key of JSON
 ASKED = {"text": ONE, "prefix": ONE, "require": SEVERAL, "forbid": SEVERAL, "seed": NUMBER, "id": ANYTHING}
 PROMPTED = {"prompt": ONE, "seed": NUMBER, "id": ANYTHING}
 REMEMBERED = 1_000  # lines that were typed
 NAMED = 5  # lines that a note names before it only counts them
+LIKE_A_FILE = re.compile(r"\S*/\S*|\S+\.[A-Za-z]\w{0,9}")  # what has a slash or a suffix, and no space
+LIKE_A_NAME = re.compile(r"[A-Za-z0-9_-]+")
+Form = Callable[[list[tuple[Any, Any]], int], Iterable[str] | NDArray[np.float32]]
+
+
+def named_texts(names: Sequence[str], *, models: bool = False) -> tuple[list[Path], str | None]:
+    """What arguments name: files, or else one text itself; without any, standard input. They might be `models`, too.
+
+    What is not there is text, if it stands alone and does not look like the name of a file.
+    """
+    missing = [name for name in names if name != "-" and not exists(name)]
+    text = names[0] if missing and len(names) == 1 and not LIKE_A_FILE.fullmatch(names[0]) else None
+    if missing and text is None:
+        what = "neither a model directory nor a text file" if models else "no file that is there"
+        raise ValueError(
+            f"{missing[0]} is {what}: text itself goes into one pair of quotation marks, or to standard input"
+        )
+    if text is not None and LIKE_A_NAME.fullmatch(text):
+        typer.echo(f"note: there is no file {'or model ' if models else ''}{text}: read as text", err=True)
+    return [] if text is not None else [Path(name) for name in names or ["-"]], text
+
+
+def whole_text(name: str | None) -> str:
+    """A text, or what stands in the file that is named, or in standard input."""
+    files, text = named_texts([] if name is None else [name])
+    if text is not None:
+        return text
+    with nullcontext(sys.stdin.buffer) if str(files[0]) == "-" else open_bytes(str(files[0])) as stream:
+        return decoded(stream.read(), f"{named(files[0])}:").removesuffix("\n")
 
 
 class Input:
     """What the lines of some files, or of a text, ask for, each once; "-" is standard input: of a terminal, a prompt.
 
-    It knows what it has read: how many bytes, and a digest of the lines.
+    `ask` makes a question of what stands in a line: in JSON the values of such `keys`, else the first of them. The
+    reader knows what it has read: how many bytes, and a digest of the lines.
     """
 
-    def __init__(self, files: Sequence[Path], *, jsonl: bool, errors: str, text: str | None = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        text: str | None = None,
+        *,
+        jsonl: bool,
+        errors: str,
+        ask: Callable[..., Any] = Ask,
+        keys: Mapping[str, str] = ASKED,
+    ) -> None:
         self.files, self.jsonl, self.errors, self.text = files, jsonl, errors, text
+        self.ask, self.keys = ask, keys
         self.typed = [str(file) for file in files] == ["-"] and sys.stdin.isatty()
         self.skipped, self.bytes, self._seen = Skipped(), 0, hashlib.sha256()
         self._asks = self._read()
 
-    def __iter__(self) -> Iterator[Ask]:
+    def __iter__(self) -> Iterator[Any]:
         return self._asks
 
     @property
@@ -54,7 +99,7 @@ class Input:
         """Of all lines so far."""
         return self._seen.hexdigest()[:16]
 
-    def _read(self) -> Iterator[Ask]:
+    def _read(self) -> Iterator[Any]:
         if self.text is not None:
             yield from self._asked("text", self.text.splitlines() or [""])
         for file in self.files:
@@ -65,13 +110,15 @@ class Input:
                 lines = read_lines(file, cut=cut, skipped=self.skipped, errors=self.errors, may_be_empty=True)
             yield from self._asked(named(file), lines)
 
-    def _asked(self, name: str, lines: Iterable[str]) -> Iterator[Ask]:
+    def _asked(self, name: str, lines: Iterable[str]) -> Iterator[Any]:
         for number, line in enumerate(lines, start=1):
             raw = f"{line}\n".encode()
             self._seen.update(raw)
             self.bytes += len(raw)
             place = f"{name}:{number}"
-            yield Ask(place=place, **(row_of(line, place, ASKED) if self.jsonl else {"text": line}))
+            yield self.ask(
+                place=place, **(row_of(line, place, self.keys) if self.jsonl else {next(iter(self.keys)): line})
+            )
 
 
 def _typed() -> Iterator[str]:
@@ -128,7 +175,8 @@ def row_of(line: str, place: str, kinds: Mapping[str, str]) -> dict[str, Any]:
 class Bar:
     """How many lines are done, how many in a second, and, on a terminal, how much of the files that is."""
 
-    def __init__(self, reader: Input, *, shown: bool) -> None:
+    def __init__(self, reader: Input, doing: str, *, shown: bool) -> None:
+        self._doing = doing
         regular = all(file.is_file() and file.suffix != ".gz" for file in reader.files)
         console = Console(stderr=True)
         columns = TextColumn("  {task.description}"), BarColumn(30), TaskProgressColumn(), TimeRemainingColumn()
@@ -151,22 +199,21 @@ class Bar:
         self._bar.update(self._task, completed=self._reader.bytes, description=text)
         if self._plain and time.monotonic() - self._told > EVERY:
             self._told = time.monotonic()
-            typer.echo(f"translating: {text}", err=True)
+            typer.echo(f"{self._doing}: {text}", err=True)
 
 
 class Output:
     """Where the lines of answers go: standard output, or a file. Use it in `with`; it shows how far it has come.
 
     `about` says how the file is made: only a run of the same, of the same lines so far, goes on with it. The reader
-    then stands behind what is done.
+    then stands behind what is done. `doing` is what it is called to make them.
     """
 
-    def __init__(
-        self, path: Path | None, about: dict[str, Any], reader: Input, *, resume: bool, overwrite: bool
-    ) -> None:
+    def __init__(self, lines: Lines, about: dict[str, Any], reader: Input, doing: str = "translating") -> None:
+        path, resume = lines.output, lines.resume
         self.path, self.about, self.reader, self.done = path, about, reader, 0  # asks whose lines are there
         shown = path is not None or not sys.stdout.isatty()
-        self._bar = Bar(reader, shown=shown and not reader.typed)
+        self._bar = Bar(reader, doing, shown=shown and not reader.typed)
         self._file: IO[bytes] | None = None
         if path is None:
             return
@@ -176,14 +223,14 @@ class Output:
             if str(file) != "-" and (file.is_dir() or not os.access(file, os.R_OK)):
                 raise ValueError(f"{file} is {'a directory' if file.is_dir() else 'not there, or not to be read'}")
         if any(file.exists() and path.exists() and file.samefile(path) for file in reader.files):
-            raise ValueError(f"{path} is what is to be translated: write to another file")
+            raise ValueError(f"{path} is what is to be read: write to another file")
         self.note = path.with_name(f"{path.name}.progress")
         size = 0
         if resume and self.note.exists():
             size = self._resumed()
         elif resume and path.exists():
             raise ValueError(f"{path} is whole, or of another program: there is nothing to go on with")
-        elif path.exists() and not overwrite:
+        elif path.exists() and not lines.overwrite:
             raise ValueError(f"{path} exists: go on with it by --resume, or replace it by --overwrite")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "r+b" if size else "wb")  # noqa: SIM115  closed by __exit__
@@ -227,14 +274,24 @@ class Output:
             )
         return size
 
-    def write(self, lines: Iterable[str], asks: int) -> None:
-        """Add the lines of so many asks: all that were read and not yet written."""
-        text = "".join(f"{line}\n" for line in lines)
+    def write(self, lines: Iterable[str] | NDArray[np.float32], asks: int) -> None:
+        """Add the lines of so many asks, all that were read and not yet written; or the rows of an array."""
         self.done += asks
-        if self._file is None:
-            typer.echo(text, nl=False)
+        if isinstance(lines, np.ndarray):
+            assert self._file is not None
+            self._file.seek(0)
+            # The head of a .npy says how many rows there are; numpy leaves room in it for there to be more.
+            head = {"descr": "<f4", "fortran_order": False, "shape": (self.done, lines.shape[1])}
+            np.lib.format.write_array_header_1_0(self._file, head)
+            self._file.seek(0, os.SEEK_END)
+            self._file.write(lines.tobytes())
         else:
-            self._file.write(text.encode())
+            text = "".join(f"{line}\n" for line in lines)
+            if self._file is None:
+                typer.echo(text, nl=False)
+            else:
+                self._file.write(text.encode())
+        if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._write_note(self._file.tell())
@@ -245,20 +302,43 @@ class Output:
         write_whole(self.note, json.dumps(note) + "\n")
 
 
+def about_models(places: Sequence[Path], **how: Any) -> dict[str, Any]:
+    """What an output hangs on: models, and how they are used."""
+    files = ("config.json", "model.safetensors", "tokenizer.json")
+    return {**how, **{name: [digest(each / name)[:16] for each in places] for name in files}}
+
+
+def note_engine(predictor: Any, engine: str) -> None:
+    """Say why what is quickest is not used."""
+    if engine == "auto" and (reason := predictor.without_native):
+        typer.echo(f"note: by PyTorch, for the native engine, which is quicker, cannot be used: {reason}", err=True)
+
+
+def go_through(
+    reader: Input, written: Output, answers: Callable[[list[Any]], Iterable[Any]], form: Form, notes: "Notes"
+) -> None:
+    """Answer all that is asked, many at a time, or each as it is typed."""
+    for window in ([ask] for ask in reader) if reader.typed else windows(reader):
+        both = list(zip(window, answers(window), strict=True))
+        written.write(form(both, written.done), len(window))
+        for ask, answer in both:
+            notes.see(ask, answer)
+
+
 class Notes:
     """Remarks about lines, on standard error: of each kind the first few one by one, and how many there were."""
 
     def __init__(self, longest: int | None) -> None:
         self.longest, self._counts = longest, Counter[str]()
 
-    def see(self, ask: Ask, answer: Answer) -> None:
+    def see(self, ask: Any, answer: Any) -> None:
         """Remark on what was too long to be read at once, and on what the model cannot know."""
-        if answer.cut:
+        if getattr(answer, "cut", 0) or getattr(answer, "windows", 1) > 1:
             self._say(
                 "were read in parts", f"{ask.place} goes on for more than {self.longest} sub-words: read in parts"
             )
-        if answer.unknown:
-            about = f"{ask.place}: the model has no sub-words for {listed(answer.unknown)}, and can only guess"
+        if unknown := getattr(answer, "unknown", ()):
+            about = f"{ask.place}: the model has no sub-words for {listed(unknown)}, and can only guess"
             self._say("hold what the model has no sub-words for", about)
 
     def _say(self, kind: str, remark: str) -> None:

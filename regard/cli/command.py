@@ -17,12 +17,13 @@ import regard
 from regard.cli.make import export, import_, models, quantize, shortlist
 from regard.cli.measure import evaluate, experiment, info
 from regard.cli.options import command_of
+from regard.cli.read import answer, classify, embed, fill, tag
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.train import data, demo, distill, recipes, train
 from regard.cli.use import generate, score, translate
 
 VERBS = {
-    "Use a model": (translate, generate, score, serve),
+    "Use a model": (translate, generate, classify, embed, fill, tag, answer, score, serve),
     "See inside it": (explore, inspect, heads),
     "Train your own": (train, recipes, data, demo),
     "Measure it": (info, evaluate, experiment),
@@ -58,7 +59,43 @@ GENERATE = """For example:
 
   regard generate runs/shakespeare --file prompts.txt --json -o written.jsonl
 """
-EPILOGS = {"translate": TRANSLATE, "generate": GENERATE}
+CLASSIFY = """For example:
+
+  regard classify runs/films "a charming journey" --top 3
+
+  regard classify runs/films new.txt -o new.tsv --resume
+
+  regard classify runs/nli "A man sleeps." --pair "Somebody rests."
+"""
+EMBED = """For example:
+
+  regard embed runs/sentences "A cat sits on a mat."
+
+  regard embed runs/sentences corpus.txt -o corpus.npy --resume
+"""
+FILL = """For example:
+
+  regard fill runs/bert "The cat [MASK] on the mat."
+"""
+TAG = """For example:
+
+  regard tag runs/names "EU rejects German call to boycott British lamb."
+"""
+ANSWER = """For example:
+
+  regard answer runs/squad --question "Who fled?" --context report.txt
+
+  regard answer runs/squad questions.jsonl --jsonl -o answers.jsonl
+"""
+EPILOGS = {
+    "translate": TRANSLATE,
+    "generate": GENERATE,
+    "classify": CLASSIFY,
+    "embed": EMBED,
+    "fill": FILL,
+    "tag": TAG,
+    "answer": ANSWER,
+}
 # What PyTorch says of memory, on an accelerator, on a CPU, and where none could have as much.
 SCARCE = ("out of memory", "tried to allocate", "Storage size calculation overflowed")
 LONGEST = 1000  # characters of an error: a message may quote a whole file

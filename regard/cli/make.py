@@ -68,6 +68,7 @@ def import_(
     from regard.convert import import_
     from regard.convert.weights import WEIGHTS
     from regard.models import storage
+    from regard.tasks.task import task
     from regard.training.display import fetching
 
     if source in WEIGHTS:
@@ -79,7 +80,9 @@ def import_(
     if left:
         typer.echo(f"note: not carried over: {'; '.join(left)}", err=True)
     known = storage.purpose(out)
-    typer.echo(f"{out}: try `regard {known.task['name'] if known else 'info'} {out}`")
+    assert known is not None
+    kind = task(known.task["name"])
+    typer.echo(f"{out}: try `regard {kind.verb or kind.name} {out}`")
 
 
 def models() -> None:

@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -88,17 +88,32 @@ class Judged:
 
 def evaluate(
     model: Path,  # a model directory
+    data: Path | None = None,  # of a model that reads: labelled rows (.tsv, .csv, .jsonl, ...), a text, a BEIR folder
     *,
-    source: Path | None = None,  # what to translate, a sentence a line
+    source: Path | None = None,  # of a translator: what to translate, a sentence a line
     reference: Path | None = None,  # what a person made of it, line by line
-    text: Path | None = None,  # for a language model: a file of plain text, or a folder
+    text: Path | None = None,  # of a language model: a file of plain text, or a folder
     stride: Count | None = None,  # tokens from one of its windows to the next (default: half a block)
+    column: list[str] | None = None,  # `PART=PLACE` where in the rows a part stands, as text=sentence or label=1
+    against: Path | None = None,  # `MODEL` compare with this model, on the same rows
+    calibrate: bool = False,  # of a classifier: fit its temperature on these rows, and keep it
     judged: Judged,
     as_json: bool = False,  # print one JSON object
 ) -> None:
-    """Score a model on a text: BLEU, chrF, perplexity, accuracy, calibration; of a language model, bits a byte."""
+    """Score a model: what a translator says, what a language model foretells, what a model that reads tells of rows."""
+    from regard.api import told
+    from regard.shipped import located
     from regard.studies.evaluate import evaluate, foretell
 
+    if data is not None:
+        if source is not None or reference is not None or text is not None:
+            raise ValueError(f"{data} is what is judged by: leave out --source, --reference and --text")
+        if told(located(model)).task.name != "generate":
+            _judge(model, data, column or [], against, calibrate, judged, as_json)
+            return
+        text = data
+    if column or against is not None or calibrate:
+        raise ValueError("--column, --against and --calibrate are for models that read, and their rows: name these")
     if text is not None:
         if source is not None or reference is not None:
             raise ValueError("--text is for a language model, --source and --reference are for a translator: choose")
@@ -112,7 +127,12 @@ def evaluate(
         show(str(model), ["", ""], cells, caption)
         return
     if source is None or reference is None:
-        raise ValueError("name what to translate and what a person made of it (--source, --reference), or a --text")
+        verb = told(located(model)).task.name
+        remedy = {
+            "translate": "name what to translate and what a person made of it: --source, --reference",
+            "generate": "name a --text",
+        }
+        raise ValueError(remedy.get(verb, f"name rows to judge by: regard evaluate {model} FILE"))
     with telling("evaluating"):
         result = evaluate(model, source, reference, **vars(judged))
     if as_json:
@@ -131,6 +151,38 @@ def evaluate(
         ("calibration", f"{result['ece']:.2%}", "expected error of the confidence (ECE)"),
     ]
     show(str(model), ["", "", "<"], rows, heading)
+
+
+def _judge(
+    model: Path, data: Path, columns: list[str], against: Path | None, calibrate: bool, judged: Judged, as_json: bool
+) -> None:
+    """The same of a model that reads."""
+    from regard.studies.judging import judge
+
+    wrong = [name for name, x in vars(judged).items() if x is not None and name != "picture"]
+    if wrong:
+        raise ValueError(f"--{wrong[0]} is for a translator, and {model} is judged by {data}: leave it out")
+    with telling("evaluating") as progress:
+        how: dict[str, Any] = {"columns": columns, "against": against, "calibrate": calibrate, "progress": progress}
+        found = judge(model, data, picture=judged.picture, **how)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    if found["skipped"]:
+        typer.echo(f"note: {found['skipped']}", err=True)
+    rows = [(name, f"{x['score']:.4f}", f"{x['low']:.4f} to {x['high']:.4f}") for name, x in found["figures"].items()]
+    caption = f"{found['rows']:,} {found['counted']} of {data}"
+    show(str(model), ["", "", "95 %"], rows, caption)
+    if against is not None:
+        differences = [
+            (name, f"{x['theirs']:.4f}", f"{x['score']:+.4f}", f"{x['low']:+.4f} to {x['high']:+.4f}", f"{x['p']:.3f}")
+            for name, x in found["against"].items()
+        ]
+        columns = ["", "its figure", "difference", "95 %", "p"]
+        show(f"against {against}", columns, differences, "ours less its; p of a paired bootstrap, two-sided")
+    if calibrate:
+        rows = [(name, f"{x['before']:.4f}", f"{x['after']:.4f}") for name, x in found["calibrated"].items()]
+        show("calibrated", ["", "before", "after"], rows, f"kept as use.temperature in {model}/config.json")
 
 
 def experiment(

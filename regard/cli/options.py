@@ -15,7 +15,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from regard.checks import described
+from regard.checks import described, one_of
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 
 FLAGS = {  # of fields: names that programs of others have for the same, and those in place of their own
@@ -29,6 +29,7 @@ FLAGS = {  # of fields: names that programs of others have for the same, and tho
     "ServeConfig.wait_ms": ["--wait"],
 }
 NEVER = ("search", "sampling", "scores", "prefix", "api_keys")  # fields that no option says
+ERRORS = {"refuse": "strict", "replace": "replace"}  # of decoding, by what a person chooses
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Count = Annotated[int, typer.Option(min=1)]
 HELP = re.compile(r"(?:`(-[^`]+)` )?(?:`([^`]+)` )?(.*)")
@@ -45,14 +46,44 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Engines(Engine):
+class Batched(Engine):
+    """The same where many texts are read side by side."""
+
+    rows: int = 256  # `--batch-size` rows side by side, at most
+    bitwise: bool = False  # with torch: the same bits in any company
+
+
+@dataclass(frozen=True)
+class Searched(Batched):
     """The same for a translator."""
 
-    rows: int = 256  # `--batch-size` beginnings side by side, at most
     shortlist: bool = False  # only tokens that go with the source
-    bitwise: bool = False  # with torch: the same bits in any company
     rescore: Path | None = None  # `MODEL` rank outputs by its word, too
     weight: float = 1.0  # what its word counts
+
+
+@dataclass(frozen=True)
+class Lines:
+    """How lines come in and go out, in every verb that takes files of any size."""
+
+    output: Path | None = None  # `-o` write here (default: stdout)
+    resume: bool = False  # go on with an output that was interrupted
+    overwrite: bool = False  # replace an output that is there
+    invalid: str = "refuse"  # what is not UTF-8: refuse, replace
+    jsonl: bool = False  # lines are JSON, in and out
+    as_json: bool = False  # write JSON lines
+
+    def __post_init__(self) -> None:
+        one_of(ERRORS, invalid=self.invalid)
+        if (self.resume or self.overwrite) and self.output is None:
+            raise ValueError("--resume and --overwrite are about an output file: name it by -o")
+        if self.resume and self.overwrite:
+            raise ValueError("--resume goes on with an output and --overwrite begins again: choose one")
+
+    @property
+    def objects(self) -> bool:
+        """Whether JSON is written."""
+        return self.as_json or self.jsonl
 
 
 PANELS = {  # where the options of a verb that has many are shown
@@ -63,32 +94,34 @@ PANELS = {  # where the options of a verb that has many are shown
     ),
     **dict.fromkeys(("split", "keep", "stops", "long", "invalid", "jsonl"), "How text is read"),
     **dict.fromkeys(("align", "echo", "as_json", "tokens", "stream"), "What is written"),
-    **dict.fromkeys([*(each.name for each in fields(Engines)), "ensemble"], "What does the work"),
+    **dict.fromkeys([*(each.name for each in fields(Searched)), "ensemble"], "What does the work"),
 }
 
 
 class Said:
-    """Settings of a search and of other dataclasses, of which a verb takes what a person has said: a dict, by name."""
+    """Settings of dataclasses, of which a verb takes what a person has said: a dict, by name."""
 
     def __init__(self, *kinds: type[Any], but: tuple[str, ...] = ()) -> None:
-        self.kinds, self.but = (SearchConfig, SamplingConfig, *kinds), but
+        self.kinds, self.but = kinds, but
 
 
 def command_of(verb: Callable[..., None]) -> Callable[..., None]:
     """A verb as typer wants it: each of its arguments and options a parameter that says all of itself."""
     about, shown = described(verb), dict[str, list[inspect.Parameter]]()
     makers: dict[str, Callable[..., Any]] = {}
+    searched = False  # then there are many
     for name, p in inspect.signature(verb).parameters.items():
         kind, noted = _unwrapped(p.annotation)
         if isinstance(noted, Said):
             options = [option for each in noted.kinds for option in _options(each) if option.name not in noted.but]
             shown[name], makers[name] = [option.replace(default=None) for option in options], dict
+            searched = SearchConfig in noted.kinds
         elif isinstance(kind, type) and is_dataclass(kind):
             shown[name], makers[name] = list(_options(kind)), kind
         else:
             shown[name] = [_shown(p, about.get(name, ""))]
     every = [p for options in shown.values() for p in options]
-    if dict in makers.values():
+    if searched:
         for p in every:
             p.annotation.__metadata__[0].rich_help_panel = PANELS.get(p.name)
 

@@ -4,28 +4,25 @@ torch takes a second to load: what needs it is imported when a verb runs.
 """
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from os.path import exists, isdir, isfile  # which answer for a name that is too long, too
+from os.path import isdir, isfile  # which answer for a name that is too long, too
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regard.checks import one_of
-from regard.cli.options import Engine, Engines, Said
+from regard.cli.options import ERRORS, Engine, Lines, Said, Searched
+from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.shipped import located, shipped
 from regard.tasks.asks import Answer, Ask, Prompt, Score, Settings, Translation, Writing, windows
 
 if TYPE_CHECKING:
     from regard.api import Translator
-    from regard.cli.bulk import Input, Notes, Output
+    from regard.cli.bulk import Notes
 
-ERRORS = {"refuse": "strict", "replace": "replace"}  # of decoding, by what a person chooses
-LIKE_A_FILE = re.compile(r"\S*/\S*|\S+\.[A-Za-z]\w{0,9}")  # what has a slash or a suffix, and no space
-LIKE_A_NAME = re.compile(r"[A-Za-z0-9_-]+")
 UNSAID = ("read", "ids", "told")  # of a completion: numbers that say nothing to a person
 
 
@@ -33,40 +30,29 @@ def translate(
     model: str | None = None,  # a model directory (default: the one that comes along)
     files: list[str] | None = None,  # `TEXT|FILE` what to translate (default: stdin)
     *,
-    output: Path | None = None,  # `-o` write here (default: stdout)
-    resume: bool = False,  # go on with an output that was interrupted
-    overwrite: bool = False,  # replace an output that is there
-    invalid: str = "refuse",  # what is not UTF-8: refuse, replace
-    jsonl: bool = False,  # lines are JSON, in and out
-    as_json: bool = False,  # write JSON lines
+    lines: Lines,
     tokens: bool = False,  # add sub-words and their log p to JSON
     stream: bool = False,  # write each word as soon as it is certain
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
-    engine: Engines,
-    settings: Annotated[dict[str, Any], Said(Settings)],
+    engine: Searched,
+    settings: Annotated[dict[str, Any], Said(SearchConfig, SamplingConfig, Settings)],
 ) -> None:
     """Translate text, a sentence a line. Without an option, as the model's recipe says."""
-    one_of(ERRORS, invalid=invalid)
-    if (resume or overwrite) and output is None:
-        raise ValueError("--resume and --overwrite are about an output file: name it by -o")
-    if resume and overwrite:
-        raise ValueError("--resume goes on with an output and --overwrite begins again: choose one")
-    if tokens and not (as_json or jsonl):
+    if tokens and not lines.objects:
         raise ValueError("--tokens adds to JSON: ask for --json")
-    if stream and (as_json or jsonl or settings.get("align") or output is not None):
+    if stream and (lines.objects or settings.get("align") or lines.output is not None):
         raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
     first, inputs, text = _model_and_text(model, files or [])
     from regard.api import load
-    from regard.cli.bulk import Input, Notes, Output
+    from regard.cli.bulk import Input, Notes, Output, about_models, go_through, note_engine
     from regard.files import digest
 
-    reader = Input(inputs, jsonl=jsonl, errors=ERRORS[invalid], text=text)
+    reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid])
     models = [first, *map(located, ensemble or ())]
     translator = load(models, task="translate", **vars(engine))
-    if engine.engine == "auto" and (reason := translator.without_native):
-        typer.echo(f"note: by PyTorch, for the native engine, which is quicker, cannot be used: {reason}", err=True)
+    note_engine(translator, engine.engine)
     how = Settings.of(settings, translator.decode)
-    if not (as_json or jsonl):
+    if not lines.objects:
         how = how.bare()
     notes = Notes(translator.longest)
     if stream:
@@ -74,44 +60,36 @@ def translate(
         notes.report(reader.skipped)
         return
     about: dict[str, Any] = {}
-    if output is not None:
+    if lines.output is not None:
         about = {**asdict(how.search), **asdict(how), "search": "", "longest": translator.longest}
         about |= {"engine": engine.engine, "precision": engine.precision, "shortlist": engine.shortlist}
         about |= {"weight": engine.weight if engine.rescore else None}
-        about |= {"jsonl": jsonl, "json": as_json, "tokens": tokens}
-        asked = [*models, *([located(engine.rescore)] if engine.rescore else [])]
-        for name in ("config.json", "model.safetensors", "tokenizer.json"):
-            about[name] = [digest(each / name)[:16] for each in asked]
+        about |= {"jsonl": lines.jsonl, "json": lines.as_json, "tokens": tokens}
+        about = about_models([*models, *([located(engine.rescore)] if engine.rescore else [])], **about)
         if engine.shortlist:
             about["shortlist.safetensors"] = digest(first / "shortlist.safetensors")[:16]
-    with Output(output, about, reader, resume=resume, overwrite=overwrite) as written:
-        _translate(translator, how, AnswerForm(as_json or jsonl, tokens, how), reader, written, notes)
+    form = AnswerForm(lines.objects, tokens, how)
+    with Output(lines, about, reader) as written:
+        go_through(reader, written, lambda window: translator.answers(window, how), form, notes)
     notes.report(reader.skipped)
 
 
 def _model_and_text(first: str | None, others: list[str]) -> tuple[Path, list[Path], str | None]:
     """What the arguments name: a model, or the one that comes with regard; and files, or else one text itself.
 
-    A directory is a model, and what is there otherwise is a file. What is not there is text, if it stands alone and
-    does not look like the name of a file.
+    A directory is a model, and what is there otherwise is a file.
     """
+    from regard.cli.bulk import named_texts
+
     names = [] if first is None else [first, *others]
     place = None
     if first and first != "-" and not isfile(first) and isdir(located(first)):
         place, names = located(first), others
-    missing = [name for name in names if name != "-" and not exists(name)]
-    text = names[0] if missing and len(names) == 1 and not LIKE_A_FILE.fullmatch(names[0]) else None
-    if missing and text is None:
-        what = "no file that is there" if place else "neither a model directory nor a text file"
-        raise ValueError(
-            f"{missing[0]} is {what}: text itself goes into one pair of quotation marks, or to standard input"
-        )
+    found = named_texts(names, models=place is None)
     if place is None:
         place = shipped()
         typer.echo(f"note: by {place.name}, the model that comes with regard", err=True)
-    if text is not None and LIKE_A_NAME.fullmatch(text):
-        typer.echo(f"note: there is no file {'' if others else 'or model '}{text}: read as text", err=True)
-    return place, [] if text is not None else [Path(name) for name in names or ["-"]], text
+    return place, *found
 
 
 class AnswerForm:
@@ -120,6 +98,10 @@ class AnswerForm:
     def __init__(self, as_json: bool, tokens: bool, settings: Settings) -> None:
         self.as_json, self.tokens = as_json, tokens
         self.align, self.several = settings.align, settings.search.best > 1 and settings.mbr is None
+
+    def __call__(self, both: list[tuple[Ask, Answer]], first: int) -> list[str]:
+        """The lines of some answers, of which the first has this number."""
+        return [line for i, each in enumerate(both, start=first) for line in self.lines(i, *each)]
 
     def lines(self, index: int, ask: Ask, answer: Answer) -> Iterator[str]:
         """One line, or in text one for each of several outputs: `index ||| text ||| score`, as Moses has them."""
@@ -148,22 +130,6 @@ class AnswerForm:
         return row | ({"tokens": each.tokens, "token_scores": each.token_scores} if self.tokens else {})
 
 
-def _translate(
-    translator: "Translator",
-    settings: Settings,
-    form: AnswerForm,
-    reader: "Input",
-    written: "Output",
-    notes: "Notes",
-) -> None:
-    for window in ([ask] for ask in reader) if reader.typed else windows(reader):
-        both = list(zip(window, translator.answers(window, settings), strict=True))
-        lines = [line for i, each in enumerate(both, start=written.done) for line in form.lines(i, *each)]
-        written.write(lines, len(window))
-        for ask, answer in both:
-            notes.see(ask, answer)
-
-
 def _stream(translator: "Translator", asks: Iterable[Ask], given: dict[str, Any], notes: "Notes") -> None:
     def pieces(ask: Ask) -> Iterator[str]:
         answer = yield from translator.stream(ask, **given)
@@ -184,7 +150,7 @@ def generate(
     as_json: bool = False,  # write JSON lines, with log p of each token
     output: Path | None = None,  # `-o` write here (default: stdout)
     engine: Engine,
-    settings: Annotated[dict[str, Any], Said(Writing, but=("extra", "ordered"))],
+    settings: Annotated[dict[str, Any], Said(SearchConfig, SamplingConfig, Writing, but=("extra", "ordered"))],
 ) -> None:
     """Go on with a text, and show it as it is written. Without an option, as the model's recipe says."""
     if prompt and file is not None:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from regard.checks import need
-from regard.convert.foreign import pairs, to_theirs
+from regard.convert.foreign import to_theirs
 from regard.convert.source import TOKENIZER, Source, refuse, same_heads
+from regard.convert.tables.table import pairs
 from regard.core.layers import GATES
 from regard.core.positions import Learned
 from regard.core.stems import Embedding

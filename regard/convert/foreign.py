@@ -6,7 +6,7 @@ the weights absorb, so a model stays exact and without a limit of length.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from functools import reduce
 from itertools import chain
@@ -22,6 +22,7 @@ from regard.convert.hub import CONFIG, WEIGHTS, load, told_by
 from regard.convert.pooling import MODULES, read_pooling, write_pooling
 from regard.convert.source import PAPERS, TEMPLATE, Source, same_heads
 from regard.convert.tables import TABLES, Foreign, Top
+from regard.convert.tables.table import Counterpart, at, pairs, said, settings, told
 from regard.core.generation import DecoderOnly, EncoderDecoder
 from regard.core.layers import GATES
 from regard.core.outputs import HeadConfig
@@ -35,77 +36,11 @@ POSITIONS = 1024  # that transformers tabulates of the sinusoids
 NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
 TASKS = {"classes": "classify", "tags": "tag", "spans": "answer", "vector": "embed"}  # of a head
 SIZED = ("classes", "tags")  # heads that have labels
+PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification", "number": "regression"}
 ALIKE = {f"cross_{name}": PAPERS[f"cross_{name}"] for name in ("score", "normaliser")}
 TRAINING = {"dropout", "attention_dropout", "feed_forward_dropout", "stochastic_depth", "backend"}  # of no matter there
 FREE = {"bias", "output_bias", "max_length", "pad", "source_vocabulary"}  # unless a table fixes it
 FOLLOWS = re.compile(r"(position_ids|inv_freq|attn\.(masked_)?bias|embed_positions\.weight)$")  # of config.json
-
-
-class Name(NamedTuple):
-    """What says a setting of ours."""
-
-    keys: list[str]  # of theirs, the newest first
-    more: int  # theirs is so much more than ours
-    default: str  # what stands for one that is missing; nothing: it must be there
-
-
-class Setting(NamedTuple):
-    """A line of settings."""
-
-    names: list[Name]
-    values: list[tuple[list[Any], Any]]  # theirs, one for each name, and ours; none: they are the same
-
-
-def settings(text: str) -> dict[str, Setting]:
-    """Lines of a table, by settings of ours."""
-    found = {}
-    for line in filter(None, text.split("\n")):
-        ours, theirs = line.split(maxsplit=1)
-        names, _, values = theirs.partition(": ")
-        which = [([_value(each) for each in its.split(",")], _value(own or its)) for its, own in _cut(values, ">")]
-        found[ours] = Setting([_name(*name) for name in _cut(names, "=")], which)
-    return found
-
-
-def _cut(words: str, at: str) -> Iterator[tuple[str, str]]:
-    return ((before, after) for before, _, after in (word.partition(at) for word in words.split()))
-
-
-def _name(keys: str, default: str) -> Name:
-    names, _, more = keys.partition("-")
-    return Name(names.split("|"), int(more or 0), default)
-
-
-def _value(word: str) -> Any:
-    return {"true": True, "false": False, "null": None}.get(word, word)
-
-
-class Counterpart(NamedTuple):
-    """A tensor of ours, and those of theirs that make it, under each of their names."""
-
-    ours: str
-    theirs: list[list[str]]
-    words: dict[str, str]  # with their numbers
-
-
-def pairs(tensors: str, names: Iterable[str]) -> Iterator[Counterpart]:
-    """The lines of a table for a model whose tensors have these names."""
-    known = list(names)
-    for line in filter(None, tensors.split("\n")):
-        for stack in ("encoder", "decoder") if "@" in line else ("",):
-            ours, theirs, *words = line.replace("@", stack).split()
-            before, layered, _ = ours.partition("#")
-            layers = {name.removeprefix(before).split(".")[0] for name in known if name.startswith(before)}
-            for layer in sorted(layers, key=int) if layered else ("",):
-                for part in ("weight", "bias") if "*" in ours else ("",):
-                    own, *others = (x.replace("#", layer).replace("*", part) for x in (ours, *theirs.split("|")))
-                    yield Counterpart(own, [_braces(other) for other in others], dict(_cut(" ".join(words), ":")))
-
-
-def _braces(name: str) -> list[str]:
-    before, brace, rest = name.partition("{")
-    some, _, after = rest.partition("}")
-    return [f"{before}{each}{after}" for each in some.split(",")] if brace else [name]
 
 
 def _lines(table: Foreign, top: Top, config: Any, names: Iterable[str]) -> list[Counterpart]:
@@ -164,13 +99,17 @@ def write(source: Source, directory: Path) -> None:
     about: dict[str, Any] = {"model_type": table.name, "architectures": [top.name], "dtype": "float32"}
     width, own = c.d_model // c.heads, asdict(c)
     own |= {"kv_heads": c.kv_heads or c.heads, "d_k": c.d_k or width, "d_v": c.d_v or width}
-    for key, its in chain(_said(top.settings, asdict(head)), _said(table.settings, own), table.constant.items()):
+    for key, its in chain(said(top.settings, asdict(head)), said(table.settings, own), table.constant.items()):
+        if (was := at(about, key)) not in (None, its) and "drop" not in key:
+            raise ValueError(f"Hugging Face has one {key}, and not both {was!r} and {its!r}")
         _put(about, key, its)
     ids: dict[str, Any] = {f"{name}_token_id": getattr(marks, name) for name in ("pad", "bos", "eos")}
     ids |= {theirs.rstrip("?"): getattr(marks, name) for name, theirs in table.marks.items()}
     writes = head.kind == "tokens" and isinstance(source.model, DecoderOnly | EncoderDecoder)
     ids |= {"forced_bos_token_id": None, "forced_eos_token_id": None} if writes else {}
     about |= ids | ({"max_position_embeddings": POSITIONS} if table.permuted else {})
+    if (kind := source.task.get("kind")) in PROBLEMS:
+        about["problem_type"] = PROBLEMS[str(kind)]
     if head.kind in SIZED:
         names = source.task.get("labels") or [f"LABEL_{i}" for i in range(head.size)]
         about |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
@@ -181,7 +120,8 @@ def write(source: Source, directory: Path) -> None:
     if head.kind == "vector" and head.hidden is None:
         write_pooling(head, c.d_model, directory)
     save_file(_theirs(source, table, top, tied=about["tie_word_embeddings"]), directory / WEIGHTS, {"format": "pt"})
-    tokenizers.write(source.tokenizer, directory, table.around, segments=(getattr(c, "segments", None) or 1) > 1)
+    several = (getattr(c, "segments", None) or 1) > 1
+    tokenizers.write(source.tokenizer, directory, _around(table, head), segments=several)
     if source.template is not None:
         write_whole(directory / TEMPLATE, source.template)
 
@@ -216,31 +156,6 @@ def _fits(top: Top, head: HeadConfig) -> bool:
     return all(
         value == top.fixed.get(name, getattr(HeadConfig, name)) or name in open_ for name, value in vars(head).items()
     )
-
-
-def _said(text: str, own: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Their settings, for ours."""
-    for ours, (names, values) in settings(text).items():
-        its: list[Any] | None = None if values else [own[ours]] * len(names)
-        for theirs, pattern in values:
-            stars = _matched(pattern, own[ours])
-            if its is None and stars is not None:
-                its = [next(stars) if each == "*" else each for each in theirs]
-        if its is None or any(each is None and not name.default for name, each in zip(names, its, strict=True)):
-            known = ", ".join(dict.fromkeys(repr(each) for _, each in values)) or "a number"
-            raise ValueError(f"Hugging Face cannot express {ours} = {own[ours]!r}, only {known}")
-        yield from (
-            (name.keys[0], each + name.more if name.more and each is not None else each)
-            for name, each in zip(names, its, strict=True)
-        )
-
-
-def _matched(pattern: Any, value: Any) -> Iterator[Any] | None:
-    """What stands in a value for each * of a pattern; None if it does not fit."""
-    if not isinstance(pattern, str) or "*" not in pattern or not isinstance(value, str):
-        return iter(()) if pattern == value else None
-    found = re.fullmatch(re.escape(pattern).replace(r"\*", r"([\d.e+-]+)"), value)
-    return map(json.loads, found.groups()) if found else None
 
 
 def _put(about: dict[str, Any], key: str, value: Any) -> None:
@@ -280,8 +195,8 @@ class Imported(NamedTuple):
     left: list[str]  # what is not carried over, in words
 
 
-def read(directory: Path, read_already: dict[str, Tensor] | None = None) -> Imported:
-    """The model and the tokenizer of a directory of Hugging Face's; its tensors may have been read already."""
+def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
+    """The model and the tokenizer of a directory of Hugging Face's; its tensors, if they were read already."""
     if not told_by(directory, CONFIG):
         raise ValueError(f"{directory} is not a directory of a Hugging Face model: it has no {CONFIG}")
     about, path = about_model(directory), directory / CONFIG
@@ -289,21 +204,21 @@ def read(directory: Path, read_already: dict[str, Tensor] | None = None) -> Impo
     if (name := about.get("model_type")) not in known:
         raise ValueError(f"{path}: model_type = {name!r} cannot be imported, only {', '.join(known)}")
     table = TABLES[str(name)]
-    content, tensors = tokenizers.read(directory, table), _Tensors(read_already or load(directory), table.base)
+    content = tokenizers.read(directory, table)
+    found = _Tensors(load(directory) if tensors is None else tensors, table.base)
+    biased = {"output_bias": True} if "output.bias" in table.tensors else {}
     try:
         vector = read_pooling(directory)
-        top = _top(table, about, tensors, vector)
-        given = top.fixed | _told(settings(top.settings), about) | (vector or {})
+        top = _top(table, about, found, vector)
+        given = top.fixed | told(settings(top.settings), about) | (vector or {})
         names = labels(about) if given.get("kind") in SIZED else []
         head = configured(HeadConfig, given | ({"size": len(names)} if names else {}))
-        biased = {"output_bias": True} if "output.bias" in table.tensors else {}
-        c = configured(
-            family(table.family).config, _config(table, about, tensors.tied(table.tensors + top.tensors)) | biased
-        )
+        tied = found.tied(table.tensors + top.tensors)
+        c = configured(family(table.family).config, _config(table, about, tied) | biased)
         for layers in ("layers", "encoder_layers", "decoder_layers"):  # before anything of that size is built
-            if (count := getattr(c, layers, 0)) > len(tensors.all):
-                raise ValueError(f"{layers} = {count}, but {WEIGHTS} has {len(tensors.all)} tensors")
-        tokenizer = tokenizers.kept(directory, content, about, table)
+            if (count := getattr(c, layers, 0)) > len(found.all):
+                raise ValueError(f"{layers} = {count}, but {WEIGHTS} has {len(found.all)} tensors")
+        tokenizer = tokenizers.kept(directory, content, about, table, _around(table, head))
         never = about.get("bad_words_ids") or []
         if not all(isinstance(row, list) for row in never):
             raise ValueError(f"bad_words_ids = {never}: each is a list of ids")
@@ -311,7 +226,7 @@ def read(directory: Path, read_already: dict[str, Tensor] | None = None) -> Impo
             c = c.but(pad=tokenizer.marks.pad)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}" if str(directory) not in str(error) else str(error)) from error
-    state = _ours(directory / WEIGHTS, table, top, tensors, blank(c, head))
+    state = _ours(directory / WEIGHTS, table, top, found, blank(c, head))
     if biased:
         state["output.bias"][[row[0] for row in never if len(row) == 1 and row[0] in range(c.vocabulary)]] = NEVER
         if not state["output.bias"].any():
@@ -319,16 +234,31 @@ def read(directory: Path, read_already: dict[str, Tensor] | None = None) -> Impo
             c = c.but(output_bias=False)
     model = build(c, head)
     model.load_state_dict(state)
-    writes = {DecoderOnly: "generate", EncoderDecoder: "translate"}
-    name = TASKS.get(head.kind) or next((task for kind, task in writes.items() if isinstance(model, kind)), "mask")
-    task = {"name": name} | ({"labels": names} if names else {})
-    return Imported(model.eval(), tokenizer, task, tensors.left() + _ends(about, tokenizer))
+    task = _task(model, head, about) | ({"labels": names} if names else {})
+    return Imported(model.eval(), tokenizer, task, found.left() + _ends(about, tokenizer))
+
+
+def _around(table: Foreign, head: HeadConfig) -> str:
+    """What stands around a text."""
+    return table.around if head.kind == "tokens" else "frame"
+
+
+def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model is for. Texts are read as far as it can, not as far as those of a training of ours."""
+    if head.kind == "tokens":
+        writes = {DecoderOnly: "generate", EncoderDecoder: "translate"}
+        return {"name": next((name for kind, name in writes.items() if isinstance(model, kind)), "mask")}
+    said: dict[str, Any] = {"name": TASKS[head.kind], "longest": about.get("max_seq_length")}
+    if head.kind == "classes":
+        kinds = {theirs: ours for ours, theirs in PROBLEMS.items()}
+        said["kind"] = kinds.get(str(about.get("problem_type")), "number" if head.size == 1 else "one")
+    return said
 
 
 def about_model(directory: Path) -> dict[str, Any]:
     """What a directory says of its model, and of how to generate with it."""
-    told = told_by(directory, GENERATION)
-    return told_by(directory, CONFIG) | {key: value for key, value in told.items() if value is not None}
+    more = told_by(directory, "sentence_bert_config.json") | told_by(directory, GENERATION)
+    return told_by(directory, CONFIG) | {key: value for key, value in more.items() if value is not None}
 
 
 def labels(about: Mapping[str, Any]) -> list[str]:
@@ -337,8 +267,9 @@ def labels(about: Mapping[str, Any]) -> list[str]:
     >>> labels({"id2label": {"1": "good", "0": "bad"}}), labels({})
     (['bad', 'good'], ['LABEL_0', 'LABEL_1'])
     """
-    count, named = about.get("num_labels", 2), about.get("id2label")
-    named = {str(i): f"LABEL_{i}" for i in range(count)} if named is None else named
+    named = about.get("id2label")
+    count = about.get("num_labels", 2 if named is None else len(named))  # which counts where the two differ
+    named = {str(i): f"LABEL_{i}" for i in range(count)} if named is None or len(named) != count else named
     if not isinstance(named, dict) or sorted(named) != sorted(map(str, range(len(named)))):
         raise ValueError(f"id2label = {named!r}: it names the labels 0, 1, ... one by one")
     return [str(named[str(i)]) for i in range(len(named))]
@@ -370,56 +301,15 @@ def _top(table: Foreign, about: Mapping[str, Any], tensors: "_Tensors", vector: 
 def _config(table: Foreign, about: dict[str, Any], tied: bool) -> dict[str, Any]:
     """Our settings, as their file has them; and as the tensors are, if not `tied`."""
     for name, value in table.constant.items():
-        if (its := _at(about, name)) not in (None, value):
+        if (its := at(about, name)) not in (None, value):
             raise ValueError(f"{name} = {its!r} cannot be expressed, only {value!r}")
     rules = settings(table.settings)
-    found = table.fixed | _told(rules, about)
+    found = table.fixed | told(rules, about)
     if tied or found.get("tie") in ("none", "inputs"):
         return found
     if "tie" not in rules:
         raise ValueError("its output layer is not the matrix of its embeddings, which regard cannot express")
-    return found | _told({"tie": rules["tie"]}, about | {"tie_word_embeddings": False})
-
-
-def _told(rules: Mapping[str, Setting], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Our settings, for theirs."""
-    found = {}
-    for ours, (names, values) in rules.items():
-        its = [_get(about, name) for name in names]
-        told = " and ".join(f"{name.keys[0]} = {value!r}" for name, value in zip(names, its, strict=True))
-        its = [x - name.more if name.more and type(x) is int else x for name, x in zip(names, its, strict=True)]
-        fits = [
-            (theirs, own)
-            for theirs, own in values
-            if all(a == b or (a == "*" and b is not None) for a, b in zip(theirs, its, strict=True))
-        ]
-        if values and not fits:
-            known = dict.fromkeys(",".join(map(str, theirs)) for theirs, _ in values)
-            raise ValueError(f"{told} cannot be expressed, only {', '.join(known)}")
-        if not values and any(other != its[0] for other in its):
-            raise ValueError(f"{told} differ, which regard cannot express")
-        theirs, found[ours] = fits[0] if fits else ([], its[0])
-        for star in (b for a, b in zip(theirs, its, strict=False) if a == "*"):
-            found[ours] = found[ours].replace("*", str(star), 1)
-    return found
-
-
-def _get(about: Mapping[str, Any], name: Name) -> Any:
-    """What they say under a name, or what stands for it."""
-    value = next((found for key in name.keys if (found := _at(about, key)) is not None), None)
-    if value is not None:
-        return value
-    if not name.default:
-        raise ValueError(f"it has no {name.keys[0]}")
-    times, several, other = name.default.partition("*")
-    return int(times) * _get(about, Name([other], 0, "")) if several else json.loads(name.default)
-
-
-def _at(about: Any, key: str) -> Any:
-    """What stands under a key with dots; None if nothing does."""
-    for name in key.split("."):
-        about = about.get(name) if isinstance(about, Mapping) else None
-    return about
+    return found | told({"tie": rules["tie"]}, about | {"tie_word_embeddings": False})
 
 
 class _Tensors:

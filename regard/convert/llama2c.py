@@ -12,11 +12,10 @@ import torch
 
 from regard.convert.theirs import Theirs, halved
 from regard.convert.vocabularies import BYTE, CONTROL, scored
-from regard.files import read_whole
+from regard.files import read_whole, regular_size
 
 TOKENIZER = "tokenizer.bin"
 HEADER = struct.Struct("<7i")
-LARGEST = 2**34  # bytes
 TENSORS = [  # a tensor for all layers, one below the other: its name, rows and columns, in the order of the file
     ("input_layernorm", "1", "d"),
     ("self_attn.q_proj", "d", "d"),
@@ -34,7 +33,8 @@ BYTES = range(3, 259)
 
 def read(path: Path) -> Theirs:
     """The model in a .bin, and the tokenizer beside it."""
-    raw = read_whole(path, LARGEST)
+    regular_size(path)
+    raw = path.read_bytes()
     if len(raw) < HEADER.size:
         raise ValueError(f"{path} is no model of llama2.c: it has {len(raw)} bytes")
     d, ff, layers, heads, kv_heads, vocabulary, longest = HEADER.unpack(raw[: HEADER.size])

@@ -8,6 +8,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Rust
 
 from regard.checks import choose
+from regard.data.tokenizers import no_panic
 
 CONTROL, OWN, BYTE = 3, 4, 6  # kinds of pieces in SentencePiece: a mark, one that is always whole, a byte
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,8 +36,9 @@ CUTS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {  # how a text is 
 
 def merged(pieces: Sequence[str], merges: Sequence[str], cut: str, kinds: Sequence[int], first: int | None) -> Any:
     """Byte-level BPE, whose merges are `left right`; `kinds` are of SentencePiece, `first` stands before a text."""
-    pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges]
-    rust = Rust(models.BPE({piece: i for i, piece in enumerate(pieces)}, pairs))
+    pairs: list[Any] = [merge.partition(" ")[::2] for merge in merges]
+    with no_panic():
+        rust = Rust(models.BPE({piece: i for i, piece in enumerate(pieces)}, pairs))
     rust.pre_tokenizer, rust.decoder = choose("tokenizer.ggml.pre", cut, CUTS)(), decoders.ByteLevel()
     return _content(rust, pieces, kinds, first)
 
@@ -57,7 +59,8 @@ def scored(
         if (left := pieces[i][:n]) in ids and (right := pieces[i][n:]) in ids
     ]
     ordered: list[Any] = [merge[-1] for merge in sorted(merges)]
-    rust = Rust(models.BPE(ids, ordered, unk_token=pieces[0], fuse_unk=True, byte_fallback=True))
+    with no_panic():
+        rust = Rust(models.BPE(ids, ordered, unk_token=pieces[0], fuse_unk=True, byte_fallback=True))
     before: list[normalizers.Normalizer] = [normalizers.Prepend("▁")] if space else []
     rust.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
     after: list[decoders.Decoder] = [decoders.Strip(" ", 1, 0)] if space else []
@@ -66,11 +69,14 @@ def scored(
     return _content(rust, pieces, kinds, first)
 
 
-def listed(pieces: Sequence[str], unknown: str, cut: str, around: Sequence[str] = ()) -> Any:
-    """Whole words, each a match of the pattern `cut`; `around` a text stand two marks, or none."""
+def listed(pieces: Sequence[str], unknown: str, cut: str, around: Sequence[str] = (), *, fused: bool = False) -> Any:
+    """Whole words, each a match of the pattern `cut`, with a space between unless they are `fused`; `around` a text
+    stand two marks, or none."""
     ids = {piece: i for i, piece in enumerate(pieces)}
     rust = Rust(models.WordLevel(ids, unk_token=unknown))
     rust.pre_tokenizer = pre_tokenizers.Split(Regex(cut), "removed", invert=True)
+    if fused:
+        rust.decoder = decoders.Fuse()
     if around:
         cls, sep = around
         both = f"{cls} $A {sep} $B:1 {sep}:1"

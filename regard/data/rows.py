@@ -12,7 +12,7 @@ from functools import reduce
 from typing import IO, Any, ClassVar
 
 from regard.checks import hint
-from regard.data.text import ABSURD, Skipped, from_json, lines_of, open_bytes
+from regard.data.text import ABSURD, Skipped, check_text, from_json, lines_of, open_bytes
 from regard.files import digest, regular_size
 
 WAYS = ("tsv", "csv", "jsonl")
@@ -122,8 +122,11 @@ class RowFiles:
     def _complete(self, row: Row, where: str, held: Any) -> Row:
         for name in self.parts:
             if name not in row:
-                found = list(held) if isinstance(held, Mapping) else f"{len(held)} columns"
+                columns = f"{len(held)} columns" if isinstance(held, list) else repr(held)[:40]
+                found = list(held) if isinstance(held, Mapping) else columns
                 raise ValueError(f"{where} has no {name!r}, only {found}: say where it stands by `columns`")
+        for name, value in row.items():
+            check_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), name, where)
         return row
 
 

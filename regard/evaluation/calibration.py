@@ -93,7 +93,7 @@ def check_picture(path: Path) -> str:
     return kind
 
 
-def picture(result: Reliability, path: str | os.PathLike[str]) -> None:
+def picture(result: Reliability, path: str | os.PathLike[str], of: str = "tokens") -> None:
     """Draw the reliability diagram to `path`, an .svg or a .png, whole or not at all, creating its directories.
 
     Above, the accuracy of each bin, and at its mean confidence the gap to the diagonal of perfect calibration: the
@@ -109,7 +109,7 @@ def picture(result: Reliability, path: str | os.PathLike[str]) -> None:
         figure = Figure(figsize=(5, 6), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1])
         _accuracy(above, result)
-        _histogram(below, result)
+        _histogram(below, result, of)
         figure.suptitle(f"ECE = {100 * result.ece:.2f} %", fontsize=13, fontweight="bold")
         content = BytesIO()
         figure.savefig(content, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
@@ -128,10 +128,10 @@ def _accuracy(axes: "Axes", result: Reliability) -> None:
     _plain(axes)
 
 
-def _histogram(axes: "Axes", result: Reliability) -> None:
+def _histogram(axes: "Axes", result: Reliability, of: str) -> None:
     share = 100 * result.counts / result.counts.sum()
     axes.bar(result.edges[:-1], share, np.diff(result.edges), align="edge", color=GREY, edgecolor="white")
-    axes.set(xlabel="confidence", ylabel="% of tokens")
+    axes.set(xlabel="confidence", ylabel=f"% of {of}")
     _plain(axes)
 
 

@@ -13,33 +13,87 @@ from regard.evaluation.calibration import reliability
 
 
 def agreement(
-    given: Sequence[Sequence[str]],
-    probabilities: Sequence[dict[str, float]],
-    said: Sequence[Sequence[str]],
-    labels: Sequence[str],
+    truth: NDArray[np.bool_], told: NDArray[np.bool_], p: NDArray[np.float64], one: bool = True
 ) -> dict[str, float]:
-    """Of N texts the classes they have, how probable each was held, and which were told: every figure.
+    """Which classes N texts have, which were told, and how probable each was held, all (N, C): every figure.
 
     `f1` is the mean over classes (macro), `f1 micro` counts all decisions alike; `mcc` is Matthews' correlation of
-    several classes (Gorodkin, 2004), where each text has one; `ece` is how far confidence is from accuracy.
+    several classes (Gorodkin, 2004), where each text has `one`; `ece` is how far confidence is from accuracy.
 
-    >>> found = agreement([["a"], ["b"]], [{"a": 0.8, "b": 0.2}, {"b": 0.6, "a": 0.4}], [["a"], ["b"]], ["a", "b"])
-    >>> found["accuracy"], found["f1"], found["mcc"], round(found["loss"], 3)
-    (1.0, 1.0, 1.0, 0.367)
+    >>> truth, p = indicated([["a"], ["b"]], ["a", "b"]), np.array([[0.8, 0.2], [0.4, 0.6]])
+    >>> found = agreement(truth, truth, p)
+    >>> found["accuracy"], found["f1"], found["mcc"], round(found["loss"], 3), round(found["ece"], 3)
+    (1.0, 1.0, 1.0, 0.367, 0.3)
     """
+    figures = {
+        "accuracy": float((truth == told).all(1).mean()),
+        "f1": f1(truth, told),
+        "f1 micro": f1(truth.ravel(), told.ravel()),
+    }
+    if one:
+        figures["mcc"] = matthews(truth.argmax(1), told.argmax(1), truth.shape[1])
+    return figures | {"loss": surprise(truth, p, one), "ece": reliability(*decided(truth, p, one)).ece}
+
+
+def indicated(rows: Sequence[Sequence[str]], labels: Sequence[str]) -> NDArray[np.bool_]:
+    """Which of the labels each row has, (N, C)."""
     place = {label: i for i, label in enumerate(labels)}
-    truth, told = np.zeros((len(given), len(labels)), bool), np.zeros((len(given), len(labels)), bool)
-    for n, (own, each) in enumerate(zip(given, said, strict=True)):
-        truth[n, [place[label] for label in own]] = True
-        told[n, [place[label] for label in each]] = True
-    right = (truth == told).all(1)
-    figures = {"accuracy": float(right.mean()), "f1": f1(truth, told), "f1 micro": f1(truth.ravel(), told.ravel())}
-    held = [[p[label] for label in own] for own, p in zip(given, probabilities, strict=True)]
-    if (truth.sum(1) == 1).all() and (told.sum(1) == 1).all():
-        figures["mcc"] = matthews(truth.argmax(1), told.argmax(1), len(labels))
-        figures["loss"] = -float(np.mean([math.log(max(row[0], 1e-300)) for row in held]))
-        figures["ece"] = reliability([max(p.values()) for p in probabilities], right).ece
-    return figures
+    found = np.zeros((len(rows), len(labels)), bool)
+    for n, own in enumerate(rows):
+        found[n, [place[label] for label in own]] = True
+    return found
+
+
+def probable(logits: NDArray[np.float64], one: bool) -> NDArray[np.float64]:
+    """How probable each class is, (..., C): of those of which `one` applies, or each by itself."""
+    if one:
+        e = np.exp(logits - logits.max(-1, keepdims=True))
+        return np.asarray(e / e.sum(-1, keepdims=True))
+    e = np.exp(-np.abs(logits))
+    return np.asarray(np.where(logits >= 0, 1.0, e) / (1.0 + e))
+
+
+def surprise(truth: NDArray[np.bool_], p: NDArray[np.float64], one: bool) -> float:
+    """The loss in nats: of a text, or of a decision where each class is one."""
+    held = p[truth] if one else np.where(truth, p, 1.0 - p)
+    return -float(np.log(held.clip(1e-300)).mean())
+
+
+def decided(
+    truth: NDArray[np.bool_], p: NDArray[np.float64], one: bool
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """How sure each decision was, and whether it was right: the likeliest class of a text, or each class by itself."""
+    if one:
+        return p.max(1), truth[np.arange(len(p)), p.argmax(1)]
+    return np.maximum(p, 1.0 - p).ravel(), ((p >= 0.5) == truth).ravel()
+
+
+def fitted_temperature(logits: NDArray[np.float64], truth: NDArray[np.bool_], one: bool = True) -> float:
+    """The temperature by which logits (N, C) are divided where the loss is least: between 0.01 and 100.
+
+    The loss is convex in its inverse, so that a golden section of the logarithm finds it.
+
+    >>> logits, truth = np.array([[4.0, 0.0]] * 3), np.array([[True, False], [True, False], [False, True]])
+    >>> round(4 / fitted_temperature(logits, truth), 3), round(math.log(2), 3)  # as sure as it is right: two to one
+    (0.693, 0.693)
+    """
+
+    def loss(x: float) -> float:
+        return surprise(truth, probable(logits / math.exp(x), one), one)
+
+    golden, (a, b) = (math.sqrt(5) - 1) / 2, (math.log(0.01), math.log(100.0))
+    c, d = b - golden * (b - a), a + golden * (b - a)
+    at_c, at_d = loss(c), loss(d)
+    while b - a > 1e-6:
+        if at_c <= at_d:
+            b, d, at_d = d, c, at_c
+            c = b - golden * (b - a)
+            at_c = loss(c)
+        else:
+            a, c, at_c = c, d, at_d
+            d = a + golden * (b - a)
+            at_d = loss(d)
+    return math.exp((a + b) / 2)
 
 
 def f1(truth: NDArray[np.bool_], told: NDArray[np.bool_]) -> float:

@@ -5,6 +5,9 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 TAG = re.compile(r"([BIESLU])(?:-(.*))?")  # begins a span, goes on with one, ends it; is one by itself; BILOU's E and S
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NO_SIGNS = str.maketrans("", "", string.punctuation)
@@ -50,15 +53,28 @@ def tagging(given: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> di
     >>> tagging([["B-PER", "I-PER", "O"], ["B-LOC"]], [["B-PER", "I-PER", "O"], ["B-ORG"]])
     {'f1': 0.5, 'precision': 0.5, 'recall': 0.5, 'accuracy': 0.75}
     """
-    truth, told = ({(n, *each) for n, row in enumerate(rows) for each in spans(row)} for rows in (given, said))
-    right = len(truth & told)
-    same = [a == b for x, y in zip(given, said, strict=True) for a, b in zip(x, y, strict=True)]
-    return {
-        "f1": 2 * right / max(1, len(truth) + len(told)),
-        "precision": right / max(1, len(told)),
-        "recall": right / max(1, len(truth)),
-        "accuracy": sum(same) / max(1, len(same)),
+    return of_counts(span_counts(given, said))
+
+
+def span_counts(given: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> NDArray[np.int64]:
+    """What there is to count in each sentence: spans that are right, told, there; words with the right tag, and all."""
+    rows = []
+    for own, each in zip(given, said, strict=True):
+        truth, told = {*spans(own)}, {*spans(each)}
+        same = sum(a == b for a, b in zip(own, each, strict=True))
+        rows.append((len(truth & told), len(told), len(truth), same, len(own)))
+    return np.array(rows, np.int64).reshape(-1, 5)
+
+
+def of_counts(counts: NDArray[np.int64]) -> dict[str, float]:
+    """The figures of `tagging` of some rows of counts."""
+    right, told, there, same, words = counts.sum(0).tolist()
+    figures = {
+        "f1": 2 * right / max(1, there + told),
+        "precision": right / max(1, told),
+        "recall": right / max(1, there),
     }
+    return figures | {"accuracy": same / max(1, words)}
 
 
 def answering(given: Sequence[Sequence[str]], said: Sequence[str]) -> dict[str, float]:
@@ -68,14 +84,24 @@ def answering(given: Sequence[Sequence[str]], said: Sequence[str]) -> dict[str, 
     >>> answering([["the Norman fleet", "Normans"], []], ["a Norman", ""])
     {'exact': 0.5, 'f1': 0.833..., 'f1 answerable': 0.666..., 'f1 unanswerable': 1.0}
     """
+    marks = marked(given, said)
+    return of_marks(marks, np.arange(len(said)))
+
+
+def marked(given: Sequence[Sequence[str]], said: Sequence[str]) -> NDArray[np.float64]:
+    """Of each question whether what was said is exact, its F1, and whether there is an answer: (N, 3)."""
     right = [[each for each in map(plain, own) if each] or [""] for own in given]
-    told = [plain(each) for each in said]
-    f1 = [max(_shared(each, one) for each in own) for own, one in zip(right, told, strict=True)]
-    figures = {"exact": _mean([one in own for own, one in zip(right, told, strict=True)]), "f1": _mean(f1)}
-    there = [own != [""] for own in right]
-    if len({*there}) == 2:
-        for name, which in (("f1 answerable", True), ("f1 unanswerable", False)):
-            figures[name] = _mean([x for x, y in zip(f1, there, strict=True) if y is which])
+    both = list(zip(right, map(plain, said), strict=True))
+    rows = [(one in own, max(_shared(each, one) for each in own), own != [""]) for own, one in both]
+    return np.array(rows, np.float64).reshape(-1, 3)
+
+
+def of_marks(marks: NDArray[np.float64], rows: NDArray[np.int64]) -> dict[str, float]:
+    """The figures of `answering` of some of the questions; which figures there are hangs on all of them."""
+    exact, f1, there = marks[rows].T
+    figures = {"exact": _mean(exact), "f1": _mean(f1)}
+    if len({*marks[:, 2].tolist()}) == 2:
+        figures |= {"f1 answerable": _mean(f1[there == 1]), "f1 unanswerable": _mean(f1[there == 0])}
     return figures
 
 
@@ -94,5 +120,5 @@ def _shared(a: str, b: str) -> float:
     return 2 * (Counter(x) & Counter(y)).total() / (len(x) + len(y)) if x and y else float(x == y)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.sum()) / max(1, len(values))

@@ -23,7 +23,7 @@ from regard.adaptation.change import changed, listed
 from regard.adaptation.prune import of_text
 from regard.core.outputs import HeadConfig
 from regard.core.quantised import dequantise
-from regard.files import read_whole, sync
+from regard.files import read_whole, sync, write_whole
 from regard.models.family import FAMILIES, blank, configured, family
 
 FORMAT = 2
@@ -136,6 +136,15 @@ def unlike(model: nn.Module, directory: str | Path) -> list[str]:
             had = f"of shape {tuple(theirs[name])}" if name in theirs else "missing"
             raise ValueError(f"{directory} is no beginning for this model: {name!r} is {had}, not {tuple(own[name])}")
     return wrong
+
+
+def use_so(directory: str | Path, **changes: Any) -> None:
+    """Note in a directory that its model is used so from now on."""
+    path = Path(directory) / CONFIG
+    _read(Path(directory))  # refuses what is none
+    about = json.loads(read_whole(path, LARGEST))
+    about["use"] = {**(about.get("use") or {}), **changes}
+    write_whole(path, json.dumps(about, indent=2) + "\n")
 
 
 def config(directory: str | Path) -> Any:

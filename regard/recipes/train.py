@@ -254,7 +254,7 @@ class _Run:
 
     def _validate(self, model: nn.Module, step: int) -> Validation:
         predictor = self.task.open([model], self.data.tokenizer, self.recipe.decode)
-        score, measures, samples = self.task.measure(predictor, self.data.valid, self.recipe)
+        score, measures, samples, _ = self.task.measure(predictor, self.data.valid, self.recipe)
         turn = step // self.trainer.every * 7 % len(samples)
         return Validation(step, score, measures, [*samples, *samples][turn : turn + SHOWN])
 

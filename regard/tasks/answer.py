@@ -25,10 +25,11 @@ from regard.data.batching import Batch
 from regard.data.rows import WAYS, Row, RowFiles
 from regard.data.text import Skipped, decoded, from_json, open_bytes
 from regard.data.tokenizers import Tokenizer
-from regard.evaluation.spans import answering
+from regard.evaluation.spans import marked, of_marks
 from regard.tasks.classify import SHOWN, Evaluation
 from regard.tasks.reader import Framed, Given, Reader, Span, asked, batched, check_length, windows
-from regard.tasks.task import Data, Measured, Sections, Task
+from regard.tasks.task import Data, Evidence, Measured, Sections, Task
+from regard.tasks.uses import AnswerUse
 from regard.training.objectives import Objective, Spans
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -82,7 +83,8 @@ class QuestionFiles(RowFiles):
             for paragraph in (each for article in held["data"] for each in article["paragraphs"]):
                 for one in paragraph["qas"]:
                     answers = [] if one.get("is_impossible") else one["answers"]
-                    yield {"question": one["question"], "context": paragraph["context"], "answers": answers}
+                    row = {"question": one["question"], "context": paragraph["context"], "answers": answers}
+                    yield self._complete(row, f"{self.path}, {one.get('id')}", one)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path} is not as SQuAD is ({error!r}): see data, paragraphs, qas there") from None
 
@@ -90,18 +92,18 @@ class QuestionFiles(RowFiles):
 def _answers(row: Row) -> list[tuple[str, int | None]]:
     """The answers of a row, each with its beginning, if that is told."""
     held = row.get("answers", row.get("answer"))
-    if isinstance(held, Mapping) and isinstance(held.get("text"), list):
+    if isinstance(held, str):
+        held = {"text": held, "start": row.get("start")}
+    if isinstance(held, Mapping) and isinstance(held["text"], list):
         starts = held.get("answer_start") or [None] * len(held["text"])
         held = [{"text": text, "start": at} for text, at in zip(held["text"], starts, strict=True)]
-    if held is None or isinstance(held, str | Mapping):
-        held = [] if held is None else [{"text": held, "start": row.get("start")} if isinstance(held, str) else held]
-    each = [{"text": x} if isinstance(x, str) else x for x in held]
+    each = [held] if isinstance(held, Mapping) else [{"text": x} if isinstance(x, str) else x for x in held or ()]
     return [(x["text"], _number(x.get("answer_start", x.get("start")))) for x in each]
 
 
 def _number(told: object) -> int | None:
     """The number with which a text begins, a bracket aside: (25, 47) is 25."""
-    found = re.match(r"\W?(\d+)", str(told))
+    found = re.match(r"\(?(\d+)", str(told))
     return int(found[1]) if found else None
 
 
@@ -114,7 +116,7 @@ def located(context: str, answer: str, start: int | None) -> Place | None:
     if start is not None and context.startswith(answer, start):
         return start, start + len(answer)
     pattern = re.compile(r"\s*".join(map(re.escape, "".join(answer.split()))))
-    found = pattern.search(context) if start is None else pattern.match(context, start)
+    found = pattern.search(context) if start is None else pattern.match(context, min(start, len(context)))
     return found.span() if found else None
 
 
@@ -144,19 +146,6 @@ class AnswerConfig:
 
 
 @dataclass(frozen=True)
-class AnswerUse:
-    """How answers are told."""
-
-    top: int = 1  # tell so many of the likeliest
-    longest: int = 30  # tokens of an answer
-    null: float | None = None  # none is said if its score is above the best by this (default: as learnt, 0 or never)
-
-    def __post_init__(self) -> None:
-        at_least(1, top=self.top, longest=self.longest)
-        at_least(-1e9, null=self.null)
-
-
-@dataclass(frozen=True)
 class Reply:
     """What answers a question."""
 
@@ -164,7 +153,7 @@ class Reply:
     start: int | None  # its first character in the context
     end: int | None  # and the one after its last
     probability: float  # of it, among all parts of the context and none
-    none: float  # how probable it is that there is no answer
+    none: float  # how probable it is that there is no answer; 0 where none is never said
     best: list[Span] = field(default_factory=list)  # the likeliest parts, none aside
     windows: int = 1  # in which the context was read
 
@@ -196,7 +185,7 @@ class Answerer(Reader):
                 raise ValueError(f"{ask.place or repr(ask.text[:40])} has no context to find an answer in: give one")
         read = self.framed(asks)
         said = iter(self.outputs([each for row in read for each in row]))
-        places = self.tokenizer.spans_batch([ask.pair or "" for ask in asks])
+        places = placed(self.tokenizer, [ask.pair or "" for ask in asks])
         return [
             self._told(ask.pair or "", own, row, [next(said) for _ in row], settings)
             for ask, own, row in zip(asks, places, read, strict=True)
@@ -206,28 +195,29 @@ class Answerer(Reader):
         self, context: str, places: list[Place], read: list[Framed], logits: list[Tensor], use: AnswerUse
     ) -> Reply:
         said = [each.double().numpy() for each in logits]
-        null = min(float(each[0].sum()) for each in said)  # there is none if there is none in any window
-        scores = best_of(read, said, len(places), use.longest)
         words = np.array([bool(context[a:b].strip()) for a, b in places], bool)
-        scores[~words] = -INF
+        if not words.any():
+            return Reply("", None, None, 1.0, 1.0, [], len(read))
+        scores = best_of(read, said, len(places), use.longest)
         ends = np.add.outer(np.arange(len(places)), np.arange(use.longest))
-        scores[~words[np.minimum(ends, len(places) - 1)]] = -INF
-        peak = max(null, float(scores.max(initial=-INF)))
-        total = float(np.exp(scores - peak).sum()) + float(np.exp(null - peak))
+        scores[~(words[:, None] & words[np.minimum(ends, len(places) - 1)])] = -INF
+        null = -INF
+        if self.unanswerable or use.null is not None:
+            null = min(float(each[0].sum()) for each in said)  # there is none if there is none in any window
+        peak = max(null, float(scores.max()))
+        likely, none = np.exp(scores - peak), float(np.exp(null - peak))
+        total = float(likely.sum()) + none
         found: dict[Place, Span] = {}
         for i in np.argsort(-scores, axis=None, kind="stable"):
             first, more = divmod(int(i), use.longest)
             if len(found) == use.top or scores[first, more] == -INF:
                 break
             start, end = stripped(context, places[first][0], places[first + more][1])
-            p = float(np.exp(scores[first, more] - peak)) / total
-            found.setdefault((start, end), Span(context[start:end], start, end, p))
-        none, best = float(np.exp(null - peak)) / total, [*found.values()]
-        limit = use.null if use.null is not None else 0.0 if self.unanswerable else INF
-        if not best or null - float(scores.max()) > limit:
-            return Reply("", None, None, none, none, best, len(read))
-        one = best[0]
-        return Reply(one.text, one.start, one.end, one.probability, none, best, len(read))
+            found.setdefault((start, end), Span(context[start:end], start, end, float(likely[first, more]) / total))
+        one, *_ = best = [*found.values()]
+        if null - float(scores.max()) > (use.null or 0.0):
+            return Reply("", None, None, none / total, none / total, best, len(read))
+        return Reply(one.text, one.start, one.end, one.probability, none / total, best, len(read))
 
 
 @dataclass(frozen=True)
@@ -275,7 +265,7 @@ class Answering(Task):
     def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
         """Each window of a context, with the answer if the whole of it lies there, else with none."""
         contexts = list(dict.fromkeys(row["context"] for row in rows))
-        ids, places = tokenizer.encode_batch(contexts), tokenizer.spans_batch(contexts)
+        ids, places = tokenizer.encode_batch(contexts), placed(tokenizer, contexts)
         known = dict(zip(contexts, zip(ids, places, strict=True), strict=True))
         for row, question in zip(rows, tokenizer.encode_batch([row["question"] for row in rows]), strict=True):
             context, own = known[row["context"]]
@@ -310,12 +300,12 @@ class Answering(Task):
 
     def measure(self, predictor: Answerer, held_out: Sequence[Row], recipe: Any) -> Measured:
         said = predictor.answer([(row["question"], row["context"]) for row in held_out])
-        measures = answering([row["answers"] for row in held_out], [each.text for each in said])
+        marks = marked([row["answers"] for row in held_out], [each.text for each in said])
         samples = [
             Sample(row["question"], one.text or "–", " | ".join(row["answers"]) or "–")
             for row, one in zip(held_out[:SHOWN], said, strict=False)
         ]
-        return Measured(measures["f1"], measures, samples)
+        return Measured.of(Evidence(len(marks), lambda rows: of_marks(marks, rows)), "f1", samples)
 
 
 def best_of(
@@ -330,6 +320,11 @@ def best_of(
             part = scores[each.first : each.first + each.tokens - more, more]
             np.maximum(part, begin[: each.tokens - more] + end[more:], out=part)
     return scores
+
+
+def placed(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[Place]]:
+    """Where in each text its tokens stand, on all cores."""
+    return [row.offsets for row in tokenizer.rust.encode_batch(texts)]
 
 
 def covering(places: Sequence[Place], part: Place) -> Place | None:

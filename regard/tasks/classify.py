@@ -7,18 +7,20 @@ from typing import Any, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.checks import above, at_least, hint, one_of, share
+from regard.checks import at_least, hint, one_of, share
 from regard.core.generation import DecoderOnly
 from regard.core.outputs import POOLS, HeadConfig
 from regard.data.arrays import Column
 from regard.data.batching import Batch
 from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
-from regard.evaluation.classes import agreement, correlation
+from regard.evaluation.classes import agreement, correlation, decided, fitted_temperature, indicated, probable
 from regard.tasks.reader import Framed, Given, Reader, asked, batched
-from regard.tasks.task import Data, Measured, Sections, Task
+from regard.tasks.task import Data, Evidence, Measured, Sections, Task
+from regard.tasks.uses import ClassifyUse
 from regard.training.objectives import Labelled, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -64,20 +66,6 @@ class ClassifyConfig:
 
 
 @dataclass(frozen=True)
-class ClassifyUse:
-    """How classes are told."""
-
-    top: int | None = None  # tell so many of the likeliest (default: the one, or all that apply)
-    threshold: float = 0.5  # where several may apply: those that are at least so likely
-    temperature: float = 1.0  # logits are divided by it: fitted on held-out text, probabilities are true shares
-
-    def __post_init__(self) -> None:
-        at_least(1, top=self.top)
-        share(threshold=self.threshold)
-        above(0, temperature=self.temperature)
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """A classifier is judged by all that there is."""
 
@@ -91,6 +79,7 @@ class Classified:
     probabilities: dict[str, float]  # of all classes, or of the `top` ones, the likeliest first
     value: float | None = None  # of a number
     windows: int = 1  # in which the text was read
+    logits: tuple[float, ...] = ()  # of all classes in their order, before any temperature
 
 
 class Classifier(Reader):
@@ -117,23 +106,22 @@ class Classifier(Reader):
 
     def answers(self, asks: Sequence[Given], settings: ClassifyUse) -> list[Classified]:
         """What each of some texts is: what the other methods are made of."""
-        windows = self.framed(asks)
+        windows = self.framed(asks, long=settings.long)
         said = iter(self.outputs([each for row in windows for each in row]))
         return [self._told(torch.stack([next(said) for _ in row]).mean(0), settings, len(row)) for row in windows]
 
     def _told(self, logits: Tensor, use: ClassifyUse, windows: int) -> Classified:
+        raw = tuple(logits.tolist())
         if self.kind == "number":
-            value = float(logits[0])
-            return Classified(f"{value:g}", None, {}, value, windows)
-        scaled = logits.double() / use.temperature
-        p = (scaled.sigmoid() if self.kind == "several" else scaled.softmax(-1)).tolist()
+            return Classified(f"{raw[0]:g}", None, {}, raw[0], windows, raw)
+        p = probable(np.array(raw) / use.temperature, self.kind == "one").tolist()
         order = sorted(range(len(p)), key=lambda i: -p[i])
         shown = {self.labels[i]: p[i] for i in order[: use.top]}
         if self.kind == "one":
-            return Classified(self.labels[order[0]], p[order[0]], shown, windows=windows)
+            return Classified(self.labels[order[0]], p[order[0]], shown, windows=windows, logits=raw)
         apply = [i for i in order if p[i] >= use.threshold]
         least = min((p[i] for i in apply), default=max(p))
-        return Classified("|".join(self.labels[i] for i in apply), least, shown, windows=windows)
+        return Classified("|".join(self.labels[i] for i in apply), least, shown, windows=windows, logits=raw)
 
 
 @dataclass(frozen=True)
@@ -238,25 +226,39 @@ class Classify(Task):
         return classifier
 
     def measure(self, predictor: Classifier, held_out: Sequence[Row], recipe: Any) -> Measured:
-        said = predictor.answers(
-            [Given(row["text"], row.get("pair")) for row in held_out], replace(predictor.use, top=None)
-        )
-        given = ["|".join(self._labels(row)) for row in held_out]
-        texts = [" ║ ".join(self.texts(row)) for row in held_out[:SHOWN]]
-        samples = [Sample(text, one.label, label) for text, one, label in zip(texts, said, given, strict=False)]
+        return self.judged(held_out, self.logits(predictor, held_out), predictor.use)
+
+    def logits(self, predictor: Classifier, rows: Sequence[Row]) -> NDArray[np.float64]:
+        """What a model says of each class of some rows, (N, C)."""
+        asks = [Given(row["text"], row.get("pair")) for row in rows]
+        return np.array([each.logits for each in predictor.answers(asks, predictor.use)])
+
+    def judged(self, rows: Sequence[Row], logits: NDArray[np.float64], use: ClassifyUse) -> Measured:
+        """How good that is."""
+        texts = [" ║ ".join(self.texts(row)) for row in rows[:SHOWN]]
         if self.kind == "number":
-            measures = correlation([float(x) for x in given], [each.value or 0.0 for each in said])
-            return Measured(measures["spearman"], measures, samples)
-        unseen = {label for row in held_out for label in self._labels(row)} - set(self.labels)
-        if unseen:
+            x, y = np.array([self._target(row, {})[0] for row in rows]), logits[:, 0]
+            numbers = [Sample(text, f"{b:g}", f"{a:g}") for text, a, b in zip(texts, x, y, strict=False)]
+            return Measured.of(Evidence(len(x), lambda some: correlation(x[some], y[some])), "spearman", numbers)
+        own, one = [self._labels(row) for row in rows], self.kind == "one"
+        if unseen := {label for labels in own for label in labels} - set(self.labels):
             raise ValueError(f"held-out texts have labels that training never saw: {', '.join(sorted(unseen))}")
-        measures = agreement(
-            [self._labels(row) for row in held_out],
-            [each.probabilities for each in said],
-            [each.label.split("|") if each.label else [] for each in said],
-            self.labels,
-        )
-        return Measured(measures["accuracy" if self.kind == "one" else "f1"], measures, samples)
+        truth, p = indicated(own, self.labels), probable(logits / use.temperature, one)
+        told = p.argmax(1)[:, None] == np.arange(p.shape[1]) if one else p >= use.threshold
+        said = ["|".join(self.labels[i] for i in np.flatnonzero(row)) for row in told[:SHOWN]]
+        samples = [Sample(text, b, "|".join(a)) for text, a, b in zip(texts, own, said, strict=False)]
+
+        def figures(some: NDArray[np.int64]) -> dict[str, float]:
+            return agreement(truth[some], told[some], p[some], one)
+
+        evidence = Evidence(len(p), figures, *decided(truth, p, one))
+        return Measured.of(evidence, "accuracy" if one else "f1", samples)
+
+    def temperature(self, rows: Sequence[Row], logits: NDArray[np.float64]) -> float:
+        """At which the loss is least on what a model has said of some rows."""
+        if self.kind == "number":
+            raise ValueError("a model that tells a number has no probabilities: there is nothing to calibrate")
+        return fitted_temperature(logits, indicated(list(map(self._labels, rows)), self.labels), self.kind == "one")
 
 
 MOST = 10_000  # labels

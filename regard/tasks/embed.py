@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -19,9 +19,10 @@ from regard.data.batching import Batch
 from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import correlation
-from regard.evaluation.retrieval import retrieval
+from regard.evaluation.retrieval import means, retrieval
 from regard.tasks.reader import Given, Reader
-from regard.tasks.task import Data, Measured, Sections, Task
+from regard.tasks.task import Data, Evidence, Measured, Sections, Task
+from regard.tasks.uses import EmbedUse
 from regard.training.objectives import Alike, Contrastive, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -68,18 +69,21 @@ class EmbedConfig:
 
 
 @dataclass(frozen=True)
-class EmbedUse:
-    """How vectors are told."""
-
-    dimensions: int | None = None  # the first so many numbers, made of length 1 again (default: all)
-
-    def __post_init__(self) -> None:
-        at_least(1, dimensions=self.dimensions)
-
-
-@dataclass(frozen=True)
 class Judging:
     """It is judged by all that there is."""
+
+
+class Embedded(NamedTuple):
+    """What a text becomes."""
+
+    vector: NDArray[np.float32]  # (d,)
+    tokens: int  # of the text
+    windows: int = 1  # in which it was read
+
+    @property
+    def numbers(self) -> list[float]:
+        """The vector as it is written: nine digits tell any two of fp32 apart."""
+        return [float(f"{x:.9g}") for x in self.vector.tolist()]
 
 
 class Embedder(Reader):
@@ -98,14 +102,14 @@ class Embedder(Reader):
         """The vector of a text (d,), or of each in a list (N, d), of length 1 if the model has them so."""
         given = [text] if isinstance(text, str) else text
         found = self.answers([Given(each) for each in given], EmbedUse(**vars(self.use) | settings))
-        rows = np.stack(found) if found else np.zeros((0, self.width(None)), np.float32)
+        rows = np.stack([each.vector for each in found]) if found else np.zeros((0, self.width(None)), np.float32)
         return rows[0] if isinstance(text, str) else rows
 
-    def answers(self, asks: Sequence[Given], settings: EmbedUse) -> list[NDArray[np.float32]]:
+    def answers(self, asks: Sequence[Given], settings: EmbedUse) -> list[Embedded]:
         """The vector of each text. One that is read in several windows has the mean of theirs, by their tokens."""
         if settings.dimensions is not None and settings.dimensions > self.width(None):
             raise ValueError(f"dimensions = {settings.dimensions}: the model's vectors have {self.width(None)} numbers")
-        windows = self.framed(asks)
+        windows = self.framed(asks, long=settings.long)
         said = iter(self.outputs([each for row in windows for each in row]))
         found = []
         for row in windows:
@@ -118,7 +122,7 @@ class Embedder(Reader):
             normal = len(row) > 1 or len(self.models) > 1 or settings.dimensions is not None
             if normal and self.model.head.normalise:  # type: ignore[union-attr]
                 vector = F.normalize(vector, dim=-1)
-            found.append(vector.numpy())
+            found.append(Embedded(vector.numpy(), row[-1].first + row[-1].tokens, len(row)))
         return found
 
     def width(self, settings: EmbedUse | None) -> int:
@@ -204,11 +208,16 @@ class Embed(Task):
         alike = (a * b).sum(1)
         samples = [Sample(t, f"{x:.2f}", p) for t, x, p in zip(texts[:SHOWN], alike, pairs, strict=False)]
         if all("score" in row for row in held_out):
-            measures = correlation([float(row["score"]) for row in held_out], alike)
-            del measures["rmse"]  # of a cosine and a score: of no meaning
-            return Measured(measures["spearman"], measures, samples)
-        measures = retrieval(a @ b.T, [{i} for i in range(len(held_out))])
-        return Measured(measures["mrr@10"], measures, samples)
+            score = np.array([float(row["score"]) for row in held_out])
+
+            def figures(rows: NDArray[np.int64]) -> dict[str, float]:
+                found = correlation(score[rows], alike[rows])
+                del found["rmse"]  # of a cosine and a score: of no meaning
+                return found
+
+            return Measured.of(Evidence(len(score), figures), "spearman", samples)
+        found = retrieval(a @ b.T, [{i} for i in range(len(held_out))])
+        return Measured.of(Evidence(len(texts), lambda rows: means(found, rows)), "mrr@10", samples)
 
 
 TASK = Embed

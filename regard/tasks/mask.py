@@ -24,8 +24,9 @@ from regard.data.batching import Batch
 from regard.data.documents import Passage
 from regard.data.tokenizers import Tokenizer
 from regard.tasks.reader import Framed, Given, Reader, batched
-from regard.tasks.task import Measured, Sections
+from regard.tasks.task import Evidence, Measured, Sections
 from regard.tasks.texts import OverText, TextConfig
+from regard.tasks.uses import FillUse
 from regard.training.objectives import IGNORE, Masked, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -53,16 +54,6 @@ class MaskConfig:
         share(whole=False, **{"task.share": self.share})
         one_of(UNITS, **{"task.unit": self.unit})
         one_of(RELATIONS, **{"task.relation": self.relation})
-
-
-@dataclass(frozen=True)
-class FillUse:
-    """How gaps are filled."""
-
-    top: int = 5  # tell so many tokens for each gap
-
-    def __post_init__(self) -> None:
-        at_least(1, top=self.top)
 
 
 @dataclass(frozen=True)
@@ -210,9 +201,10 @@ class Masking(OverText):
         return Filler(models, tokenizer, use, **how)
 
     def measure(self, predictor: Filler, held_out: Sequence[Passage], recipe: Any) -> Measured:
-        """Loss and accuracy on held-out text, of which the same tokens are hidden each time."""
-        collate, right, nats, count, relations = self.collate(predictor.tokenizer, 0.0), 0, 0.0, 0, [0, 0]
-        blocks = [(ids,) for ids in self.stretches(held_out, predictor.tokenizer, recipe.train.validate_sentences)]
+        """Loss and accuracy on held-out text, the same tokens hidden each time; without a recipe, on all of it."""
+        collate, found, relations = self.collate(predictor.tokenizer, 0.0), list[torch.Tensor](), list[torch.Tensor]()
+        most = None if recipe is None else recipe.train.validate_sentences
+        blocks = [(ids,) for ids in self.stretches(held_out, predictor.tokenizer, most)]
         for i in range(0, len(blocks), 32):
             batch = collate(blocks[i : i + 32], Random(f"held out {i}")).to(predictor.device)
             labels = batch["labels"]
@@ -221,17 +213,23 @@ class Masking(OverText):
                 features = predictor.model.features(**inputs)  # type: ignore[operator]
                 chosen = labels != IGNORE
                 z = predictor.model.output(features[chosen][:, None])[:, 0].float().log_softmax(-1)  # type: ignore[operator]
-                y = labels[chosen]
-                nats -= float(z.gather(1, y[:, None]).double().sum())
-                right, count = right + int((z.argmax(1) == y).sum()), count + len(y)
+                y, best = labels[chosen], z.max(1)
+                row = i + chosen.nonzero()[:, 0]
+                each = row, -z.gather(1, y[:, None])[:, 0], best.indices == y, best.values.exp()
+                found.append(torch.stack([x.double() for x in each]).cpu())
                 if self.relation != "none":
                     said = predictor.model.output.relation(features).argmax(1)  # type: ignore[union-attr, operator]
-                    relations = [relations[0] + int((said == batch["relation"]).sum()), relations[1] + len(said)]
-        loss = nats / max(1, count)
-        measures = {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0))), "accuracy": right / max(1, count)}
-        if self.relation != "none":
-            measures["relation"] = relations[0] / max(1, relations[1])
-        return Measured(-loss, measures, self._samples(predictor, held_out))
+                    relations.append((said == batch["relation"]).cpu())
+        of, nats, right, confidence = torch.cat(found, 1).numpy()
+        sums = [np.bincount(of.astype(int), x, len(blocks)) for x in (nats, right, np.ones(len(of)))]  # of each block
+
+        def figures(rows: NDArray[np.int64]) -> dict[str, float]:
+            loss, accuracy = (x[rows].sum() / max(1.0, sums[2][rows].sum()) for x in sums[:2])
+            measures = {"loss": float(loss), "perplexity": float(np.exp(min(loss, 700.0))), "accuracy": float(accuracy)}
+            return measures | ({"relation": float(torch.cat(relations)[rows].double().mean())} if relations else {})
+
+        evidence = Evidence(len(sums[0]), figures, confidence, right.astype(bool))
+        return Measured.of(evidence, "loss", self._samples(predictor, held_out))
 
     def _samples(self, predictor: Filler, held_out: Sequence[Passage]) -> list[Sample]:
         samples = []

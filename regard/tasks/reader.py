@@ -35,6 +35,8 @@ class Given:
     pair: str | None = None
     place: str = ""  # where it stands, for errors
     id: object = None  # whatever its owner knows it by
+    ids: tuple[int, ...] | None = None  # what is read in place of its sub-words, with or without its marks
+    cut: bool = False  # read only as much of it as is read at once
 
 
 @dataclass(frozen=True)
@@ -87,19 +89,32 @@ class Reader(Engines):
 
     def size(self, asks: Sequence[Given], settings: Any = None) -> tuple[int, int]:
         """Tokens of some texts; nothing is written."""
-        texts = [text for ask in asks for text in (ask.text, ask.pair) if text is not None]
-        return sum(map(len, self.tokenizer.encode_batch(texts))), 0
+        texts = [text for ask in asks for text in (ask.text, ask.pair) if text is not None and ask.ids is None]
+        return sum(map(len, self.tokenizer.encode_batch(texts))) + sum(len(ask.ids or ()) for ask in asks), 0
 
-    def framed(self, asks: Sequence[Given], room: int = 0) -> list[list[Framed]]:
+    def written(self, answer: Any) -> int:
+        """Tokens of an answer: none."""
+        return 0
+
+    def framed(self, asks: Sequence[Given], room: int = 0, long: str = "windows") -> list[list[Framed]]:
         """What the model reads of each text: one window, or several that overlap by half; of a pair, the second text
-        is read in windows beside the whole first one. `room` is kept free."""
-        texts = self.tokenizer.encode_batch([ask.text for ask in asks])
+        is read in windows beside the whole first one. `room` is kept free. A text that needs several may be cut to the
+        first, or refused: `long`."""
+        texts = iter(self.tokenizer.encode_batch([ask.text for ask in asks if ask.ids is None]))
         pairs: Iterator[list[int]] = iter(self.tokenizer.encode_batch([a.pair for a in asks if a.pair is not None]))
         found = []
-        for ask, ids in zip(asks, texts, strict=True):
+        for ask in asks:
+            ids = next(texts) if ask.ids is None else self.tokenizer.marks.inside(ask.ids)
             pair = next(pairs) if ask.pair is not None else None
             longest = None if self.longest is None else self.longest - room
-            found.append(list(windows(self.tokenizer.marks, ids, pair, longest, ask.place or repr(ask.text[:40]))))
+            place = ask.place or repr(ask.text[:40])
+            read = list(windows(self.tokenizer.marks, ids, pair, longest, place))
+            if len(read) > 1 and long == "refuse" and not ask.cut:
+                raise ValueError(
+                    f"{place} has {len(ids) + len(pair or ())} tokens, the model reads {longest} at once: shorten it, "
+                    "or have it read in windows or cut (long)"
+                )
+            found.append(read[:1] if ask.cut or long == "cut" else read)
         return found
 
     def outputs(self, read: Sequence[Framed]) -> list[Tensor]:
@@ -183,7 +198,7 @@ def windows(
     for start in range(0, max(1, len(whole)), step):
         part = whole[start:] if most is None else whole[start : start + most]
         framed, segments = marks.around(part) if pair is None else marks.around(ids, part)
-        begins = 1 if pair is None else len(framed) - 1 - len(part)
+        begins = len(framed) - len(part) - (marks.sep is not None or marks.eos is not None)
         yield Framed(framed, segments, start, begins, len(part))
         if start + len(part) >= len(whole):
             break

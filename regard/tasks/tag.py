@@ -28,10 +28,11 @@ from regard.data.rows import WAYS, Row, RowFiles
 from regard.data.sentences import UNSPACED
 from regard.data.text import Skipped, open_bytes
 from regard.data.tokenizers import Tokenizer
-from regard.evaluation.spans import TAG, bio, spans, tagging
+from regard.evaluation.spans import TAG, bio, of_counts, span_counts, spans
 from regard.tasks.classify import SHOWN, Evaluation
 from regard.tasks.reader import Framed, Given, Reader, Span, batched, check_length, windows
-from regard.tasks.task import Data, Measured, Sections, Task
+from regard.tasks.task import Data, Evidence, Measured, Sections, Task
+from regard.tasks.uses import TagUse
 from regard.training.objectives import IGNORE, Labelled, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -134,17 +135,6 @@ class TagConfig:
 
     def __post_init__(self) -> None:
         share(whole=True, **{"task.dropout": self.dropout})
-
-
-@dataclass(frozen=True)
-class TagUse:
-    """How spans are told."""
-
-    threshold: float = 0.0  # those that are at least so likely
-    constrained: bool = True  # only tags that may follow each other, the likeliest together; else each word's likeliest
-
-    def __post_init__(self) -> None:
-        share(threshold=self.threshold)
 
 
 @dataclass(frozen=True)
@@ -289,13 +279,13 @@ class Tag(Task):
 
     def measure(self, predictor: Tagger, held_out: Sequence[Row], recipe: Any) -> Measured:
         said = predictor.tag([row["words"] for row in held_out])
-        measures = tagging([row["tags"] for row in held_out], [each.tags for each in said])
+        counts = span_counts([row["tags"] for row in held_out], [each.tags for each in said])
         samples = []
         for row, one in zip(held_out[:SHOWN], said, strict=False):
             expected = [f"{' '.join(row['words'][a:b])} {kind}" for kind, a, b in spans(row["tags"])]
             told = [f"{each.text} {each.label}" for each in one.spans]
             samples.append(Sample(" ".join(row["words"]), " · ".join(told), " · ".join(expected)))
-        return Measured(measures["f1"], measures, samples)
+        return Measured.of(Evidence(len(counts), lambda rows: of_counts(counts[rows])), "f1", samples)
 
 
 def _places(ask: Given) -> Iterator[tuple[int, int]]:

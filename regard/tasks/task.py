@@ -5,12 +5,14 @@ own, and what it leaves in a model's config.json is all that is needed to use th
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from regard.checks import at_least, choose
@@ -34,12 +36,28 @@ TASKS = {
 FIRST = "translate"  # what a recipe is for that does not say
 
 
+class Evidence(NamedTuple):
+    """What figures were taken of: so that they can be taken of some of it, and be drawn."""
+
+    rows: int
+    figures: Callable[[NDArray[np.int64]], dict[str, float]]  # of some of the rows, by number
+    confidence: NDArray[np.float64] | None = None  # of each decision,
+    right: NDArray[np.bool_] | None = None  # and whether it was
+
+
 class Measured(NamedTuple):
     """How good a model is; `score` is what is to be as large as possible."""
 
     score: float
     measures: dict[str, float]
     samples: list[Sample]
+    evidence: Evidence | None = None
+
+    @classmethod
+    def of(cls, evidence: Evidence, score: str, samples: list[Sample]) -> "Measured":
+        """All figures, of which this one is the score; of a loss, the less the better."""
+        measures = evidence.figures(np.arange(evidence.rows))
+        return cls(-measures[score] if score == "loss" else measures[score], measures, samples, evidence)
 
 
 class Sections(NamedTuple):
@@ -88,8 +106,8 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
+    verb: ClassVar[str] = ""  # of the command, if it is not the name
     called: ClassVar[str]  # a model for it: a translation model
-    verb: ClassVar[str] = ""  # by which such a model is used, if it is not the task's name
     sections: ClassVar[Sections]
     row: ClassVar[str]  # what an example is called: pair
     rows: ClassVar[str]  # and several
@@ -162,7 +180,7 @@ class Task(ABC):
 
     def judge(self, predictor: Any, held_out: Sequence[Any], recipe: Any) -> tuple[dict[str, Any], list[Sample]]:
         """Every figure at the end, each {"score", "signature"} by its name, and what is to be shown."""
-        _, measures, samples = self.measure(predictor, held_out, recipe)
+        _, measures, samples, _ = self.measure(predictor, held_out, recipe)
         how = f"{self.rows}:{len(held_out)}"
         return {name: {"score": value, "signature": how} for name, value in measures.items()}, samples
 

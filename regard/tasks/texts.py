@@ -78,8 +78,8 @@ class OverText(Task):
         begins = [draw.randrange(max(1, len(ids) - self.room)) for (ids,) in rows]
         return [ids[b : b + self.room].astype(np.int64) for (ids,), b in zip(rows, begins, strict=True)]
 
-    def stretches(self, held_out: Sequence[Passage], tokenizer: Tokenizer, most: int) -> list[NDArray[np.int64]]:
-        """The first blocks of held-out text, at most so many."""
+    def stretches(self, held_out: Sequence[Passage], tokenizer: Tokenizer, most: int | None) -> list[NDArray[np.int64]]:
+        """The first blocks of held-out text, so many at most, or all."""
         ids = np.array([i for (row,) in self.examples(held_out, tokenizer) for i in row], np.int64)
         starts = range(0, max(1, len(ids) - self.room), self.room)
         return [ids[i : i + self.room] for i in starts[:most]]

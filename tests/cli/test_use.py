@@ -462,7 +462,7 @@ def test_mistakes(fail: Fail, model: Path, text: Path, tmp_path: Path) -> None:
     assert f"{text}:1: the required phrase 'a dog' contains 'dog'" in line(
         "--require", "a dog", "--forbid", "dog", "--no-split"
     )
-    assert f"{text} is what is to be translated" in line("-o", text, "--overwrite")
+    assert f"{text} is what is to be read" in line("-o", text, "--overwrite")
     assert f"{text}:1 is no JSON" in line("--jsonl")
     assert "is not a model directory" in line("--ensemble", tmp_path)
     assert not (tmp_path / "out").exists()

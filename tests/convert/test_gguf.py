@@ -185,6 +185,8 @@ NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -206,27 +208,27 @@ def learnt() -> Rust:
     return rust
 
 
-def llama(vocabulary: int) -> Any:
+def llama(vocabulary: int, kind: str = "Llama") -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": 2, "num_attention_heads": HEADS, "num_key_value_heads": KV, "head_dim": 8}
-    config = transformers.LlamaConfig(
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=64, tie_word_embeddings=True, **sizes
     )
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model
 
 
 def packed(model: Any, pack: Callable[[NDArray[np.float32]], tuple[int, bytes]]) -> Tensors:
-    """The tensors of a Llama as llama.cpp has them: neighbouring rows of queries and keys are turned together."""
+    """The tensors as llama.cpp has them: of a Llama, neighbouring rows of queries and keys are turned together."""
     found: Tensors = {}
     for name, x in model.model.state_dict(prefix="model.").items():
         *path, last = name.split(".")
         inner = ".".join(path[3:]) if path[1] == "layers" else ".".join(path)
         heads = {"self_attn.q_proj": HEADS, "self_attn.k_proj": KV}.get(inner)
-        if heads:
+        if heads and type(model).__name__.startswith("Llama"):
             x = x.reshape(heads, 2, -1, WIDTH).transpose(1, 2).reshape(-1, WIDTH)
         kind, content = pack(x.numpy()) if x.dim() == 2 else (0, x.numpy().tobytes())
         layer = f"blk.{path[2]}." if path[1] == "layers" else ""
@@ -265,11 +267,16 @@ def in_eight_bits(x: NDArray[np.float32]) -> tuple[int, bytes]:
     return 8, eight_bits(x)
 
 
-@pytest.mark.parametrize(("pack", "near"), [(exactly, 1e-5), (in_eight_bits, 0.3)])
-def test_a_llama_says_what_it_said(tmp_path: Path, pack: Any, near: float) -> None:
+@pytest.mark.parametrize(
+    ("kind", "pack", "near"),
+    [("Llama", exactly, 1e-5), ("Llama", in_eight_bits, 0.3), ("Qwen2", exactly, 1e-5), ("Qwen3", exactly, 1e-5)],
+)
+def test_a_model_says_what_it_said(tmp_path: Path, kind: str, pack: Any, near: float) -> None:
     rust = learnt()
-    theirs = llama(rust.get_vocab_size())
-    (tmp_path / "toy.gguf").write_bytes(gguf(told(rust), packed(theirs, pack)))
+    theirs = llama(rust.get_vocab_size(), kind)
+    about = {key.replace("llama.", f"{kind.lower()}."): each for key, each in told(rust).items()}
+    about |= {"general.architecture": kind.lower(), f"{kind.lower()}.attention.key_length": 8}
+    (tmp_path / "toy.gguf").write_bytes(gguf(about, packed(theirs, pack)))
     assert import_(tmp_path / "toy.gguf", tmp_path / "out") == []
     ours: Any = storage.load(tmp_path / "out")
     tokens = torch.randint(2, rust.get_vocab_size(), (2, 9), generator=torch.Generator().manual_seed(1))
@@ -369,6 +376,10 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
         (
             gguf(told(rust), tensors | {"rope_freqs.weight": (0, (1,), bytes(4))}),
             "a tensor 'rope_freqs.weight', of which",
+        ),
+        (
+            gguf(told(rust), tensors | {"output_norm.weight": (0, (32,), b"\xff" * 128)}),
+            "'output_norm.weight' has values that",
         ),
         (gguf(told(rust), less), "has no tensor 'model.layers.1.self_attn.v_proj.weight'"),
         (gguf(without, tensors), "it says nothing of 'num_attention_heads'"),

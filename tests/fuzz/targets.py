@@ -17,6 +17,7 @@ from regard.adaptation.prune import prune
 from regard.api import told
 from regard.convert.foreign import read as read_huggingface
 from regard.convert.foreign import write as write_huggingface
+from regard.convert.readers import opened
 from regard.convert.source import Source
 from regard.core.quantised import quantise
 from regard.data.lexicon import Shortlist
@@ -30,6 +31,7 @@ from regard.training.loop import Learner
 from regard.training.objectives import NextToken
 from regard.training.optimisers import OptimiserConfig
 from regard.training.run import Trainer
+from tests.convert import test_gguf, test_llama2c
 from tests.fuzz.mutations import Draw, at_random, elsewise, other_json, other_tensors
 
 Files = dict[str, bytes]
@@ -176,6 +178,21 @@ def huggingface() -> list[Files]:
     return [made(write)]
 
 
+@cache
+def others() -> list[Files]:
+    rust = test_gguf.learnt()
+    tensors = test_gguf.packed(test_gguf.llama(rust.get_vocab_size()), test_gguf.in_eight_bits)
+    return [
+        {"toy.gguf": test_gguf.gguf(test_gguf.told(rust), tensors)},
+        {"model.bin": test_llama2c.model(), "tokenizer.bin": test_llama2c.tokenizer()},
+    ]
+
+
+def load_other(directory: Path) -> None:
+    with opened(directory) as (theirs, tensors):
+        read_huggingface(theirs, tensors)
+
+
 def replaced(files: Files, name: str, changed: bytes) -> Files:
     return files | {name: changed}
 
@@ -203,5 +220,6 @@ TARGETS = {
     ),
     "damaged checkpoint": Target(checkpoints, {"": at_random}, lambda d: trainer(d).resume()),
     "snapshot": Target(snapshots, {"": other_tensors}, lambda d: average(Snapshots(d).paths()), named_by_content),
+    "others": Target(others, {"": at_random}, load_other),
     "import": Target(huggingface, {".json": other_json, ".safetensors": other_tensors}, read_huggingface),
 }

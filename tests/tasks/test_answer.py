@@ -127,6 +127,7 @@ def test_squad_as_it_is_distributed(tmp_path: Path) -> None:
         {"answers": ["France"]},
         {"answer": "France", "start": 53},
         {"answer": "France"},
+        {"answer": "France", "start": -1},
         {"answer": {"text": "France", "start": 53}},
     ],
 )
@@ -159,6 +160,8 @@ def test_an_answer_that_is_not_in_its_context_is_named_and_not_learnt_from(tmp_p
     assert [row["answers"] for row in held] == [["d"], ["d"], ["b"], ["b"]]  # they are still what is right
     with pytest.raises(ValueError, match="question 1: text as question and context, and answers as texts"):
         read(tmp_path / "a.jsonl", {"question": "q", "context": "c", "answers": [3]})
+    with pytest.raises(ValueError, match="line 1: 'answers' holds a NUL or half a surrogate pair"):
+        read(tmp_path / "a.jsonl", {"question": "q", "context": "c", "answers": ["\ud800"]})
     with pytest.raises(ValueError, match="no training question has an answer: say by `columns` where they stand"):
         Answering().fitted([{"answers": []}])
 
@@ -167,6 +170,7 @@ def test_where_an_answer_stands() -> None:
     assert located("a b a b", "a  b", 4) == (4, 7)
     assert located("a b a b", "b", 3) is None  # where it is told to be, it is not
     assert located("x (y)", "( y )", None) == (2, 5)
+    assert located("a", "a", 10**30) is None
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "byte", "unigram"])
@@ -259,7 +263,9 @@ def test_how_readily_none_is_said(folder: Path) -> None:
     assert answerer.answer(*nothing, null=1e6).text != ""
     task = Answering(unanswerable=False)
     never = task.open(answerer.models, answerer.tokenizer, AnswerUse())
-    assert never.answer(*nothing).text != ""
+    found = never.answer(*nothing, top=10**6)
+    assert found.text != ""
+    assert (found.none, sum(span.probability for span in found.best)) == (0.0, pytest.approx(1))
     assert never.answer(*nothing, null=0.0).text == ""
 
 

@@ -1,0 +1,203 @@
+"""The verbs of models that read: classify, embed, fill, tag, answer.
+
+torch takes a second to load: what needs it is imported when a verb runs.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from regard.cli.options import ERRORS, Batched, Lines, Said
+from regard.shipped import located
+from regard.tasks.uses import AnswerUse, ClassifyUse, EmbedUse, FillUse, TagUse
+
+UNSAID = ("logits", "windows", "tokens")  # of an answer: what is not written
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What a verb asks of which task, and how its answers are written."""
+
+    task: str
+    doing: str
+    cells: Callable[[Any, Any], Iterator[list[str]]]  # of an answer, by the settings: lines, and what is between tabs
+    row: Callable[[Any], dict[str, Any]] = asdict  # and as JSON
+    keys: tuple[str, ...] = ("text",)  # that JSON may have
+
+
+def _class_cells(each: Any, use: ClassifyUse) -> Iterator[list[str]]:
+    told = each.probabilities if use.top else {each.label: each.probability}
+    yield [cell for label, p in told.items() for cell in ([label] if p is None else [label, f"{p:.4f}"])]
+
+
+def _gap_cells(gaps: Any, use: FillUse) -> Iterator[list[str]]:
+    for gap in gaps:
+        yield [cell for each in zip(gap.tokens, gap.probabilities, strict=True) for cell in (each[0], f"{each[1]:.4f}")]
+
+
+def _span_cells(found: Any, use: TagUse) -> Iterator[list[str]]:
+    yield [cell for each in found.spans for cell in (each.text, each.label, f"{each.probability:.4f}")]
+
+
+def _reply_cells(found: Any, use: AnswerUse) -> Iterator[list[str]]:
+    told = found.best if use.top > 1 else [found]
+    yield [cell for each in told for cell in (each.text, f"{each.probability:.4f}")]
+
+
+def _reply_row(found: Any) -> dict[str, Any]:
+    row = asdict(found)
+    return {"answer": row.pop("text"), **row}
+
+
+CLASSES = Verb("classify", "classifying", _class_cells, keys=("text", "pair"))
+VECTORS = Verb(
+    "embed", "embedding", lambda each, _: iter([[json.dumps(each.numbers)]]), lambda each: {"vector": each.numbers}
+)
+GAPS = Verb("mask", "filling", _gap_cells, lambda gaps: {"gaps": [asdict(gap) for gap in gaps]})
+SPANS = Verb("tag", "tagging", _span_cells)
+REPLIES = Verb("answer", "answering", _reply_cells, _reply_row, ("question", "context"))
+
+
+def classify(
+    model: Path,  # a model directory
+    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin)
+    *,
+    pair: str | None = None,  # a second text, beside each that is read
+    ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
+    settings: Annotated[dict[str, Any], Said(ClassifyUse)],
+    lines: Lines,
+    engine: Batched,
+) -> None:
+    """Say of each line what it is: its class, and how probable that is."""
+    kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
+    _read(kind, [model, *(ensemble or ())], texts, lines, engine, settings, pair)
+
+
+def embed(
+    model: Path,  # a model directory
+    texts: list[str] | None = None,  # `TEXT|FILE` what to embed (default: stdin)
+    *,
+    ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
+    settings: Annotated[dict[str, Any], Said(EmbedUse)],
+    lines: Lines,
+    engine: Batched,
+) -> None:
+    """Make a vector of each line: as JSON, or in an array of numpy's where -o names a .npy."""
+    _read(VECTORS, [model, *(ensemble or ())], texts, lines, engine, settings)
+
+
+def fill(
+    model: Path,  # a model directory
+    texts: list[str] | None = None,  # `TEXT|FILE` text with gaps, written [MASK] or <mask> (default: stdin)
+    *,
+    ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
+    settings: Annotated[dict[str, Any], Said(FillUse)],
+    lines: Lines,
+    engine: Batched,
+) -> None:
+    """Say what may stand in the gaps of a text: for each gap a line, the likeliest first."""
+    _read(GAPS, [model, *(ensemble or ())], texts, lines, engine, settings)
+
+
+def tag(
+    model: Path,  # a model directory
+    texts: list[str] | None = None,  # `TEXT|FILE` what to tag (default: stdin)
+    *,
+    ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
+    settings: Annotated[dict[str, Any], Said(TagUse)],
+    lines: Lines,
+    engine: Batched,
+) -> None:
+    """Find names, or what else a model was taught to find, in each line: of each its text, kind and probability."""
+    _read(SPANS, [model, *(ensemble or ())], texts, lines, engine, settings)
+
+
+def answer(
+    model: Path,  # a model directory
+    questions: list[str] | None = None,  # `FILE` questions, one a line (default: stdin)
+    *,
+    question: str | None = None,  # or the question itself
+    context: str | None = None,  # `TEXT|FILE` what the answer stands in (default, with --question: stdin)
+    ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
+    settings: Annotated[dict[str, Any], Said(AnswerUse)],
+    lines: Lines,
+    engine: Batched,
+) -> None:
+    """Find in a text what answers a question; of each line of JSON, in its own context."""
+    models = [model, *(ensemble or ())]
+    if lines.jsonl:
+        if question is not None or context is not None:
+            raise ValueError("each line of JSON has its question and context: leave --question and --context out")
+        _read(REPLIES, models, questions, lines, engine, settings)
+        return
+    if question is not None and questions:
+        raise ValueError("--question is one, and a file has others: leave one of them out")
+    if question is None and context is None:
+        raise ValueError("say where answers stand by --context; or by --jsonl, where each line has its own context")
+    from regard.cli.bulk import whole_text
+
+    kind = replace(REPLIES, keys=("question",))
+    _read(kind, models, questions if question is None else question, lines, engine, settings, whole_text(context))
+
+
+def _read(
+    kind: Verb,
+    models: list[Path],
+    texts: list[str] | str | None,
+    lines: Lines,
+    engine: Batched,
+    settings: dict[str, Any],
+    second: str | None = None,
+) -> None:
+    """Have a model read a text, or the lines of what is named, each with the same `second` text if there is one."""
+    from hashlib import sha256
+
+    import numpy as np
+
+    from regard.api import load
+    from regard.cli.bulk import ANYTHING, ONE, Input, Notes, Output, about_models, go_through, named_texts, note_engine
+    from regard.tasks.reader import Given
+
+    array = lines.output is not None and lines.output.suffix == ".npy"
+    if array and (kind.task != "embed" or lines.as_json):
+        raise ValueError(f"{lines.output} is for vectors alone: name another file, or leave --json out")
+    keys = {**dict.fromkeys(kind.keys, ONE), "id": ANYTHING}
+
+    def ask(place: str, id: object = None, **given: str) -> Given:
+        text, pair = (given.get(key, second) for key in (*kind.keys, "")[:2])
+        return Given(str(text), pair, place, id)
+
+    inputs, text = ([], texts) if isinstance(texts, str) else named_texts(texts or [])
+    reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid], ask=ask, keys=keys)
+    places = list(map(located, models))
+    predictor = load(places, task=kind.task, **vars(engine))
+    note_engine(predictor, engine.engine)
+    use = replace(predictor.use, **settings)
+
+    def form(both: list[tuple[Any, Any]], first: int) -> Any:
+        if array:
+            return np.stack([answer.vector for _, answer in both])
+        if lines.objects:
+            return [json.dumps(_object(kind, *each), ensure_ascii=False) for each in both]
+        return ["\t".join(row).replace("\n", " ") for _, answer in both for row in kind.cells(answer, use)]
+
+    notes, about = Notes(predictor.longest), dict[str, Any]()
+    if lines.output is not None:
+        how = {"engine": engine.engine, "precision": engine.precision, "jsonl": lines.jsonl, "json": lines.as_json}
+        how |= {"second text": sha256(repr(second).encode()).hexdigest()[:16]}
+        about = about_models(places, task=kind.task, **how, **asdict(use))
+    with Output(lines, about, reader, kind.doing) as written:
+        if array and not written.done:
+            written.write(np.zeros((0, predictor.width(use)), np.float32), 0)
+        go_through(reader, written, lambda window: predictor.answers(window, use), form, notes)
+    notes.report(reader.skipped)
+
+
+def _object(kind: Verb, ask: Any, answer: Any) -> dict[str, Any]:
+    """What was asked, but for a long context, and what was answered."""
+    names = ("text", "pair") if kind.keys[0] == "text" else kind.keys[:1]
+    asked = {"id": ask.id, **dict(zip(names, (ask.text, ask.pair), strict=False))}
+    told = {key: value for key, value in kind.row(answer).items() if key not in UNSAID}
+    return {key: value for key, value in {**asked, **told}.items() if value is not None}

@@ -1,0 +1,73 @@
+"""How models that read are used: of each task its settings, which are the section `decode` of a recipe, the options of
+its verb, and what a request over HTTP may say.
+
+torch takes a second to load: nothing here needs it.
+"""
+
+from dataclasses import dataclass
+
+from regard.checks import above, at_least, one_of, share
+
+LONG = ("windows", "cut", "refuse")
+
+
+@dataclass(frozen=True)
+class ClassifyUse:
+    """How classes are told."""
+
+    top: int | None = None  # tell so many of the likeliest (default: the one, or all that apply)
+    threshold: float = 0.5  # where several may apply: those that are at least so likely
+    temperature: float = 1.0  # logits are divided by it: fitted on held-out text, probabilities are true shares
+    long: str = "windows"  # a text longer than the model reads: windows (the mean of theirs), cut, refuse
+
+    def __post_init__(self) -> None:
+        one_of(LONG, long=self.long)
+        at_least(1, top=self.top)
+        share(threshold=self.threshold)
+        above(0, temperature=self.temperature)
+
+
+@dataclass(frozen=True)
+class EmbedUse:
+    """How vectors are told."""
+
+    dimensions: int | None = None  # the first so many numbers, made of length 1 again (default: all)
+    long: str = "windows"  # a text longer than the model reads: windows (the mean of theirs), cut, refuse
+
+    def __post_init__(self) -> None:
+        one_of(LONG, long=self.long)
+        at_least(1, dimensions=self.dimensions)
+
+
+@dataclass(frozen=True)
+class FillUse:
+    """How gaps are filled."""
+
+    top: int = 5  # tell so many tokens for each gap
+
+    def __post_init__(self) -> None:
+        at_least(1, top=self.top)
+
+
+@dataclass(frozen=True)
+class TagUse:
+    """How spans are told."""
+
+    threshold: float = 0.0  # those that are at least so likely
+    constrained: bool = True  # only tags that may follow each other, the likeliest together; else each word's likeliest
+
+    def __post_init__(self) -> None:
+        share(threshold=self.threshold)
+
+
+@dataclass(frozen=True)
+class AnswerUse:
+    """How answers are told."""
+
+    top: int = 1  # tell so many of the likeliest
+    longest: int = 30  # tokens of an answer
+    null: float | None = None  # none is said if its score is above the best by this (default: as learnt, 0 or never)
+
+    def __post_init__(self) -> None:
+        at_least(1, top=self.top, longest=self.longest)
+        at_least(-1e9, null=self.null)
