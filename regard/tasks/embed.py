@@ -113,8 +113,11 @@ class Embedder(Reader):
         said = iter(self.outputs([each for row in windows for each in row]))
         found = []
         for row in windows:
-            shares = torch.tensor([float(max(1, each.tokens)) for each in row])
-            vector = torch.stack([next(said) for _ in row]).mul(shares[:, None]).sum(0) / shares.sum()
+            vector = next(said)
+            if len(row) > 1:
+                shares = torch.tensor([float(max(1, each.tokens)) for each in row])
+                each_of = torch.stack([vector, *(next(said) for _ in row[1:])])
+                vector = each_of.mul(shares[:, None]).sum(0) / shares.sum()
             vector = vector[: settings.dimensions]
             normal = len(row) > 1 or len(self.models) > 1 or settings.dimensions is not None
             if normal and self.model.head.normalise:  # type: ignore[union-attr]
