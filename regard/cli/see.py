@@ -156,14 +156,15 @@ def explore(
     import webbrowser
     from threading import Thread
 
-    def ready(address: str) -> None:
+    def ready(address: str, registry: Any) -> None:
         page = f"{address}/explore/"
         typer.echo(f"exploring at {page}; Ctrl-C ends it", err=True)
         if browser:  # which may be one that waits until it is closed
             Thread(target=webbrowser.open, args=[page], daemon=True).start()
 
     logging.getLogger("regard").setLevel(logging.WARNING)  # one's own requests are no news
-    _serve(models, ServeConfig(host=host, port=port, anyone=anyone, host_names=tuple(host_name or ())), ready)
+    config = ServeConfig(host=host, port=port, anyone=anyone, host_names=tuple(host_name or ()))
+    _serve(models, config, ready, explored=True)
 
 
 def serve(
@@ -174,18 +175,35 @@ def serve(
     precision: str | None = None,  # of its weights: fp32, bf16, int8 (default: the model's)
     config: ServeConfig,
 ) -> None:
-    """Serve models over HTTP: LibreTranslate's and OpenAI's routes, and the explorer."""
+    """Serve models over HTTP: LibreTranslate's, OpenAI's and text-embeddings-inference's routes, and the explorer."""
 
-    def ready(address: str) -> None:
+    def ready(address: str, registry: Any) -> None:
         typer.echo(f"serving at {address} (routes: {address}/docs); Ctrl-C ends it", err=True)
+        for served in registry:
+            typer.echo(f"  {served.about}", err=True)
 
     _serve(models, replace(config, api_keys=read_keys(keys)), ready, workers=workers, precision=precision)
 
 
-def _serve(models: list[Path] | None, config: ServeConfig, ready: Callable[[str], None], **how: Any) -> None:
+def _serve(
+    models: list[Path] | None,
+    config: ServeConfig,
+    ready: Callable[[str, Any], None],
+    explored: bool = False,
+    **how: Any,
+) -> None:
     from regard.serving.door import listen
 
     door = listen(config)  # first of all: a port that is taken is told at once
+    from regard.api import told
+    from regard.serving.registry import EXPLORED
     from regard.serving.run import serve
 
-    serve([*map(located, models or (None,))], config, door, ready=ready, **how)
+    places = [*map(located, models or (None,))]
+    for place in places if explored else ():
+        if (task := told(place).task).name not in EXPLORED:
+            door.close()
+            raise ValueError(
+                f"{place} is {task.a_model}, which the explorer does not show: try `regard inspect {place} TEXT`"
+            )
+    serve(places, config, door, ready=ready, **how)

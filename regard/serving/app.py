@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from regard.serving import explorer, libretranslate, openai, operation
+from regard.serving import explorer, inference, libretranslate, openai, operation, pipelines
 from regard.serving.config import ServeConfig
 from regard.serving.errors import RefusalError, response
 from regard.serving.limits import Gate
@@ -33,15 +33,16 @@ def create_app(registry: Registry, config: ServeConfig | None = None) -> FastAPI
 
     app = FastAPI(title="regard", version=version("regard"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    for room in (libretranslate, openai, operation):
+    for room in (libretranslate, openai, inference, pipelines, operation):
         app.include_router(room.router(service))
-    if config.explorer:
+    explored = config.explorer and any(served.explored for served in registry)
+    if explored:
         guard = Depends(service.door.guard)
         app.include_router(explorer.router(service), dependencies=[guard], include_in_schema=False)
 
     @app.get("/", include_in_schema=False)
     async def home() -> RedirectResponse:
-        return RedirectResponse("/explore/" if config.explorer else "/docs")
+        return RedirectResponse("/explore/" if explored else "/docs")
 
     @app.exception_handler(RefusalError)
     async def refuse(request: Request, refusal: RefusalError) -> JSONResponse:

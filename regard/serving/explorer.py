@@ -19,7 +19,7 @@ from regard.decoding.protocol import DAMAGED
 from regard.serving import looks
 from regard.serving.errors import RefusalError
 from regard.serving.live import Line, Live, Look, TooLargeError
-from regard.serving.registry import Registry
+from regard.serving.registry import Registry, Served
 from regard.serving.service import Service
 from regard.serving.shown import examples
 
@@ -77,10 +77,19 @@ class _Models:
     """The served models, each with a `Live` beside it from its first use on."""
 
     def __init__(self, registry: Registry) -> None:
-        self.registry, self._lock, self._lives = registry, Lock(), dict[str, Live]()
+        self._registry, self._lock, self._lives = registry, Lock(), dict[str, Live]()
+        self.shown = [served for served in registry if served.explored]
+
+    def served(self, id: str | None) -> Served:
+        """The model that is meant, if it is one to look at."""
+        served = self.shown[0] if id is None else self._registry.get(id)
+        if not served.explored:
+            message = f"{served.id} is {served.task.a_model}: the explorer does not show such"
+            raise RefusalError(404, message, param="model")
+        return served
 
     def get(self, id: str | None) -> Live:
-        served = self.registry.get(id)
+        served = self.served(id)
         try:
             predictor = served.predictor()
             with self._lock:
@@ -93,7 +102,7 @@ class _Models:
 
     def about(self, id: str) -> dict[str, Any]:
         """What a page knows of a model."""
-        served = self.registry.get(id)
+        served = self.served(id)
         try:
             live = self.get(id)
         except RefusalError as error:
@@ -123,7 +132,7 @@ def _plainly() -> Iterator[None]:
 
 def router(service: Service) -> APIRouter:
     """The page under /explore/, and what it asks under /explore/api/."""
-    registry, models = service.registry, _Models(service.registry)
+    models = _Models(service.registry)
     routes = APIRouter(prefix="/explore", include_in_schema=False)
 
     async def looked(
@@ -136,12 +145,12 @@ def router(service: Service) -> APIRouter:
             return found if isinstance(found, Response) else _json(found)
 
         with _plainly():
-            return await service.attended(request, service.looked(registry.get(asked.model), work, long=long))
+            return await service.attended(request, service.looked(models.served(asked.model), work, long=long))
 
     @routes.get("/api/models")
     async def get_models(request: Request) -> dict[str, Any]:
-        found = asyncio.gather(*(service.looked(served, partial(models.about, served.id)) for served in registry))
-        return {"default": registry.ids[0], "models": await service.attended(request, found)}
+        found = asyncio.gather(*(service.looked(served, partial(models.about, served.id)) for served in models.shown))
+        return {"default": models.shown[0].id, "models": await service.attended(request, found)}
 
     @routes.post("/api/translate")
     async def translate(asked: TranslateAsked, request: Request) -> Response:
@@ -152,7 +161,7 @@ def router(service: Service) -> APIRouter:
             return _line({"kind": "error", "error": message})
 
         with _plainly():
-            return await service.streamed(request, registry.get(asked.model), begin, "application/x-ndjson", failed)
+            return await service.streamed(request, models.served(asked.model), begin, "application/x-ndjson", failed)
 
     @routes.post("/api/score")
     async def score(asked: ScoreAsked, request: Request) -> Response:
@@ -191,7 +200,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/api/atlas")
     async def atlas(request: Request, model: str | None = None) -> Response:
-        served = registry.get(model)
+        served = models.served(model)
         path = served.path / "heads.json"
         try:
             found = service.looked(served, lambda: json.dumps(json.loads(path.read_bytes())))

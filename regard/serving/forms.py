@@ -1,7 +1,7 @@
 """What a request says, in whichever way it says it: JSON, a form, a multipart form, or the query of its address."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -66,6 +66,27 @@ def admitted(texts: Sequence[str], limit: int, name: str = "q") -> int:
         message = f"Invalid request: {name} has a character that is no text (a null, or half a surrogate pair)"
         raise RefusalError(400, message, param=name)
     return size
+
+
+def described(model: Any, limits: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """What OpenAPI says of a body of JSON; parts of it stand where they are named.
+
+    `limits` are what this server adds to what is said of each string, array or integer in a field.
+    """
+    schema = model.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def whole(at: Any, adds: Mapping[str, Any]) -> Any:
+        if isinstance(at, dict):
+            named = parts.get(str(at.get("$ref", "")).removeprefix("#/$defs/"))
+            if named is not None:
+                return whole(named, adds)
+            return {**adds.get(str(at.get("type")), {}), **{key: whole(value, adds) for key, value in at.items()}}
+        return [whole(each, adds) for each in at] if isinstance(at, list) else at
+
+    fields = {name: whole(at, (limits or {}).get(name, {})) for name, at in schema.pop("properties").items()}
+    schema = {**whole(schema, {}), "properties": fields}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def _number(digits: str) -> float:

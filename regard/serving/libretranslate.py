@@ -82,11 +82,11 @@ WRITTEN_AS = ("application/json", "application/x-www-form-urlencoded", "multipar
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    routes = APIRouter(tags=["LibreTranslate"])
     pairs: dict[tuple[str, str], Served] = {}
     for served in service.registry:
         if served.task.name == "translate":
             pairs.setdefault(served.languages, served)
+    routes = APIRouter(tags=["LibreTranslate"], include_in_schema=bool(pairs))
 
     @routes.post(
         "/translate",
@@ -106,7 +106,7 @@ def router(service: Service) -> APIRouter:
     async def answered(asked: TranslateRequest, texts: list[str]) -> dict[str, Any]:
         if not pairs:
             first = service.registry.get()
-            raise RefusalError(404, f"no model here translates: {first.id} is a {first.task.called} model")
+            raise RefusalError(404, f"no model here translates: {first.id} is {first.task.a_model}")
         target = known(asked.target, [target for _, target in pairs])
         guesses = await languages_of(texts, asked.source, target)
         html, best = asked.format == "html", 1 + asked.alternatives

@@ -16,7 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.serving.config import ServeConfig
-from regard.serving.errors import ClientGoneError, RefusalError, response
+from regard.serving.errors import INFERENCE, ClientGoneError, RefusalError, response
 from regard.serving.metrics import Metrics
 from regard.serving.names import Names
 
@@ -77,7 +77,7 @@ class Doorkeeper:
 
     def admit(self, request: Request, key: str | None = None) -> None:
         """Let a request in or refuse it; `key` is one that came in its body."""
-        libre = not request.url.path.startswith(("/v1", "/explore", "/metrics"))  # where 401 is not known
+        libre = not request.url.path.startswith(("/v1", "/explore", "/metrics", "/models", *INFERENCE))  # where 401 is not known
         key = key or offered(request.headers.get("authorization", ""))
         address = client(request)
         if self._keys:

@@ -8,15 +8,12 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
 from regard.models import storage
-from regard.serving import forms
+from regard.serving import forms, reading
 from regard.serving.completions import Completed, CompletionQuestion, CompletionRequest, failed
 from regard.serving.errors import RefusalError
 from regard.serving.registry import Served
 from regard.serving.service import Service
 from regard.tasks.asks import ReachError
-
-# What a model of each kind is asked by.
-ROUTES = {"translation": "POST /translate", "completion": "POST /v1/completions", "embedding": "POST /v1/embeddings"}
 
 
 class Model(BaseModel):
@@ -76,24 +73,17 @@ def router(service: Service) -> APIRouter:
     async def model(id: str) -> Model:
         return _about(service.registry.get(id))
 
-    def asked_of(kind: str, model: str) -> Served:
-        """The model that is meant, if it is of this kind."""
-        served = service.registry.get(model)
-        if served.task.called != kind:
-            message = f"{served.id} is a {served.task.called} model: ask it by {ROUTES[served.task.called]}"
-            raise RefusalError(404, message, param="model", code="model_not_supported")
-        return served
-
     @routes.post(
         "/completions",
         summary="Go on with a text.",
         response_model=Completed,
         responses=failures(400, 404, 503, 504),
-        openapi_extra=_body(CompletionRequest),
+        openapi_extra=forms.described(CompletionRequest),
+        include_in_schema="POST /v1/completions" in service.routes,
     )
     async def completions(request: Request) -> Any:
         said = forms.json_object(await request.body())
-        served = asked_of("completion", forms.checked(WorkRequest, said, typed=True).model)
+        served = service.registry.asked("POST /v1/completions", forms.checked(WorkRequest, said, typed=True).model)
         question = CompletionQuestion(forms.checked(CompletionRequest, said, typed=True), served.id)
         request.state.characters = forms.admitted(question.texts, service.config.characters, "prompt")
 
@@ -115,29 +105,19 @@ def router(service: Service) -> APIRouter:
 
     @routes.post(
         "/embeddings",
-        summary="There is no embedding model yet: always an error.",
-        responses=failures(400, 404),
-        openapi_extra=_body(WorkRequest),
+        summary="Make vectors of texts.",
+        response_model=reading.Embeddings,
+        responses=failures(400, 404, 503, 504),
+        openapi_extra=forms.described(reading.EmbeddingRequest, reading.limits(service.registry, service.config)),
+        include_in_schema="POST /v1/embeddings" in service.routes,
     )
-    async def embeddings(request: Request) -> None:
+    async def embeddings(request: Request) -> Any:
         said = forms.json_object(await request.body())
-        asked_of("embedding", forms.checked(WorkRequest, said, typed=True).model)
+        served = service.registry.asked("POST /v1/embeddings", forms.checked(WorkRequest, said, typed=True).model)
+        asked = forms.checked(reading.EmbeddingRequest, said, typed=True)
+        return await service.told(request, served, reading.embeddings(asked, served.id), "input")
 
     return routes
-
-
-def _body(model: Any) -> dict[str, Any]:
-    """What OpenAPI says of a body of JSON; parts of it stand where they are named."""
-    schema = model.model_json_schema()
-    parts = schema.pop("$defs", {})
-
-    def whole(at: Any) -> Any:
-        if isinstance(at, dict):
-            named = parts.get(str(at.get("$ref", "")).removeprefix("#/$defs/"))
-            return whole(named) if named is not None else {key: whole(value) for key, value in at.items()}
-        return [whole(each) for each in at] if isinstance(at, list) else at
-
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": whole(schema)}}}}
 
 
 def _about(served: Served) -> Model:

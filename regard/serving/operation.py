@@ -19,6 +19,7 @@ STYLE = "body { font: 1rem/1.5 system-ui, sans-serif; margin: 2rem } td { paddin
 DIGEST = b64encode(sha256(STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{DIGEST}'; base-uri 'none'; frame-ancestors 'none'"
 PAGE = """<!doctype html><html lang=en><meta charset=utf-8><title>regard</title><style>{style}</style>
+<h1>Models</h1><ul>{models}</ul>
 <h1>Routes</h1><table>{rows}</table>
 <p>Schemas of all requests and answers: <a href=/openapi.json>openapi.json</a>
 """
@@ -74,7 +75,10 @@ def router(service: Service) -> APIRouter:
             for path, methods in request.app.openapi()["paths"].items()
             for method, about in methods.items()
         )
-        return HTMLResponse(PAGE.format(style=STYLE, rows=rows), headers={"Content-Security-Policy": POLICY})
+        models = "".join(f"<li>{escape(served.about)}" for served in service.registry)
+        return HTMLResponse(
+            PAGE.format(style=STYLE, models=models, rows=rows), headers={"Content-Security-Policy": POLICY}
+        )
 
     return routes
 

@@ -11,6 +11,16 @@ from regard.checks import hint, one_of
 from regard.models import storage
 from regard.serving.errors import RefusalError
 
+ROUTES = {  # by which a model is asked, by what it is for
+    "translate": ("POST /translate",),
+    "generate": ("POST /v1/completions",),
+    "classify": ("POST /predict", "POST /rerank", "POST /models/{id}"),
+    "embed": ("POST /v1/embeddings", "POST /embed", "POST /rerank", "POST /models/{id}"),
+    "mask": ("POST /models/{id}",),
+    "tag": ("POST /models/{id}",),
+    "answer": ("POST /models/{id}",),
+}
+EXPLORED = ("translate", "generate")  # what the explorer shows
 FILES = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "recipe.yaml")  # of which a predictor is made
 Stamp = list[tuple[int, int, int]]  # of each file there is: its identity, time and size
 
@@ -24,8 +34,24 @@ class Served:
         storage.config(path)  # now, not when the first request comes
         self.task = api.told(path).task  # what a model is for
         self.languages: tuple[str, str] = getattr(self.task, "languages", ("", ""))  # source, target
-        self._how, self._lock = how, Lock()
+        self.explored = self.task.name in EXPLORED
+        # What a model that reads makes of a text is the same to the bit, whatever else is read with it.
+        self._how, self._lock = {"bitwise": not self.explored, **how}, Lock()
         self._loaded: tuple[Stamp, Any] | None = None
+
+    @property
+    def routes(self) -> list[str]:
+        """By which it is asked."""
+        task: Any = self.task
+        ranks = task.name != "classify" or task.kind == "number" or (task.kind == "one" and len(task.labels) == 2)
+        return [route for route in ROUTES.get(task.name, ()) if ranks or route != "POST /rerank"]
+
+    @property
+    def about(self) -> str:
+        """What it is, and how it is asked."""
+        routes = " or ".join(self.routes).replace("{id}", self.id)
+        asked = f"ask it by {routes}" if routes else "there is no route to it"
+        return f"{self.id} is {self.task.a_model}: {asked}"
 
     @property
     def loaded(self) -> bool:
@@ -70,6 +96,14 @@ class Registry:
 
     def __iter__(self) -> Iterator[Served]:
         return iter(self._models.values())
+
+    def asked(self, route: str, id: str | None = None) -> Served:
+        """A model that is asked by this route: the one of this id, or the first there is."""
+        if id is None and (able := next((served for served in self if route in served.routes), None)):
+            return able
+        if route not in (served := self.get(id)).routes:
+            raise RefusalError(404, served.about, param="model", code="model_not_supported")
+        return served
 
     def get(self, id: str | None = None) -> Served:
         """A model by its id."""

@@ -94,7 +94,7 @@ def serve(
     config: ServeConfig,
     door: socket.socket,
     *,
-    ready: Callable[[str], None] = lambda address: None,
+    ready: Callable[[str, Registry], None] = lambda address, registry: None,
     **how: Any,
 ) -> None:
     """Serve models at a door of `listen` until told to stop; `ready` is called with the address when it can be asked.
@@ -104,7 +104,7 @@ def serve(
     with door:
         registry = Registry(paths, **how)
         logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-        server(create_app(registry, config), config, lambda: ready(address(door))).run([door])
+        server(create_app(registry, config), config, lambda: ready(address(door), registry)).run([door])
 
 
 def server(app: FastAPI, config: ServeConfig, ready: Callable[[], None]) -> Server:

@@ -9,15 +9,17 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from fastapi import Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from regard.serving import forms
 from regard.serving.config import ServeConfig
 from regard.serving.detect import Detector
 from regard.serving.errors import ClientGoneError, RefusalError
 from regard.serving.limits import Doorkeeper, told
 from regard.serving.metrics import Metrics
 from regard.serving.queue import Asked, Queue
+from regard.serving.reading import Question
 from regard.serving.registry import Registry, Served
 from regard.serving.turns import in_thread
 
@@ -46,6 +48,7 @@ class Service:
         self.queues = {served.id: Queue(served, config, self.metrics) for served in registry}
         self.door = Doorkeeper(config)
         self.detector = Detector(served.languages[0] for served in registry if served.task.name == "translate")
+        self.routes = {route for served in registry for route in served.routes}  # by which some model is asked
 
     async def answers(self, served: Served, asked: Callable[[Any], Asked]) -> list[Any]:
         """What a model answers to what is asked of it."""
@@ -53,6 +56,19 @@ class Service:
         with queue.place():
             job = await asyncio.get_running_loop().run_in_executor(queue.desk, partial(queue.prepare, asked))
             return await asyncio.wrap_future(queue.submit(job))
+
+    async def told(self, request: Request, served: Served, question: Question, param: str) -> JSONResponse:
+        """What a model that reads answers to a question, as it is sent."""
+        request.state.characters = forms.admitted(question.texts, self.config.characters, param)
+
+        async def work() -> JSONResponse:
+            answers = await self.answers(served, question)
+            return await asyncio.to_thread(lambda: JSONResponse(question.told(answers)))
+
+        try:
+            return await self.attended(request, work())
+        except ValueError as error:
+            raise RefusalError(400, str(error), param=param) from None
 
     async def streamed(
         self,

@@ -52,9 +52,7 @@ def judge(
     changed: dict[str, Any] = {}
     if calibrate:
         if not isinstance(task, Classify) or held is not None:
-            raise ValueError(
-                f"{directory} tells no classes, but is a {task.called} model: --calibrate is for a classifier"
-            )
+            raise ValueError(f"{directory} tells no classes, but is {task.a_model}: --calibrate is for a classifier")
         measured, changed = _calibrated(directory, task, predictor, rows)
     else:
         measured = _measured(task, predictor, rows, held, progress)
@@ -62,7 +60,7 @@ def judge(
     assert evidence is not None
     if picture is not None:
         if evidence.confidence is None or evidence.right is None:
-            raise ValueError(f"a {task.called} model says nothing of how sure it is: leave --picture out")
+            raise ValueError(f"{task.a_model} says nothing of how sure it is: leave --picture out")
         draw(
             reliability(evidence.confidence, evidence.right),
             picture,
@@ -74,9 +72,7 @@ def judge(
     if against is not None:
         other = told(located(against)).task
         if other.name != task.name:
-            raise ValueError(
-                f"{against} is a {other.called} model, {directory} a {task.called} one: compare like with like"
-            )
+            raise ValueError(f"{against} is {other.a_model}, {directory} {task.a_model}: compare like with like")
         theirs = _measured(other, _predictor(against, other), rows, held, progress).evidence
         assert theirs is not None
         if theirs.rows != evidence.rows:
@@ -116,7 +112,7 @@ def _given(task: Task, data: Path, columns: Sequence[str]) -> tuple[beir.Judgeme
 def _predictor(directory: Path, task: Task) -> Reader:
     found = load(directory)
     if not isinstance(found, Reader):
-        raise ValueError(f"{directory} is a {task.called} model: name --source and --reference, or a --text")
+        raise ValueError(f"{directory} is {task.a_model}: name --source and --reference, or a --text")
     return found
 
 

@@ -81,6 +81,11 @@ class Embedded(NamedTuple):
     windows: int = 1  # in which it was read
 
     @property
+    def normal(self) -> "Embedded":
+        """The same of length 1."""
+        return self._replace(vector=self.vector / max(float(np.linalg.norm(self.vector)), 1e-12))
+
+    @property
     def numbers(self) -> list[float]:
         """The vector as it is written: nine digits tell any two of fp32 apart."""
         return [float(f"{x:.9g}") for x in self.vector.tolist()]

@@ -68,6 +68,7 @@ class Gap:
     tokens: list[str]  # the likeliest first, as a person reads them
     probabilities: list[float]
     texts: list[str]  # the text with each in this gap
+    ids: list[int]  # of the tokens
 
 
 class Filler(Reader):
@@ -133,7 +134,8 @@ class Filler(Reader):
                 )
                 for i in best.indices
             ]
-            found.append(Gap(self.tokenizer.pieces(best.indices.tolist()), best.values.tolist(), texts))
+            chosen = best.indices.tolist()
+            found.append(Gap(self.tokenizer.pieces(chosen), best.values.tolist(), texts, chosen))
         return found
 
 

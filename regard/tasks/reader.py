@@ -16,6 +16,7 @@ from regard.core.generation import of_like_length, padded
 from regard.data.batching import Batch
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
+from regard.decoding.protocol import DAMAGED
 from regard.inspection.maps import attention_maps, without
 from regard.inspection.page import AttentionMap, attention_page
 from regard.inspection.words import Words
@@ -120,7 +121,10 @@ class Reader(Engines):
     def outputs(self, read: Sequence[Framed]) -> list[Tensor]:
         """What the head says of each: (C,), (d,), or (T, C) of its own length; the mean of all models."""
         each = [engine(read) for engine in self.engines]
-        return each[0] if len(each) == 1 else [torch.stack(said).mean(0) for said in zip(*each, strict=True)]
+        found = each[0] if len(each) == 1 else [torch.stack(said).mean(0) for said in zip(*each, strict=True)]
+        if not all(end.isfinite() for said in found for end in said.aminmax()):
+            raise ValueError(DAMAGED)
+        return found
 
     def native(self, model: nn.Module) -> Outputs:
         engine = NativeReader(model, threads=self.workers or torch.get_num_threads())

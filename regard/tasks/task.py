@@ -202,6 +202,11 @@ class Task(ABC):
         """What it is about, in a few words."""
         return self.name
 
+    @property
+    def a_model(self) -> str:
+        """What a model for it is: a translation model, an embedding model."""
+        return f"a{'n' if self.called[0] in 'aeiou' else ''} {self.called} model"
+
     def noted(self) -> dict[str, Any]:
         """What config.json says of it."""
         return {"name": self.name, **asdict(self)}

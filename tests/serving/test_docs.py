@@ -11,14 +11,18 @@ from regard import cli
 from regard.serving.app import create_app
 from regard.serving.config import ServeConfig
 from regard.serving.registry import Registry
+from tests.readers import directory as reader
 from tests.serving.servers import directory
+from tests.serving.toys import writer
 
 TEXT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text("utf-8")
 
 
 @pytest.fixture
 def app(tmp_path: Path) -> Any:
-    return create_app(Registry([directory(tmp_path / "a")]), ServeConfig(explorer=False))
+    readers = [reader(tmp_path / "b", "embed"), reader(tmp_path / "c", "classify", labels=("no", "yes"))]
+    models = [directory(tmp_path / "a"), writer(tmp_path / "d"), *readers]
+    return create_app(Registry(models), ServeConfig(explorer=False))
 
 
 def test_every_route_is_there(app: Any) -> None:

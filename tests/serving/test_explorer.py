@@ -390,11 +390,13 @@ def test_the_verb_opens_the_page_when_it_can_be_asked(
     opened: Queue[str] = Queue()
     asked: dict[str, Any] = {}
 
-    def serve(paths: list[Path], config: ServeConfig, door: socket.socket, *, ready: Callable[[str], None]) -> None:
+    def serve(
+        paths: list[Path], config: ServeConfig, door: socket.socket, *, ready: Callable[[str, Any], None]
+    ) -> None:
         door.close()
         asked.update(paths=paths, config=config)
         assert opened.empty()
-        ready("http://127.0.0.1:4321")
+        ready("http://127.0.0.1:4321", None)
 
     monkeypatch.setattr(run, "serve", serve)
     monkeypatch.setattr(webbrowser, "open", opened.put)

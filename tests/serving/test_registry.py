@@ -22,7 +22,7 @@ def test_models_go_by_the_names_of_their_directories_made_unique(tmp_path: Path)
     assert found.ids == ["a", "a~2", "c", "a~2~2", "a~3"]
     assert found.get().id == "a"
     assert found.get("c").path == paths[2]
-    assert [served.task.kind for served in found] == ["translation"] * 5
+    assert [served.task.called for served in found] == ["translation"] * 5
     with pytest.raises(RefusalError, match="no model 'd': there are a, a~2, c") as refused:
         found.get("d")
     assert refused.value.status == 404

@@ -12,12 +12,16 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from regard.serving.app import create_app
 from regard.serving.config import ServeConfig
 from regard.serving.registry import Registry
+from tests.readers import directory as reader
 from tests.serving.servers import directory, running
+from tests.serving.toys import writer
 
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
-    return Registry([directory(tmp_path_factory.mktemp("models") / "first")])
+    root = tmp_path_factory.mktemp("models")
+    readers = [reader(root / "vectors", "embed"), reader(root / "classes", "classify", labels=("no", "yes"))]
+    return Registry([directory(root / "first"), writer(root / "writer"), *readers])
 
 
 @pytest.mark.slow
@@ -43,7 +47,18 @@ def test_every_route_is_in_the_document_and_on_the_page(registry: Registry) -> N
         paths = httpx.get(f"{address}/spec").json()["paths"]
         page = httpx.get(f"{address}/docs").text
     named = "/translate /detect /languages /frontend/settings /v1/models /v1/models/{id} /v1/completions /v1/embeddings"
-    assert set(paths) == {*named.split(), "/health", "/ready", "/metrics", "/spec", "/docs"}
+    assert set(paths) == {
+        *named.split(),
+        "/embed",
+        "/predict",
+        "/rerank",
+        "/models/{id}",
+        "/health",
+        "/ready",
+        "/metrics",
+        "/spec",
+        "/docs",
+    }
     assert all(f"<code>{path}</code>" in page for path in paths)
 
 

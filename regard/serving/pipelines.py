@@ -1,0 +1,155 @@
+"""Hugging Face's inference API, by which its client asks a model that reads, whatever for: POST /models/{id}."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from regard.serving import forms, reading
+from regard.serving.errors import RefusalError
+from regard.serving.libretranslate import Problem
+from regard.serving.reading import Question, several
+from regard.serving.service import Service
+from regard.tasks.reader import Given
+
+ROUTE = "POST /models/{id}"
+NAMES = {"top_k": "top", "max_answer_len": "longest", "dimensions": "dimensions"}  # what it calls our settings
+PARAMETERS = {  # that a model for each task is asked by
+    "classify": ("top_k",),
+    "mask": ("top_k",),
+    "answer": ("top_k", "max_answer_len"),
+    "tag": (),
+    "embed": ("dimensions",),
+}
+NEUTRAL: dict[str, Any] = {"aggregation_strategy": "simple", "normalize": True, "truncate": False}  # it is done so
+
+
+class PipelineRequest(BaseModel):
+    """What is to be read; what else a task may be told stands beside it or in `parameters`."""
+
+    model_config = ConfigDict(extra="allow")
+    inputs: Any = Field(
+        description="a text or a list; to be answered {question, context}; to be compared {source_sentence, sentences}"
+    )
+    parameters: dict[str, Any] | None = None
+
+
+def router(service: Service) -> APIRouter:
+    """The route."""
+    problems: Any = {status: {"model": Problem} for status in (400, 401, 403, 404, 408, 413, 421, 429, 503, 504)}
+    routes = APIRouter(tags=["Hugging Face"], dependencies=[Depends(service.door.guard)], responses=problems)
+
+    @routes.post(
+        "/models/{id}",
+        summary="Ask a model that reads, as its task has it.",
+        openapi_extra=forms.described(PipelineRequest),
+        include_in_schema=ROUTE in service.routes,
+    )
+    async def ask(id: str, request: Request) -> JSONResponse:
+        asked = forms.checked(PipelineRequest, forms.json_object(await request.body()), typed=True)
+        served = service.registry.asked(ROUTE, id)
+        question = QUESTIONS[served.task.name](asked.inputs)
+        question.settings |= _settings({**(asked.parameters or {}), **(asked.model_extra or {})}, served.task.name)
+        return await service.told(request, served, question, "inputs")
+
+    return routes
+
+
+def _settings(given: dict[str, Any], task: str) -> dict[str, Any]:
+    for name, value in given.items():
+        if name not in PARAMETERS[task] and value not in (None, NEUTRAL.get(name)):
+            raise RefusalError(400, f"{name} = {value!r} is not supported: leave it out", param=name)
+        if name in PARAMETERS[task] and value is not None and type(value) is not int:
+            raise RefusalError(400, f"{name} = {value!r}: it is a whole number", param=name)
+    return {NAMES[name]: given[name] for name in PARAMETERS[task] if given.get(name) is not None}
+
+
+def _texts(inputs: Any) -> list[str]:
+    if not isinstance(inputs, str) and not (isinstance(inputs, list) and all(isinstance(x, str) for x in inputs)):
+        raise RefusalError(400, "inputs is a text, or a list of texts", param="inputs")
+    return several(inputs, "inputs")
+
+
+def _parts(inputs: Any, *names: str) -> list[Any]:
+    if not isinstance(inputs, dict) or any(name not in inputs for name in names):
+        raise RefusalError(400, f"inputs is an object of {' and '.join(names)}", param="inputs")
+    return [inputs[name] for name in names]
+
+
+def classes(inputs: Any) -> Question:
+    """For each text its classes."""
+    if isinstance(inputs, dict):
+        text, pair = _texts(_parts(inputs, "text", "text_pair"))
+        asks = [Given(text, pair)]
+    else:
+        asks = list(map(Given, _texts(inputs)))
+
+    def told(classifier: Any, answers: list[Any]) -> Any:
+        return [reading.predictions(classifier, each) for each in answers]
+
+    return Question(asks, told, top=None)
+
+
+def vectors(inputs: Any) -> Question:
+    """For each text its vector; or how near some are to one."""
+    if isinstance(inputs, dict):
+        source, others = _parts(inputs, "source_sentence", "sentences")
+        return Question(list(map(Given, [*_texts(source), *_texts(others)])), lambda _, answers: reading.near(answers))
+    return Question(list(map(Given, _texts(inputs))), lambda _, answers: [each.numbers for each in answers])
+
+
+def gaps(inputs: Any) -> Question:
+    """What may stand in the gap of a text; of several, a list for each."""
+
+    def told(filler: Any, answers: list[Any]) -> Any:
+        found = [
+            [
+                {"score": p, "token": id, "token_str": token, "sequence": text}
+                for p, id, token, text in zip(gap.probabilities, gap.ids, gap.tokens, gap.texts, strict=True)
+            ]
+            for each in answers
+            for gap in each
+        ]
+        return found[0] if len(found) == 1 else found
+
+    return Question(list(map(Given, _texts(inputs))), told)
+
+
+def entities(inputs: Any) -> Question:
+    """What is found in a text; or in each of a list."""
+
+    def told(tagger: Any, answers: list[Any]) -> Any:
+        found = [
+            [
+                {"entity_group": s.label, "score": s.probability, "word": s.text, "start": s.start, "end": s.end}
+                for s in each.spans
+            ]
+            for each in answers
+        ]
+        return found[0] if isinstance(inputs, str) else found
+
+    return Question(list(map(Given, _texts(inputs))), told)
+
+
+def replies(inputs: Any) -> Question:
+    """What answers a question; of several, the likeliest first."""
+    question, context = _texts(_parts(inputs, "question", "context"))
+
+    def told(answerer: Any, answers: list[Any]) -> Any:
+        (reply,) = answers
+        each = reply.best if len(reply.best) > 1 else [reply]
+        found = [{"answer": x.text, "score": x.probability, "start": x.start or 0, "end": x.end or 0} for x in each]
+        return found[0] if len(found) == 1 else found
+
+    return Question([Given(question, context)], told)
+
+
+QUESTIONS: dict[str, Callable[[Any], Question]] = {
+    "classify": classes,
+    "embed": vectors,
+    "mask": gaps,
+    "tag": entities,
+    "answer": replies,
+}
