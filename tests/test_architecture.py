@@ -67,7 +67,7 @@ BUDGET = {
     "api": 150,
     "studies": 1_250,
     "experiments": 4_770,
-    "serving": 3_600,
+    "serving": 3_900,
     "cli": 1_900,
     "__main__": 10,
 }

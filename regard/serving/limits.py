@@ -77,7 +77,9 @@ class Doorkeeper:
 
     def admit(self, request: Request, key: str | None = None) -> None:
         """Let a request in or refuse it; `key` is one that came in its body."""
-        libre = not request.url.path.startswith(("/v1", "/explore", "/metrics", "/models", *INFERENCE))  # where 401 is not known
+        libre = not request.url.path.startswith(
+            ("/v1", "/explore", "/metrics", "/models", *INFERENCE)
+        )  # where 401 is not known
         key = key or offered(request.headers.get("authorization", ""))
         address = client(request)
         if self._keys:
