@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from regard.core.outputs import POOLS, ClassHead, TagHead, TokenHead, VectorHead
-from regard.core.quantised import Int8Linear
 from regard.native import build
 from regard.native.build import UnsupportedError
 from regard.native.model import Laid, number
@@ -89,8 +88,6 @@ class NativeReader(Laid):
         made, inner, outer, width = build.Head(), getattr(head, "inner", None), getattr(head, "outer", None), self.d
         if type(head) in (VectorHead, ClassHead):
             made.pool, made.unit = 1 + POOLS.index(head.pool), head.normalise
-        elif isinstance(head, nn.Linear | Int8Linear):
-            outer = head
         elif type(head) is TokenHead:
             outer = head.tokens
         elif type(head) is not TagHead:
@@ -104,7 +101,10 @@ class NativeReader(Laid):
 
 def _flat(rows: Sequence[Sequence[int]], lengths: list[int], most: int, what: str) -> NDArray[np.int32]:
     """Whole numbers below `most`, a row after the other, each of which has its length."""
-    ids = np.array([*chain.from_iterable(rows)])
+    try:
+        ids = np.array([*chain.from_iterable(rows)])
+    except ValueError:  # of rows in rows
+        ids = np.array(rows, object)
     if not all(lengths) or ids.ndim != 1 or ids.dtype.kind not in "iu" or [*map(len, rows)] != lengths:
         raise ValueError(f"a text is a list of one token id or more, and has as many segments, got {str(rows)[:60]}")
     if not 0 <= ids.min() <= ids.max() < most:
