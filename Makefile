@@ -29,7 +29,7 @@ check: lint  ## before every commit: format, lint, types, fast tests
 MINUTES ?= 10
 fuzz: $(INSTALLED)  ## files of any content to every loader, for MINUTES=10; by coverage as well where atheris is there
 	@REGARD_FUZZ=$(MINUTES) $(BIN)/pytest tests/fuzz
-	@! $(BIN)/python -c "import atheris" 2>/dev/null || for target in config weights tokenizer recipe checkpoint import; do \
+	@! $(BIN)/python -c "import atheris" 2>/dev/null || for target in config weights tokenizer recipe checkpoint import others; do \
 	  $(BIN)/python -m tests.fuzz.guided $$target -max_total_time=$$((10 * $(MINUTES))) -verbosity=0 || exit 1; done
 
 lint: $(INSTALLED)  ## format, lint, types

@@ -13,6 +13,11 @@ def _status(key: str) -> float:
     raise KeyError(key)
 
 
+def resident() -> float:
+    """Memory that is there, in MiB."""
+    return _status("VmRSS")
+
+
 class PeakMemory:
     """`with PeakMemory() as peak: ...`; then `peak.mib` is what the block added to the resident set at most."""
 
@@ -20,7 +25,7 @@ class PeakMemory:
 
     def __enter__(self) -> "PeakMemory":
         Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark to the present
-        self._before = _status("VmRSS")
+        self._before = resident()
         return self
 
     def __exit__(self, *_: object) -> None:

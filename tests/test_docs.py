@@ -186,7 +186,7 @@ def test_every_command_about_decoding_parses_and_names_every_option() -> None:
     assert names - set(re.findall(r"--[a-z-]+", DECODING)) == {"--output"}  # which is -o
 
 
-@pytest.mark.parametrize("page", ["docs/small-and-fast.md", "docs/convert.md"])
+@pytest.mark.parametrize("page", ["docs/small-and-fast.md", "docs/convert.md", "docs/weights.md"])
 def test_every_other_command_parses(page: str) -> None:
     found = [parse(command) for command in commands((ROOT / page).read_text("utf-8"))]
     assert {command["verb"] for command in found} & {"quantize", "export"}

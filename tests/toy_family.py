@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
 from regard.core.cache import Cache
 from regard.core.generation import DecoderOnly
 from regard.core.masks import alike, causal
+from regard.core.mixers import AttentionConfig
 from regard.models.family import Config, Family
 
 

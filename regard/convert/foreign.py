@@ -35,7 +35,8 @@ GENERATION = "generation_config.json"
 POSITIONS = 1024  # that transformers tabulates of the sinusoids
 NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
 TASKS = {"classes": "classify", "tags": "tag", "spans": "answer", "vector": "embed"}  # of a head
-SIZED = ("classes", "tags")  # heads that have labels
+SIZED = ("classes", "tags")  # heads that have labels, and
+MOST = 2**20  # of them
 PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification", "number": "regression"}
 ALIKE = {f"cross_{name}": PAPERS[f"cross_{name}"] for name in ("score", "normaliser")}
 TRAINING = {"dropout", "attention_dropout", "feed_forward_dropout", "stochastic_depth", "backend"}  # of no matter there
@@ -100,6 +101,8 @@ def write(source: Source, directory: Path) -> None:
     width, own = c.d_model // c.heads, asdict(c)
     own |= {"kv_heads": c.kv_heads or c.heads, "d_k": c.d_k or width, "d_v": c.d_v or width}
     for key, its in chain(said(top.settings, asdict(head)), said(table.settings, own), table.constant.items()):
+        if (was := at(about, key)) not in (None, its) and "drop" not in key:
+            raise ValueError(f"Hugging Face has one {key}, and not both {was!r} and {its!r}")
         _put(about, key, its)
     ids: dict[str, Any] = {f"{name}_token_id": getattr(marks, name) for name in ("pad", "bos", "eos")}
     ids |= {theirs.rstrip("?"): getattr(marks, name) for name, theirs in table.marks.items()}
@@ -118,7 +121,8 @@ def write(source: Source, directory: Path) -> None:
     if head.kind == "vector" and head.hidden is None:
         write_pooling(head, c.d_model, directory)
     save_file(_theirs(source, table, top, tied=about["tie_word_embeddings"]), directory / WEIGHTS, {"format": "pt"})
-    tokenizers.write(source.tokenizer, directory, table.around, segments=(getattr(c, "segments", None) or 1) > 1)
+    several = (getattr(c, "segments", None) or 1) > 1
+    tokenizers.write(source.tokenizer, directory, _around(table, head), segments=several)
     if source.template is not None:
         write_whole(directory / TEMPLATE, source.template)
 
@@ -215,7 +219,7 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
         for layers in ("layers", "encoder_layers", "decoder_layers"):  # before anything of that size is built
             if (count := getattr(c, layers, 0)) > len(found.all):
                 raise ValueError(f"{layers} = {count}, but {WEIGHTS} has {len(found.all)} tensors")
-        tokenizer = tokenizers.kept(directory, content, about, table)
+        tokenizer = tokenizers.kept(directory, content, about, table, _around(table, head))
         never = about.get("bad_words_ids") or []
         if not all(isinstance(row, list) for row in never):
             raise ValueError(f"bad_words_ids = {never}: each is a list of ids")
@@ -233,6 +237,11 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
     model.load_state_dict(state)
     task = _task(model, head, about) | ({"labels": names} if names else {})
     return Imported(model.eval(), tokenizer, task, found.left() + _ends(about, tokenizer))
+
+
+def _around(table: Foreign, head: HeadConfig) -> str:
+    """What stands around a text."""
+    return table.around if head.kind == "tokens" else "frame"
 
 
 def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,6 +270,8 @@ def labels(about: Mapping[str, Any]) -> list[str]:
     """
     named = about.get("id2label")
     count = about.get("num_labels", 2 if named is None else len(named))  # which counts where the two differ
+    if not isinstance(count, int) or not 0 < count <= MOST:
+        raise ValueError(f"num_labels = {count!r}: it is a whole number from 1 to {MOST:,}")
     named = {str(i): f"LABEL_{i}" for i in range(count)} if named is None or len(named) != count else named
     if not isinstance(named, dict) or sorted(named) != sorted(map(str, range(len(named)))):
         raise ValueError(f"id2label = {named!r}: it names the labels 0, 1, ... one by one")

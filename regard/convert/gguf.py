@@ -74,7 +74,7 @@ def _q6_k(x: Bytes) -> Numbers:
     return (_half(x[:, 208:])[..., None] * scale * codes).reshape(len(x), 256)
 
 
-class Blocks(NamedTuple):
+class Quantisation(NamedTuple):
     """How a type of tensor is packed."""
 
     name: str
@@ -84,19 +84,23 @@ class Blocks(NamedTuple):
 
 
 TYPES = {
-    0: Blocks("F32", 1, 4, lambda x: np.ascontiguousarray(x).view("<f4")),
-    1: Blocks("F16", 1, 2, _half),
-    2: Blocks("Q4_0", 32, 18, lambda x: _half(x[:, :2]) * (_nibbles(x[:, 2:]).astype(np.float32) - 8)),
-    3: Blocks("Q4_1", 32, 20, lambda x: _half(x[:, :2]) * _nibbles(x[:, 4:]) + _half(x[:, 2:4])),
-    6: Blocks(
+    0: Quantisation("F32", 1, 4, lambda x: np.ascontiguousarray(x).view("<f4")),
+    1: Quantisation("F16", 1, 2, _half),
+    2: Quantisation("Q4_0", 32, 18, lambda x: _half(x[:, :2]) * (_nibbles(x[:, 2:]).astype(np.float32) - 8)),
+    3: Quantisation("Q4_1", 32, 20, lambda x: _half(x[:, :2]) * _nibbles(x[:, 4:]) + _half(x[:, 2:4])),
+    6: Quantisation(
         "Q5_0", 32, 22, lambda x: _half(x[:, :2]) * ((_nibbles(x[:, 6:]) | _fifth(x[:, 2:6])).astype(np.float32) - 16)
     ),
-    7: Blocks("Q5_1", 32, 24, lambda x: _half(x[:, :2]) * (_nibbles(x[:, 8:]) | _fifth(x[:, 4:8])) + _half(x[:, 2:4])),
-    8: Blocks("Q8_0", 32, 34, lambda x: _half(x[:, :2]) * np.ascontiguousarray(x[:, 2:]).view(np.int8)),
-    12: Blocks("Q4_K", 256, 144, _q4_k),
-    13: Blocks("Q5_K", 256, 176, _q5_k),
-    14: Blocks("Q6_K", 256, 210, _q6_k),
-    30: Blocks("BF16", 1, 2, lambda x: (np.ascontiguousarray(x).view("<u2").astype(np.uint32) << 16).view(np.float32)),
+    7: Quantisation(
+        "Q5_1", 32, 24, lambda x: _half(x[:, :2]) * (_nibbles(x[:, 8:]) | _fifth(x[:, 4:8])) + _half(x[:, 2:4])
+    ),
+    8: Quantisation("Q8_0", 32, 34, lambda x: _half(x[:, :2]) * np.ascontiguousarray(x[:, 2:]).view(np.int8)),
+    12: Quantisation("Q4_K", 256, 144, _q4_k),
+    13: Quantisation("Q5_K", 256, 176, _q5_k),
+    14: Quantisation("Q6_K", 256, 210, _q6_k),
+    30: Quantisation(
+        "BF16", 1, 2, lambda x: (np.ascontiguousarray(x).view("<u2").astype(np.uint32) << 16).view(np.float32)
+    ),
 }
 
 

@@ -43,15 +43,26 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         graph = onnx.load(str(path)).graph
         stored = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
-    except Exception as error:  # of protobuf's, or of a file beside it
-        raise ValueError(f"{path} is no ONNX graph that can be read: {str(error).splitlines()[0]}") from None
+        found = _named(graph, stored)
+    except Exception as error:  # of protobuf's, of a file beside it, or of what is in no place where it belongs
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path} is no ONNX graph that can be read: {reason}") from None
+    if not found:
+        raise ValueError(f"{path} holds no tensor that has kept its name: export the model again, without renaming")
+    return {name: torch.from_numpy(np.array(x, np.float32)) for name, x in _unwrapped(found, path).items()}
+
+
+def _named(graph: Any, stored: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """What is stored in a graph, by the names that it had."""
     codes = {node.input[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
     whole = {name: _whole(name, stored, codes.get(name)) for name in stored}
     copies = {node.output[0]: node.input[0] for node in graph.node if node.op_type in ("DequantizeLinear", "Identity")}
 
     def source(name: str) -> str:
         """The tensor as it is stored, of one that is multiplied out, or that is equal to another."""
-        while name in copies and name not in whole:
+        for _ in copies:
+            if name in whole or name not in copies:
+                break
             name = copies[name]
         return name
 
@@ -61,10 +72,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         if node.op_type in ("MatMul", "MatMulInteger") and "::" in (read := source(node.input[1])) and read in whole:
             place = _place(node.name)
             named |= {f"{place}.weight": whole[read].T} if place else {}
-    floats = {name: x for name, x in named.items() if name.endswith((".weight", ".bias")) and "/" not in name}
-    if not floats:
-        raise ValueError(f"{path} holds no tensor that has kept its name: export the model again, without renaming")
-    return {name: torch.from_numpy(np.array(x, np.float32)) for name, x in _unwrapped(floats, path).items()}
+    return {name: x for name, x in named.items() if name.endswith((".weight", ".bias")) and "/" not in name}
 
 
 def _whole(name: str, stored: dict[str, NDArray[Any]], node: Any) -> NDArray[Any]:

@@ -42,7 +42,7 @@ def opened(source: Path) -> Iterator[tuple[Path, dict[str, Tensor] | None]]:
             try:
                 yield Path(made), theirs.tensors
             except ValueError as error:
-                raise ValueError(re.sub(rf"{re.escape(made)}(/[\w.]+)?", str(found), str(error))) from None
+                raise ValueError(re.sub(rf"{re.escape(made)}(/[\w.]+)?", lambda _: str(found), str(error))) from None
 
 
 def _found(source: Path) -> Path:

@@ -32,10 +32,10 @@ def write(tokenizer: Tokenizer, directory: Path, around: str, *, segments: bool 
     named = {name: str(theirs.id_to_token(i)) for name, i in marks._asdict().items() if i is not None}
     if around == "end" and marks.bos in (marks.pad, marks.eos):  # what a decoder starts with: no mark of its own
         del named["bos"]
-    theirs.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in named.values()])
+    special = [*named.values(), *(str(theirs.id_to_token(i)) for i in sorted(tokenizer.silent - {*marks}))]
+    theirs.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in special])
     if around == "frame":
-        cls, sep = marks.around([])[0]
-        theirs.post_processor = _framed(cls, sep, theirs, double=_double(marks), segments=segments)
+        theirs.post_processor = _framed(marks, theirs, segments=segments)
     else:
         before = {str(theirs.id_to_token(i)): i for i in theirs.encode("").ids}
         after = {named["eos"]: marks.need("eos")[0]} if around else {}
@@ -64,11 +64,16 @@ def _double(marks: Marks) -> bool:
     return len(marks.around([], [])[0]) == 4
 
 
-def _framed(cls: int, sep: int, rust: Rust, *, double: bool, segments: bool) -> processors.PostProcessor:
-    """cls A sep, and of two texts cls A sep B sep, or cls A sep sep B sep."""
-    a, b, second = str(rust.id_to_token(cls)), str(rust.id_to_token(sep)), int(segments)
-    pair = f"{a} $A {b}{f' {b}' if double else ''} $B:{second} {b}:{second}"
-    return processors.TemplateProcessing(f"{a} $A {b}", pair, [(a, cls), (b, sep)])
+def _framed(marks: Marks, rust: Rust, *, segments: bool) -> processors.PostProcessor:
+    """What puts marks around a text, and around two of them, as ours stand there."""
+    named = {i: str(rust.id_to_token(i)) for i in marks.around([])[0]}
+    single, pair = (
+        " ".join(
+            f"{({-1: '$A', -2: '$B'} | named)[i]}:{int(segments) * segment}" for i, segment in zip(*framed, strict=True)
+        )
+        for framed in (marks.around([-1]), marks.around([-1], [-2]))
+    )
+    return processors.TemplateProcessing(single, pair, [(name, i) for i, name in named.items()])
 
 
 def read(directory: Path, table: Foreign) -> Rust:
@@ -164,12 +169,14 @@ def _finished(rust: Rust, named: Mapping[str, str], path: Path) -> Rust:
         if cls is None or sep is None:
             raise ValueError(f"{path} has no {named['cls']} or no {named['sep']}: name them in {SETTINGS}")
         double = named["cls"] == named.get("bos")
-        rust.post_processor = _framed(cls, sep, rust, double=double, segments=not double)
+        marks = Marks(bos=cls if double else None, cls=cls, sep=sep)
+        rust.post_processor = _framed(marks, rust, segments=not double)
     return rust
 
 
-def kept(directory: Path, theirs: Rust, about: dict[str, Any], table: Foreign) -> Tokenizer:
-    """Their tokenizer with their ids, for a model of which config.json says `about`.
+def kept(directory: Path, theirs: Rust, about: dict[str, Any], table: Foreign, around: str) -> Tokenizer:
+    """Their tokenizer with their ids, for a model of which config.json says `about`; `around` a text stands its end, or
+    a frame: that of an encoder, or of a decoder that reads, whatever theirs puts there.
 
     No text gives a mark: what is special to them is none of the tokens that a text is searched for, and where a text
     has such a name, it is cut after its first character.
@@ -181,13 +188,15 @@ def kept(directory: Path, theirs: Rust, about: dict[str, Any], table: Foreign) -
         raise ValueError(f"the tokenizer has an id {most}, but vocab_size = {size}")
     with no_panic(path):
         before, after, double = _around(theirs)
-    if table.around == "frame":
+    if around == "frame" and not table.around and len(before) < 2 and len(after) < 2:
+        marks = marks._replace(bos=next(iter(before), None), eos=next(iter(after), None), cls=None, sep=None)
+    if around == "frame":
         if [*before, *after] != (frame := marks.around([])[0]):
             raise ValueError(f"{path}: around a text it puts the tokens {before} and {after}, but regard puts {frame}")
         before = []  # a frame is for whoever reads a text as a whole: it hangs on what is read with it
-        if double != _double(marks):
+        if double != _double(marks) and table.around:
             marks = marks._replace(bos=marks.cls if double else None, eos=marks.sep if double else None)
-    elif after != (expected := [] if not table.around else [marks.eos]):
+    elif after != (expected := [marks.eos] if around else []):
         raise ValueError(f"{path}: after a text it puts the tokens {after}, but regard puts {expected} there")
     forced = about.get("forced_bos_token_id")
     if forced is not None and before != [forced]:
@@ -200,20 +209,24 @@ def kept(directory: Path, theirs: Rust, about: dict[str, Any], table: Foreign) -
     else:
         model["vocab"] = {name: i for i, name in enumerate(all_of_them)}
     plain = [token for token in content["added_tokens"] if not token["special"]]
+    others = {token["content"]: token["id"] for token in content["added_tokens"] if token["special"]}
     with no_panic(path):
         rust = Rust.from_str(json.dumps(content | {"model": model, "added_tokens": plain, "post_processor": None}))
     if all_of_them[: len(RESERVED)] == [*RESERVED] and marks[:4] == (0, 1, 2, 3) and not before:
+        more = {name[1:-1]: i for name, i in others.items() if i not in marks}
+        if more or any(i is not None for i in marks[4:]):
+            rust.post_processor = state(marks, [], more)
         try:
             return Tokenizer(rust.to_str(), path)  # one of regard's own, come back
         except ValueError:
             pass
-    special = {token["content"] for token in content["added_tokens"] if token["special"]}
-    special |= {all_of_them[i] for i in marks if i is not None}
     if model["type"] != "BPE":
+        special = {*others, *(all_of_them[i] for i in marks if i is not None)}
         cut = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in sorted(special))
         split = pre_tokenizers.Split(Regex(cut), "isolated")
         rust.pre_tokenizer = pre_tokenizers.Sequence([rust.pre_tokenizer, split] if rust.pre_tokenizer else [split])
-    rust.post_processor = state(marks, [(all_of_them[i], i) for i in before])
+    others = {name: i for name, i in others.items() if i not in (*marks, *before) and name not in Marks._fields}
+    rust.post_processor = state(marks, [(all_of_them[i], i) for i in before], others)
     return Tokenizer(rust.to_str(), path)
 
 

@@ -69,11 +69,14 @@ def scored(
     return _content(rust, pieces, kinds, first)
 
 
-def listed(pieces: Sequence[str], unknown: str, cut: str, around: Sequence[str] = ()) -> Any:
-    """Whole words, each a match of the pattern `cut`; `around` a text stand two marks, or none."""
+def listed(pieces: Sequence[str], unknown: str, cut: str, around: Sequence[str] = (), *, fused: bool = False) -> Any:
+    """Whole words, each a match of the pattern `cut`, with a space between unless they are `fused`; `around` a text
+    stand two marks, or none."""
     ids = {piece: i for i, piece in enumerate(pieces)}
     rust = Rust(models.WordLevel(ids, unk_token=unknown))
     rust.pre_tokenizer = pre_tokenizers.Split(Regex(cut), "removed", invert=True)
+    if fused:
+        rust.decoder = decoders.Fuse()
     if around:
         cls, sep = around
         both = f"{cls} $A {sep} $B:1 {sep}:1"

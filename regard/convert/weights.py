@@ -37,9 +37,7 @@ class Weights:
     besides: Mapping[str, Sequence[str]] = field(default_factory=dict)  # other weights -> files that are theirs
     said: Mapping[str, Any] = field(default_factory=dict)  # file -> what the package does not say
     words: Mapping[str, Any] = field(default_factory=dict)  # of a tokenizer: the file that lists them, and how to cut
-    labels: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what it tells apart: the file that lists them, under a key
+    labels: Mapping[str, str] = field(default_factory=dict)  # of what it tells apart: the file and the key of a list
 
     @property
     def terms(self) -> str:
@@ -64,11 +62,9 @@ class Weights:
         said = dict(self.said)
         if self.words:
             lines = (into / self.words["file"]).read_text("utf-8").splitlines()
-            words = [
-                *self.words.get("first", ()),
-                *(line.partition(",")[0] for line in lines[self.words.get("skip", 0) :]),
-            ]
-            said["tokenizer.json"] = listed(words, *(self.words[name] for name in ("unknown", "cut", "around")))
+            first, rest = self.words.get("first", []), lines[self.words.get("skip", 0) :]
+            how = {name: self.words[name] for name in ("unknown", "cut", "around", "fused") if name in self.words}
+            said["tokenizer.json"] = listed([*first, *(line.partition(",")[0] for line in rest)], **how)
         if self.labels:
             labels = json.loads((into / self.labels["file"]).read_text("utf-8"))[self.labels["key"]]
             said["config.json"] = said["config.json"] | {"id2label": dict(enumerate(labels))}

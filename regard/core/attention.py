@@ -6,24 +6,17 @@ Letters: B batch, H heads, T queries, S keys, d_model width of the model, d_k an
 applies W_O; what mixes is a `regard.core.mixers.Mixer`: eq. 1, or what may stand in its place.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from regard.checks import at_least, one_of
-from regard.core.backends import BACKENDS, backend_of, check_added, fitted, one_dtype, weights
+from regard.core.backends import backend_of, check_added, fitted, one_dtype, weights
 from regard.core.cache import KeyValues
 from regard.core.dropout import check_probability
-from regard.core.efficient import Kind, check_kind
 from regard.core.layers import linear
 from regard.core.masks import AnyMask
-from regard.core.mixers import Efficient, Full, Mixer, Past, Under
-from regard.core.monotonic import Monotonic
-from regard.core.normalisers import ALONG_A_MEMORY, Normaliser, make_normaliser, read_normaliser
+from regard.core.mixers import AttentionConfig, Mixer, Past, Under, make_mixer
 from regard.core.positions import Positions
-from regard.core.scores import SCALED, SCORES, make_score
 
 
 def attend(
@@ -72,65 +65,6 @@ def attention_weights(
     return weights(q, k, mask, bias, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
-@dataclass(frozen=True)
-class AttentionConfig:
-    """The shape of a multi-head attention (§3.2.2). Left out: d_k = d_v = d_model / heads, kv_heads = heads."""
-
-    d_model: int
-    heads: int
-    kv_heads: int | None = None
-    d_k: int | None = None
-    d_v: int | None = None
-    bias: bool = True
-    qkv_bias: bool | None = None  # of W_Q, W_K, W_V: bias, if left out
-    output: bool = True  # W_O
-    scale: float | None = None  # 1/√d_k
-    dropout: float = 0.0
-    backend: str = "auto"
-    score: str = "dot"  # general, additive, concat, location: regard.core.scores
-    normaliser: str = "softmax"  # topk:K, hard, sparsemax, entmax, monotonic, chunkwise:W: regard.core.normalisers
-    project: bool = True  # W_Q, W_K, W_V; without them heads are slices of what comes in
-    kind: str = "full"  # window:W, linear, ...: the efficient form of a self-attention, regard.core.efficient
-    max_length: int = 1024  # of a sequence that linformer:R projects or the score location looks at
-
-    def __post_init__(self) -> None:
-        at_least(1, d_model=self.d_model, heads=self.heads, kv_heads=self.kv_heads, d_k=self.d_k, d_v=self.d_v)
-        check_probability(self.dropout)
-        if (self.d_k is None or self.d_v is None) and self.d_model % self.heads:
-            raise ValueError(
-                f"d_model = {self.d_model} does not divide into {self.heads} heads: choose a divisor or set d_k, d_v"
-            )
-        if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}: choose a divisor")
-        one_of(("auto", *BACKENDS), backend=self.backend)
-        one_of(SCORES, score=self.score)
-        read_normaliser(self.normaliser)
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale = {self.scale}: it must be a finite number; leave it out for 1/√d_k")
-        if self.scale is not None and self.score not in SCALED:
-            raise ValueError(f"scale = {self.scale} is one of the scores {' and '.join(SCALED)}; {self.score} has none")
-        if not self.plain and self.backend not in ("auto", "math"):
-            raise ValueError(
-                f"backend = {self.backend!r} knows the score dot and the normaliser softmax only, not {self.score} and "
-                f"{self.normaliser}: leave it at auto"
-            )
-        if not self.project and (self.kv_heads not in (None, self.heads) or self.d_k or self.d_v):
-            raise ValueError("without projections (project = False) heads are slices: leave out kv_heads, d_k and d_v")
-        check_kind(
-            self.kind,
-            dropout=self.dropout,
-            scale=self.scale,
-            plain=self.plain,
-            backend=self.backend,
-            max_length=self.max_length,
-        )
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is eq. 1: score dot, normaliser softmax."""
-        return (self.score, self.normaliser) == ("dot", "softmax")
-
-
 class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O (§3.2.2).
 
@@ -174,7 +108,7 @@ class MultiHeadAttention(nn.Module):
             self.key_value = linear(self.d_memory, *self.widths[1:], bias=bias)
         self.query_norm = norm(self.d_k) if norm else None
         self.key_norm = norm(key_width) if norm else None
-        self.__dict__["mix"] = mix = self._mixer(key_width)
+        self.__dict__["mix"] = mix = make_mixer(config, self.cross, self.positions, self.d_k, key_width)
         for name, part in mix.named_children():
             self.add_module(name, part)
         self.output = (
@@ -218,26 +152,6 @@ class MultiHeadAttention(nn.Module):
     def split(self, x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
         """What matrices side by side made of one input: x (..., Σ widths) -> (..., width) of each."""
         return x.split(widths, -1)
-
-    def _mixer(self, key_width: int) -> Mixer:
-        c = self.config
-        if c.kind != "full":
-            if self.cross or type(self.positions).bias is not Positions.bias:
-                where = "attention to a memory" if self.cross else f"positions that add to scores ({self.positions})"
-                raise ValueError(f"attention {c.kind!r} is not for {where}: take full attention there")
-            inner = Kind.read(c.kind).make(d_k=self.d_k, max_length=c.max_length)
-            assert inner is not None
-            return Efficient(c.kind, inner, dropout=c.dropout, backend=c.backend)
-        name, width = read_normaliser(c.normaliser)
-        if name in ALONG_A_MEMORY and not self.cross:
-            raise ValueError(f"the normaliser {c.normaliser} walks along a memory: self-attention has none")
-        score = make_score(c.score, (self.heads, self.kv_heads), (self.d_k, key_width), c.max_length)
-        normalise: Normaliser | Monotonic
-        if name in ALONG_A_MEMORY:
-            normalise = Monotonic(self.heads, self.d_k, score.width or key_width, width)
-        else:
-            normalise = make_normaliser(c.normaliser)
-        return Full(score, normalise, key_width, dropout=c.dropout, backend=c.backend)
 
     def _from_itself(self, x: Tensor, memory: Tensor | None, cache: Past | None) -> tuple[Tensor, Tensor, Tensor]:
         if memory is not None:

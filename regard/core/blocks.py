@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.checks import above, one_of
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
 from regard.core.cache import Cache, LayerCache
 from regard.core.efficient import Kind
 from regard.core.layers import (
@@ -24,6 +24,7 @@ from regard.core.layers import (
     Residual,
 )
 from regard.core.masks import AnyMask
+from regard.core.mixers import AttentionConfig
 from regard.core.normalisers import ALONG_A_MEMORY, read_normaliser
 from regard.core.positions import ABSOLUTE, BIASED, RELATIVE, Positions, Rotary, relative_positions
 

@@ -39,8 +39,9 @@ class OffsetRMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.zeros(width)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., width) -> (..., width)."""
-        return F.rms_norm(x, self.weight.shape, 1 + self.weight, self.eps)
+        """x (..., width) -> (..., width); never in half precision, in which 1 + weight has few digits."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(wide), self.weight.shape, 1 + self.weight.to(wide), self.eps).to(x.dtype)
 
 
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "rms_offset": OffsetRMSNorm}

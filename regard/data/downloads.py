@@ -70,16 +70,17 @@ class Raw:
 
 @contextmanager
 def members(path: Path) -> Iterator[Callable[[str], bytes]]:
-    """Gives what a member of an archive holds, unpacked if it is a .gz."""
-    with tarfile.open(path) if path.suffix == ".tgz" else zipfile.ZipFile(path) as archive:
+    """Gives what a member of an archive holds, wherever in it that is; unpacked if it is a .gz."""
+    tar = path.name.endswith((".tgz", ".tar.gz"))
+    with tarfile.open(path, "r:gz") if tar else zipfile.ZipFile(path) as archive:
+        names = archive.getnames() if isinstance(archive, tarfile.TarFile) else archive.namelist()
 
         def read(name: str) -> bytes:
-            try:
-                stream = archive.extractfile(name) if isinstance(archive, tarfile.TarFile) else archive.open(name)
-            except KeyError:
-                stream = None
-            if stream is None:
+            found = next((each for each in names if f"/{each}".endswith(f"/{name}")), None)
+            if found is None:
                 raise ValueError(f"it holds no {name}")
+            stream = archive.extractfile(found) if isinstance(archive, tarfile.TarFile) else archive.open(found)
+            assert stream is not None, "a folder is no member"
             with stream:
                 return gzip.decompress(stream.read()) if name.endswith(".gz") else stream.read()
 

@@ -8,13 +8,12 @@ training has `jump` alone and the test has it in every command.
 
 import hashlib
 import re
-import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.data.downloads import Progress, check_sum, download, reading
+from regard.data.downloads import Progress, check_sum, download, members, reading
 from regard.files import cache_folder, write_whole
 
 if TYPE_CHECKING:
@@ -62,18 +61,12 @@ class Commands:
             if not path.exists():
                 download(URL.format(name=name), path, progress=progress)
             with reading(path, ours=not held):
-                content = _member(path, name) if ARCHIVE in held else path.read_bytes()
+                if ARCHIVE in held:
+                    with members(path) as read:
+                        content = read(name)
+                else:
+                    content = path.read_bytes()
                 check_sum(hashlib.sha256(content).hexdigest(), sha256)
             pairs = list(read_commands(content.decode().splitlines(), name))
             for language, side in zip(corpus.languages, zip(*pairs, strict=True), strict=True):
                 write_whole(into / f"{split}.{language}", "".join(f"{text}\n" for text in side))
-
-
-def _member(path: Path, name: str) -> bytes:
-    """What an archive holds under a name, wherever in it that is."""
-    with tarfile.open(path, "r:gz") as archive:
-        member = next((m for m in archive if m.isfile() and f"/{m.name}".endswith(f"/{name}")), None)
-        file = None if member is None else archive.extractfile(member)
-        if file is None:
-            raise ValueError(f"it holds no {name}")
-        return file.read()

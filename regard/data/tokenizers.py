@@ -116,6 +116,7 @@ class Tokenizer:
             self.marks = MARKS._replace(unk=UNK)
         self.silent = frozenset(i for i in (*self.marks, *others) if i is not None)
         try:  # its token for the unknown, and what it puts around a text, come from its file
+            self._before = self.encode("")
             self.decode(self.encode("a \U0010fffd"))
         except ValueError as error:
             raise ValueError(f"{name} cannot read a text: {error}") from None
@@ -222,11 +223,6 @@ class Tokenizer:
     def joined(self, text: str) -> str:
         """A text as `decode` writes it: sub-words of a text in `@@` form put together, any other text as it is."""
         return text.replace("@@ ", "") if self.kind == "none" else text
-
-    @cached_property
-    def _before(self) -> list[int]:
-        """What it puts before every text."""
-        return self.rust.encode("").ids
 
     def _ordinary(self, ids: Sequence[int]) -> list[int]:
         self._check(ids)

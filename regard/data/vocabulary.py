@@ -35,19 +35,17 @@ class Marks(NamedTuple):
 
         >>> Marks(cls=7, sep=8).around([1, 2], [3])
         ([7, 1, 2, 8, 3, 8], [0, 0, 0, 0, 1, 1])
-        >>> Marks(bos=7, eos=8).around([1, 2])
-        ([7, 1, 2, 8], [0, 0, 0, 0])
+        >>> Marks(bos=7, eos=8).around([1, 2]), Marks(bos=7).around([1, 2])
+        (([7, 1, 2, 8], [0, 0, 0, 0]), ([7, 1, 2], [0, 0, 0]))
 
         Where what stands before a text is what an output begins with, as in RoBERTa, two marks stand between two.
         """
-        framed = self._replace(
-            cls=self.bos if self.cls is None else self.cls, sep=self.eos if self.sep is None else self.sep
-        )
-        cls, sep = framed.need("cls", "sep")
-        ids = [cls, *text, sep]
+        before = [i for i in (self.bos if self.cls is None else self.cls,) if i is not None]
+        after = [i for i in (self.eos if self.sep is None else self.sep,) if i is not None]
+        ids = [*before, *text, *after]
         if pair is None:
             return ids, [0] * len(ids)
-        rest = [*([sep] if self.cls is not None and self.cls == self.bos else []), *pair, sep]
+        rest = [*(after if self.cls is not None and self.cls == self.bos else []), *pair, *after]
         return [*ids, *rest], [0] * len(ids) + [1] * len(rest)
 
     def inside(self, ids: Sequence[int]) -> list[int]:

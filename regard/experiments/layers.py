@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
+from regard.core.mixers import AttentionConfig
 from regard.core.recurrence import LinearRecurrence
 from regard.models import costs
 from regard.models.convolutional import Convolution

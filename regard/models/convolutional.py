@@ -16,13 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import Stack
 from regard.core.cache import KeyValues, Window
 from regard.core.dropout import Dropout
 from regard.core.generation import EncoderDecoder
 from regard.core.layers import Residual, linear
 from regard.core.masks import padding
+from regard.core.mixers import AttentionConfig
 from regard.core.outputs import logits
 from regard.core.positions import ABSOLUTE, Learned, absolute_positions
 from regard.core.stems import Embedding, words

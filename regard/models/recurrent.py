@@ -26,12 +26,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import Stack
 from regard.core.dropout import Dropout
 from regard.core.generation import EncoderDecoder
 from regard.core.layers import FeedForward, Residual, linear
 from regard.core.masks import padding
+from regard.core.mixers import AttentionConfig
 from regard.core.outputs import logits
 from regard.core.positions import Positions
 from regard.core.recurrence import LinearRecurrence, RecurrentPast, reverse

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from regard.core import blocks
-from regard.core.attention import AttentionConfig
 from regard.core.cache import Cache
 from regard.core.generation import EncoderDecoder
 from regard.core.masks import causal, padding
+from regard.core.mixers import AttentionConfig
 from regard.core.outputs import logits
 from regard.core.positions import absolute_positions
 from regard.core.stems import Embedding, words
@@ -159,11 +159,14 @@ class TransformerConfig(blocks.LayerConfig, _Sizes, Config):
         return cls(vocabulary, d_model=1024, d_ff=4096, heads=16, dropout=0.3).but(**changes)
 
 
+DROPPED = {"attention_dropout": 0.1, "feed_forward_dropout": 0.1}
+
+
 def t5_small(vocabulary: int = 32_128, **changes: Any) -> TransformerConfig:
     """T5 of Raffel et al. (2020), the smallest: 61 million parameters."""
     own = {"positions": "t5", "norm": "pre", "norm_kind": "rms", "norm_eps": 1e-6, "bias": False, "scale": 1.0}
-    ends = {"scale_embedding": False, "scale_output": True}
-    return TransformerConfig(vocabulary).but(**own, **ends, d_k=64, d_v=64).but(**changes)
+    ends = {"scale_embedding": False, "scale_output": True, "d_k": 64, "d_v": 64}
+    return TransformerConfig(vocabulary).but(**own, **ends, **DROPPED).but(**changes)
 
 
 def flan_t5_small(vocabulary: int = 32_128, **changes: Any) -> TransformerConfig:
@@ -175,7 +178,7 @@ def flan_t5_small(vocabulary: int = 32_128, **changes: Any) -> TransformerConfig
 def bart_base(vocabulary: int = 50_265, **changes: Any) -> TransformerConfig:
     """BART of Lewis et al. (2020): 139 million parameters."""
     own = TransformerConfig(vocabulary, d_model=768, d_ff=3072, heads=12, feed_forward="gelu", positions="learned")
-    return own.but(embedding_norm=True, scale_embedding=False, output_bias=True).but(**changes)
+    return own.but(embedding_norm=True, scale_embedding=False, output_bias=True, **DROPPED).but(**changes)
 
 
 FAMILY = Family(

@@ -7,7 +7,7 @@ company, and with any number of threads.
 """
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from regard.core.outputs import POOLS, ClassHead, TagHead, TokenHead, VectorHead
-from regard.core.quantised import Int8Linear
 from regard.native import build
 from regard.native.build import UnsupportedError
 from regard.native.model import Laid, number
@@ -51,45 +50,44 @@ class NativeReader(Laid):
     ) -> list[Floats]:
         if not texts:
             return []
-        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-        if self.longest is not None and lengths.max() > self.longest:
-            raise ValueError(f"a text of {lengths.max()} tokens: the model has positions for {self.longest}")
+        lengths = [*map(len, texts)]
+        longest, pooled = max(lengths), not bare and self.c.head.pool
+        if self.longest is not None and longest > self.longest:
+            raise ValueError(f"a text of {longest} tokens: the model has positions for {self.longest}")
         tokens = _flat(texts, lengths, int(self.c.source.tokens), "token ids")
         told = None
         if segments is not None and self.segments:
             told = _flat(segments, lengths, self.segments, "segments")
-        longest, pooled = int(lengths.max()), not bare and self.c.head.pool
         self.reach(longest)
-        begins = np.append([0], lengths.cumsum()).astype(np.int32)
+        begins = np.array([0, *accumulate(lengths)], np.int32)
         parts = self._parts(begins)
-        most = int(np.diff(begins[parts]).max())
-        each = self.library.room(self.c, most, longest, 1)
+        most = max(int(begins[b] - begins[a]) for a, b in pairwise(parts))
+        shared, each = (self.library.room(self.c, most, longest, threads) for threads in (self.threads, 1))
         out = np.empty((len(texts) if pooled else len(tokens), width), np.float32)
         try:
             desk = self._desks.pop()
         except IndexError:
             desk = Desk(self.library, self.threads)
-        space = desk.space(max(self.threads * each, self.library.room(self.c, most, longest, self.threads)))
-        given = len(parts) - 1, parts, begins, tokens, told, longest, out, width, desk.team, space, each
-        self.library.read_texts(self.c, bare, *given)
+        space = desk.space(max(self.threads * each, shared))
+        given = np.array(parts, np.int32), begins, tokens, told, longest, out, width, desk.team, space, each
+        self.library.read_texts(self.c, bare, len(parts) - 1, *given)
         self._desks.append(desk)
-        return list(out) if pooled else np.split(out, begins[1:-1])
+        return [*out] if pooled else [out[a:b] for a, b in pairwise(begins.tolist())]
 
-    def _parts(self, begins: NDArray[np.int32]) -> NDArray[np.int32]:
+    def _parts(self, begins: NDArray[np.int32]) -> list[int]:
         """Where the parts begin that are read together, and the last one ends: one, or enough for all threads."""
         m, n = int(begins[-1]), len(begins) - 1
-        most = min(TOGETHER, max(ALONE, -(-m // (4 * self.threads)))) if m >= ALONE * self.threads else m
-        parts = [0]
+        if m < ALONE * self.threads:
+            return [0, n]
+        most, parts = min(TOGETHER, max(ALONE, -(-m // (4 * self.threads)))), [0]
         while parts[-1] < n:
             parts.append(max(parts[-1] + 1, int(begins.searchsorted(begins[parts[-1]] + most, "right")) - 1))
-        return np.array(parts, np.int32)
+        return parts
 
     def _head(self, head: Any) -> tuple[build.Head, build.Product]:
         made, inner, outer, width = build.Head(), getattr(head, "inner", None), getattr(head, "outer", None), self.d
         if type(head) in (VectorHead, ClassHead):
             made.pool, made.unit = 1 + POOLS.index(head.pool), head.normalise
-        elif isinstance(head, nn.Linear | Int8Linear):
-            outer = head
         elif type(head) is TokenHead:
             outer = head.tokens
         elif type(head) is not TagHead:
@@ -101,10 +99,13 @@ class NativeReader(Laid):
         return made, build.Product() if outer is None else self._product(outer, outer.out_features, width)
 
 
-def _flat(rows: Sequence[Sequence[int]], lengths: NDArray[np.int64], most: int, what: str) -> NDArray[np.int32]:
+def _flat(rows: Sequence[Sequence[int]], lengths: list[int], most: int, what: str) -> NDArray[np.int32]:
     """Whole numbers below `most`, a row after the other, each of which has its length."""
-    ids = np.array([*chain.from_iterable(rows)])
-    if not lengths.all() or ids.ndim != 1 or ids.dtype.kind not in "iu" or [*map(len, rows)] != lengths.tolist():
+    try:
+        ids = np.array([*chain.from_iterable(rows)])
+    except ValueError:  # of rows in rows
+        ids = np.array(rows, object)
+    if not all(lengths) or ids.ndim != 1 or ids.dtype.kind not in "iu" or [*map(len, rows)] != lengths:
         raise ValueError(f"a text is a list of one token id or more, and has as many segments, got {str(rows)[:60]}")
     if not 0 <= ids.min() <= ids.max() < most:
         raise ValueError(outside(ids, most, what))

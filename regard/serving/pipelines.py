@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from regard.serving import forms, reading
 from regard.serving.errors import RefusalError
 from regard.serving.libretranslate import Problem
-from regard.serving.reading import Question, several
+from regard.serving.reading import QuestionAsked, several
 from regard.serving.service import Service
 from regard.tasks.reader import Given
 
@@ -80,7 +80,7 @@ def _parts(inputs: Any, *names: str) -> list[Any]:
     return [inputs[name] for name in names]
 
 
-def classes(inputs: Any) -> Question:
+def classes(inputs: Any) -> QuestionAsked:
     """For each text its classes."""
     if isinstance(inputs, dict):
         text, pair = _texts(_parts(inputs, "text", "text_pair"))
@@ -91,18 +91,20 @@ def classes(inputs: Any) -> Question:
     def told(classifier: Any, answers: list[Any]) -> Any:
         return [reading.predictions(classifier, each) for each in answers]
 
-    return Question(asks, told, top=None)
+    return QuestionAsked(asks, told, top=None)
 
 
-def vectors(inputs: Any) -> Question:
+def vectors(inputs: Any) -> QuestionAsked:
     """For each text its vector; or how near some are to one."""
     if isinstance(inputs, dict):
         source, others = _parts(inputs, "source_sentence", "sentences")
-        return Question(list(map(Given, [*_texts(source), *_texts(others)])), lambda _, answers: reading.near(answers))
-    return Question(list(map(Given, _texts(inputs))), lambda _, answers: [each.numbers for each in answers])
+        return QuestionAsked(
+            list(map(Given, [*_texts(source), *_texts(others)])), lambda _, answers: reading.near(answers)
+        )
+    return QuestionAsked(list(map(Given, _texts(inputs))), lambda _, answers: [each.numbers for each in answers])
 
 
-def gaps(inputs: Any) -> Question:
+def gaps(inputs: Any) -> QuestionAsked:
     """What may stand in the gap of a text; of several, a list for each."""
 
     def told(filler: Any, answers: list[Any]) -> Any:
@@ -116,10 +118,10 @@ def gaps(inputs: Any) -> Question:
         ]
         return found[0] if len(found) == 1 else found
 
-    return Question(list(map(Given, _texts(inputs))), told)
+    return QuestionAsked(list(map(Given, _texts(inputs))), told)
 
 
-def entities(inputs: Any) -> Question:
+def entities(inputs: Any) -> QuestionAsked:
     """What is found in a text; or in each of a list."""
 
     def told(tagger: Any, answers: list[Any]) -> Any:
@@ -132,10 +134,10 @@ def entities(inputs: Any) -> Question:
         ]
         return found[0] if isinstance(inputs, str) else found
 
-    return Question(list(map(Given, _texts(inputs))), told)
+    return QuestionAsked(list(map(Given, _texts(inputs))), told)
 
 
-def replies(inputs: Any) -> Question:
+def replies(inputs: Any) -> QuestionAsked:
     """What answers a question; of several, the likeliest first."""
     question, context = _texts(_parts(inputs, "question", "context"))
 
@@ -145,10 +147,10 @@ def replies(inputs: Any) -> Question:
         found = [{"answer": x.text, "score": x.probability, "start": x.start or 0, "end": x.end or 0} for x in each]
         return found[0] if len(found) == 1 else found
 
-    return Question([Given(question, context)], told)
+    return QuestionAsked([Given(question, context)], told)
 
 
-QUESTIONS: dict[str, Callable[[Any], Question]] = {
+QUESTIONS: dict[str, Callable[[Any], QuestionAsked]] = {
     "classify": classes,
     "embed": vectors,
     "mask": gaps,

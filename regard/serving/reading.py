@@ -110,7 +110,7 @@ class Prediction(BaseModel):
     label: str
 
 
-class Question:
+class QuestionAsked:
     """What a request asks: texts, and what becomes of the answers."""
 
     def __init__(self, asks: Sequence[Given], told: Callable[[Any, list[Any]], Any], **settings: Any) -> None:
@@ -158,7 +158,7 @@ def given_of(text: str | Ids, *, cut: bool = False) -> Given:
     return Given(text, cut=cut) if isinstance(text, str) else Given("", ids=tuple(text), cut=cut)
 
 
-def embeddings(asked: EmbeddingRequest, model: str) -> Question:
+def embeddings(asked: EmbeddingRequest, model: str) -> QuestionAsked:
     """Vectors as OpenAI has them."""
 
     def told(embedder: Any, answers: list[Any]) -> dict[str, Any]:
@@ -173,10 +173,10 @@ def embeddings(asked: EmbeddingRequest, model: str) -> Question:
             "usage": dict.fromkeys(EmbeddingUsage.model_fields, tokens),
         }
 
-    return Question([*map(given_of, several(asked.input, "input"))], told, **_dimensions(asked.dimensions))
+    return QuestionAsked([*map(given_of, several(asked.input, "input"))], told, **_dimensions(asked.dimensions))
 
 
-def embed(asked: EmbedRequest) -> Question:
+def embed(asked: EmbedRequest) -> QuestionAsked:
     """Vectors as text-embeddings-inference has them."""
 
     def told(embedder: Any, answers: list[Any]) -> list[list[float]]:
@@ -184,14 +184,14 @@ def embed(asked: EmbedRequest) -> Question:
         return [(each.normal if unit else each).numbers for each in answers]
 
     asks = [given_of(each, cut=bool(asked.truncate)) for each in several(asked.inputs, "inputs")]
-    return Question(asks, told, **_dimensions(asked.dimensions))
+    return QuestionAsked(asks, told, **_dimensions(asked.dimensions))
 
 
 def _dimensions(asked: int | None) -> dict[str, int]:
     return {} if asked is None else {"dimensions": asked}
 
 
-def predict(asked: PredictRequest) -> Question:
+def predict(asked: PredictRequest) -> QuestionAsked:
     """Classes, the likeliest first."""
     given: Any = asked.inputs
     alone = isinstance(given, str) or (bool(given) and isinstance(given[0], str))
@@ -205,7 +205,7 @@ def predict(asked: PredictRequest) -> Question:
         found = [predictions(classifier, each, asked.raw_scores) for each in answers]
         return found[0] if alone else found
 
-    return Question([replace(Given(*row), cut=bool(asked.truncate)) for row in rows], told, top=None)
+    return QuestionAsked([replace(Given(*row), cut=bool(asked.truncate)) for row in rows], told, top=None)
 
 
 def predictions(classifier: Any, each: Any, raw: bool = False) -> list[dict[str, Any]]:
@@ -216,7 +216,7 @@ def predictions(classifier: Any, each: Any, raw: bool = False) -> list[dict[str,
     return [{"score": x, "label": label} for label, x in sorted(scores.items(), key=lambda item: -item[1])]
 
 
-def rerank(asked: RerankRequest, task: str) -> Question:
+def rerank(asked: RerankRequest, task: str) -> QuestionAsked:
     """The order of texts, by a classifier of pairs, or by how near their vectors are."""
     texts, cut = several(asked.texts, "texts"), bool(asked.truncate)
 
@@ -226,8 +226,8 @@ def rerank(asked: RerankRequest, task: str) -> Question:
         return [{"index": i, "score": scores[i], **({"text": texts[i]} if asked.return_text else {})} for i in order]
 
     if task == "embed":
-        return Question([Given(text, cut=cut) for text in (asked.query, *texts)], told)
-    return Question([Given(asked.query, text, cut=cut) for text in texts], told)
+        return QuestionAsked([Given(text, cut=cut) for text in (asked.query, *texts)], told)
+    return QuestionAsked([Given(asked.query, text, cut=cut) for text in texts], told)
 
 
 def near(answers: list[Any]) -> list[float]:

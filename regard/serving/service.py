@@ -19,7 +19,7 @@ from regard.serving.errors import ClientGoneError, RefusalError
 from regard.serving.limits import Doorkeeper, told
 from regard.serving.metrics import Metrics
 from regard.serving.queue import Asked, Queue
-from regard.serving.reading import Question
+from regard.serving.reading import QuestionAsked
 from regard.serving.registry import Registry, Served
 from regard.serving.turns import in_thread
 
@@ -57,7 +57,7 @@ class Service:
             job = await asyncio.get_running_loop().run_in_executor(queue.desk, partial(queue.prepare, asked))
             return await asyncio.wrap_future(queue.submit(job))
 
-    async def told(self, request: Request, served: Served, question: Question, param: str) -> JSONResponse:
+    async def told(self, request: Request, served: Served, question: QuestionAsked, param: str) -> JSONResponse:
         """What a model that reads answers to a question, as it is sent."""
         request.state.characters = forms.admitted(question.texts, self.config.characters, param)
 

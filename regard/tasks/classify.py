@@ -106,7 +106,7 @@ class Classifier(Reader):
 
     def answers(self, asks: Sequence[Given], settings: ClassifyUse) -> list[Classified]:
         """What each of some texts is: what the other methods are made of."""
-        windows = self.framed(asks)
+        windows = self.framed(asks, long=settings.long)
         said = iter(self.outputs([each for row in windows for each in row]))
         return [self._told(torch.stack([next(said) for _ in row]).mean(0), settings, len(row)) for row in windows]
 

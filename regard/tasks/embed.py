@@ -114,12 +114,15 @@ class Embedder(Reader):
         """The vector of each text. One that is read in several windows has the mean of theirs, by their tokens."""
         if settings.dimensions is not None and settings.dimensions > self.width(None):
             raise ValueError(f"dimensions = {settings.dimensions}: the model's vectors have {self.width(None)} numbers")
-        windows = self.framed(asks)
+        windows = self.framed(asks, long=settings.long)
         said = iter(self.outputs([each for row in windows for each in row]))
         found = []
         for row in windows:
-            shares = torch.tensor([float(max(1, each.tokens)) for each in row])
-            vector = torch.stack([next(said) for _ in row]).mul(shares[:, None]).sum(0) / shares.sum()
+            vector = next(said)
+            if len(row) > 1:
+                shares = torch.tensor([float(max(1, each.tokens)) for each in row])
+                each_of = torch.stack([vector, *(next(said) for _ in row[1:])])
+                vector = each_of.mul(shares[:, None]).sum(0) / shares.sum()
             vector = vector[: settings.dimensions]
             normal = len(row) > 1 or len(self.models) > 1 or settings.dimensions is not None
             if normal and self.model.head.normalise:  # type: ignore[union-attr]

@@ -97,9 +97,10 @@ class Reader(Engines):
         """Tokens of an answer: none."""
         return 0
 
-    def framed(self, asks: Sequence[Given], room: int = 0) -> list[list[Framed]]:
+    def framed(self, asks: Sequence[Given], room: int = 0, long: str = "windows") -> list[list[Framed]]:
         """What the model reads of each text: one window, or several that overlap by half; of a pair, the second text
-        is read in windows beside the whole first one. `room` is kept free."""
+        is read in windows beside the whole first one. `room` is kept free. A text that needs several may be cut to the
+        first, or refused: `long`."""
         texts = iter(self.tokenizer.encode_batch([ask.text for ask in asks if ask.ids is None]))
         pairs: Iterator[list[int]] = iter(self.tokenizer.encode_batch([a.pair for a in asks if a.pair is not None]))
         found = []
@@ -107,8 +108,14 @@ class Reader(Engines):
             ids = next(texts) if ask.ids is None else self.tokenizer.marks.inside(ask.ids)
             pair = next(pairs) if ask.pair is not None else None
             longest = None if self.longest is None else self.longest - room
-            read = list(windows(self.tokenizer.marks, ids, pair, longest, ask.place or repr(ask.text[:40])))
-            found.append(read[:1] if ask.cut else read)
+            place = ask.place or repr(ask.text[:40])
+            read = list(windows(self.tokenizer.marks, ids, pair, longest, place))
+            if len(read) > 1 and long == "refuse" and not ask.cut:
+                raise ValueError(
+                    f"{place} has {len(ids) + len(pair or ())} tokens, the model reads {longest} at once: shorten it, "
+                    "or have it read in windows or cut (long)"
+                )
+            found.append(read[:1] if ask.cut or long == "cut" else read)
         return found
 
     def outputs(self, read: Sequence[Framed]) -> list[Tensor]:
@@ -195,7 +202,7 @@ def windows(
     for start in range(0, max(1, len(whole)), step):
         part = whole[start:] if most is None else whole[start : start + most]
         framed, segments = marks.around(part) if pair is None else marks.around(ids, part)
-        begins = 1 if pair is None else len(framed) - 1 - len(part)
+        begins = len(framed) - len(part) - (marks.sep is not None or marks.eos is not None)
         yield Framed(framed, segments, start, begins, len(part))
         if start + len(part) >= len(whole):
             break

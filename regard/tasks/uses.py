@@ -6,7 +6,9 @@ torch takes a second to load: nothing here needs it.
 
 from dataclasses import dataclass
 
-from regard.checks import above, at_least, share
+from regard.checks import above, at_least, one_of, share
+
+LONG = ("windows", "cut", "refuse")
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,10 @@ class ClassifyUse:
     top: int | None = None  # tell so many of the likeliest (default: the one, or all that apply)
     threshold: float = 0.5  # where several may apply: those that are at least so likely
     temperature: float = 1.0  # logits are divided by it: fitted on held-out text, probabilities are true shares
+    long: str = "windows"  # a text longer than the model reads: windows (the mean of theirs), cut, refuse
 
     def __post_init__(self) -> None:
+        one_of(LONG, long=self.long)
         at_least(1, top=self.top)
         share(threshold=self.threshold)
         above(0, temperature=self.temperature)
@@ -28,8 +32,10 @@ class EmbedUse:
     """How vectors are told."""
 
     dimensions: int | None = None  # the first so many numbers, made of length 1 again (default: all)
+    long: str = "windows"  # a text longer than the model reads: windows (the mean of theirs), cut, refuse
 
     def __post_init__(self) -> None:
+        one_of(LONG, long=self.long)
         at_least(1, dimensions=self.dimensions)
 
 

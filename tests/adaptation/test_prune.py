@@ -9,7 +9,8 @@ from torch import Tensor
 
 from regard.adaptation.change import Int8, apply, changed, listed
 from regard.adaptation.prune import Headless, Prune, kept_keys, of_text, prune, read_heads
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
+from regard.core.mixers import AttentionConfig
 from regard.core.quantised import quantise
 from regard.inspection.taps import attentions, edit, record
 from regard.models import family, storage

@@ -188,7 +188,11 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     theirs = request.param(directory)
     about = json.loads((directory / "config.json").read_text())
     table = TABLES[about["model_type"]]
-    return theirs, tokenizers.kept(directory, tokenizers.read(directory, table), about, table), table.around
+    return (
+        theirs,
+        tokenizers.kept(directory, tokenizers.read(directory, table), about, table, table.around),
+        table.around,
+    )
 
 
 def agree(theirs: Any, ours: Tokenizer, around: str, text: str, pair: str) -> None:

@@ -20,8 +20,10 @@ from regard.convert import export, import_
 from regard.convert.pooling import read_pooling
 from regard.convert.precision import quantize_directory
 from regard.convert.tables import TABLES
-from regard.data.tokenizers import Tokenizer
+from regard.core.outputs import HeadConfig
+from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
+from regard.models.family import build, configure
 from tests.convert.toys import sentences
 
 transformers = pytest.importorskip("transformers")
@@ -521,3 +523,60 @@ def test_a_model_of_the_hub_is_imported_by_its_name(tmp_path: Path) -> None:
     assert failed.stderr.startswith("error: hf:some/other cannot be fetched (LocalEntryNotFoundError: ")
     assert len(failed.stderr.splitlines()) == 1
     assert not (tmp_path / "none").exists()
+
+
+SMALL = {"d_model": 16, "layers": 2, "heads": 2, "d_ff": 24, "max_length": 20}
+BOTH = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "heads": 2, "d_ff": 24}
+OURS: dict[str, tuple[dict[str, Any], HeadConfig | None]] = {
+    "bert-tiny": (SMALL, HeadConfig(hidden="gelu", relation=2)),
+    "roberta-base": (SMALL | {"pad": 0, "segments": 2}, HeadConfig("tags", 3)),  # which is BERT's, by our tokens
+    "distilbert": (SMALL, HeadConfig("spans")),
+    "albert-base": (SMALL | {"d_embedding": 8}, HeadConfig("vector", hidden="tanh")),
+    "llama-tiny": (SMALL | {"kv_heads": 1, "d_k": 8, "d_v": 8}, None),
+    "t5-small": (BOTH, None),
+    "flan-t5-small": (BOTH, None),
+    "bart-base": (BOTH, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("preset", "kind"), [*((preset, "bpe") for preset in OURS), ("bert-tiny", "unigram"), ("t5-small", "wordpiece")]
+)
+def test_a_model_of_ours_is_the_same_directory_there_and_back(tmp_path: Path, preset: str, kind: str) -> None:
+    size = {"bpe": 300, "unigram": 284, "wordpiece": 60}[kind]
+    tokenizer = Tokenizer.learn(TokensConfig(kind, size), sentences(300), also=("mask", "extra_id_0"))
+    changes, head = OURS[preset]
+    torch.manual_seed(0)
+    model: Any = build(configure(preset, vocabulary=len(tokenizer)).but(**changes), head)
+    for tensor in model.parameters():
+        tensor.data.add_(0.1 * torch.randn_like(tensor))
+    storage.save(model, tmp_path / "model")
+    tokenizer.save(tmp_path / "model" / "tokenizer.json")
+    export(tmp_path / "model", tmp_path / "hf", "hf")
+    assert import_(tmp_path / "hf", tmp_path / "back") == []
+    back: Any = storage.load(tmp_path / "back")
+    assert (back.config, getattr(back, "head", None)) == (model.config, getattr(model, "head", None))
+    assert [name for name, x in model.state_dict().items() if not torch.equal(x, back.state_dict()[name])] == []
+    first, second = ((tmp_path / place / "tokenizer.json").read_text("utf-8") for place in ("model", "back"))
+    assert first == second
+
+
+@pytest.mark.parametrize("template", ["", "<s> $A", "$A </s>", "<s> $A </s>"])
+def test_a_decoder_that_reads_has_around_a_text_what_theirs_has(tmp_path: Path, template: str) -> None:
+    model = foreign("LlamaForSequenceClassification", tmp_path / "hf")
+    path = tmp_path / "hf" / "tokenizer.json"
+    rust = Rust.from_file(str(path))
+    if template:
+        rust.post_processor = processors.TemplateProcessing(template, special_tokens=[("<s>", 1), ("</s>", 2)])
+    rust.save(str(path))
+    import_(tmp_path / "hf", tmp_path / "out")
+    export(tmp_path / "out", tmp_path / "back", "hf")
+    batch = rust.encode("the cat")
+    for directory in ("hf", "back"):
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / directory)
+        assert theirs("the cat")["input_ids"] == batch.ids
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([batch.ids])).logits[0].softmax(0)
+    said = regard.load(tmp_path / "out").classify("the cat", top=2).probabilities
+    found = torch.tensor([said["LABEL_0"], said["LABEL_1"]])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

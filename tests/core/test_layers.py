@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.cache import Cache, Window
 from regard.core.layers import (
@@ -20,6 +20,7 @@ from regard.core.layers import (
     linear,
 )
 from regard.core.masks import causal, padding
+from regard.core.mixers import AttentionConfig
 from regard.core.positions import (
     ABSOLUTE,
     RELATIVE,

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from regard.core import monotonic
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
 from regard.core.cache import KeyValues
 from regard.core.dropout import drawing_from
 from regard.core.masks import padding
+from regard.core.mixers import AttentionConfig
 from regard.core.monotonic import Monotonic, chunkwise, expected_alignment
 
 B, H, T, S = 2, 3, 4, 5

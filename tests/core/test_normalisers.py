@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
+from regard.core.mixers import AttentionConfig
 from regard.core.normalisers import entmax, hard, make_normaliser, read_normaliser, softmax, sparsemax, top_k
 
 NAMES = ("softmax", "topk:2", "hard", "sparsemax", "entmax")

@@ -11,7 +11,8 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
+from regard.core.mixers import AttentionConfig
 from regard.core.positions import (
     ABSOLUTE,
     RELATIVE,

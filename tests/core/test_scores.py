@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from regard.adaptation.change import changed, listed
 from regard.adaptation.prune import prune
 from regard.core import scores
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
 from regard.core.masks import padding
+from regard.core.mixers import AttentionConfig
 from regard.core.scores import SCORES, Additive, make_score
 from regard.data.batching import collate
 from regard.data.generated import sequence_pairs

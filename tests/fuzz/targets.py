@@ -19,6 +19,7 @@ from regard.convert.foreign import read as read_huggingface
 from regard.convert.foreign import write as write_huggingface
 from regard.convert.readers import opened
 from regard.convert.source import Source
+from regard.core.outputs import HeadConfig
 from regard.core.quantised import quantise
 from regard.data.lexicon import Shortlist
 from regard.data.tokenizers import KINDS, Tokenizer, TokensConfig
@@ -169,13 +170,22 @@ def named_by_content(files: Files, name: str, changed: bytes) -> Files:
 
 @cache
 def huggingface() -> list[Files]:
-    def write(directory: Path) -> None:
-        tokens = Tokenizer.learn(TokensConfig("bpe", 280), LINES)
-        torch.manual_seed(0)
-        model: Any = build(configure("tiny", [*SMALL, "heads=2", "d_ff=8"], vocabulary=len(tokens)))
-        write_huggingface(Source(model, tokens), directory)
+    tokens = Tokenizer.learn(TokensConfig("bpe", 280), LINES)
 
-    return [made(write)]
+    def written(preset: str, settings: list[str], head: HeadConfig | None, task: dict[str, Any]) -> Files:
+        torch.manual_seed(0)
+        config = configure(preset, [*settings, "heads=2", "d_ff=8"], vocabulary=len(tokens))
+        return made(lambda directory: write_huggingface(Source(build(config, head), tokens, task), directory))
+
+    alone = ["layers=1", "d_model=8", "dropout=0"]
+    labels = {"labels": ["a", "b"], "kind": "several"}
+    return [
+        written("tiny", SMALL, None, {}),
+        written("bert-tiny", alone, HeadConfig("classes", 2, hidden="tanh"), labels),
+        written("bert-tiny", alone, HeadConfig("vector", pool="mean"), {}),
+        written("llama-tiny", [*alone, "rope_scaling=llama3:8,1,4,8192"], None, {}),
+        written("t5-small", SMALL, None, {}),
+    ]
 
 
 @cache

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
+from regard.core.mixers import AttentionConfig
 from regard.core.quantised import quantise
 from regard.inspection.taps import attentions, record
 from regard.inspection.views import norm_maps, query_key_products, rollout

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.layers import FeedForward, Residual
 from regard.core.masks import causal, padding
+from regard.core.mixers import AttentionConfig
 
 WIDTH, HEADS, PAD = 16, 2, 0
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
 from regard.core.cache import KeyValues
 from regard.core.masks import causal
+from regard.core.mixers import AttentionConfig
 from regard.inspection.taps import attentions
 from regard.models.convolutional import Convolutional, ConvolutionalConfig
 from regard.models.costs import activations, breakdown, flops_of, footprint, forward_flops, parameters, training_flops

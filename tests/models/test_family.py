@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
 from regard.core.cache import Cache
 from regard.core.generation import DecoderOnly
 from regard.core.masks import causal
+from regard.core.mixers import AttentionConfig
 from regard.models import storage
 from regard.models.costs import breakdown, footprint, parameters
 from regard.models.family import FAMILIES, Config, Family, build, configure, family_of

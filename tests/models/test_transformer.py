@@ -14,6 +14,7 @@ from transformers import MarianConfig, MarianMTModel
 from regard.core.attention import MultiHeadAttention
 from regard.core.losses import linear_cross_entropy
 from regard.core.positions import ABSOLUTE, RELATIVE, Positions, sinusoid
+from regard.models.family import blank, configure
 from regard.models.transformer import FAMILY, Memory, Transformer, TransformerConfig
 
 SHAPE: dict[str, Any] = {
@@ -50,6 +51,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "kv_heads": 2,
         "bias": False,
     },
+    "qwen": {"qk_norm": True, "qkv_bias": False, "norm_kind": "rms_offset", "positions": "rope"},
+    "t5": {"positions": "t5", "norm": "pre", "scale": 1.0, "scale_output": True, "bias": False, "norm_kind": "rms"},
 }
 LENGTHS = [7, 4, 1]  # of the sources in a batch; targets have 18 tokens, more than a cache first holds
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -247,12 +250,12 @@ def test_watched_attention_computes_the_same(variant: str) -> None:
 # Embeddings (§3.4)
 
 
-@pytest.mark.parametrize(("tie", "matrices"), [("all", 1), ("target", 2), ("none", 3)])
+@pytest.mark.parametrize(("tie", "matrices"), [("all", 1), ("target", 2), ("inputs", 2), ("none", 3)])
 def test_tying_shares_parameters(tie: str, matrices: int) -> None:
     model = Transformer(TransformerConfig(**SHAPE | {"tie": tie}))
     source, target = model.source_embedding.tokens.weight, model.target_embedding.tokens.weight
-    assert (source is target) == (tie == "all")
-    assert (target is model.output.weight) == (tie != "none")
+    assert (source is target) == (tie in ("all", "inputs"))
+    assert (target is model.output.weight) == (tie in ("all", "target"))
     body = sum(p.numel() for part in (model.encoder, model.decoder) for p in part.parameters())
     assert sum(p.numel() for p in model.parameters()) == body + matrices * 23 * 16
 
@@ -292,6 +295,18 @@ def test_presets(name: str, layers: int, d_model: int, d_ff: int, heads: int, dr
     assert (c.vocabulary, c.encoder_layers, c.decoder_layers) == (37_000, layers, layers)
     assert (c.d_model, c.d_ff, c.heads, c.dropout) == (d_model, d_ff, heads, dropout)
     assert FAMILY.presets[name](37_000, norm_kind="rms") == c.but(norm_kind="rms") != c
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("t5-small", 60_506_624),  # as transformers counts them, here and below
+        ("flan-t5-small", 76_961_152),
+        ("bart-base", 139_420_416 - 2 * 2 * 768 + 50_265),  # which has two positions more, and no bias of the output
+    ],
+)
+def test_presets_of_others_have_their_parameters(name: str, parameters: int) -> None:
+    assert sum(p.numel() for p in blank(configure(name)).parameters()) == parameters
 
 
 def test_the_shallow_preset_has_its_depth_in_the_encoder() -> None:

@@ -30,6 +30,8 @@ KINDS: dict[str, DecoderConfig] = {
     "glu": gpt_tiny(V, feed_forward="glu", kv_heads=1),
     "geglu": llama_tiny(V, feed_forward="geglu", tie="none", bias=True),
     "odd": llama_tiny(V, feed_forward="geglu_tanh", d_model=36, heads=3, d_k=10, d_ff=50, layers=2),
+    "qwen2": llama_tiny(V, kv_heads=2, qkv_bias=True, tie="none"),
+    "gemma": llama_tiny(V, norm_kind="rms_offset", feed_forward="geglu_tanh", d_k=20, d_v=20, scale_embedding=True),
 }
 GREEDY, BEAM = SearchConfig(beam=1), SearchConfig(beam=4, best=2)
 DRAWN = SearchConfig(best=3, sampling=SamplingConfig(top_k=20))
@@ -230,6 +232,8 @@ def test_what_it_cannot_do_it_says() -> None:
             Native(build("gpt", positions=positions))
     model = build("llama")
     model.decoder.layers[1].self_attention.sublayer.positions = Rotary(8, base=7.0)
+    with pytest.raises(UnsupportedError, match="its queries and keys are normalised"):
+        Native(Decoder(llama_tiny(V, qk_norm=True)))
     with pytest.raises(UnsupportedError, match="differ in their positions"):
         Native(model)
     model = build("gpt")

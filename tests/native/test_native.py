@@ -385,6 +385,8 @@ def test_what_it_cannot_do_it_says(positions: str) -> None:
         Native(build_model(positions=positions))
     with pytest.raises(UnavailableError, match="ConvolutionFeedForward"):
         Native(build_model(feed_forward="convolution"))
+    with pytest.raises(UnavailableError, match="what its output layer reads is scaled"):
+        Native(build_model(scale_output=True))
 
 
 def test_layers_that_differ_are_not_taken_for_alike() -> None:

@@ -270,3 +270,14 @@ def test_what_a_reader_looks_at_sums_to_one_by_tokens_by_words_and_without_marks
     seen = maps.inspect(classifier, "the good film", tmp_path / "a.csv", words=True)
     assert len(seen.maps) == 1
     assert (tmp_path / "a.csv").stat().st_size > 100
+
+
+def test_a_long_text_may_be_cut_or_refused_if_that_is_said(classifier: Path) -> None:
+    model = regard.load(classifier)
+    text = " ".join(["good film"] * 200)
+    assert model.classify(text, long="cut").windows == 1
+    with pytest.raises(ValueError, match="the model reads 64 at once: shorten it, or have it read in windows or cut"):
+        model.classify(text, long="refuse")
+    assert model.classify("good film", long="refuse").windows == 1
+    with pytest.raises(ValueError, match="long = 'cot': choose windows, cut or refuse"):
+        model.classify(text, long="cot")

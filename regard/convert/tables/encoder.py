@@ -49,7 +49,8 @@ attention_dropout  attention_probs_dropout_prob=0.1
 """,
     fixed={},
     base="bert.",
-    constant={"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True},
+    constant={"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True}
+    | {"position_embedding_type": "absolute"},
     marks={"pad": "pad_token_id?"},
     special=BRACKETS,
     around="frame",

@@ -14,8 +14,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
 from regard.core.cache import KeyValues
+from regard.core.mixers import AttentionConfig
 from regard.core.recurrence import LinearRecurrence, RecurrentPast
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Result, Results, Trial, several, table

@@ -13,8 +13,9 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from regard.core.attention import AttentionConfig, MultiHeadAttention
+from regard.core.attention import MultiHeadAttention
 from regard.core.layers import linear
+from regard.core.mixers import AttentionConfig
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.experiments.charts import Chart, Series
 from regard.experiments.lab import Result, Results, Trial, listed, table
