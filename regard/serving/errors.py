@@ -22,7 +22,8 @@ class RefusalError(Exception):
         code: str | None = None,  # both for OpenAI's clients
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        message = message.encode("utf-8", "replace").decode()  # it may quote half a character
+        # It may quote half a character, or several lines.
+        message = " ".join(message.encode("utf-8", "replace").decode().splitlines())
         super().__init__(message)
         self.status, self.message, self.reason = status, message, reason
         self.param, self.code, self.headers = param, code, dict(headers or {})

@@ -60,9 +60,11 @@ def router(service: Service) -> APIRouter:
 def _settings(given: dict[str, Any], task: str) -> dict[str, Any]:
     for name, value in given.items():
         if name not in PARAMETERS[task] and value not in (None, NEUTRAL.get(name)):
-            raise RefusalError(400, f"{name} = {value!r} is not supported: leave it out", param=name)
+            raise RefusalError(
+                400, f"{name[:40]} = {str(value)[:40]!r} is not supported: leave it out", param=name[:40]
+            )
         if name in PARAMETERS[task] and value is not None and type(value) is not int:
-            raise RefusalError(400, f"{name} = {value!r}: it is a whole number", param=name)
+            raise RefusalError(400, f"{name} = {str(value)[:40]!r}: it is a whole number", param=name)
     return {NAMES[name]: given[name] for name in PARAMETERS[task] if given.get(name) is not None}
 
 

@@ -354,7 +354,7 @@ def test_hugging_faces_client_asks_every_kind_of_model(address: str, registry: R
         ("classes", {"inputs": "a", "parameters": {"top_k": "two"}}, "top_k = 'two': it is a whole number"),
         ("classes", {"inputs": "a", "parameters": {"top_k": 0}}, "top = 0: it must be at least 1"),
         ("mask", {"inputs": "no gap"}, "has no gap: write <mask>"),
-        ("mask", {"inputs": "<mask>", "parameters": {"targets": ["a"]}}, "targets = ['a'] is not supported"),
+        ("mask", {"inputs": "<mask>", "parameters": {"targets": ["a"]}}, "is not supported: leave it out"),
         ("answer", {"inputs": "a"}, "inputs is an object of question and context"),
         ("vectors", {"inputs": {"sentences": []}}, "inputs is an object of source_sentence and sentences"),
         ("vectors", {"inputs": "a", "prompt_name": "query"}, "prompt_name = 'query' is not supported"),
