@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 TRAINING = (ROOT / "docs" / "training.md").read_text("utf-8")
 DECODING = (ROOT / "docs" / "decoding.md").read_text("utf-8")
 LANGUAGE = (ROOT / "docs" / "language-models.md").read_text("utf-8")
+READING = (ROOT / "docs" / "reading.md").read_text("utf-8")
 DECISIONS = [f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
 PAGES = ("README.md", "docs/training.md", "docs/language-models.md", "docs/reading.md")  # that show recipes
 MISUSE = typer.BadParameter.__mro__[1]  # what click raises for a wrong command, whichever click typer has
@@ -125,6 +126,17 @@ def test_the_python_about_language_models_runs(tmp_path: Path, monkeypatch: pyte
     changes = ["train.steps=3", "data.limit=100", "model.d_model=16"]
     train(recipes.load("games.yaml", changes), Path("runs/shakespeare"), name="games")
     exec(compile(use, "docs/language-models.md", "exec"), {})
+
+
+def test_every_command_about_reading_parses_and_every_option_is_named() -> None:
+    found = [parse(command) for command in commands(READING)]
+    readers = {"classify", "embed", "fill", "tag", "answer"}
+    assert {command["verb"] for command in found} == readers | {"train", "evaluate", "import", "serve"}
+    verbs: Any = typer.main.get_command(cli.app)
+    options = [each for verb in readers for each in verbs.commands[verb].params if each.opts[0].startswith("--")]
+    named = set(re.findall(r"--[\w-]+", READING)) | {f"--{each}" for each in re.findall(r"`(\w+)`", READING)}
+    unnamed = {each.opts[0] for each in options if not named & {*each.opts, *each.secondary_opts}}
+    assert unnamed == {"--temperature"}  # which is fitted
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])

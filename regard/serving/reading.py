@@ -153,9 +153,9 @@ def limits(registry: Registry, config: ServeConfig) -> dict[str, dict[str, Any]]
     return {**dict.fromkeys(("input", "inputs", "query", "texts"), read), "dimensions": {"integer": {"maximum": width}}}
 
 
-def given_of(text: str | Ids, *, cut: bool = False) -> Given:
+def given_of(text: str | Ids) -> Given:
     """A text, or token ids, as it is asked."""
-    return Given(text, cut=cut) if isinstance(text, str) else Given("", ids=tuple(text), cut=cut)
+    return Given(text) if isinstance(text, str) else Given("", ids=tuple(text))
 
 
 def embeddings(asked: EmbeddingRequest, model: str) -> QuestionAsked:
@@ -183,12 +183,16 @@ def embed(asked: EmbedRequest) -> QuestionAsked:
         unit = asked.normalize and not embedder.model.head.normalise
         return [(each.normal if unit else each).numbers for each in answers]
 
-    asks = [given_of(each, cut=bool(asked.truncate)) for each in several(asked.inputs, "inputs")]
-    return QuestionAsked(asks, told, **_dimensions(asked.dimensions))
+    asks = [*map(given_of, several(asked.inputs, "inputs"))]
+    return QuestionAsked(asks, told, **_dimensions(asked.dimensions), **_long(asked))
 
 
 def _dimensions(asked: int | None) -> dict[str, int]:
     return {} if asked is None else {"dimensions": asked}
+
+
+def _long(asked: _Inference) -> dict[str, str]:
+    return {"long": "cut"} if asked.truncate else {}
 
 
 def predict(asked: PredictRequest) -> QuestionAsked:
@@ -205,7 +209,7 @@ def predict(asked: PredictRequest) -> QuestionAsked:
         found = [predictions(classifier, each, asked.raw_scores) for each in answers]
         return found[0] if alone else found
 
-    return QuestionAsked([replace(Given(*row), cut=bool(asked.truncate)) for row in rows], told, top=None)
+    return QuestionAsked([Given(*row) for row in rows], told, top=None, **_long(asked))
 
 
 def predictions(classifier: Any, each: Any, raw: bool = False) -> list[dict[str, Any]]:
@@ -218,7 +222,7 @@ def predictions(classifier: Any, each: Any, raw: bool = False) -> list[dict[str,
 
 def rerank(asked: RerankRequest, task: str) -> QuestionAsked:
     """The order of texts, by a classifier of pairs, or by how near their vectors are."""
-    texts, cut = several(asked.texts, "texts"), bool(asked.truncate)
+    texts = several(asked.texts, "texts")
 
     def told(predictor: Any, answers: list[Any]) -> list[dict[str, Any]]:
         scores = near(answers) if task == "embed" else [_likely(predictor, each, asked.raw_scores) for each in answers]
@@ -226,8 +230,8 @@ def rerank(asked: RerankRequest, task: str) -> QuestionAsked:
         return [{"index": i, "score": scores[i], **({"text": texts[i]} if asked.return_text else {})} for i in order]
 
     if task == "embed":
-        return QuestionAsked([Given(text, cut=cut) for text in (asked.query, *texts)], told)
-    return QuestionAsked([Given(asked.query, text, cut=cut) for text in texts], told)
+        return QuestionAsked([Given(text) for text in (asked.query, *texts)], told, **_long(asked))
+    return QuestionAsked([Given(asked.query, text) for text in texts], told, **_long(asked))
 
 
 def near(answers: list[Any]) -> list[float]:

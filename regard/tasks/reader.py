@@ -37,7 +37,6 @@ class Given:
     place: str = ""  # where it stands, for errors
     id: object = None  # whatever its owner knows it by
     ids: tuple[int, ...] | None = None  # what is read in place of its sub-words, with or without its marks
-    cut: bool = False  # read only as much of it as is read at once
 
 
 @dataclass(frozen=True)
@@ -110,12 +109,12 @@ class Reader(Engines):
             longest = None if self.longest is None else self.longest - room
             place = ask.place or repr(ask.text[:40])
             read = list(windows(self.tokenizer.marks, ids, pair, longest, place))
-            if len(read) > 1 and long == "refuse" and not ask.cut:
+            if len(read) > 1 and long == "refuse":
                 raise ValueError(
                     f"{place} has {len(ids) + len(pair or ())} tokens, the model reads {longest} at once: shorten it, "
                     "or have it read in windows or cut (long)"
                 )
-            found.append(read[:1] if ask.cut or long == "cut" else read)
+            found.append(read[:1] if long == "cut" else read)
         return found
 
     def outputs(self, read: Sequence[Framed]) -> list[Tensor]:
