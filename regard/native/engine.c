@@ -178,38 +178,43 @@ INLINE void put(part y, float *c, int mode, int room) {
   if (room < WIDTH) memcpy(c, edge, sizeof(float) * room);
 }
 
-/* m rows (a constant) times `panels` panels (a constant): each sum runs over k in order. */
-INLINE void tile(int m, int panels, const float *a, int lda, const Product *p, int panel, float *c, int ldc, int mode) {
+/* Rows of a tile at most, and registers for each of r: sums, weights and a number fit into those that there are. */
+#define TALL (WIDTH == 8 ? 6 : TILE)
+#define SIDE(r) (WIDTH == 8 && r > 3 ? 2 : PARTS)
+
+/* m rows (a constant) times `panels` panels (a constant), of each `side` registers: each sum runs over k in order. */
+INLINE void tile(int m, int panels, int first, int side, const float *a, int lda, const Product *p, int panel, float *c,
+                 int ldc, int mode) {
   part sum[SUMS];
   const int K = p->K, N = p->N;
-  const float *w = p->w + (size_t)panel * K * PANEL;
+  const float *w = p->w + (size_t)panel * K * PANEL + first * WIDTH;
 #pragma GCC unroll 32
-  for (int i = 0; i < m * panels * PARTS; i++) sum[i] = (part){};
+  for (int i = 0; i < m * panels * side; i++) sum[i] = (part){};
   for (int k = 0; k < K; k++) {
 #pragma GCC unroll 8
     for (int j = 0; j < panels; j++) {
       const float *wk = w + ((size_t)j * K + k) * PANEL;
       part of[PARTS];
 #pragma GCC unroll 8
-      for (int h = 0; h < PARTS; h++) of[h] = *(const part *)(wk + h * WIDTH);
+      for (int h = 0; h < side; h++) of[h] = *(const part *)(wk + h * WIDTH);
 #pragma GCC unroll 12
       for (int i = 0; i < m; i++) {
         float x = a[(size_t)i * lda + k];
 #pragma GCC unroll 8
-        for (int h = 0; h < PARTS; h++) sum[(j * m + i) * PARTS + h] += x * of[h];
+        for (int h = 0; h < side; h++) sum[(j * m + i) * side + h] += x * of[h];
       }
     }
   }
 #pragma GCC unroll 8
   for (int j = 0; j < panels; j++)
 #pragma GCC unroll 8
-    for (int h = 0; h < PARTS; h++) {
-      int n = (panel + j) * PANEL + h * WIDTH, room = N - n;
+    for (int h = 0; h < side; h++) {
+      int n = (panel + j) * PANEL + (first + h) * WIDTH, room = N - n;
       if (room <= 0) continue;
       part b = {};
       if (p->bias) memcpy(&b, p->bias + n, sizeof(float) * (room < WIDTH ? room : WIDTH));
 #pragma GCC unroll 12
-      for (int i = 0; i < m; i++) put(sum[(j * m + i) * PARTS + h] + b, c + (size_t)i * ldc + n, mode, room);
+      for (int i = 0; i < m; i++) put(sum[(j * m + i) * side + h] + b, c + (size_t)i * ldc + n, mode, room);
     }
 }
 
@@ -263,15 +268,16 @@ INLINE void tile_int8(int m, const uint8_t *a, int lda, const float *unit, const
 
 /* For each number of rows a function of its own: in a larger one GCC runs out of registers for the sums. */
 #define TIMES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
-#define AT_MOST(r) (r <= TILE ? r : 1)
+#define AT_MOST(most, r) (r <= most ? r : 1)
 #define OF_ROWS(r)                                                                                                   \
   static __attribute__((noinline)) void tile_##r(const float *a, int lda, const Product *p, int panel, float *c,     \
                                                  int ldc, int mode) {                                                \
-    tile(AT_MOST(r), 1, a, lda, p, panel, c, ldc, mode);                                                             \
+    for (int h = 0; h < PARTS; h += SIDE(r))                                                                         \
+      tile(AT_MOST(TALL, r), 1, h, SIDE(r), a, lda, p, panel, c, ldc, mode);                                         \
   }                                                                                                                  \
   static __attribute__((noinline)) void tile_int8_##r(const uint8_t *a, int lda, const float *unit, const Product *p, \
                                                       int panel, float *c, int ldc, int mode) {                      \
-    tile_int8(AT_MOST(r), a, lda, unit, p, panel, c, ldc, mode);                                                     \
+    tile_int8(AT_MOST(TILE, r), a, lda, unit, p, panel, c, ldc, mode);                                                     \
   }
 TIMES(OF_ROWS)
 #define FLOATS(r) tile_##r,
@@ -281,11 +287,11 @@ static void (*const tiles_int8[])(const uint8_t *, int, const float *, const Pro
     0, TIMES(BYTES)};
 
 /* Rows of the next tile: the last two are about equal. */
-INLINE int tall(int m) { return m >= 2 * TILE ? TILE : m > TILE ? (m + 1) / 2 : m; }
+INLINE int next_rows(int m, int most) { return m >= 2 * most ? most : m > most ? (m + 1) / 2 : m; }
 
 static void panel_of_rows(const float *a, int lda, int m, const Product *p, int panel, float *c, int ldc, int mode) {
   for (int i = 0, rows; i < m; i += rows) {
-    rows = tall(m - i);
+    rows = next_rows(m - i, TALL);
     tiles[rows](a + (size_t)i * lda, lda, p, panel, c + (size_t)i * ldc, ldc, mode);
   }
 }
@@ -293,7 +299,7 @@ static void panel_of_rows(const float *a, int lda, int m, const Product *p, int 
 static void panel_of_bytes(const uint8_t *a, int lda, const float *unit, int m, const Product *p, int panel, float *c,
                            int ldc, int mode) {
   for (int i = 0, rows; i < m; i += rows) {
-    rows = tall(m - i);
+    rows = next_rows(m - i, TILE);
     tiles_int8[rows](a + (size_t)i * lda, lda, unit + i, p, panel, c + (size_t)i * ldc, ldc, mode);
   }
 }
@@ -372,9 +378,9 @@ static void some_panels(void *about, int i, int n) {
     for (; j < end; j++) panel_of_bytes(w.q, w.lda, w.unit, w.m, w.p, j, w.c, w.ldc, mode);
   /* Few rows: several panels at once, for a sum must wait for its last addition. */
   else if (w.m == 1)
-    for (; j + 4 <= end; j += 4) tile(1, 4, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
+    for (; j + 4 <= end; j += 4) tile(1, 4, 0, PARTS, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
   else if (w.m == 2)
-    for (; j + 2 <= end; j += 2) tile(2, 2, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
+    for (; j + 2 <= end; j += 2) tile(2, 2, 0, PARTS, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
   for (; j < end; j++) panel_of_rows(w.a, w.lda, w.m, w.p, j, w.c, w.ldc, mode);
   int columns = (end * PANEL < w.p->N ? end * PANEL : w.p->N) - first * PANEL;
   if (w.mode >= ACTIVATE) activate(w.mode - ACTIVATE, w.m, columns, 0, w.c + first * PANEL, w.ldc);

@@ -187,12 +187,12 @@ def test_memory_is_flat_over_a_thousand_calls() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-    native, (texts, segments) = NativeReader(build_model(), threads=2), sentences(12)
+    native, (texts, segments) = NativeReader(build_model(HEADS["tokens"]), threads=2), sentences(12)
     for call in range(1_100):
         if call == 100:
             before = resident()
         native.outputs(texts[: 1 + call % 12], segments[: 1 + call % 12])
-    assert resident() - before < 2**20
+    assert resident() - before < 2**23  # of 50 MB that they have said
 
 
 def test_nothing_to_read_is_nothing() -> None:
