@@ -129,7 +129,8 @@ class Reader(Engines):
         engine = NativeReader(model, threads=self.workers or torch.get_num_threads())
 
         def outputs(read: Sequence[Framed]) -> list[Tensor]:
-            segments = [each.segments for each in read] if self._told_apart else None
+            told = self._told_apart and any(1 in each.segments for each in read)
+            segments = [each.segments for each in read] if told else None
             return [torch.from_numpy(said) for said in engine.outputs([each.ids for each in read], segments)]
 
         return outputs
