@@ -239,6 +239,36 @@ INLINE void tile_int8(int m, const uint8_t *a, int lda, const float *unit, const
       __asm__("vpdpbusd %2, %1, %0" : "+v"(sum[i * 2 + 1]) : "v"(x), "v"(high));
     }
   }
+#elif defined(__AVX2__)
+  /* Three rows and 16 columns at a time: of four columns each the sums of the first two products, and of the others. */
+#pragma GCC unroll 4
+  for (int r = 0; r < m; r += 3)
+    for (int h = 0; h < PANEL; h += 16) {
+      const int rows = m - r < 3 ? m - r : 3;
+      __m256i s[12], x[3];
+#pragma GCC unroll 12
+      for (int i = 0; i < rows * 4; i++) s[i] = _mm256_setzero_si256();
+      for (int k = 0; k < K4; k++) {
+#pragma GCC unroll 3
+        for (int i = 0; i < rows; i++) {
+          int32_t four;
+          memcpy(&four, a + (size_t)(r + i) * lda + 4 * k, 4);
+          x[i] = _mm256_cvtepu8_epi16(_mm_set1_epi32(four));
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+          const int8_t *wk = w + ((size_t)k * PANEL + h + j * 4) * 4;
+          __m256i of = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)wk));
+#pragma GCC unroll 3
+          for (int i = 0; i < rows; i++) s[i * 4 + j] = _mm256_add_epi32(s[i * 4 + j], _mm256_madd_epi16(x[i], of));
+        }
+      }
+#pragma GCC unroll 6
+      for (int i = 0; i < rows * 2; i++) {
+        __m256i y = _mm256_permute4x64_epi64(_mm256_hadd_epi32(s[i * 2], s[i * 2 + 1]), 0xD8);
+        memcpy((int32_t *)sum + (r + i / 2) * PANEL + h + i % 2 * 8, &y, sizeof y);
+      }
+    }
 #else
   for (int i = 0; i < m; i++) {
     int32_t s[PANEL] = {0};

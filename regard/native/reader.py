@@ -20,7 +20,7 @@ from regard.native.build import UnsupportedError
 from regard.native.model import Laid, number
 from regard.native.rows import Desk, outside
 
-TOGETHER = 384  # tokens that go through each product at once, so many at most: what lies between stays near
+TOGETHER = 256  # tokens that go through each product at once, so many at most: what lies between stays near
 ALONE = 96  # tokens of a part, so many at least: with fewer, weights would be fetched for too little
 
 Floats = NDArray[np.float32]

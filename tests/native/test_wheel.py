@@ -15,9 +15,11 @@ import torch
 
 from regard.core.layers import linear
 from regard.core.losses import linear_cross_entropy
+from regard.core.outputs import HeadConfig
 from regard.core.quantised import quantise
+from regard.models.encoder import Encoder, bert_tiny
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.native import Native, build, compiler
+from regard.native import Native, NativeReader, build, compiler
 from regard.native.lend import lend, lending
 from regard.native.training import NativeKernels
 
@@ -101,6 +103,14 @@ def test_each_variant_says_what_pytorch_says(installed: Path, variant: str, monk
             with torch.inference_mode():
                 truth = [each(torch.tensor([text]), torch.tensor([prefix]))[0, -1] for text in texts]
             np.testing.assert_allclose(logits, np.stack(truth), atol=tolerance)
+    reading = Encoder(bert_tiny(133, d_model=48, heads=3, d_ff=100), HeadConfig("classes", 40, hidden="tanh")).eval()
+    for model, tolerance in ((reading, 1e-5), (quantise(copy.deepcopy(reading)), 0.05)):
+        together = NativeReader(model, threads=2).outputs([[i % 133] * i for i in range(1, 40)])
+        for text, said in ((1, together[0]), (13, together[12]), (39, together[38])):
+            with torch.inference_mode():
+                truth = model(torch.full((1, text), text), keep=torch.ones(1, text, dtype=torch.bool))[0]
+            np.testing.assert_allclose(said, truth, atol=tolerance)
+            assert np.array_equal(NativeReader(model).outputs([[text] * text])[0], said)
     kernels, layer, x = NativeKernels(functions), linear(32, 48), torch.randn(50, 32, requires_grad=True)
     lend(layer)
     W, y, results = torch.randn(77, 48), torch.randint(77, (50,)), []
