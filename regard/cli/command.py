@@ -20,10 +20,10 @@ from regard.cli.options import command_of
 from regard.cli.read import answer, classify, embed, fill, tag
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.train import data, demo, distill, recipes, train
-from regard.cli.use import generate, score, translate
+from regard.cli.use import generate, score, summarise, translate
 
 VERBS = {
-    "Use a model": (translate, generate, classify, embed, fill, tag, answer, score, serve),
+    "Use a model": (translate, summarise, generate, classify, embed, fill, tag, answer, score, serve),
     "See inside it": (explore, inspect, heads),
     "Train your own": (train, recipes, data, demo),
     "Measure it": (info, evaluate, experiment),
@@ -59,6 +59,12 @@ GENERATE = """For example:
 
   regard generate runs/shakespeare --file prompts.txt --json -o written.jsonl
 """
+SUMMARISE = """For example:
+
+  regard summarise runs/aeslc < mails.txt > subjects.txt
+
+  regard summarise runs/t5 report.jsonl --jsonl --prompt "summarize: " -o summaries.jsonl --resume
+"""
 CLASSIFY = """For example:
 
   regard classify runs/films "a charming journey" --top 3
@@ -89,6 +95,7 @@ ANSWER = """For example:
 """
 EPILOGS = {
     "translate": TRANSLATE,
+    "summarise": SUMMARISE,
     "generate": GENERATE,
     "classify": CLASSIFY,
     "embed": EMBED,
