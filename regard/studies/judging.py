@@ -1,12 +1,12 @@
-"""`regard evaluate` of models that read: every figure with its interval, beside another model's, and calibrated.
+"""`regard evaluate` by rows: every figure of a model with its interval, beside another model's, and calibrated.
 
 Letters: Q questions, D documents, K of them found.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from regard.api import load, told
 from regard.data import beir
 from regard.data.rows import RowFiles
-from regard.data.text import Skipped
+from regard.data.text import PairFiles, Skipped
 from regard.evaluation.bootstrap import compared, intervals
 from regard.evaluation.calibration import check_picture, reliability
 from regard.evaluation.calibration import picture as draw
@@ -27,9 +27,16 @@ from regard.tasks.classify import Classify
 from regard.tasks.embed import Embedder
 from regard.tasks.reader import Given, Reader
 from regard.tasks.task import Evidence, Measured, Task
+from regard.tasks.translate import Translate
 
 WAYS = {"json": ("squad",), "txt": ("conll",), "bio": ("conll",)}  # how files are read that end so
 Show = Callable[[str, int, int], None]
+
+
+class PairRows(RowFiles):
+    """Pairs as they are judged."""
+
+    parts = ("source", "target")
 
 
 def judge(
@@ -40,14 +47,15 @@ def judge(
     against: Path | None = None,
     calibrate: bool = False,
     picture: Path | None = None,
+    search: Mapping[str, Any] = MappingProxyType({}),
     progress: Show = lambda *_: None,
 ) -> dict[str, Any]:
-    """Every figure of a model on a file, or on a folder of BEIR's, with its 95 % interval; and by how much it is above
-    that of the model `against` it."""
+    """Every figure of a model on a file, or on a folder, with its 95 % interval; and by how much it is above that of
+    the model `against` it. `search` says how models that write do so, if not as they are used."""
     if picture is not None:
         check_picture(picture)
     task = told(located(directory)).task
-    predictor = _predictor(directory, task)
+    predictor = _predictor(directory, task, search)
     held, rows, skipped = _given(task, data, columns)
     changed: dict[str, Any] = {}
     if calibrate:
@@ -68,12 +76,14 @@ def judge(
         )
     counted = "questions" if held is not None else "blocks" if task.name == "mask" else task.rows
     found = {"task": task.name, "counted": counted, "rows": evidence.rows, "skipped": skipped.report(), **changed}
+    if isinstance(task, Translate):
+        found["read"] = predictor.reads
     found["figures"] = {name: x._asdict() for name, x in intervals(evidence.figures, evidence.rows).items()}
     if against is not None:
         other = told(located(against)).task
         if other.name != task.name:
             raise ValueError(f"{against} is {other.a_model}, {directory} {task.a_model}: compare like with like")
-        theirs = _measured(other, _predictor(against, other), rows, held, progress).evidence
+        theirs = _measured(other, _predictor(against, other, search), rows, held, progress).evidence
         assert theirs is not None
         if theirs.rows != evidence.rows:
             raise ValueError(
@@ -91,13 +101,14 @@ def _given(task: Task, data: Path, columns: Sequence[str]) -> tuple[beir.Judgeme
     if task.name == "embed" and (data.is_dir() or data.parent.name == "qrels"):
         return beir.load(data), [], Skipped()
     kind: Any = next(each for each in get_args(get_type_hints(task.sections.data)["train"]) if each is not NoneType)
+    kind = PairRows if kind is PairFiles else kind
     places = dict(each.partition("=")[::2] for each in columns)
     if not issubclass(kind, RowFiles):
         if places:
             raise ValueError(f"columns are those of a table: {data} is plain text")
         rows = list(kind(str(data)).read())
         return None, rows, Skipped()
-    ending = data.name.removesuffix(".gz").rpartition(".")[2]
+    ending = "folder" if data.is_dir() else data.name.removesuffix(".gz").rpartition(".")[2]
     ways = [way for way in (ending, *WAYS.get(ending, ())) if way in kind.ways]
     if not ways:
         raise ValueError(f"{data} ends in none of .{', .'.join(kind.ways)}: give it the ending of what it holds")
@@ -106,18 +117,22 @@ def _given(task: Task, data: Path, columns: Sequence[str]) -> tuple[beir.Judgeme
     rows = list(kind(**{ways[0]: str(data), "columns": where}).read(skipped))
     if len(rows) < 2:
         raise ValueError(f"{data} has {len(rows)} {task.rows}: there is nothing to judge by")
-    return None, rows, skipped
+    return None, [(row["source"], row["target"]) for row in rows] if kind is PairRows else rows, skipped
 
 
-def _predictor(directory: Path, task: Task) -> Reader:
+def _predictor(directory: Path, task: Task, search: Mapping[str, Any]) -> Any:
     found = load(directory)
-    if not isinstance(found, Reader):
+    if isinstance(task, Translate):
+        found.decode = replace(found.decode, **search)
+    elif not isinstance(found, Reader):
         raise ValueError(f"{directory} is {task.a_model}: name --source and --reference, or a --text")
+    elif search:
+        raise ValueError(f"--{next(iter(search))} is for a model that writes, and {directory} reads: leave it out")
     return found
 
 
 def _measured(
-    task: Task, predictor: Reader, rows: Sequence[Any], held: beir.Judgements | None, progress: Show
+    task: Task, predictor: Any, rows: Sequence[Any], held: beir.Judgements | None, progress: Show
 ) -> Measured:
     if held is None:
         return task.measure(predictor, rows, None)
