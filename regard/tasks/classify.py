@@ -15,6 +15,7 @@ from regard.core.generation import DecoderOnly
 from regard.core.outputs import POOLS, HeadConfig
 from regard.data.arrays import Column
 from regard.data.batching import Batch
+from regard.data.corpora import fetched
 from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import agreement, correlation, decided, fitted_temperature, indicated, probable
@@ -47,6 +48,12 @@ class LabelledConfig(Data):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(8, **{"data.max_length": self.max_length})
+
+    def of_corpus(self, name: str, progress: Any) -> dict[str, LabelledFiles]:
+        found = fetched(name, progress=progress)
+        if any(paths[0].suffix != ".jsonl" for paths in found.values()):
+            raise ValueError(f"{name} has no labels: choose a corpus that has, such as trec")
+        return {split: LabelledFiles(jsonl=str(path)) for split, (path,) in found.items()}
 
 
 @dataclass(frozen=True)
