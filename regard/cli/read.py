@@ -9,11 +9,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from regard.checks import at_least
 from regard.cli.options import ERRORS, Batched, Lines, Said
 from regard.shipped import located
 from regard.tasks.uses import AnswerUse, ClassifyUse, EmbedUse, FillUse, TagUse
 
 UNSAID = ("logits", "windows", "tokens")  # of an answer: what is not written
+
+
+@dataclass(frozen=True)
+class Reads(Batched):
+    """What reads, and whether it tells what it looked at."""
+
+    attended: int | None = None  # of each text, tell so many words that the last layer attends to most, in JSON
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ def classify(
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(ClassifyUse)],
     lines: Lines,
-    engine: Batched,
+    engine: Reads,
 ) -> None:
     """Say of each line what it is: its class, and how probable that is."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
@@ -82,7 +90,7 @@ def embed(
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(EmbedUse)],
     lines: Lines,
-    engine: Batched,
+    engine: Reads,
 ) -> None:
     """Make a vector of each line: as JSON, or in an array of numpy's where -o names a .npy."""
     _read(VECTORS, [model, *(ensemble or ())], texts, lines, engine, settings)
@@ -98,7 +106,7 @@ def fill(
     engine: Batched,
 ) -> None:
     """Say what may stand in the gaps of a text: for each gap a line, the likeliest first."""
-    _read(GAPS, [model, *(ensemble or ())], texts, lines, engine, settings)
+    _read(GAPS, [model, *(ensemble or ())], texts, lines, Reads(**vars(engine)), settings)
 
 
 def tag(
@@ -108,7 +116,7 @@ def tag(
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(TagUse)],
     lines: Lines,
-    engine: Batched,
+    engine: Reads,
 ) -> None:
     """Find names, or what else a model was taught to find, in each line: of each its text, kind and probability."""
     _read(SPANS, [model, *(ensemble or ())], texts, lines, engine, settings)
@@ -123,7 +131,7 @@ def answer(
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(AnswerUse)],
     lines: Lines,
-    engine: Batched,
+    engine: Reads,
 ) -> None:
     """Find in a text what answers a question; of each line of JSON, in its own context."""
     models = [model, *(ensemble or ())]
@@ -147,7 +155,7 @@ def _read(
     models: list[Path],
     texts: list[str] | str | None,
     lines: Lines,
-    engine: Batched,
+    engine: Reads,
     settings: dict[str, Any],
     second: str | None = None,
 ) -> None:
@@ -163,6 +171,11 @@ def _read(
     array = lines.output is not None and lines.output.suffix == ".npy"
     if array and (kind.task != "embed" or lines.as_json):
         raise ValueError(f"{lines.output} is for vectors alone: name another file, or leave --json out")
+    how = {**vars(engine)}
+    attended = how.pop("attended")
+    at_least(1, attended=attended)
+    if attended and not lines.objects:
+        raise ValueError("--attended is told in JSON: say --json as well")
     keys = {**dict.fromkeys(kind.keys, ONE), "id": ANYTHING}
 
     def ask(place: str, id: object = None, **given: str) -> Given:
@@ -172,22 +185,35 @@ def _read(
     inputs, text = ([], texts) if isinstance(texts, str) else named_texts(texts or [])
     reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid], ask=ask, keys=keys)
     places = list(map(located, models))
-    predictor = load(places, task=kind.task, **vars(engine))
+    predictor = load(places, task=kind.task, **how)
     note_engine(predictor, engine.engine)
     use = replace(predictor.use, **settings)
+
+    def looked(ask: Given) -> dict[str, Any]:
+        if attended is None:
+            return {}
+        found = sorted(predictor.attended(ask.text, ask.pair), key=lambda each: -each.probability)[:attended]
+        second = [{"pair": True}, {}]
+        return {
+            "attended": [
+                {"text": x.text, "start": x.start, "end": x.end, "share": x.probability, **second[not x.label]}
+                for x in found
+            ]
+        }
 
     def form(both: list[tuple[Any, Any]], first: int) -> Any:
         if array:
             return np.stack([answer.vector for _, answer in both])
         if lines.objects:
-            return [json.dumps(_object(kind, *each), ensure_ascii=False) for each in both]
+            return [json.dumps(_object(kind, *each) | looked(each[0]), ensure_ascii=False) for each in both]
         return ["\t".join(row).replace("\n", " ") for _, answer in both for row in kind.cells(answer, use)]
 
     notes, about = Notes(predictor.longest), dict[str, Any]()
     if lines.output is not None:
-        how = {"engine": engine.engine, "precision": engine.precision, "jsonl": lines.jsonl, "json": lines.as_json}
-        how |= {"second text": sha256(repr(second).encode()).hexdigest()[:16]}
-        about = about_models(places, task=kind.task, **how, **asdict(use))
+        said = {"engine": engine.engine, "precision": engine.precision, "jsonl": lines.jsonl, "json": lines.as_json}
+        said |= {"second text": sha256(repr(second).encode()).hexdigest()[:16]}
+        said |= {} if attended is None else {"attended": attended}
+        about = about_models(places, task=kind.task, **said, **asdict(use))
     with Output(lines, about, reader, kind.doing) as written:
         if array and not written.done:
             written.write(np.zeros((0, predictor.width(use)), np.float32), 0)
