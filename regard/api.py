@@ -45,7 +45,7 @@ def load(
 
     Without a directory, the model that comes with regard: English to Spanish, which also goes by its name, en-es.
     `engine` is native (compiled C, on the CPU), torch, or the first of them that there is; `workers` are threads.
-    `precision` is that of the weights as they are on the disk, or fp32, bf16 (which native reads as fp32), int8.
+    `precision` is that of the weights as they are on the disk, or fp32, bf16, int8.
     `shortlist` restricts the output to tokens that go with the source, as `regard shortlist` has learned it. `rescore`
     is another model, by whose word, of this `weight`, outputs are ranked as well. Where a `task` is named, a model for
     another one is refused.

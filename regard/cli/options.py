@@ -42,7 +42,7 @@ class Engine:
     engine: str = "auto"  # by which: native, torch, or auto, the first of them that can
     device: str = "cpu"  # where: cpu, cuda, mps
     workers: int | None = None  # threads (default: all cores)
-    precision: str | None = None  # of the weights: fp32, bf16 (fp32 in native), int8 (default: the model's)
+    precision: str | None = None  # of the weights: fp32, bf16, int8 (default: the model's)
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,8 @@ class Laid:
         result.norm = self._norm(embedding.norm, width)
         if isinstance(tokens, Int8Embedding):
             result.q, result.scale = self._address(tokens.weight, V, width), self._address(tokens.scale, V)
+        elif tokens.weight.dtype == torch.bfloat16:
+            result.h = self._address(tokens.weight.view(torch.int16), V, width)
         else:
             result.table = self._address(tokens.weight.float(), V, width)
         if segments is not None:
@@ -236,15 +238,19 @@ class Laid:
         weight = _arrange(_arrange(linear.weight, rows).T, columns).T  # (N, K)
         bias = None if linear.bias is None else _arrange(linear.bias.float(), rows)
         (N, K), four = weight.shape, 4 if isinstance(linear, Int8Linear) else 1
+        half = weight.dtype == torch.bfloat16
         result = build.Product(K=K, N=N, bias=self._address(bias, N))
         panels, groups = -(-N // build.PANEL), -(-K // four)
-        laid = torch.zeros(panels * build.PANEL, groups * four, dtype=torch.float32 if four == 1 else torch.int8)
-        laid[:N, :K] = weight
+        kind = torch.int8 if four > 1 else torch.int16 if half else torch.float32
+        laid = torch.zeros(panels * build.PANEL, groups * four, dtype=kind)
+        laid[:N, :K] = weight.view(torch.int16) if half else weight
         laid = laid.view(panels, build.PANEL, groups, four).transpose(1, 2)
         address = self._address(laid, *laid.shape)
         if isinstance(linear, Int8Linear):
             result.q, result.scale = address, self._address(_arrange(linear.scale, rows), N)
             result.sum = self._address(128 * weight.sum(1, dtype=torch.int32), N)
+        elif half:
+            result.h = address
         else:
             result.w = address
         return result

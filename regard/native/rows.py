@@ -281,13 +281,13 @@ class Columns:
         whole, n = model.c.logits, len(self.ids)
         panels, groups = -(-n // build.PANEL), -(-whole.K // 4)
         self.w = np.zeros((panels, whole.K, build.PANEL) if whole.w else 0, np.float32)
-        self.q = np.zeros(0 if whole.w else (panels, groups, build.PANEL, 4), np.int8)
+        self.h = np.zeros((panels, whole.K, build.PANEL) if whole.h else 0, np.uint16)
+        self.q = np.zeros((panels, groups, build.PANEL, 4) if whole.q else 0, np.int8)
         self.scale, self.sum = np.zeros(n, np.float32), np.zeros(n, np.int32)
         self.offset = np.zeros(n if whole.bias else 0, np.float32)
-        parts = (self.w, self.q, self.scale, self.sum, self.offset)
+        parts = (self.w, self.h, self.q, self.scale, self.sum, self.offset)
         model.library.columns(whole, n, self.ids.astype(np.int32), *parts)
-        w, q, scale, total, offset = (part.ctypes.data if part.size else None for part in parts)
-        self.product = build.Product(whole.K, n, w, q, scale, total, offset)
+        self.product = build.Product(whole.K, n, *(part.ctypes.data if part.size else None for part in parts))
         # What is not on a sentence's own list is not for it, though it is computed: its output depends on no other.
         self.bias = np.full((len(sentences), n), -np.inf, np.float32)
         place = wanted.cumsum() - 1  # of each id among those that are wanted
