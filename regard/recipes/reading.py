@@ -271,9 +271,14 @@ def _override(values: dict[str, Any], lines: Lines, text: str) -> None:
     keys, line = tuple(path.split(".")), f"override {text}"
     new, inner = _parse(value, lambda _: line)
     model = values.get("model")
-    if keys == ("model", "preset") and isinstance(model, dict) and family_named({"preset": new}) != family_named(model):
+    another = keys == ("model", "from") or (
+        keys == ("model", "preset")
+        and isinstance(model, dict)
+        and ("from" in model or family_named({"preset": new}) != family_named(model))
+    )
+    if another and isinstance(model, dict):
         for key in [key for key in model if not lines.get(("model", key), "").startswith("override ")]:
-            del model[key]  # what the file says is about a model of another family
+            del model[key]  # what the file says is about another model
     section = values
     for i, key in enumerate(keys, start=1):
         for other in REPLACES.get(keys[:i], ()) if new is not None else ():
