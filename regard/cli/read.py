@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
+
 from regard.checks import at_least
 from regard.cli.options import ERRORS, Batched, Lines, Said
 from regard.shipped import located
-from regard.tasks.uses import AnswerUse, ClassifyUse, EmbedUse, FillUse, TagUse
+from regard.tasks.uses import AnswerUse, ClassifyUse, EmbedUse, FillUse, Prompting, TagUse
 
+UNASKED = Prompting()
 UNSAID = ("logits", "windows", "tokens")  # of an answer: what is not written
 
 
@@ -75,12 +78,13 @@ def classify(
     pair: str | None = None,  # a second text, beside each that is read
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(ClassifyUse)],
+    asked: Prompting,
     lines: Lines,
     engine: Reads,
 ) -> None:
-    """Say of each line what it is: its class, and how probable that is."""
+    """Say of each line what it is: its class, and how probable that is; by a language model, as --prompt asks it."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
-    _read(kind, [model, *(ensemble or ())], texts, lines, engine, settings, pair)
+    _read(kind, [model, *(ensemble or ())], texts, lines, engine, settings, pair, asked)
 
 
 def embed(
@@ -158,13 +162,15 @@ def _read(
     engine: Reads,
     settings: dict[str, Any],
     second: str | None = None,
+    asked: Prompting = UNASKED,
 ) -> None:
-    """Have a model read a text, or the lines of what is named, each with the same `second` text if there is one."""
+    """Have a model read a text, or the lines of what is named, each with the same `second` text if there is one; a
+    language model as it is `asked`."""
     from hashlib import sha256
 
     import numpy as np
 
-    from regard.api import load
+    from regard.api import load, told
     from regard.cli.bulk import ANYTHING, ONE, Input, Notes, Output, about_models, go_through, named_texts, note_engine
     from regard.tasks.reader import Given
 
@@ -185,7 +191,15 @@ def _read(
     inputs, text = ([], texts) if isinstance(texts, str) else named_texts(texts or [])
     reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid], ask=ask, keys=keys)
     places = list(map(located, models))
-    predictor = load(places, task=kind.task, **how)
+    if kind is CLASSES and asked == UNASKED and told(places[0]).task.name == "generate":
+        raise ValueError(f"{models[0]} is a language model: say what it is to read by --prompt and --labels")
+    predictor = load(places, task=kind.task if asked == UNASKED else "generate", **how)
+    if asked != UNASKED:
+        if attended:
+            raise ValueError("--attended is of models that read all at once: leave it out where there is a --prompt")
+        from regard.tasks.prompted import Prompted
+
+        predictor = Prompted.of(predictor, asked)
     note_engine(predictor, engine.engine)
     use = replace(predictor.use, **settings)
 
@@ -213,12 +227,15 @@ def _read(
         said = {"engine": engine.engine, "precision": engine.precision, "jsonl": lines.jsonl, "json": lines.as_json}
         said |= {"second text": sha256(repr(second).encode()).hexdigest()[:16]}
         said |= {} if attended is None else {"attended": attended}
+        said |= {name: str(x) for name, x in vars(asked).items()} if asked != UNASKED else {}
         about = about_models(places, task=kind.task, **said, **asdict(use))
     with Output(lines, about, reader, kind.doing) as written:
         if array and not written.done:
             written.write(np.zeros((0, predictor.width(use)), np.float32), 0)
         go_through(reader, written, lambda window: predictor.answers(window, use), form, notes)
     notes.report(reader.skipped)
+    if asked != UNASKED and predictor.report():
+        typer.echo(f"note: {predictor.report()}", err=True)
 
 
 def _object(kind: Verb, ask: Any, answer: Any) -> dict[str, Any]:

@@ -37,6 +37,9 @@ class Rows(Protocol):
     def start(self, sources: Sequence[Any]) -> None:
         """Read sources; one new row for each, after the rows that are there."""
 
+    def extend(self, texts: Sequence[Sequence[int]]) -> None:
+        """Append some tokens to each row, of which none says what comes after it."""
+
     def step(self, tokens: Ints) -> Floats:
         """Append a token to each row, (R,) -> logits of the next one (R, V), which the caller may overwrite."""
 

@@ -96,11 +96,22 @@ class NativeRows:
         history[:R] = self.history
         self.history, self.columns = history, None
         self._tell()
-        if alone and new:  # no token minds where the text is cut
-            ids, to = np.concatenate(texts), np.repeat(np.arange(R, R + new, dtype=np.int32), lengths)
-            for i in range(0, len(ids), ENCODE):
-                written = self._append(ids[i : i + ENCODE], to[i : i + ENCODE], None)
-                assert written
+        if alone and new:
+            self._extend(texts, R)
+
+    def extend(self, texts: Sequence[Sequence[int]]) -> None:
+        self._extend([_ids(text, self.model.c.target.tokens, "text", least=0) for text in texts], 0)
+
+    def _extend(self, texts: Sequence[Ints], first: int) -> None:
+        """Append a text to each row from the first on: no token minds where it is cut."""
+        lengths = np.array([len(text) for text in texts], np.int32)
+        after = self.lengths[first:] + lengths
+        self._check(after)
+        self.longest = max(self.longest, int(after.max(initial=0)))
+        ids, to = np.concatenate(texts), np.repeat(np.arange(first, first + len(texts), dtype=np.int32), lengths)
+        for i in range(0, len(ids), ENCODE):
+            written = self._append(ids[i : i + ENCODE], to[i : i + ENCODE], None)
+            assert written
 
     def step(self, tokens: Ints) -> Floats:
         features = self._advance(tokens)

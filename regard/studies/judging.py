@@ -25,10 +25,12 @@ from regard.shipped import located
 from regard.tasks.asks import windows
 from regard.tasks.classify import Classify
 from regard.tasks.embed import Embedder
+from regard.tasks.prompted import Prompted
 from regard.tasks.reader import Given, Reader
 from regard.tasks.task import Evidence, Measured, Task
+from regard.tasks.uses import Prompting
 
-WAYS = {"json": ("squad",), "txt": ("conll",), "bio": ("conll",)}  # how files are read that end so
+UNASKED = Prompting()
 Show = Callable[[str, int, int], None]
 
 
@@ -37,20 +39,24 @@ def judge(
     data: Path,
     *,
     columns: Sequence[str] = (),
+    asked: Prompting = UNASKED,
     against: Path | None = None,
     calibrate: bool = False,
     picture: Path | None = None,
     progress: Show = lambda *_: None,
 ) -> dict[str, Any]:
     """Every figure of a model on a file, or on a folder of BEIR's, with its 95 % interval; and by how much it is above
-    that of the model `against` it."""
+    that of the model `against` it. A language model is `asked` by a prompt."""
     if picture is not None:
         check_picture(picture)
-    task = told(located(directory)).task
-    predictor = _predictor(directory, task)
+    task, predictor = _predictor(directory, asked, columns)
+    if asked != UNASKED and not isinstance(predictor, Prompted):
+        raise ValueError(f"{directory} is {task.a_model}: --prompt is for a language model")
     held, rows, skipped = _given(task, data, columns)
     changed: dict[str, Any] = {}
     if calibrate:
+        if isinstance(predictor, Prompted):
+            raise ValueError("a prompt has no directory that would keep a temperature: leave out --calibrate")
         if not isinstance(task, Classify) or held is not None:
             raise ValueError(f"{directory} tells no classes, but is {task.a_model}: --calibrate is for a classifier")
         measured, changed = _calibrated(directory, task, predictor, rows)
@@ -66,14 +72,15 @@ def judge(
             picture,
             task.rows if task.name == "classify" else "tokens",
         )
+    left_out = "; ".join(filter(None, (skipped.report(), getattr(predictor, "report", str)())))
     counted = "questions" if held is not None else "blocks" if task.name == "mask" else task.rows
-    found = {"task": task.name, "counted": counted, "rows": evidence.rows, "skipped": skipped.report(), **changed}
+    found = {"task": task.name, "counted": counted, "rows": evidence.rows, "skipped": left_out, **changed}
     found["figures"] = {name: x._asdict() for name, x in intervals(evidence.figures, evidence.rows).items()}
     if against is not None:
-        other = told(located(against)).task
+        other, another = _predictor(against, asked, columns)
         if other.name != task.name:
             raise ValueError(f"{against} is {other.a_model}, {directory} {task.a_model}: compare like with like")
-        theirs = _measured(other, _predictor(against, other), rows, held, progress).evidence
+        theirs = _measured(other, another, rows, held, progress).evidence
         assert theirs is not None
         if theirs.rows != evidence.rows:
             raise ValueError(
@@ -91,29 +98,27 @@ def _given(task: Task, data: Path, columns: Sequence[str]) -> tuple[beir.Judgeme
     if task.name == "embed" and (data.is_dir() or data.parent.name == "qrels"):
         return beir.load(data), [], Skipped()
     kind: Any = next(each for each in get_args(get_type_hints(task.sections.data)["train"]) if each is not NoneType)
-    places = dict(each.partition("=")[::2] for each in columns)
     if not issubclass(kind, RowFiles):
-        if places:
+        if columns:
             raise ValueError(f"columns are those of a table: {data} is plain text")
         rows = list(kind(str(data)).read())
         return None, rows, Skipped()
-    ending = data.name.removesuffix(".gz").rpartition(".")[2]
-    ways = [way for way in (ending, *WAYS.get(ending, ())) if way in kind.ways]
-    if not ways:
-        raise ValueError(f"{data} ends in none of .{', .'.join(kind.ways)}: give it the ending of what it holds")
-    where = {part: int(place) if place.isdecimal() else place for part, place in places.items()}
     skipped = Skipped()
-    rows = list(kind(**{ways[0]: str(data), "columns": where}).read(skipped))
+    rows = list(kind.at(data, columns).read(skipped))
     if len(rows) < 2:
         raise ValueError(f"{data} has {len(rows)} {task.rows}: there is nothing to judge by")
     return None, rows, skipped
 
 
-def _predictor(directory: Path, task: Task) -> Reader:
-    found = load(directory)
+def _predictor(directory: Path, asked: Prompting, columns: Sequence[str]) -> tuple[Task, Reader]:
+    """What a model is for, and the model."""
+    task, found = told(located(directory)).task, load(directory)
+    if asked != UNASKED and task.name == "generate":
+        found = Prompted.of(found, asked, columns)
+        return Classify(found.labels), found
     if not isinstance(found, Reader):
         raise ValueError(f"{directory} is {task.a_model}: name --source and --reference, or a --text")
-    return found
+    return task, found
 
 
 def _measured(

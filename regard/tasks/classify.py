@@ -249,7 +249,7 @@ class Classify(Task):
             return Measured.of(Evidence(len(x), lambda some: correlation(x[some], y[some])), "spearman", numbers)
         own, one = [self._labels(row) for row in rows], self.kind == "one"
         if unseen := {label for labels in own for label in labels} - set(self.labels):
-            raise ValueError(f"held-out texts have labels that training never saw: {', '.join(sorted(unseen))}")
+            raise ValueError(f"these texts have labels that the model does not know: {', '.join(sorted(unseen))}")
         truth, p = indicated(own, self.labels), probable(logits / use.temperature, one)
         told = p.argmax(1)[:, None] == np.arange(p.shape[1]) if one else p >= use.threshold
         said = ["|".join(self.labels[i] for i in np.flatnonzero(row)) for row in told[:SHOWN]]

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
@@ -16,10 +16,12 @@ from regard.data.spelling import characters, whole
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
 from regard.decoding.protocol import ENDLESS, Hypothesis, Request, SearchConfig, bounded
+from regard.decoding.scoring import Forked, continuations
 from regard.inspection.axes import END
 from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap, attention_page
 from regard.tasks.asks import Completion, Followed, Prompt, ReachError, Score, Writing, short
+from regard.tasks.prompted import Prompted
 from regard.tasks.searching import Searcher, in_words
 
 SCORED = 4_096  # tokens that are scored at a time
@@ -159,6 +161,20 @@ class Generator(Searcher):
                 found[i] = Score(sum(own), [*self.tokenizer.pieces(rows[i][1:-1]), END], own)
         return found
 
+    def followed(self, before: Sequence[int], texts: Sequence[Forked]) -> list[list[list[float]]]:
+        """How likely the model holds each token of each way in which each text may go on, all ids (`continuations`)."""
+        return continuations(self._alone(), before, texts, rows=1 if self.bitwise else self.rows, tokens=SCORED)
+
+    def prompted(
+        self, prompt: str, labels: Sequence[str] | Mapping[str, str], examples: Iterable[Any] = (), **how: bool
+    ) -> Prompted:
+        """A classifier, which asks this model by a prompt with {text} and {label}, after examples (text, label)."""
+        return Prompted(self, prompt, labels, examples, **how)
+
+    def classify(self, text: Any, *, calibrate: bool = False, top: int | None = None, **asked: Any) -> Any:
+        """What a text is, or each of a list: as `prompted` is asked, with `prompt`, `labels` and perhaps `examples`."""
+        return self.prompted(calibrated=calibrate, **asked).classify(text, top=top)
+
     def attention(
         self,
         text: str,
@@ -188,9 +204,9 @@ class Generator(Searcher):
         """A self-contained HTML page of every head while the model reads a text."""
         return attention_page(self.attention(text), title=short(text))
 
-    def ids(self, text: str) -> list[int]:
+    def ids(self, text: str, place: str = "") -> list[int]:
         """What the model reads of a text: its sub-words, and before them what stands before every document."""
-        return self._read(Prompt(text))
+        return self._read(Prompt(text, place))
 
     def _read(self, prompt: Prompt) -> list[int]:
         (begin, _), bos = self.tokenizer.marks.frame, self.tokenizer.marks.bos
