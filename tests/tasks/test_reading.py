@@ -245,7 +245,7 @@ def test_a_model_to_begin_with_takes_the_place_of_the_one_a_recipe_describes(fol
     )
     anew = reading.load(str(folder / "begun.yaml"), ["model.preset=bert-mini"])
     assert (anew.model.base, anew.model.preset, anew.model.changes) == (None, "bert-mini", {})
-    with pytest.raises(ValueError, match="model.from and model.preset each say what a model is"):
+    with pytest.raises(ValueError, match=r"model.from and model.preset each say what a model is"):
         reading.load(own, [f"model.from={classifier}", "model.preset=bert-mini"])
 
 
