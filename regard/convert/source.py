@@ -64,7 +64,10 @@ class Source(NamedTuple):
         """Raise if the model is none of those that a format can have."""
         if type(self.model) not in kinds:
             some = " or ".join(kind.__name__ for kind in kinds)
-            raise ValueError(f"a {type(self.model).__name__} model: only a {some} can be exported to {format}")
+            name = type(self.model).__name__
+            raise ValueError(
+                f"{'an' if name[0] in 'AEIOU' else 'a'} {name} model: only a {some} can be exported to {format}"
+            )
 
     @property
     def tensors(self) -> dict[str, Tensor]:
