@@ -50,7 +50,7 @@ ABOUT_MODELS = {"__init__", "costs", "storage"}  # no members of the family: the
 BUDGET = {
     "__init__": 30,
     "checks": 110,
-    "files": 210,
+    "files": 212,
     "shipped": 40,
     "core": 3_850,
     "data": 3_550,
@@ -62,7 +62,7 @@ BUDGET = {
     "adaptation": 500,
     "training": 2_320,
     "tasks": 4_450,
-    "convert": 2_900,  # sixteen classes of Hugging Face's, a table each
+    "convert": 3_340,  # sixteen classes of Hugging Face's, a table each
     "recipes": 1_300,
     "api": 150,
     "studies": 1_250,

@@ -149,8 +149,10 @@ class Laid:
         return first
 
     def _layers(self, stack: Stack) -> Any:
-        made = {layer: self._layer(layer) for layer in dict.fromkeys(stack.layers)}  # one may be gone through often
-        layers = (build.Layer * len(stack.layers))(*(made[layer] for layer in stack.layers))
+        made: dict[tuple[nn.Parameter, ...], build.Layer] = {}  # one may be gone through often
+        for key, layer in ((tuple(layer.parameters()), layer) for layer in stack.layers):
+            made[key] = made[key] if key in made else self._layer(layer)
+        layers = (build.Layer * len(stack.layers))(*(made[tuple(layer.parameters())] for layer in stack.layers))
         self._kept.append(layers)
         return layers
 
