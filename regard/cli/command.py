@@ -17,13 +17,13 @@ import regard
 from regard.cli.make import export, import_, models, quantize, shortlist
 from regard.cli.measure import evaluate, experiment, info
 from regard.cli.options import command_of
-from regard.cli.read import answer, classify, embed, fill, tag
+from regard.cli.read import answer, classify, embed, fill, search, tag
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.train import data, demo, distill, recipes, train
 from regard.cli.use import generate, score, translate
 
 VERBS = {
-    "Use a model": (translate, generate, classify, embed, fill, tag, answer, score, serve),
+    "Use a model": (translate, generate, classify, embed, search, fill, tag, answer, score, serve),
     "See inside it": (explore, inspect, heads),
     "Train your own": (train, recipes, data, demo),
     "Measure it": (info, evaluate, experiment),
@@ -66,12 +66,22 @@ CLASSIFY = """For example:
   regard classify runs/films new.txt -o new.tsv --resume
 
   regard classify runs/nli "A man sleeps." --pair "Somebody rests."
+
+  regard classify runs/smollm2 new.txt --prompt 'Review: {text}\\nAnswer: {label}' --labels Negative,Positive
 """
 EMBED = """For example:
 
   regard embed runs/sentences "A cat sits on a mat."
 
   regard embed runs/sentences corpus.txt -o corpus.npy --resume
+"""
+SEARCH = """For example:
+
+  regard search runs/minilm abstracts.jsonl "does coffee keep one awake?" --top 3
+
+  regard search runs/minilm notes --unit paragraph < questions.txt
+
+The vectors of the documents are kept: what has not changed is not embedded again.
 """
 FILL = """For example:
 
@@ -92,6 +102,7 @@ EPILOGS = {
     "generate": GENERATE,
     "classify": CLASSIFY,
     "embed": EMBED,
+    "search": SEARCH,
     "fill": FILL,
     "tag": TAG,
     "answer": ANSWER,

@@ -1,9 +1,6 @@
-"""`regard evaluate` of models that read: every figure with its interval, beside another model's, and calibrated.
+"""`regard evaluate` of models that read: every figure with its interval, beside another model's, and calibrated."""
 
-Letters: Q questions, D documents, K of them found.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
@@ -25,6 +22,7 @@ from regard.shipped import located
 from regard.tasks.asks import windows
 from regard.tasks.classify import Classify
 from regard.tasks.embed import Embedder
+from regard.tasks.index import nearest, unit
 from regard.tasks.prompted import Prompted
 from regard.tasks.reader import Given, Reader
 from regard.tasks.task import Evidence, Measured, Task
@@ -134,28 +132,17 @@ def _measured(
 
 def _ranked(embedder: Embedder, held: beir.Judgements, progress: Show) -> list[tuple[list[str], dict[str, float]]]:
     """For each question the documents nearest to it, itself aside as in BEIR, and those that are wanted."""
-    questions = _normal(embedder.embed(list(held.questions.values())))  # (Q, d)
-    scores = np.full((len(questions), 0), -np.inf, np.float32)  # (Q, K), the best so far
-    places, names = np.zeros((len(questions), 0), np.int64), list[str]()
-    total = sum(1 for _ in held.documents())
-    for window in windows((Given(text, id=id) for id, text in held.documents())):
-        vectors = _normal(np.stack([each.vector for each in embedder.answers(window, embedder.use)]))
-        numbers = np.broadcast_to(np.arange(len(names), len(names) + len(window)), (len(questions), len(window)))
-        scores, places = np.hstack([scores, questions @ vectors.T]), np.hstack([places, numbers])
-        if scores.shape[1] > DEEPEST:
-            best = np.argpartition(-scores, DEEPEST, axis=1)[:, : DEEPEST + 1]
-            scores, places = np.take_along_axis(scores, best, 1), np.take_along_axis(places, best, 1)
-        names += [str(ask.id) for ask in window]
-        progress("documents", len(names), total)
-    places = np.take_along_axis(places, np.lexsort((places, -scores), axis=1), 1)
-    found = []
-    for id, row in zip(held.questions, places.tolist(), strict=True):
-        found.append(([name for name in (names[i] for i in row) if name != id], held.gains[id]))
-    return found
+    names, total = list[str](), sum(1 for _ in held.documents())
 
+    def blocks() -> Iterator[NDArray[np.float32]]:
+        for window in windows((Given(text, id=id) for id, text in held.documents())):
+            names.extend(str(ask.id) for ask in window)
+            yield unit([each.vector for each in embedder.answers(window, embedder.use)])
+            progress("documents", len(names), total)
 
-def _normal(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12), np.float32)
+    near = nearest(unit(embedder.embed(list(held.questions.values()))), blocks(), DEEPEST + 1)
+    rows = zip(held.questions, near, strict=True)
+    return [([name for n, _ in row if (name := names[n]) != id], held.gains[id]) for id, row in rows]
 
 
 def _calibrated(

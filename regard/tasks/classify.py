@@ -1,5 +1,6 @@
 """Classification: a text, or a pair of them, in; one class, several, or a number out; accuracy, F1, correlation."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -116,6 +117,17 @@ class Classifier(Reader):
         windows = self.framed(asks, long=settings.long)
         said = iter(self.outputs([each for row in windows for each in row]))
         return [self._told(torch.stack([next(said) for _ in row]).mean(0), settings, len(row)) for row in windows]
+
+    def likely(self, each: Classified, raw: bool = False) -> float:
+        """How much a pair belongs together: the number that is told, or how much likelier the second class is; by its
+        logit if `raw`, else as a probability."""
+        if self.kind == "number":
+            x = each.logits[0]
+        elif len(each.logits) == 2:
+            x = (each.logits[1] - each.logits[0]) / (1.0 if raw else self.use.temperature)
+        else:
+            raise ValueError(f"texts are ranked by one number or two classes: this model has {len(each.logits)}")
+        return float(x if raw else 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x)))
 
     def _told(self, logits: Tensor, use: ClassifyUse, windows: int) -> Classified:
         raw = tuple(logits.tolist())

@@ -135,6 +135,12 @@ class Embedder(Reader):
         own = int(self.model.config.d_model)  # type: ignore[union-attr, arg-type]
         return own if settings is None or settings.dimensions is None else settings.dimensions
 
+    def search(self, query: str | Sequence[str], documents: Any, *, top: int = 10) -> Any:
+        """The nearest of some documents, texts or (id, text), or of an `Index` or its folder: for a query, or each."""
+        from regard.tasks.index import searched  # which stands on this
+
+        return searched(self, query, documents, top)
+
     def similarity(self, texts: Sequence[str], others: Sequence[str]) -> NDArray[np.float32]:
         """The cosine of each text with each other: (N, M)."""
         a, b = (F.normalize(torch.from_numpy(self.embed(some)), dim=-1) for some in (texts, others))

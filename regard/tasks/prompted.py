@@ -9,6 +9,7 @@ the model says of texts without content.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 
 from regard.data.rows import Row
 from regard.data.spelling import unknown
+from regard.data.text import count_of
 from regard.evaluation.classes import probable
-from regard.tasks.asks import ReachError, short
+from regard.tasks.asks import ReachError, listed, short
 from regard.tasks.classify import Classified, Classifier, LabelledFiles
 from regard.tasks.reader import Given
 from regard.tasks.uses import ClassifyUse, Prompting
@@ -80,7 +82,8 @@ class Prompted(Classifier):
                     f"the example {short(text)} has the label {label!r}: there are {', '.join(self.labels)}"
                 )
             self.examples.append(self._filled(Given(text, pair), label) + after)
-        self._tokens = [len(ids) for ids in self.tokenizer.encode_batch(self.examples)]
+        lengths = map(len, self.tokenizer.encode_batch(self.examples[::-1]))
+        self._tokens = [*accumulate(lengths, initial=0)][::-1]  # of the examples from each on
 
     @classmethod
     def of(cls, generator: "Generator", asked: Prompting, columns: Sequence[str] = ()) -> "Prompted":
@@ -104,8 +107,10 @@ class Prompted(Classifier):
 
     def report(self) -> str:
         """What was left out, in one line; or nothing."""
-        some = [short(text) if n == 1 else f"{short(text)} ({n:,} times)" for text, n in self.left_out.items()]
-        return f"examples were left out for want of room: {', '.join(some)}" if some else ""
+        if not self.left_out:
+            return ""
+        texts = count_of(max(self.left_out.values()), "text")
+        return f"examples were left out for want of room, before {texts} at most: {listed(list(self.left_out))}"
 
     def answers(self, asks: Sequence[Given], settings: ClassifyUse) -> list[Classified]:
         read = [self._read(ask) for ask in asks]
@@ -134,23 +139,23 @@ class Prompted(Classifier):
         if len(set(ids)) < len(ids):
             raise ValueError(f"two of the labels {', '.join(self.words.values())} are the same tokens: say other words")
 
-    def _filled(self, ask: Given, label: str) -> str:
-        """The prompt up to its label."""
+    def _filled(self, ask: Given, label: str | None) -> str:
+        """The prompt up to its label, with it or without."""
         if (ask.pair is None) == ("{pair}" in self.prompt):
             has, needs = ("no", "has a") if ask.pair is None else ("a", "has no")
             raise ValueError(
                 f"{ask.place or short(ask.text)} has {has} pair, and the prompt {needs} place {{pair}} for it"
             )
-        parts = {"text": ask.text, "pair": ask.pair or "", "label": self.words[label]}
+        parts = {"text": ask.text, "pair": ask.pair or "", "label": "" if label is None else self.words[label]}
         return PLACES.sub(lambda place: parts[place[1]], self.prompt.partition("{label}")[0] + "{label}")
 
     def _read(self, ask: Given, first: int = 0) -> Read:
         """A text with all examples from the first on that leave room for it."""
-        filled = [self._filled(ask, label) for label in self.labels]
+        filled = [self._filled(ask, label) for label in (None, *self.labels)]
         if self.longest is not None and self.examples:
             room = self.longest - max(map(len, self.tokenizer.encode_batch(filled)))
-            while first < len(self.examples) and sum(self._tokens[first:]) > room + len(self.examples):
-                first += 1  # which are too many by far; where tokens meet, they may be fewer
+            while first < len(self.examples) and self._tokens[first] > room + len(self.examples):
+                first += 1  # which are too many by far; where examples meet, tokens may be fewer
         while True:
             before = "".join(self.examples[first:])
             try:
@@ -160,7 +165,8 @@ class Prompted(Classifier):
                 if first == len(self.examples):
                     raise
                 first += 1
-        n = min(len(beginning(rows)), *(len(row) - 1 for row in rows))
+        n, rows = len(beginning(rows)), rows[1:]
+        n = min(n, *(len(row) - 1 for row in rows))
         if n < 1:
             raise ValueError(
                 f"{ask.place or short(ask.text)}: nothing stands before the label: write more into the prompt"

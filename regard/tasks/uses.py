@@ -41,6 +41,23 @@ class EmbedUse:
 
 
 @dataclass(frozen=True)
+class SearchUse(EmbedUse):
+    """How documents are found."""
+
+    top: int = 10  # tell so many, the nearest first
+    candidates: int | None = None  # with --rerank: of so many nearest (default: ten times --top)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, top=self.top, candidates=self.candidates)
+
+    @property
+    def embedding(self) -> EmbedUse:
+        """How the vectors are told."""
+        return EmbedUse(self.dimensions, self.long)
+
+
+@dataclass(frozen=True)
 class FillUse:
     """How gaps are filled."""
 

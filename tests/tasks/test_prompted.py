@@ -26,7 +26,7 @@ from regard.tasks.uses import Prompting
 
 PROMPT = "Review: {text}\nAnswer: {label}"
 LINES = ["the cat sat on the mat. Review: the dog\nAnswer: Positive", "Answer: Negative N/A [MASK]"]
-WORDS = ["Positive", "Negative", "Negative or worse"]
+WORDS = ["Negative", "Positive", "Positive or worse"]
 SHOWN = [("the cat sat", "Positive"), ("the log", "Negative")]
 TEXTS = ["the dog sat", "log", "", "the cat sat on the mat and on the log", "the"]
 PLACES = 96
@@ -126,9 +126,11 @@ def softmax(x: Any) -> Any:
 
 
 def test_by_length_divides_by_the_tokens_of_a_label(generator: Generator) -> None:
-    whole, mean = (generator.prompted(PROMPT, WORDS, by_length=flag) for flag in (False, True))
-    counts = [len(ids) for ids in whole._read(Given("the")).labels]
-    assert np.array(mean.classify("the").logits) * counts == pytest.approx(whole.classify("the").logits)
+    words = ["Positive", "Positive or worse"]  # which begin alike: that counts, too
+    whole, mean = (generator.prompted(PROMPT, words, by_length=flag).classify("the").logits for flag in (False, True))
+    counts = [len(generator.ids(f"Answer: {word}")) - len(generator.ids("Answer:")) for word in words]
+    assert whole[0] == pytest.approx(truth(generator, "Review: the\nAnswer: Positive", "Positive"), abs=1e-5)
+    assert np.array(mean) * counts == pytest.approx(whole)
 
 
 def test_a_text_is_read_once_for_all_labels_and_what_all_texts_share_once(generator: Generator) -> None:
@@ -166,7 +168,7 @@ def test_examples_that_leave_no_room_are_left_out_and_named(generator: Generator
     first = asked._read(Given("a")).first
     assert 0 < first < 8
     assert asked.left_out["Review: the cat sat 0\nAnswer: Positive\n\n"] == 2
-    assert "examples were left out for want of room: 'Review: the cat sat 0" in asked.report()
+    assert "left out for want of room, before 2 texts at most: 'Review: the cat sat 0" in asked.report()
     fewer = generator.prompted(PROMPT, WORDS, shown[first:], calibrated=True)
     assert fewer.classify("a") == short
     assert fewer.classify("the cat sat on the mat " * 3) == long
