@@ -19,7 +19,7 @@ from regard.recipes import reading
 from regard.shipped import located
 from regard.shipped import shipped as shipped  # regard.api.shipped() is part of this door
 from regard.tasks.asks import DecodeConfig
-from regard.tasks.task import Task
+from regard.tasks.task import Task, in_force
 from regard.tasks.task import task as task_named
 from regard.tasks.translate import Translate
 from regard.tasks.translator import Translator as Translator
@@ -131,7 +131,7 @@ def _made(kind: type[Any], settings: Any, place: str) -> Any:
     strict = {"__pydantic_config__": ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)}
     held: TypeAdapter[Any] = TypeAdapter(make_dataclass("Held", [("it", kind)], namespace=strict))
     try:
-        return held.validate_json(json.dumps({"it": settings})).it
+        return held.validate_json(json.dumps({"it": in_force(settings, kind)})).it
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = ".".join(map(str, problem["loc"][1:]))

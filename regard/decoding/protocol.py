@@ -176,6 +176,7 @@ class SamplingConfig:
 class SearchConfig:
     """How outputs are searched for. The defaults are the paper's (§6.1)."""
 
+    scores = True  # are told: no setting, but what `Bare` is about
     beam: int = 4  # hypotheses kept; 1: greedy
     best: int = 1  # outputs for each sentence, the best first
     alpha: float = 0.6  # exponent of the length penalty; 0: off
@@ -189,7 +190,6 @@ class SearchConfig:
     block: int = 0  # no n-gram of this length twice; 0: off
     repetition: float = 1.0  # logits of tokens already written are made this many times worse
     ordered: bool = False  # required phrases appear in their order
-    scores: bool = True  # False spares greedy search the soft-max
     sampling: SamplingConfig | None = None  # draw `best` outputs by chance instead of searching
 
     def __post_init__(self) -> None:
@@ -210,6 +210,13 @@ class SearchConfig:
         13
         """
         return Request(source, first, len(source) + self.extra, **more)
+
+
+@dataclass(frozen=True)
+class Bare(SearchConfig):
+    """The same where nobody asks for scores: greedy search does without a soft-max."""
+
+    scores = False
 
 
 def bounded(request: Request, config: SearchConfig, most: int | None) -> Request:
