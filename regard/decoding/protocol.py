@@ -8,7 +8,7 @@ Whoever can do these three things, in whatever way, can be searched: PyTorch on 
 engine, an ensemble, another runtime.
 """
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -104,6 +104,7 @@ class Request:
     draw: int = 0  # the number of its first output, where they are drawn by chance
     rule: Rule | None = None  # which tokens may follow which
     refusal: Refusal | None = None  # which may not
+    ends: Callable[[Sequence[int]], bool] | None = None  # whether an output that begins so goes no further
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,7 @@ class Prompt:
     id: object = None  # whatever its owner knows it by
     seed: int | None = None  # in place of that of the settings
     ids: tuple[int, ...] | None = None  # what is read in place of its sub-words, marks and all
+    end: int | None = None  # a token that ends the output, as the model's own end does
     tell: int | None = None  # say how likely the model held each token, and so many others
 
 

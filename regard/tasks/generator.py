@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
@@ -220,7 +220,28 @@ class Generator(Searcher):
         room = ENDLESS if limit is None else limit
         if self.reach is None and limit is None:
             raise ValueError("this model writes without end: say how much by `limit`")
-        return Request(ids[:-1], ids[-1], room, seed=seed, refusal=characters(self.tokenizer, False))
+        ends = self._ends(ids, prompt, settings)
+        return Request(ids[:-1], ids[-1], room, seed=seed, refusal=characters(self.tokenizer, False), ends=ends)
+
+    def _ends(self, ids: list[int], prompt: Prompt, settings: Writing) -> Callable[[Sequence[int]], bool] | None:
+        """What tells that an output is done: it certainly has a stop text, or the token that ends it."""
+        if not settings.stop and prompt.end is None:
+            return None
+        tokens, context = self.tokenizer, self._context(ids)
+        begin = len(tokens.decode(context))
+        # Whether a stop text has just been completed is seen from the last tokens, of which each adds a byte or more;
+        # a space at their beginning may be lost.
+        last = max((len(stop.encode()) for stop in settings.stop), default=0) + 4
+        seen = [stop.lstrip(" ") for stop in settings.stop]
+
+        def ends(written: Sequence[int]) -> bool:
+            if written[-1] == prompt.end:
+                return True
+            if _stopped(tokens.decode(written[-last:]), seen) is None:
+                return False
+            return _stopped(tokens.certain([*context, *written])[begin:], settings.stop) is not None
+
+        return ends
 
     def _further(
         self, ids: list[int], written: list[int], prompt: Prompt, settings: Writing, output: int
@@ -228,7 +249,7 @@ class Generator(Searcher):
         """The request for what follows an output that only ended because the model has no more places; None: it did
         not, or nothing more is wanted."""
         limit, text = settings.search.limit, [*ids, *written]
-        if self.reach is None or limit is None or len(written) >= limit:
+        if self.reach is None or limit is None or len(written) >= limit or written[-1:] == [prompt.end]:
             return None
         if settings.stop and _stopped(self._text(ids, written), settings.stop) is not None:
             return None
@@ -242,7 +263,7 @@ class Generator(Searcher):
     def _completion(self, ids: list[int], prompt: Prompt, h: Hypothesis, settings: Writing, ended: bool) -> Completion:
         text = self._text(ids, h.tokens)
         end = _stopped(text, settings.stop)
-        why = "stop" if end is not None or ended else "length"
+        why = "stop" if end is not None or ended or h.tokens[-1:] == [prompt.end] else "length"
         text = text[:end]
         tokens = self.tokenizer.pieces(h.tokens)
         told = None
