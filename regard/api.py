@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from regard.checks import at_least, hint
 from regard.core.quantised import is_quantised, quantise
 from regard.data.lexicon import Shortlist
+from regard.data.text import decoded
 from regard.data.tokenizers import Tokenizer
 from regard.files import read_whole
 from regard.models import storage
@@ -86,6 +87,8 @@ def load(
         )
     how = {"engine": engine, "workers": workers, "rows": rows, "bitwise": bitwise, "shortlists": listed}
     predictor = first.open(models, tokenizers[0], all_told[0].use, **how)
+    if (template := places[0] / storage.TEMPLATE).is_file():
+        predictor.template = decoded(read_whole(template, storage.LARGEST), f"{template}:")
     if rescore is not None:
         at_least(0, weight=weight)
         predictor.second = load(rescore, device=device, precision=precision), weight

@@ -5,6 +5,7 @@ import math
 from collections import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, overload
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from regard.core.generation import of_like_length
 from regard.core.losses import token_log_probabilities
+from regard.data.chat import ChatTemplate, Message
 from regard.data.spelling import characters, whole
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
@@ -35,6 +37,8 @@ class Generator(Searcher):
     >>> generator = load("runs/shakespeare")                   # doctest: +SKIP
     >>> generator.generate("ROMEO:", limit=50, seed=1)         # doctest: +SKIP
     """
+
+    template: str | None = None  # how a conversation is written out, in Jinja
 
     def __init__(
         self,
@@ -140,6 +144,31 @@ class Generator(Searcher):
         found = self._completion(ids, prompt, Hypothesis(kept, math.nan, math.nan, []), settings, ended)
         yield found.text[len(prompt.text) * settings.echo + said :]
         return found
+
+    def conversation(self, messages: str | Sequence[Message]) -> Prompt:
+        """What the model reads to go on with a conversation: messages with a `role` (system, user, assistant) and a
+        `content` each, or what a user says first. It is written out as the model's template has it."""
+        if self._chat is None:
+            raise ValueError(
+                "the model has no chat template: have it go on with a text (`regard generate`, POST /v1/completions), "
+                "or put a chat_template.jinja into its directory"
+            )
+        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        (text, ids), end = self._chat.encode(said), self._chat.end
+        return Prompt(text, "the conversation", ids=tuple(ids), end=None if end == self.eos else end)
+
+    @cached_property
+    def _chat(self) -> ChatTemplate | None:
+        return None if self.template is None else ChatTemplate(self.template, self.tokenizer)
+
+    def chat(self, messages: str | Sequence[Message], **settings: Any) -> str:
+        """What the model answers in a conversation."""
+        ((found, *_),) = self.answers([self.conversation(messages)], Writing.of(settings, self.decode))
+        return found.text
+
+    def stream_chat(self, messages: str | Sequence[Message], **settings: Any) -> Iterator[str]:
+        """The same, piece by piece as it becomes certain."""
+        return self.stream(self.conversation(messages), **settings)
 
     def score(self, texts: Sequence[str]) -> list[Score]:
         """How likely the model holds each text, from its beginning to its end."""
