@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from regard.checks import at_least, hint
 from regard.core.quantised import is_quantised, quantise
 from regard.data.lexicon import Shortlist
+from regard.data.text import decoded
 from regard.data.tokenizers import Tokenizer
 from regard.files import read_whole
 from regard.models import storage
@@ -19,7 +20,7 @@ from regard.recipes import reading
 from regard.shipped import located
 from regard.shipped import shipped as shipped  # regard.api.shipped() is part of this door
 from regard.tasks.asks import DecodeConfig
-from regard.tasks.task import Task
+from regard.tasks.task import Task, in_force
 from regard.tasks.task import task as task_named
 from regard.tasks.translate import Translate
 from regard.tasks.translator import Translator as Translator
@@ -86,6 +87,8 @@ def load(
         )
     how = {"engine": engine, "workers": workers, "rows": rows, "bitwise": bitwise, "shortlists": listed}
     predictor = first.open(models, tokenizers[0], all_told[0].use, **how)
+    if (template := places[0] / storage.TEMPLATE).is_file():
+        predictor.template = decoded(read_whole(template, storage.LARGEST), f"{template}:")
     if rescore is not None:
         at_least(0, weight=weight)
         predictor.second = load(rescore, device=device, precision=precision), weight
@@ -131,7 +134,7 @@ def _made(kind: type[Any], settings: Any, place: str) -> Any:
     strict = {"__pydantic_config__": ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)}
     held: TypeAdapter[Any] = TypeAdapter(make_dataclass("Held", [("it", kind)], namespace=strict))
     try:
-        return held.validate_json(json.dumps({"it": settings})).it
+        return held.validate_json(json.dumps({"it": in_force(settings, kind)})).it
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = ".".join(map(str, problem["loc"][1:]))

@@ -20,10 +20,10 @@ from regard.cli.options import command_of
 from regard.cli.read import answer, classify, embed, fill, search, tag
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.train import data, demo, distill, recipes, train
-from regard.cli.use import generate, score, translate
+from regard.cli.use import chat, generate, score, translate
 
 VERBS = {
-    "Use a model": (translate, generate, classify, embed, search, fill, tag, answer, score, serve),
+    "Use a model": (translate, generate, chat, classify, embed, search, fill, tag, answer, score, serve),
     "See inside it": (explore, inspect, heads),
     "Train your own": (train, recipes, data, demo),
     "Measure it": (info, evaluate, experiment),
@@ -58,6 +58,12 @@ GENERATE = """For example:
   regard generate runs/shakespeare "ROMEO:" --limit 50 --seed 1
 
   regard generate runs/shakespeare --file prompts.txt --json -o written.jsonl
+"""
+CHAT = """For example:
+
+  regard chat runs/smollm
+
+  regard chat runs/smollm "Why is the sky blue?" --system "You are brief." --beam 1
 """
 CLASSIFY = """For example:
 
@@ -100,6 +106,7 @@ ANSWER = """For example:
 EPILOGS = {
     "translate": TRANSLATE,
     "generate": GENERATE,
+    "chat": CHAT,
     "classify": CLASSIFY,
     "embed": EMBED,
     "search": SEARCH,

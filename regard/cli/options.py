@@ -28,7 +28,7 @@ FLAGS = {  # of fields: names that programs of others have for the same, and tho
     "ServeConfig.host_names": ["--host-name"],
     "ServeConfig.wait_ms": ["--wait"],
 }
-NEVER = ("search", "sampling", "scores", "prefix", "api_keys")  # fields that no option says
+NEVER = ("search", "sampling", "prefix", "api_keys")  # fields that no option says
 ERRORS = {"refuse": "strict", "replace": "replace"}  # of decoding, by what a person chooses
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Count = Annotated[int, typer.Option(min=1)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from regard.checks import choose
 from regard.convert import ctranslate2, foreign, llamacpp, onnx, tokenizers, weights
-from regard.convert.source import TEMPLATE, TOKENIZER, Source
+from regard.convert.source import TOKENIZER, Source
 from regard.data.downloads import Progress
 from regard.files import new_directory, write_whole
 from regard.models import storage
@@ -65,7 +65,7 @@ def import_(source: str | Path, out_dir: str | Path, *, progress: Progress | Non
         storage.save(found.model, made, storage.Purpose(found.task, use))
         found.tokenizer.save(made / TOKENIZER)
         if (template := tokenizers.template(directory)) is not None:
-            write_whole(made / TEMPLATE, template)
+            write_whole(made / storage.TEMPLATE, template)
         if known := weights.WEIGHTS.get(str(source)):
             write_whole(made / "LICENCE.txt", known.terms)
     return found.left + left

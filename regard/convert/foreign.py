@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.convert import tokenizers
 from regard.convert.hub import CONFIG, WEIGHTS, load, told_by
 from regard.convert.pooling import MODULES, read_pooling, write_pooling
-from regard.convert.source import PAPERS, TEMPLATE, Source, same_heads
+from regard.convert.source import PAPERS, Source, same_heads
 from regard.convert.tables import TABLES, Foreign, Top
 from regard.convert.tables.table import Counterpart, at, pairs, said, settings, told
 from regard.core.generation import DecoderOnly, EncoderDecoder
@@ -30,6 +30,7 @@ from regard.core.positions import sinusoid
 from regard.data.tokenizers import Tokenizer
 from regard.files import write_whole
 from regard.models.family import FAMILIES, blank, build, configured, family
+from regard.models.storage import TEMPLATE
 
 GENERATION = "generation_config.json"
 POSITIONS = 1024  # that transformers tabulates of the sinusoids

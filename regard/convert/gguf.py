@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from regard.convert.theirs import Theirs, halved
 from regard.convert.vocabularies import merged, scored
 from regard.files import regular_size
+from regard.models.storage import TEMPLATE
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
@@ -251,7 +252,7 @@ def read(path: Path) -> Theirs:
         about |= {f"{mark}_token_id": told.get(f"tokenizer.ggml.{long}_token_id") for mark, long in MARKS.items()}
         files = {"config.json": about, "tokenizer.json": tokenizer(told), "tokenizer_config.json": _unknown(told)}
         template = told.get("tokenizer.chat_template")
-        return Theirs(files | ({} if template is None else {"chat_template.jinja": template}), tensors)
+        return Theirs(files | ({} if template is None else {TEMPLATE: template}), tensors)
     except (ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
         reason = f"it says nothing of {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{path} cannot be imported: {reason}") from None

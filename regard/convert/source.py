@@ -14,7 +14,7 @@ from regard.files import read_whole
 from regard.models import storage
 from regard.models.transformer import TransformerConfig
 
-TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
+TOKENIZER = "tokenizer.json"
 PAPERS: dict[str, tuple[object, ...]] = {  # the attention of eq. 1, which is all that other programs have
     **dict.fromkeys(("score", "cross_score"), ("dot", None)),
     **dict.fromkeys(("normaliser", "cross_normaliser"), ("softmax", None)),
@@ -48,7 +48,7 @@ class Source(NamedTuple):
                 raise ValueError(
                     f"{path} has {len(tokenizer)} tokens, but the model's {name} is {size}: they do not belong together"
                 )
-        purpose, chat = storage.purpose(directory), Path(directory) / TEMPLATE
+        purpose, chat = storage.purpose(directory), Path(directory) / storage.TEMPLATE
         template = read_whole(chat).decode() if chat.is_file() else None
         return cls(model, tokenizer, {} if purpose is None else purpose.task, template)
 

@@ -31,7 +31,7 @@ from regard.files import read_whole
 from regard.models import storage
 from regard.models.family import FAMILIES, NAMES, family, presets
 from regard.recipes.recipe import ANY, BEGUN, FROM_TOKENS, ModelConfig, Recipe, family_named, keys_of
-from regard.tasks.task import FIRST, TASKS, task
+from regard.tasks.task import FIRST, TASKS, in_force, task
 from regard.training.config import LENGTHS
 
 SHIPPED = files("regard") / "recipes" / "shipped"
@@ -80,6 +80,8 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     if named not in TASKS:
         place = lines.get(("task", "name"), name)
         raise ValueError(f"{place}: unknown task {_show(named)}: {hint(str(named), TASKS)}")
+    if "decode" in values:
+        values["decode"] = in_force(values["decode"], task(named).sections.decode)
     try:  # as JSON: there a list may fill a tuple, strictly
         found = _adapter(named, *FAMILIES).validate_json(json.dumps(values))
     except ValidationError as error:

@@ -20,7 +20,7 @@ from regard.data.corpora import fetched
 from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import agreement, correlation, decided, fitted_temperature, indicated, probable
-from regard.tasks.reader import Framed, Given, Reader, asked, batched
+from regard.tasks.reader import Framed, Given, Reader, asked, batched, check_length
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import ClassifyUse
 from regard.training.objectives import Labelled, Objective
@@ -166,6 +166,9 @@ class Classify(Task):
     def of(cls, recipe: Any) -> "Classify":
         t = recipe.task
         return cls((), t.kind, recipe.data.max_length, t.pool, t.hidden, t.dropout)
+
+    def check(self, recipe: Any) -> None:
+        check_length(recipe)
 
     def fitted(self, rows: Iterable[Row]) -> "Classify":
         """With the labels that there are, in their order."""

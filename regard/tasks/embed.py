@@ -20,7 +20,7 @@ from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import correlation
 from regard.evaluation.retrieval import means, retrieval
-from regard.tasks.reader import Given, Reader
+from regard.tasks.reader import Given, Reader, check_length
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import EmbedUse
 from regard.training.objectives import Alike, Contrastive, Objective
@@ -165,6 +165,9 @@ class Embed(Task):
     def of(cls, recipe: Any) -> "Embed":
         t = recipe.task
         return cls(t.learns, t.scale, t.most, t.pool, recipe.data.max_length)
+
+    def check(self, recipe: Any) -> None:
+        check_length(recipe)
 
     def head(self, model: type[nn.Module]) -> HeadConfig:
         return HeadConfig("vector", pool=self.pool, normalise=True)
