@@ -70,7 +70,7 @@ def load(
     for place in places:
         if (known := storage.config(place).vocabulary) < (count := len(tokenizers[0])):
             raise ValueError(f"{place} has {count:,} tokens, and its model {known:,}: they do not belong together")
-    all_told = [told(place) for place in places]
+    all_told = [told(place, task) for place in places]
     first = all_told[0].task
     if len({(each.task.name, getattr(each.task, "order", "")) for each in all_told}) > 1:
         raise ValueError(
@@ -102,8 +102,11 @@ class Told(NamedTuple):
     use: Any  # of the section `decode` of the task
 
 
-def told(directory: Path) -> Told:
-    """What the model of a directory is for, and how it is used: of an older regard, as its recipe has it."""
+def told(directory: Path, asked: str | None = None) -> Told:
+    """What the model of a directory is for, and how it is used: of an older regard, as its recipe has it.
+
+    Where all that is known is that it makes texts of texts, as of a T5 of others, it may be `asked` to summarise, too.
+    """
     purpose, recipe = storage.purpose(directory), directory / "recipe.yaml"
     if purpose is None and recipe.exists():
         known = reading.load(str(recipe))
@@ -111,6 +114,8 @@ def told(directory: Path) -> Told:
     if purpose is None:
         return Told(Translate(), _of(DecodeConfig, directory / "decode.json"))
     path, (own, use) = directory / storage.CONFIG, purpose
+    if own == {"name": "translate"} and asked == "summarise":
+        own = {"name": asked, "longest": None}
     try:
         kind = task_named(own["name"])
     except ValueError as error:

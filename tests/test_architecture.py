@@ -54,7 +54,7 @@ BUDGET = {
     "shipped": 40,
     "core": 3_850,
     "data": 3_800,
-    "evaluation": 950,
+    "evaluation": 1_160,
     "models": 2_200,
     "decoding": 1_910,
     "inspection": 2_080,

@@ -32,8 +32,10 @@ TRAINING = (ROOT / "docs" / "training.md").read_text("utf-8")
 DECODING = (ROOT / "docs" / "decoding.md").read_text("utf-8")
 LANGUAGE = (ROOT / "docs" / "language-models.md").read_text("utf-8")
 READING = (ROOT / "docs" / "reading.md").read_text("utf-8")
+PAIRS = (ROOT / "docs" / "text-to-text.md").read_text("utf-8")
 DECISIONS = [f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
-PAGES = ("README.md", "docs/training.md", "docs/language-models.md", "docs/reading.md")  # that show recipes
+# Those that show recipes.
+PAGES = ("README.md", "docs/training.md", "docs/language-models.md", "docs/reading.md", "docs/text-to-text.md")
 MISUSE = typer.BadParameter.__mro__[1]  # what click raises for a wrong command, whichever click typer has
 GIVEN = ("data.train.source", "data.train.target", "data.train.text", "train.steps")  # by us, to have a recipe at all
 
@@ -146,6 +148,16 @@ def test_every_command_about_reading_parses_and_every_option_is_named() -> None:
     named = set(re.findall(r"--[\w-]+", READING)) | {f"--{each}" for each in re.findall(r"`(\w+)`", READING)}
     unnamed = {each.opts[0] for each in options if not named & {*each.opts, *each.secondary_opts}}
     assert unnamed == {"--temperature"}  # which is fitted
+
+
+def test_every_command_about_text_to_text_parses() -> None:
+    found = [parse(command) for command in commands(PAIRS)]
+    assert {command["verb"] for command in found} == {"train", "summarise", "translate", "evaluate", "import"}
+    named = {command["recipe"] for command in found if command["verb"] == "train"}
+    assert named == {"aeslc", "scitldr", "scan", "cogs", "g2p"}
+    for command in found:
+        if command["verb"] == "train":
+            assert recipes.load(command["recipe"], command["overrides"] or ())
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])

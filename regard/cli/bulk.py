@@ -328,15 +328,16 @@ def go_through(
 class Notes:
     """Remarks about lines, on standard error: of each kind the first few one by one, and how many there were."""
 
-    def __init__(self, longest: int | None) -> None:
+    def __init__(self, longest: int | None, cut: bool = False) -> None:
+        """`cut`: of what is longer, the beginning alone was read."""
         self.longest, self._counts = longest, Counter[str]()
+        self._long = ("the rest was not read", "were cut") if cut else ("read in parts", "were read in parts")
 
     def see(self, ask: Any, answer: Any) -> None:
         """Remark on what was too long to be read at once, and on what the model cannot know."""
         if getattr(answer, "cut", 0) or getattr(answer, "windows", 1) > 1:
-            self._say(
-                "were read in parts", f"{ask.place} goes on for more than {self.longest} sub-words: read in parts"
-            )
+            how, kind = self._long
+            self._say(kind, f"{ask.place} goes on for more than {self.longest} sub-words: {how}")
         if unknown := getattr(answer, "unknown", ()):
             about = f"{ask.place}: the model has no sub-words for {listed(unknown)}, and can only guess"
             self._say("hold what the model has no sub-words for", about)

@@ -20,10 +20,13 @@ from regard.cli.options import command_of
 from regard.cli.read import answer, classify, embed, fill, search, tag
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.train import data, demo, distill, recipes, train
-from regard.cli.use import chat, generate, score, translate
+from regard.cli.use import chat, generate, score, summarise, translate
 
 VERBS = {
-    "Use a model": (translate, generate, chat, classify, embed, search, fill, tag, answer, score, serve),
+    "Use a model": (
+        *(translate, summarise, generate, chat, classify, embed, search, fill, tag, answer),
+        *(score, serve),
+    ),
     "See inside it": (explore, inspect, heads),
     "Train your own": (train, recipes, data, demo),
     "Measure it": (info, evaluate, experiment),
@@ -65,6 +68,12 @@ CHAT = """For example:
 
   regard chat runs/smollm "Why is the sky blue?" --system "You are brief." --beam 1
 """
+SUMMARISE = """For example:
+
+  regard summarise runs/aeslc < mails.txt > subjects.txt
+
+  regard summarise runs/t5 report.jsonl --jsonl --prompt "summarize: " -o summaries.jsonl --resume
+"""
 CLASSIFY = """For example:
 
   regard classify runs/films "a charming journey" --top 3
@@ -105,6 +114,7 @@ ANSWER = """For example:
 """
 EPILOGS = {
     "translate": TRANSLATE,
+    "summarise": SUMMARISE,
     "generate": GENERATE,
     "chat": CHAT,
     "classify": CLASSIFY,

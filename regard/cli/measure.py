@@ -89,7 +89,7 @@ class Judged:
 
 def evaluate(
     model: Path,  # a model directory
-    data: Path | None = None,  # of a model that reads: labelled rows (.tsv, .csv, .jsonl, ...), a text, a BEIR folder
+    data: Path | None = None,  # rows to judge by (.tsv, .csv, .jsonl, ...); a text; a BEIR folder, or one of stories
     *,
     source: Path | None = None,  # of a translator: what to translate, a sentence a line
     reference: Path | None = None,  # what a person made of it, line by line
@@ -102,7 +102,7 @@ def evaluate(
     judged: Judged,
     as_json: bool = False,  # print one JSON object
 ) -> None:
-    """Score a model: what a translator says, what a language model foretells, what a model that reads tells of rows."""
+    """Score a model: what it says or tells of rows, what a translator says, what a language model foretells."""
     from regard.api import told
     from regard.shipped import located
     from regard.studies.evaluate import evaluate, foretell
@@ -117,7 +117,7 @@ def evaluate(
             return
         text = data
     if column or against is not None or calibrate:
-        raise ValueError("--column, --against and --calibrate are for models that read, and their rows: name these")
+        raise ValueError("--column, --against and --calibrate are for rows to judge by: name these")
     if text is not None:
         if source is not None or reference is not None:
             raise ValueError("--text is for a language model, --source and --reference are for a translator: choose")
@@ -143,12 +143,12 @@ def evaluate(
         numbers = {key: None if x == math.inf else x for key, x in result.items()}  # JSON has no Infinity
         typer.echo(json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False))
         return
+    scores = [each for each in result.values() if isinstance(each, dict)]
     heading = f"{result['sentences']:,} lines, read {result['read']}; {result['tokens']:,} tokens"
     if result["left_out"]:
-        heading += f"; BLEU and chrF alone count {result['left_out']:,} pairs that are longer than the model reads"
-    rows = [
-        (result[name]["name"], f"{result[name]['score']:.2f}", result[name]["signature"]) for name in ("bleu", "chrf")
-    ]
+        named = " and ".join(each["name"].removesuffix("2") for each in scores)
+        heading += f"; {named} alone count {result['left_out']:,} pairs that are longer than the model reads"
+    rows = [(each["name"], f"{each['score']:.2f}", each["signature"]) for each in scores]
     rows += [
         ("perplexity", f"{result['perplexity']:.3f}", "of a token, given those before it"),
         ("accuracy", f"{result['accuracy']:.2%}", "of tokens foretold right"),
@@ -158,21 +158,22 @@ def evaluate(
 
 
 def _judge(model: Path, data: Path, judged: Judged, as_json: bool, **how: Any) -> None:
-    """The same of a model that reads."""
+    """The same by rows."""
     from regard.studies.judging import judge
 
-    wrong = [name for name, x in vars(judged).items() if x is not None and name != "picture"]
+    search = {name: x for name in ("beam", "alpha") if (x := getattr(judged, name)) is not None}
+    wrong = [name for name, x in vars(judged).items() if x is not None and name not in ("picture", *search)]
     if wrong:
         raise ValueError(f"--{wrong[0]} is for a translator, and {model} is judged by {data}: leave it out")
     with telling("evaluating") as progress:
-        found = judge(model, data, picture=judged.picture, progress=progress, **how)
+        found = judge(model, data, picture=judged.picture, search=search, progress=progress, **how)
     if as_json:
         typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
         return
     if found["skipped"]:
         typer.echo(f"note: {found['skipped']}", err=True)
     rows = [(name, f"{x['score']:.4f}", f"{x['low']:.4f} to {x['high']:.4f}") for name, x in found["figures"].items()]
-    caption = f"{found['rows']:,} {found['counted']} of {data}"
+    caption = f"{found['rows']:,} {found['counted']} of {data}" + (f", read {found['read']}" if "read" in found else "")
     show(str(model), ["", "", "95 %"], rows, caption)
     if "against" in found:
         differences = [

@@ -92,7 +92,7 @@ PANELS = {  # where the options of a verb that has many are shown
     **dict.fromkeys(
         ("require", "forbid", "stop", "ordered", "shortest", "block", "repetition"), "What outputs must be like"
     ),
-    **dict.fromkeys(("split", "keep", "stops", "long", "invalid", "jsonl"), "How text is read"),
+    **dict.fromkeys(("split", "keep", "stops", "long", "prompt", "invalid", "jsonl"), "How text is read"),
     **dict.fromkeys(("align", "echo", "as_json", "tokens", "stream"), "What is written"),
     **dict.fromkeys([*(each.name for each in fields(Searched)), "ensemble"], "What does the work"),
 }

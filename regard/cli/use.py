@@ -1,11 +1,11 @@
-"""The verbs `regard translate`, `generate`, `chat` and `score`: their options, and how what comes back is written.
+"""The verbs `regard translate`, `summarise`, `generate`, `chat` and `score`: their options, how answers are written.
 
 torch takes a second to load: what needs it is imported when a verb runs.
 """
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from os.path import isdir, isfile  # which answer for a name that is too long, too
@@ -40,23 +40,61 @@ def translate(
     settings: Annotated[dict[str, Any], Said(SearchConfig, SamplingConfig, Settings)],
 ) -> None:
     """Translate text, a sentence a line. Without an option, as the model's recipe says."""
+    _write("translate", lambda: _model_and_text(model, files or []), lines, tokens, stream, ensemble, engine, settings)
+
+
+def summarise(
+    model: Path,  # a model directory
+    texts: list[str] | None = None,  # `TEXT|FILE` what to summarise, a text a line (default: stdin)
+    *,
+    lines: Lines,
+    tokens: bool = False,  # add sub-words and their log p to JSON
+    stream: bool = False,  # write each word as soon as it is certain
+    ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
+    engine: Searched,
+    settings: Annotated[dict[str, Any], Said(SearchConfig, SamplingConfig, Settings, but=("split", "keep", "stops"))],
+) -> None:
+    """Make a short text of a long one, a text a line. Without an option, as the model's recipe says."""
+    from regard.cli.bulk import named_texts
+
+    def found() -> tuple[Path, list[Path], str | None]:
+        files, text = named_texts(texts or [])
+        return located(model), files, None if text is None else " ".join(text.split())
+
+    _write("summarise", found, lines, tokens, stream, ensemble, engine, settings)
+
+
+DOING = {"translate": ("translating", "translation"), "summarise": ("summarising", "summary")}  # what makes what
+
+
+def _write(
+    task: str,
+    found: Callable[[], tuple[Path, list[Path], str | None]],
+    lines: Lines,
+    tokens: bool,
+    stream: bool,
+    ensemble: list[Path] | None,
+    engine: Searched,
+    settings: dict[str, Any],
+) -> None:
+    """Have a model for a task write what it makes of what was `found`: of which model, files, or else a text."""
     if tokens and not lines.objects:
         raise ValueError("--tokens adds to JSON: ask for --json")
     if stream and (lines.objects or settings.get("align") or lines.output is not None):
         raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
-    first, inputs, text = _model_and_text(model, files or [])
+    first, inputs, text = found()
     from regard.api import load
     from regard.cli.bulk import Input, Notes, Output, about_models, go_through, note_engine
     from regard.files import digest
 
     reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid])
     models = [first, *map(located, ensemble or ())]
-    translator = load(models, task="translate", **vars(engine))
+    translator = load(models, task=task, **vars(engine))
     note_engine(translator, engine.engine)
     how = Settings.of(settings, translator.decode)
     if not lines.objects:
         how = how.bare()
-    notes = Notes(translator.longest)
+    notes = Notes(translator.longest, cut=how.long == "cut")
     if stream:
         _stream(translator, reader, settings, notes)
         notes.report(reader.skipped)
@@ -70,8 +108,9 @@ def translate(
         about = about_models([*models, *([located(engine.rescore)] if engine.rescore else [])], **about)
         if engine.shortlist:
             about["shortlist.safetensors"] = digest(first / "shortlist.safetensors")[:16]
-    form = AnswerForm(lines.objects, tokens, how)
-    with Output(lines, about, reader) as written:
+    doing, made = DOING[task]
+    form = AnswerForm(lines.objects, tokens, how, made)
+    with Output(lines, about, reader, doing) as written:
         go_through(reader, written, lambda window: translator.answers(window, how), form, notes)
     notes.report(reader.skipped)
 
@@ -97,8 +136,9 @@ def _model_and_text(first: str | None, others: list[str]) -> tuple[Path, list[Pa
 class AnswerForm:
     """How an answer is written: as text, or as JSON."""
 
-    def __init__(self, as_json: bool, tokens: bool, settings: Settings) -> None:
-        self.as_json, self.tokens = as_json, tokens
+    def __init__(self, as_json: bool, tokens: bool, settings: Settings, key: str = "translation") -> None:
+        """`key`: what an output is called in JSON."""
+        self.as_json, self.tokens, self.key = as_json, tokens, key
         self.align, self.several = settings.align, settings.search.best > 1 and settings.mbr is None
 
     def __call__(self, both: list[tuple[Ask, Answer]], first: int) -> list[str]:
@@ -126,7 +166,7 @@ class AnswerForm:
         return row | ({"unknown": answer.unknown} if answer.unknown else {})
 
     def _output(self, each: Translation) -> dict[str, Any]:
-        row = {"translation": each.text, "score": each.score, "log_probability": each.log_probability}
+        row: dict[str, Any] = {self.key: each.text, "score": each.score, "log_probability": each.log_probability}
         if self.align:
             row["alignment"] = each.alignment
         return row | ({"tokens": each.tokens, "token_scores": each.token_scores} if self.tokens else {})

@@ -9,6 +9,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 import shutil
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -127,6 +128,28 @@ class LabelledRows(Raw):
 
 
 @dataclass(frozen=True)
+class Dictionary(Raw):
+    """Words and their sounds, a line each: `read R EH1 D`, `read(2) R IY1 D`. The numbers tell others, and stress.
+
+    Letters become words of their own, and stress is left out. Each word goes to one split, with all its sounds.
+    """
+
+    member: str  # of the archive
+
+    def write(self, into: Path, corpus: "Corpus", held: Held, progress: Progress | None) -> None:
+        """The six files of the corpus."""
+        splits: dict[str, dict[tuple[str, str], None]] = {split: {} for split in SPLITS}
+        with self.reading(held, progress) as read:
+            for line in read(self.member).decode().splitlines():
+                word, *sounds = line.partition("#")[0].split()
+                spelt = " ".join(re.sub(r"\(\d+\)$", "", word))
+                splits[split_of(spelt, 20)][spelt, re.sub(r"\d", "", " ".join(sounds))] = None
+        for split, pairs in splits.items():
+            for side, language in zip(zip(*pairs, strict=True), corpus.languages, strict=True):
+                _write(into / f"{split}.{language}", side)
+
+
+@dataclass(frozen=True)
 class Corpus:
     """Text to train on, known by name."""
 
@@ -137,7 +160,7 @@ class Corpus:
     licence: str
     credit: str  # who made it
     origin: str  # how it is obtained
-    form: Texts | TabbedZip | Text | LabelledRows | Treebank | Commands
+    form: Texts | TabbedZip | Text | LabelledRows | Dictionary | Treebank | Commands
     splits: tuple[str, ...] = SPLITS
 
 
@@ -146,6 +169,7 @@ FORMS: dict[str, type[Any]] = {
     "table": TabbedZip,
     "text": Text,
     "rows": LabelledRows,
+    "dictionary": Dictionary,
     "trees": Treebank,
     "commands": Commands,
 }

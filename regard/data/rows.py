@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from os import PathLike
+from pathlib import Path
 from typing import IO, Any, ClassVar, Self
 
 from regard.checks import hint
@@ -52,8 +53,8 @@ class RowFiles:
 
     @classmethod
     def at(cls, path: str | PathLike[str], columns: Iterable[str] = ()) -> Self:
-        """What a file holds that ends so, .tsv or .jsonl.gz; columns as PART=PLACE."""
-        ending = str(path).removesuffix(".gz").rpartition(".")[2]
+        """What a file holds that ends so, .tsv or .jsonl.gz, or a folder; columns as PART=PLACE."""
+        ending = "folder" if Path(path).is_dir() else str(path).removesuffix(".gz").rpartition(".")[2]
         ways = [way for way in (ending, *ENDINGS.get(ending, ())) if way in cls.ways]
         if not ways:
             raise ValueError(f"{path} ends in none of .{', .'.join(cls.ways)}: give it the ending of what it holds")

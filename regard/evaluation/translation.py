@@ -1,11 +1,14 @@
 """BLEU and chrF by sacreBLEU, each figure with the signature without which it compares with nothing."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from regard.checks import choose
 
@@ -16,13 +19,21 @@ TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "spm", "flore
 class CorpusScore:
     """A figure, and how it came about."""
 
-    value: float  # 0 to 100
-    signature: str  # sacreBLEU's: how many references, case, tokenisation, smoothing, version
-    name: str  # as sacreBLEU spells it: BLEU, chrF2
+    value: float  # 0 to 100, or above for an error rate
+    signature: str  # as sacreBLEU has it: how many references, case, tokenisation, smoothing, version
+    name: str  # as it is spelled: BLEU, chrF2, ROUGE-L
+    counts: NDArray[Any] | None = field(default=None, repr=False, compare=False)  # of each text, (N, K),
+    figure: Callable[[list[Any]], float] | None = field(default=None, repr=False, compare=False)  # and of their K sums
 
     def __str__(self) -> str:
         """The line that sacreBLEU's own command prints, to quote in a paper."""
         return f"{self.name}|{self.signature} = {self.value:.1f}"
+
+    def of(self, rows: NDArray[np.int64]) -> float:
+        """The figure of some of the texts, by number."""
+        assert self.counts is not None
+        assert self.figure is not None
+        return self.figure(self.counts[rows].sum(0).tolist())
 
 
 def bleu(
@@ -93,6 +104,22 @@ def _ngrams(text: str) -> tuple[int, Counter[str]]:
 
 
 def _score(metric: Any, hypotheses: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]) -> CorpusScore:
+    each = checked(hypotheses, references)
+    # sacreBLEU reads streams, one reference of every sentence in each, with None where a sentence has fewer.
+    counts = metric._extract_corpus_statistics(hypotheses, list(zip_longest(*each)))  # as its own tests of significance
+    result = metric._aggregate_and_compute(counts)
+    signature = str(metric.get_signature())
+    return CorpusScore(
+        result.score,
+        signature,
+        result.name,
+        np.array(counts),
+        lambda sums: metric._compute_score_from_stats(sums).score,
+    )
+
+
+def checked(hypotheses: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
+    """The references of each hypothesis, of which there is at least one."""
     if isinstance(hypotheses, str) or isinstance(references, str):
         raise ValueError("hypotheses and references are lists of sentences, not one string: put it in a list")
     if len(hypotheses) != len(references):
@@ -105,6 +132,4 @@ def _score(metric: Any, hypotheses: Sequence[str], references: Sequence[str] | S
     each = [[one] if isinstance(one, str) else list(one) for one in references]
     if [] in each:
         raise ValueError(f"hypothesis {each.index([]) + 1} has no reference: give it one or leave it out")
-    # sacreBLEU reads streams, one reference of every sentence in each, with None where a sentence has fewer.
-    result = metric.corpus_score(hypotheses, list(zip_longest(*each)))
-    return CorpusScore(result.score, str(metric.get_signature()), result.name)
+    return each

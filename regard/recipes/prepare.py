@@ -15,7 +15,7 @@ from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
 from regard.files import cache_folder, common_directory, digest, write_whole
 from regard.recipes.recipe import Recipe
-from regard.tasks.task import Task
+from regard.tasks.task import Cut, Task
 
 FORMAT = 2  # of prepared data
 LINES = 20_000  # by which it is told what the rows of a text are like
@@ -92,7 +92,7 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
             _build(recipe, splits, made)
     tokenizer, table = Tokenizer.load(folder / "tokenizer.json"), Table.open(folder / "train")
     task = splits.task
-    if (facts := folder / "task.json").exists():
+    if type(task).fitted is not Task.fitted and (facts := folder / "task.json").exists():
         task = type(task)(**json.loads(facts.read_text("utf-8")))
     remarks = json.loads((folder / "remarks.json").read_text("utf-8"))
     held_out = {}
@@ -122,10 +122,10 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
     task = task.fitted(islice(splits.rows("train"), limit))
     given = [split for split in ("valid", "test") if split in splits.files and not task.ordered]
     hidden = {letters(task.texts(row)[0]) for split in given for row in splits.rows(split)}
-    long = leaks = 0
+    long = cut = leaks = 0
 
     def examples() -> Iterator[Any]:
-        nonlocal long, leaks
+        nonlocal long, cut, leaks
         rows = islice(splits.rows("train"), limit)
         while some := list(islice(rows, 10_000)):
             leaks += sum(letters(task.texts(row)[0]) in hidden for row in some) if hidden else 0
@@ -133,6 +133,7 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
                 if example is None:
                     long += 1
                 else:
+                    cut += isinstance(example, Cut)
                     yield example
 
     table = Table.build(folder / "train", examples(), task.columns(len(tokenizer)))
@@ -143,6 +144,8 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
         remarks.append(
             f"skipped {_many(long, task)} with a side over {recipe.data.max_length} sub-words (data.max_length)"
         )
+    if cut:
+        remarks.append(f"cut {_many(cut, task)} to {recipe.data.max_length} sub-words (data.max_length)")
     if leaks:
         remarks.append(f"the source of {_many(leaks, task)} is in valid or test, too: take them out for honest scores")
     tokenizer.save(folder / "tokenizer.json")

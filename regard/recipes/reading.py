@@ -36,7 +36,8 @@ from regard.training.config import LENGTHS
 
 SHIPPED = files("regard") / "recipes" / "shipped"
 SPLITS = ("train", "valid", "test")
-PATHS = ("source", "target", "tsv", "csv", "jsonl", "text", "conll", "squad")  # the settings of a split that name files
+# The settings of a split that name files.
+PATHS = ("source", "target", "tsv", "csv", "jsonl", "text", "conll", "squad", "folder")
 LARGEST = 2**16  # bytes; the longest of those shipped, written out, has a thirtieth of that
 DEEPEST = 20  # lists or mappings in each other; it keeps recursion short
 # Several answers to one question: an override of a key drops these beside it.

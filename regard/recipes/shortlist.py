@@ -65,7 +65,7 @@ def _trained_on(model_dir: Path) -> Iterator[Pair]:
     if not path.exists():
         raise ValueError(f"{model_dir} has no recipe.yaml that says what it was trained on: name --source and --target")
     recipe = recipes.load(str(path))
-    return islice(find_splits(recipe).rows("train"), recipe.data.limit)
+    return map(recipe.purpose().texts, islice(find_splits(recipe).rows("train"), recipe.data.limit))  # type: ignore[arg-type]
 
 
 def _encoded(tokenizer: Tokenizer, text: Iterator[Pair]) -> Iterator[tuple[list[int], list[int]]]:

@@ -9,7 +9,7 @@ from regard.data.documents import TextFiles
 from regard.data.text import read_parallel
 from regard.evaluation.calibration import check_picture, perplexity, reliability
 from regard.evaluation.calibration import picture as draw
-from regard.evaluation.translation import bleu, chrf
+from regard.evaluation.texts import compare
 from regard.files import write_whole
 from regard.shipped import located
 from regard.tasks.generate import Generate
@@ -39,7 +39,8 @@ def evaluate(
     picture: Path | None = None,
     output: Path | None = None,
 ) -> dict[str, Any]:
-    """BLEU and chrF of the model's translations of `source`; how well it foretells `reference`, and how surely.
+    """The figures that the recipe has named, as BLEU and chrF, of the model's translations of `source`; how well it
+    foretells `reference`, and how surely.
 
     A pair with a side that is longer than the model can read is `left_out` of what is foretold, and counted. How the
     lines were read for translation is said by `read`; what is foretold is whole lines.
@@ -48,7 +49,8 @@ def evaluate(
     given: Any = told(located(directory)).task
     tokenize = given.tokenize if tokenize is None else tokenize
     lowercase = given.lowercase if lowercase is None else lowercase
-    bleu(["a"], ["a"], tokenize=tokenize)  # a wrong name must not cost a translation
+    how: Any = {"tokenize": tokenize, "lowercase": lowercase, "stem": given.stem}
+    compare(given.by, ["a"], ["a"], **how)  # a wrong name must not cost a translation
     if picture is not None:
         check_picture(picture)
     sources, targets = zip(*read_parallel(source, reference), strict=True)
@@ -72,10 +74,7 @@ def evaluate(
     trust = reliability(seen.confidence.numpy(), seen.correct.numpy())
     if picture is not None:
         draw(trust, picture)
-    scores = {
-        "bleu": bleu(said, references, tokenize=tokenize, lowercase=lowercase),
-        "chrf": chrf(said, references, lowercase=lowercase),
-    }
+    scores = compare(given.by, said, references, **how)
     return {
         "sentences": len(sources),
         "tokens": len(seen.correct),

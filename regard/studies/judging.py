@@ -1,9 +1,9 @@
-"""`regard evaluate` of models that read: every figure with its interval, beside another model's, and calibrated."""
+"""`regard evaluate` by rows: every figure of a model with its interval, beside another model's, and calibrated."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from regard.api import load, told
 from regard.data import beir
 from regard.data.rows import RowFiles
-from regard.data.text import Skipped
+from regard.data.text import PairFiles, Skipped
 from regard.evaluation.bootstrap import compared, intervals
 from regard.evaluation.calibration import check_picture, reliability
 from regard.evaluation.calibration import picture as draw
@@ -26,10 +26,17 @@ from regard.tasks.index import nearest, unit
 from regard.tasks.prompted import Prompted
 from regard.tasks.reader import Given, Reader
 from regard.tasks.task import Evidence, Measured, Task
+from regard.tasks.translate import Translate
 from regard.tasks.uses import Prompting
 
 UNASKED = Prompting()
 Show = Callable[[str, int, int], None]
+
+
+class PairRows(RowFiles):
+    """Pairs as they are judged."""
+
+    parts = ("source", "target")
 
 
 def judge(
@@ -41,13 +48,15 @@ def judge(
     against: Path | None = None,
     calibrate: bool = False,
     picture: Path | None = None,
+    search: Mapping[str, Any] = MappingProxyType({}),
     progress: Show = lambda *_: None,
 ) -> dict[str, Any]:
-    """Every figure of a model on a file, or on a folder of BEIR's, with its 95 % interval; and by how much it is above
-    that of the model `against` it. A language model is `asked` by a prompt."""
+    """Every figure of a model on a file, or on a folder, with its 95 % interval; and by how much it is above that of
+    the model `against` it. A language model is `asked` by a prompt; `search` says how models that write do so, if not
+    as they are used."""
     if picture is not None:
         check_picture(picture)
-    task, predictor = _predictor(directory, asked, columns)
+    task, predictor = _predictor(directory, asked, columns, search)
     if asked != UNASKED and not isinstance(predictor, Prompted):
         raise ValueError(f"{directory} is {task.a_model}: --prompt is for a language model")
     held, rows, skipped = _given(task, data, columns)
@@ -73,9 +82,11 @@ def judge(
     left_out = "; ".join(filter(None, (skipped.report(), getattr(predictor, "report", str)())))
     counted = "questions" if held is not None else "blocks" if task.name == "mask" else task.rows
     found = {"task": task.name, "counted": counted, "rows": evidence.rows, "skipped": left_out, **changed}
+    if isinstance(task, Translate):
+        found["read"] = predictor.reads
     found["figures"] = {name: x._asdict() for name, x in intervals(evidence.figures, evidence.rows).items()}
     if against is not None:
-        other, another = _predictor(against, asked, columns)
+        other, another = _predictor(against, asked, columns, search)
         if other.name != task.name:
             raise ValueError(f"{against} is {other.a_model}, {directory} {task.a_model}: compare like with like")
         theirs = _measured(other, another, rows, held, progress).evidence
@@ -96,6 +107,7 @@ def _given(task: Task, data: Path, columns: Sequence[str]) -> tuple[beir.Judgeme
     if task.name == "embed" and (data.is_dir() or data.parent.name == "qrels"):
         return beir.load(data), [], Skipped()
     kind: Any = next(each for each in get_args(get_type_hints(task.sections.data)["train"]) if each is not NoneType)
+    kind = PairRows if kind is PairFiles else kind
     if not issubclass(kind, RowFiles):
         if columns:
             raise ValueError(f"columns are those of a table: {data} is plain text")
@@ -105,12 +117,19 @@ def _given(task: Task, data: Path, columns: Sequence[str]) -> tuple[beir.Judgeme
     rows = list(kind.at(data, columns).read(skipped))
     if len(rows) < 2:
         raise ValueError(f"{data} has {len(rows)} {task.rows}: there is nothing to judge by")
-    return None, rows, skipped
+    return None, [(row["source"], row["target"]) for row in rows] if kind is PairRows else rows, skipped
 
 
-def _predictor(directory: Path, asked: Prompting, columns: Sequence[str]) -> tuple[Task, Reader]:
+def _predictor(
+    directory: Path, asked: Prompting, columns: Sequence[str], search: Mapping[str, Any]
+) -> tuple[Task, Any]:
     """What a model is for, and the model."""
     task, found = told(located(directory)).task, load(directory)
+    if isinstance(task, Translate):
+        found.decode = replace(found.decode, **search)
+        return task, found
+    if search:
+        raise ValueError(f"--{next(iter(search))} is for a model that translates or summarises: leave it out")
     if asked != UNASKED and task.name == "generate":
         found = Prompted.of(found, asked, columns)
         return Classify(found.labels), found
@@ -120,7 +139,7 @@ def _predictor(directory: Path, asked: Prompting, columns: Sequence[str]) -> tup
 
 
 def _measured(
-    task: Task, predictor: Reader, rows: Sequence[Any], held: beir.Judgements | None, progress: Show
+    task: Task, predictor: Any, rows: Sequence[Any], held: beir.Judgements | None, progress: Show
 ) -> Measured:
     if held is None:
         return task.measure(predictor, rows, None)

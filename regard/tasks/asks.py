@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
-from regard.checks import at_least, hint
+from regard.checks import at_least, hint, one_of
 from regard.data.kept import Links as Links
 from regard.data.kept import Without
 from regard.data.sentences import Piece
@@ -20,7 +20,8 @@ AHEAD, CHARACTERS = 2_000, 2**20  # lines, and characters of them, that are tran
 SAMPLING = [each.name for each in fields(SamplingConfig)]
 SEARCH = [each.name for each in fields(SearchConfig) if each.name != "sampling"]
 PHRASES = ("require", "forbid")
-LONG = ("split", "refuse")
+USED = ("keep", "long", "prompt")  # settings that a recipe may say, too, if its task has them
+LONG = ("split", "cut", "refuse")
 TEXT = SearchConfig(shortest=1)  # what is not blank has a translation
 
 
@@ -34,6 +35,21 @@ class DecodeConfig(SearchConfig):
 
 
 @dataclass(frozen=True)
+class Summarising(DecodeConfig):
+    """How a text is read, and how its summary is searched for."""
+
+    split: bool | None = False  # a text is read as a whole
+    stops: bool | None = False
+    keep: bool = False
+    long: str = "cut"  # a text longer than the model has seen: cut it, or refuse
+    prompt: str = ""  # stands before each text, in training, too; as T5 wants it: "summarize: "
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(LONG, long=self.long)
+
+
+@dataclass(frozen=True)
 class Settings:
     """How a text is translated."""
 
@@ -43,7 +59,8 @@ class Settings:
     split: bool = True  # a text is several sentences: translate each, and keep what is between them
     keep: bool = True  # addresses, @names, code and emoji come out as they went in
     stops: bool = False  # an output ends in a full stop only where its input ends in some stop
-    long: str = "split"  # what to do with a sentence longer than the model has seen: split it, or refuse
+    long: str = "split"  # what to do with a sentence longer than the model has seen: split, cut or refuse it
+    prompt: str = ""  # stands before each text that is read, as T5 wants it: "summarize: "
     align: bool = False  # say which word comes from which
     prefix: str = ""  # the output begins so
     require: tuple[str, ...] = ()  # phrases that it contains
@@ -53,7 +70,9 @@ class Settings:
         if self.seed < 0:
             raise ValueError(f"seed = {self.seed}: it is a whole number from 0")
         if self.long not in LONG:
-            raise ValueError(f"long = {self.long!r}: choose {' or '.join(LONG)}")
+            raise ValueError(f"long = {self.long!r}: choose {', '.join(LONG[:-1])} or {LONG[-1]}")
+        if self.align and self.prompt:
+            raise ValueError("align is for the words of a text, and a prompt stands before them: leave one of them out")
         if self.mbr is not None and self.mbr < 2:
             raise ValueError(f"mbr = {self.mbr}: it takes at least 2 outputs to compare")
 
@@ -74,7 +93,8 @@ class Settings:
             if "best" in given:
                 raise ValueError(f"best = {given['best']}: mbr chooses one of its {mbr} outputs; leave one of them out")
             search = replace(search, best=mbr, sampling=search.sampling or SamplingConfig())
-        own: dict[str, Any] = {"split": base.split is not False, "stops": base.stops is True}
+        own: dict[str, Any] = {name: getattr(base, name) for name in USED if hasattr(base, name)}
+        own |= {"split": base.split is not False, "stops": base.stops is True}
         own |= {each.name: given[each.name] for each in fields(cls) if each.name in given}
         own |= {name: _phrases(given[name]) for name in PHRASES if name in given}
         return cls(search, **own)
@@ -243,7 +263,7 @@ class Answer:
     """The outputs for a text, the best first."""
 
     translations: list[Translation]
-    cut: int = 0  # of its sentences, so many were too long, and were read in parts
+    cut: int = 0  # of its sentences, so many were too long, and were read in parts, or their beginning alone
 
     @property
     def unknown(self) -> tuple[str, ...]:

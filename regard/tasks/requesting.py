@@ -23,9 +23,16 @@ def in_parts(
     sentences = [split(ask.text) if settings.split else one_sentence(ask.text) for ask in asks]
     keeps = [settings.keep and not _wanted(ask, settings) for ask in asks]
     withouts = [[_without(piece.text, keep) for piece in row] for keep, row in zip(keeps, sentences, strict=True)]
-    ids = iter(tokenizer.encode_batch([each.read for row in withouts for each in row]))
+    reads = [each.read for row in withouts for each in row]
+    ids = iter(tokenizer.encode_batch([text and settings.prompt + text for text in reads]))
     texts, cuts = [], []
-    encode, longest = tokenizer.encode, math.inf if most is None else most
+    longest = math.inf if most is None else most
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text and settings.prompt + text)
+
+    def strange(text: str, ids: list[int]) -> tuple[str, ...]:
+        return unknown(tokenizer, settings.prompt + text, ids)
 
     def fits(keep: bool, text: str) -> bool:
         return len(encode(_without(text, keep).read)) <= longest
@@ -39,10 +46,9 @@ def in_parts(
             for text, kept in without.stretches() if without.things else ():
                 for piece in [Piece(text, "")] if kept else one_sentence(text):
                     own = [] if kept or not any(map(str.isalnum, piece.text)) else encode(piece.text)
-                    pieces.append(Part(piece.text, own, piece.gap, unknown(tokenizer, piece.text, own)))
-            strange = unknown(tokenizer, without.read, read)
-            among = without if pieces else None
-            yield Part(without.text, read, "" if without.after else gap, strange, among, tuple(pieces))
+                    pieces.append(Part(piece.text, own, piece.gap, strange(piece.text, own)))
+            odd, among = strange(without.read, read), without if pieces else None
+            yield Part(without.text, read, "" if without.after else gap, odd, among, tuple(pieces))
         if without.after:
             yield Part(without.after, [], gap)
 
@@ -60,6 +66,10 @@ def in_parts(
                     f"{ask.place or short(piece.text)}: a sentence of {len(read)} sub-words; the model is used to "
                     f"{longest} at most: shorten it, or have it cut by long = split"
                 )
+            elif settings.long == "cut":
+                cut += 1
+                kept = read[:most]
+                parts.append(Part(tokenizer.decode(kept), kept, piece.gap, strange(without.read, read)))
             else:
                 cut += 1
                 some = shorten(piece.text, partial(fits, keep))

@@ -25,6 +25,7 @@ from regard.training.stream import Collate, Readable
 
 TASKS = {
     "translate": "regard.tasks.translate",
+    "summarise": "regard.tasks.summarise",
     "generate": "regard.tasks.generate",
     "classify": "regard.tasks.classify",
     "tag": "regard.tasks.tag",
@@ -34,6 +35,10 @@ TASKS = {
     "denoise": "regard.tasks.denoise",
 }
 FIRST = "translate"  # what a recipe is for that does not say
+
+
+class Cut(tuple[Any, ...]):
+    """The values of an example of which something was cut off."""
 
 
 class Evidence(NamedTuple):
@@ -127,7 +132,7 @@ class Task(ABC):
 
     @abstractmethod
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Sequence[Any] | None]:
-        """The values of each column for each row; None for a row that is too long."""
+        """The values of each column for each row; None for a row that is too long, `Cut` for one that is shortened."""
 
     @abstractmethod
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:

@@ -1,7 +1,7 @@
-"""Translation: pairs of texts, an encoder-decoder that reads one and writes the other, BLEU."""
+"""Translation: pairs of texts, an encoder-decoder that reads one and writes the other, BLEU and other measures."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
 from random import Random
@@ -18,9 +18,10 @@ from regard.data.sentences import habits
 from regard.data.text import PairFiles
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.calibration import perplexity
-from regard.evaluation.translation import TOKENIZERS, bleu, chrf
+from regard.evaluation.texts import BY, RATES, compare
+from regard.evaluation.translation import TOKENIZERS, CorpusScore
 from regard.tasks.asks import DecodeConfig
-from regard.tasks.task import Data, Measured, Sections, Task
+from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.translator import Translator
 from regard.training.objectives import NextToken, Objective
 from regard.training.run import Sample
@@ -61,13 +62,20 @@ class DataConfig(Data):
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """How translations are scored, in sacreBLEU's terms."""
+    """How outputs are scored, BLEU and chrF in sacreBLEU's terms."""
 
     tokenize: str = "13a"  # none, for text that is tokenised already
     lowercase: bool = False  # before comparing
+    by: tuple[str, ...] = ("bleu", "chrf")  # or rouge, exact, wer, per; the first says which weights are the best
+    stem: bool = True  # words that rouge compares
+    several: bool = False  # pairs of one source are one question, and each of their targets is right
 
     def __post_init__(self) -> None:
         one_of(TOKENIZERS, **{"evaluate.tokenize": self.tokenize})
+        if not self.by:
+            raise ValueError(f"evaluate.by is empty: name at least one of {', '.join(BY)}")
+        for name in self.by:
+            one_of(BY, **{"evaluate.by": name})
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,9 @@ class Translate(Task):
     order: str = "forward"  # in which the target is written
     tokenize: str = EvaluateConfig.tokenize  # of how it is scored
     lowercase: bool = EvaluateConfig.lowercase
+    by: tuple[str, ...] = EvaluateConfig.by
+    stem: bool = EvaluateConfig.stem
+    several: bool = EvaluateConfig.several
 
     name, called = "translate", "translation"
     sections = Sections(TranslateConfig, DataConfig, DecodeConfig, EvaluateConfig)
@@ -86,26 +97,27 @@ class Translate(Task):
     needs = EncoderDecoder
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "languages", tuple(self.languages))
+        for name in ("languages", "by"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         one_of(ORDERS, order=self.order)
         at_least(1, longest=self.longest)
 
     @classmethod
     def of(cls, recipe: Any) -> "Translate":
         data, e = recipe.data, recipe.evaluate
-        return cls(languages(data), data.max_length, data.target_order, e.tokenize, e.lowercase)
+        return cls(languages(data), data.max_length, data.target_order, **vars(e))
 
     def prepared_by(self) -> list[Any]:
         return [self.longest, self.order]
 
-    def texts(self, row: Pair) -> Pair:
+    def texts(self, row: Any) -> Pair:
         return row
 
     def columns(self, vocabulary: int) -> dict[str, Column]:
         return pairs_of(vocabulary)
 
-    def examples(self, rows: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]] | None]:
-        sources, targets = (tokenizer.encode_batch(side) for side in zip(*rows, strict=True))
+    def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]] | None]:
+        sources, targets = (tokenizer.encode_batch(side) for side in zip(*map(self.texts, rows), strict=True))
         for source, target in zip(sources, targets, strict=True):
             short = self.longest is None or max(len(source), len(target)) < self.longest
             yield (source, target[:: -1 if self.order == "backward" else 1]) if short else None
@@ -131,31 +143,52 @@ class Translate(Task):
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: DecodeConfig, **how: Any) -> Translator:
         return Translator(models, tokenizer, use, longest=self.longest, backward=self.order == "backward", **how)
 
-    def measure(self, predictor: Translator, held_out: Sequence[Pair], recipe: Any) -> Measured:
+    def questions(self, rows: Sequence[Any]) -> list[tuple[str, list[str]]]:
+        """What is asked of a model, and the answers that are right."""
+        found = [(source, [target]) for source, target in map(self.texts, rows)]
+        if not self.several:
+            return found
+        alike: dict[str, list[str]] = {}
+        for source, targets in found:
+            alike.setdefault(source, []).extend(targets)
+        return list(alike.items())
+
+    def scored(
+        self, predictor: Translator, rows: Sequence[Any], by: Sequence[str], **how: Any
+    ) -> tuple[dict[str, CorpusScore], list[Sample]]:
+        """What a model says, by some measures."""
+        asked = self.questions(rows)
+        said = list(predictor.translate_lines((source for source, _ in asked), **how))
+        references = [[predictor.tokenizer.joined(target) for target in targets] for _, targets in asked]
+        scores = compare(by, said, references, tokenize=self.tokenize, lowercase=self.lowercase, stem=self.stem)
+        both = zip(asked, said, strict=True)
+        return scores, [Sample(source, text, targets[0]) for (source, targets), text in both]
+
+    def measure(self, predictor: Translator, held_out: Sequence[Any], recipe: Any) -> Measured:
+        """At a validation by the first measure and greedily; without a recipe by all of them, as the model is used."""
+        if recipe is None:
+            scores, samples = self.scored(predictor, held_out, self.by)
+            figures = {name: score.value for name, score in scores.items()}
+            evidence = Evidence(len(samples), lambda some: {name: score.of(some) for name, score in scores.items()})
+            return Measured(self._best(figures), figures, samples, evidence)
         ids = list(self.examples(held_out, predictor.tokenizer))
-        unbounded = Translate(longest=None, order=self.order)
+        unbounded = replace(self, longest=None)
         known = [pair for pair in ids if pair is not None] or unbounded.examples(held_out, predictor.tokenizer)
         seen = foretell(predictor.model, known, marks=predictor.tokenizer.marks)  # type: ignore[arg-type]
-        some = held_out[: recipe.train.validate_sentences]
-        said = list(predictor.translate_lines((source for source, _ in some), beam=1))
-        references = [predictor.tokenizer.joined(target) for _, target in some]
-        score = bleu(said, references, tokenize=self.tokenize, lowercase=self.lowercase).value
-        measures = {"bleu": score, "loss": seen.loss, "perplexity": perplexity(seen.loss, 1), "accuracy": seen.accuracy}
-        samples = [Sample(source, text, target) for (source, target), text in zip(some, said, strict=True)]
-        return Measured(score, measures, samples)
+        scores, samples = self.scored(predictor, held_out[: recipe.train.validate_sentences], self.by[:1], beam=1)
+        figures = {name: score.value for name, score in scores.items()}
+        measures = {**figures, "loss": seen.loss, "perplexity": perplexity(seen.loss, 1), "accuracy": seen.accuracy}
+        return Measured(self._best(figures), measures, samples)
 
-    def judge(
-        self, predictor: Translator, held_out: Sequence[Pair], recipe: Any
-    ) -> tuple[dict[str, Any], list[Sample]]:
-        said = list(predictor.translate_lines(source for source, _ in held_out))
-        references = [predictor.tokenizer.joined(target) for _, target in held_out]
-        scores = [
-            bleu(said, references, tokenize=self.tokenize, lowercase=self.lowercase),
-            chrf(said, references, lowercase=self.lowercase),
-        ]
-        result: dict[str, Any] = {s.name: {"score": s.value, "signature": s.signature} for s in scores}
+    def _best(self, figures: dict[str, float]) -> float:
+        """What is to be as large as possible."""
+        first = next(iter(figures.values()))
+        return -first if self.by[0] in RATES else first
+
+    def judge(self, predictor: Translator, held_out: Sequence[Any], recipe: Any) -> tuple[dict[str, Any], list[Sample]]:
+        scores, samples = self.scored(predictor, held_out, self.by)
+        result: dict[str, Any] = {s.name: {"score": s.value, "signature": s.signature} for s in scores.values()}
         result["read"] = predictor.reads
-        samples = [Sample(source, text, target) for (source, target), text in zip(held_out, said, strict=True)]
         return result, samples
 
     def check(self, recipe: Any) -> None:
@@ -169,9 +202,9 @@ class Translate(Task):
             )
 
     def rehearse(self) -> None:
-        bleu(["a"], ["a"], tokenize=self.tokenize)
+        compare(self.by, ["a"], ["a"], tokenize=self.tokenize)
 
-    def habits(self, rows: Iterable[Pair]) -> dict[str, Any]:
+    def habits(self, rows: Iterable[Any]) -> dict[str, Any]:
         return habits(rows)._asdict()
 
     def title(self, recipe: Any) -> str:

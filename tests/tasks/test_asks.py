@@ -32,7 +32,7 @@ def test_settings_go_where_they_belong_and_none_is_left_out() -> None:
         ({"mbr": -3}, "mbr = -3: it takes at least 2"),
         ({"mbr": 4, "best": 2}, "mbr chooses one of its 4"),
         ({"seed": -1}, "seed = -1"),
-        ({"long": "cut"}, "long = 'cut': choose split or refuse"),
+        ({"long": "chop"}, "long = 'chop': choose split, cut or refuse"),
         ({"temperature": 0.0}, "temperature = 0.0"),
     ],
 )
