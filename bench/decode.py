@@ -37,7 +37,7 @@ from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
 from regard.decoding.pool import search
-from regard.decoding.protocol import Searchable, SearchConfig
+from regard.decoding.protocol import Bare, Searchable
 from regard.evaluation.translation import bleu
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
@@ -63,9 +63,7 @@ def ours(directory: Path, engine: str) -> tuple[Translate, Callable[[int], Trans
 
     def searching(searchable: Searchable, workers: int) -> Translate:
         def translate(rows: Ids, beam: int) -> Ids:
-            config = SearchConfig(
-                beam=beam, alpha=1.0, penalty="mean", patience=1.0, extra=EXTRA, shortest=1, scores=False
-            )
+            config = Bare(beam=beam, alpha=1.0, penalty="mean", patience=1.0, extra=EXTRA, shortest=1)
             requests = [config.request([*row, EOS], BOS) for row in rows]
             found = search(searchable, requests, config, EOS, workers=workers)
             return [hypotheses[0].tokens for hypotheses in found]

@@ -1,13 +1,15 @@
 """Training speed and peak memory beside PyTorch's and Hugging Face's Transformer of the same shape.
 
-    python bench/train_step.py [tiny] [base] [--precisions fp32 bf16] [--dropout paper|everywhere]
-        [--recompute feed_forward] [--rounds N]
+    python bench/train_step.py [tiny] [base] [gpt-tiny] [bert-tiny] [--precisions fp32 bf16]
+        [--dropout paper|everywhere] [--recompute feed_forward] [--rounds N]
 
-One step is forward, label-smoothed loss, backward, clipping and Adam (fused), on the same batches of right-padded
-sentences, bucketed by length. bf16 is `torch.autocast`; where the processor has instructions for it, each contestant
-runs in both precisions, and is compared with the better one of each peer. Each has a process of its own, so that none
-inherits the other's heap, and they take turns; printed are medians over the rounds. Where they would not all fit in
-memory, the worse precision of a peer has one round only. Peak memory is what model and steps add to the resident set.
+One step is forward, loss, backward, clipping and Adam (fused), on the same batches: for tiny and base a label-smoothed
+loss over right-padded sentences, bucketed by length; for gpt-tiny the next token of full blocks; for bert-tiny the 15%
+of the tokens of full blocks that are masked. bf16 is `torch.autocast`; where the processor has instructions for it,
+each contestant runs in both precisions, and is compared with the better one of each peer. Each has a process of its
+own, so that none inherits the other's heap, and they take turns; printed are medians over the rounds. Where they would
+not all fit in memory, the worse precision of a peer has one round only. Peak memory is what model and steps add to the
+resident set.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,18 +32,21 @@ from torch import Tensor, nn
 
 from regard.core.positions import sinusoid
 from regard.core.recompute import recompute
-from regard.models.transformer import FAMILY, Transformer, TransformerConfig
+from regard.models import decoder, encoder, transformer
+from regard.models.transformer import Transformer, TransformerConfig
 from regard.native.lend import lend
 from regard.training.loop import RECOMPUTED
-from regard.training.objectives import NextToken
+from regard.training.objectives import IGNORE, Masked, NextToken, Objective
 from regard.training.parallel import Shards
 
-VOCABULARY = {"tiny": 10_000, "base": 37_000}
+VOCABULARY = {"tiny": 10_000, "base": 37_000, "gpt-tiny": 8_000, "bert-tiny": 8_000}
 TOKENS = 4096  # target tokens of a batch
+BLOCK, MASKED = 256, 0.15  # of the blocks of a language model: tokens; the share that BERT is asked for
 SMOOTHING = 0.1
 SCARCE = 12 * 2**20  # KiB of memory that the next peer of base may come to need
 PAD = 0
-Backward = Callable[[Tensor, Tensor, Tensor], None]
+Rows = dict[str, Tensor]
+Backward = Callable[[Rows], None]
 Entrant = tuple[str, str]  # a contestant and its precision
 
 
@@ -56,36 +62,48 @@ def cast(precision: str) -> AbstractContextManager[object]:
     return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
-def batches(vocabulary: int, count: int = 4, seed: int = 0) -> list[tuple[Tensor, Tensor, Tensor]]:
+def sentences(vocabulary: int) -> list[Rows]:
     """Batches of one length bucket each: source, target, labels, right-padded, about TOKENS labels."""
-    rng, result = random.Random(seed), []
-    for length in [12, 20, 28, 44][:count]:
+    rng, result = random.Random(0), []
+    for length in [12, 20, 28, 44]:
         pairs = TOKENS // length
         sizes = [(max(2, length + rng.randint(-2, 2)), length - rng.randint(0, 1)) for _ in range(pairs)]
         source = nn.utils.rnn.pad_sequence([torch.randint(3, vocabulary, (s,)) for s, _ in sizes], True, PAD)
         target = nn.utils.rnn.pad_sequence([torch.randint(3, vocabulary, (t,)) for _, t in sizes], True, PAD)
         labels = torch.where(target != PAD, target.roll(-1, 1), PAD)
-        result.append((source, target, labels))
+        result.append({"source": source, "target": target, "labels": labels})
     return result
 
 
-def ours(config: TransformerConfig, precision: str, recomputed: str = "nothing") -> tuple[nn.Module, Backward]:
+def blocks(vocabulary: int, hidden: bool) -> list[Rows]:
+    """Batches of full blocks: tokens, and labels of those that follow, or of those that are hidden."""
+    result = []
+    for _ in range(4):
+        tokens = torch.randint(3, vocabulary, (TOKENS // BLOCK, BLOCK + 1))
+        labels = tokens[:, 1:]
+        if hidden:
+            labels = torch.where(torch.rand(labels.shape) < MASKED, tokens[:, :-1], IGNORE)
+        result.append({"tokens": tokens[:, :-1], "labels": labels})
+    return result
+
+
+def ours(objective: Objective, precision: str, recomputed: str = "nothing") -> Backward:
     """regard as its training loop runs it: a thread for each core, and the loss in blocks."""
-    model, shards = Transformer(config), Shards()
+    model, shards = objective.model, Shards()
     lend(model)
     recompute(RECOMPUTED[recomputed](model))
-    objective, parameters = NextToken(model, SMOOTHING), list(model.parameters())
+    parameters = list(model.parameters())
 
-    def backward(source: Tensor, target: Tensor, labels: Tensor) -> None:
-        tokens = (labels != PAD).sum()
+    def backward(rows: Rows) -> None:
+        count = _counted(rows)
 
         def loss(**rows: Tensor) -> Tensor:
             with cast(precision):
-                return objective(**rows) / tokens
+                return objective(**rows) / count
 
-        shards.backward(loss, parameters, {"source": source, "target": target, "labels": labels})
+        shards.backward(loss, parameters, rows)
 
-    return model, backward
+    return backward
 
 
 class TorchTransformer(nn.Module):
@@ -125,21 +143,10 @@ class TorchTransformer(nn.Module):
         return hidden @ self.tokens.weight.T
 
 
-def torch_nn(c: TransformerConfig, precision: str) -> tuple[nn.Module, Backward]:
-    model = TorchTransformer(c)
-
-    def backward(source: Tensor, target: Tensor, labels: Tensor) -> None:
-        with cast(precision):
-            loss = _loss(model(source, target), labels)
-        loss.backward()
-
-    return model, backward
-
-
-def marian(c: TransformerConfig, precision: str) -> tuple[nn.Module, Backward]:
+def marian(c: TransformerConfig) -> nn.Module:
     from transformers import MarianConfig, MarianMTModel
 
-    model = MarianMTModel(
+    return MarianMTModel(
         MarianConfig(
             vocab_size=c.vocabulary,
             d_model=c.d_model,
@@ -160,33 +167,94 @@ def marian(c: TransformerConfig, precision: str) -> tuple[nn.Module, Backward]:
         )
     )
 
-    def backward(source: Tensor, target: Tensor, labels: Tensor) -> None:
-        keep = (source != PAD).long()
-        with cast(precision):
-            logits = model(input_ids=source, attention_mask=keep, decoder_input_ids=target).logits
-            loss = _loss(logits, labels)
-        loss.backward()
 
-    return model, backward
+def gpt2(c: decoder.DecoderConfig) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-
-def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    logits, labels = logits.flatten(0, 1), labels.flatten()
-    return F.cross_entropy(logits, labels, ignore_index=PAD, label_smoothing=SMOOTHING)
+    drops = {"resid_pdrop": c.dropout, "embd_pdrop": c.dropout, "attn_pdrop": c.attention_dropout}
+    shape = {"n_positions": c.max_length, "n_embd": c.d_model, "n_layer": c.layers, "n_head": c.heads}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=c.vocabulary, bos_token_id=0, eos_token_id=0, **shape, **drops))
 
 
-CONTESTANTS = {"regard": ours, "torch.nn.Transformer": torch_nn, "Hugging Face Marian": marian}
+def bert(c: encoder.EncoderConfig) -> nn.Module:
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(
+        BertConfig(
+            vocab_size=c.vocabulary,
+            hidden_size=c.d_model,
+            num_hidden_layers=c.layers,
+            num_attention_heads=c.heads,
+            intermediate_size=c.d_ff,
+            max_position_embeddings=c.max_length,
+            hidden_dropout_prob=c.dropout,
+            attention_probs_dropout_prob=c.attention_dropout,
+        )
+    )
 
 
-def stepper(entrant: Entrant, config: TransformerConfig, recomputed: str) -> Callable[[Tensor, Tensor, Tensor], None]:
+def _counted(rows: Rows) -> Tensor:
+    return ((rows["labels"] != PAD) & (rows["labels"] != IGNORE)).sum()
+
+
+def _smoothed(model: nn.Module, rows: Rows, **names: Tensor) -> Tensor:
+    said = model(**names) if names else model(rows["source"], rows["target"])
+    logits = said.logits if names else said
+    return F.cross_entropy(logits.flatten(0, 1), rows["labels"].flatten(), ignore_index=PAD, label_smoothing=SMOOTHING)
+
+
+def _marian_loss(model: nn.Module, rows: Rows) -> Tensor:
+    keep = (rows["source"] != PAD).long()
+    return _smoothed(model, rows, input_ids=rows["source"], attention_mask=keep, decoder_input_ids=rows["target"])
+
+
+def _plain_loss(model: nn.Module, rows: Rows) -> Tensor:
+    logits = model(input_ids=rows["tokens"]).logits
+    return F.cross_entropy(logits.flatten(0, 1).float(), rows["labels"].flatten(), ignore_index=IGNORE)
+
+
+PAIRS = {"torch.nn.Transformer": (TorchTransformer, _smoothed), "Hugging Face Marian": (marian, _marian_loss)}
+PEERS: dict[str, dict[str, tuple[Callable[..., nn.Module], Callable[[nn.Module, Rows], Tensor]]]] = {
+    "tiny": PAIRS,
+    "base": PAIRS,
+    "gpt-tiny": {"Hugging Face GPT-2": (gpt2, _plain_loss)},
+    "bert-tiny": {"Hugging Face BERT": (bert, _plain_loss)},
+}
+
+
+def objective_of(shape: str, config: Any) -> Objective:
+    if shape == "gpt-tiny":
+        return NextToken(decoder.Decoder(config), 0.0, ignore=IGNORE)
+    if shape == "bert-tiny":
+        return Masked(encoder.Encoder(config), 0.0, ignore=IGNORE)
+    return NextToken(Transformer(config), SMOOTHING)
+
+
+def configured(shape: str, **settings: float) -> Any:
+    family = {"gpt-tiny": decoder, "bert-tiny": encoder}.get(shape, transformer).FAMILY
+    return family.presets[shape](VOCABULARY[shape], **settings)
+
+
+def stepper(entrant: Entrant, shape: str, config: Any, recomputed: str) -> Backward:
     torch.manual_seed(0)
     name, precision = entrant
-    model, backward = ours(config, precision, recomputed) if name == "regard" else CONTESTANTS[name](config, precision)
+    if name == "regard":
+        objective = objective_of(shape, config)
+        model, backward = objective.model, ours(objective, precision, recomputed)
+    else:
+        make, loss = PEERS[shape][name]
+        model = make(config)
+
+        def backward(rows: Rows) -> None:
+            with cast(precision):
+                found = loss(model, rows)
+            found.backward()
+
     model.train()
     optimiser = torch.optim.Adam(model.parameters(), 1e-4, (0.9, 0.98), 1e-9, fused=True)
 
-    def step(source: Tensor, target: Tensor, labels: Tensor) -> None:
-        backward(source, target, labels)
+    def step(rows: Rows) -> None:
+        backward(rows)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
@@ -194,21 +262,22 @@ def stepper(entrant: Entrant, config: TransformerConfig, recomputed: str) -> Cal
     return step
 
 
-def work(entrant: Entrant, config: TransformerConfig, recomputed: str) -> None:
+def work(entrant: Entrant, shape: str, config: Any, recomputed: str) -> None:
     """A contestant in its own process: for each line on standard input a round, answered with labels a second."""
-    data = batches(config.vocabulary)
-    tokens = sum(int((labels != PAD).sum()) for _, _, labels in data)
-    if entrant[0] == "Hugging Face Marian":
-        import transformers.models.marian.modeling_marian  # noqa: F401  its imports do not count as memory
+    torch.manual_seed(0)
+    data = sentences(config.vocabulary) if PEERS[shape] is PAIRS else blocks(config.vocabulary, shape == "bert-tiny")
+    tokens = sum(int((rows["labels"] != PAD).sum()) for rows in data)
+    if entrant[0].startswith("Hugging Face"):
+        PEERS[shape][entrant[0]][0](config)  # its imports do not count as memory
     with PeakMemory() as peak:
-        step = stepper(entrant, config, recomputed)
-        for batch in data[::3]:
-            step(*batch)
+        step = stepper(entrant, shape, config, recomputed)
+        for rows in data[::3]:
+            step(rows)
         print("ready", flush=True)
         for _ in sys.stdin:
             start = time.perf_counter()
-            for batch in data:
-                step(*batch)
+            for rows in data:
+                step(rows)
             print(tokens / (time.perf_counter() - start), flush=True)
     print(peak.mib, flush=True)
 
@@ -237,12 +306,18 @@ class Worker:
         return float(self._process.communicate()[0])
 
 
-def compete(arguments: list[str], among: list[str], rounds: int) -> tuple[dict[Entrant, float], dict[Entrant, float]]:
+def contestants(shape: str) -> list[str]:
+    return ["regard", *PEERS[shape]]
+
+
+def compete(
+    shape: str, arguments: list[str], among: list[str], rounds: int
+) -> tuple[dict[Entrant, float], dict[Entrant, float]]:
     """Tokens a second (median over the rounds) and peak MiB of each contestant in each precision."""
     workers: dict[Entrant, Worker] = {}
     speed: dict[Entrant, list[float]] = {}
     memory: dict[Entrant, float] = {}
-    for name in CONTESTANTS:
+    for name in contestants(shape):
         own = [(name, precision) for precision in among]
         for entrant in own:
             workers[entrant] = Worker(entrant, arguments)
@@ -268,15 +343,17 @@ def main() -> None:
     args = parser.parse_args()
     extra = {"attention_dropout": 0.1, "feed_forward_dropout": 0.1} if args.dropout == "everywhere" else {}
     for shape in args.shapes:
-        config = FAMILY.presets[shape](VOCABULARY[shape], dropout=0.1, **extra)
+        config = configured(shape, dropout=0.1, **extra)
         if args.work_as:
-            work(tuple(args.work_as), config, args.recompute)
+            work(tuple(args.work_as), shape, config, args.recompute)
             continue
         how = [shape, "--dropout", args.dropout, "--recompute", args.recompute]
-        speed, memory = compete(how, args.precisions, args.rounds)
-        best = {name: max((each for each in speed if each[0] == name), key=speed.__getitem__) for name in CONTESTANTS}
+        speed, memory = compete(shape, how, args.precisions, args.rounds)
+        best = {
+            name: max((each for each in speed if each[0] == name), key=speed.__getitem__) for name in contestants(shape)
+        }
         table = Table(
-            title=f"{shape}, vocabulary {config.vocabulary:,}, {TOKENS:,} target tokens, dropout {args.dropout}",
+            title=f"{shape}, vocabulary {config.vocabulary:,}, {TOKENS:,} tokens, dropout {args.dropout}",
             caption="* the better precision of each; ratios are of regard in its better one",
         )
         for column in ("", " ", "tokens/s", "regard: speed", "peak MiB", "regard: memory"):

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from regard.checks import at_least, hint
 from regard.core.quantised import is_quantised, quantise
 from regard.data.lexicon import Shortlist
+from regard.data.text import decoded
 from regard.data.tokenizers import Tokenizer
 from regard.files import read_whole
 from regard.models import storage
@@ -19,7 +20,7 @@ from regard.recipes import reading
 from regard.shipped import located
 from regard.shipped import shipped as shipped  # regard.api.shipped() is part of this door
 from regard.tasks.asks import DecodeConfig
-from regard.tasks.task import Task
+from regard.tasks.task import Task, in_force
 from regard.tasks.task import task as task_named
 from regard.tasks.translate import Translate
 from regard.tasks.translator import Translator as Translator
@@ -45,7 +46,7 @@ def load(
 
     Without a directory, the model that comes with regard: English to Spanish, which also goes by its name, en-es.
     `engine` is native (compiled C, on the CPU), torch, or the first of them that there is; `workers` are threads.
-    `precision` is that of the weights as they are on the disk, or fp32, bf16 (which native reads as fp32), int8.
+    `precision` is that of the weights as they are on the disk, or fp32, bf16, int8.
     `shortlist` restricts the output to tokens that go with the source, as `regard shortlist` has learned it. `rescore`
     is another model, by whose word, of this `weight`, outputs are ranked as well. Where a `task` is named, a model for
     another one is refused.
@@ -86,6 +87,8 @@ def load(
         )
     how = {"engine": engine, "workers": workers, "rows": rows, "bitwise": bitwise, "shortlists": listed}
     predictor = first.open(models, tokenizers[0], all_told[0].use, **how)
+    if (template := places[0] / storage.TEMPLATE).is_file():
+        predictor.template = decoded(read_whole(template, storage.LARGEST), f"{template}:")
     if rescore is not None:
         at_least(0, weight=weight)
         predictor.second = load(rescore, device=device, precision=precision), weight
@@ -136,7 +139,7 @@ def _made(kind: type[Any], settings: Any, place: str) -> Any:
     strict = {"__pydantic_config__": ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)}
     held: TypeAdapter[Any] = TypeAdapter(make_dataclass("Held", [("it", kind)], namespace=strict))
     try:
-        return held.validate_json(json.dumps({"it": settings})).it
+        return held.validate_json(json.dumps({"it": in_force(settings, kind)})).it
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = ".".join(map(str, problem["loc"][1:]))

@@ -22,8 +22,8 @@ LEFT = re.compile(r"\.[0-9a-f]{16}\.tmp|\.saving")  # what a process that is kil
 _mine: dict[tuple[int, int], int] = {}  # directories that a thread of this process has for itself
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file whole or not at all, creating its directories; text is UTF-8.
+def write_whole(path: str | os.PathLike[str], content: str | bytes | Iterator[bytes]) -> None:
+    """Write a file whole or not at all, creating its directories; text is UTF-8, and what is large comes in parts.
 
     >>> with tempfile.TemporaryDirectory() as runs:
     ...     write_whole(f"{runs}/quickstart/recipe.yaml", "train: {}")
@@ -35,7 +35,9 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     sweep(path.parent, f".{'?' * 16}.tmp", HOUR)
     partial = path.with_name(f".{secrets.token_hex(8)}.tmp")  # beside it, where os.replace is atomic
     try:
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        with partial.open("wb") as file:
+            content = content.encode() if isinstance(content, str) else content
+            file.writelines([content] if isinstance(content, bytes) else content)
         sync(partial)
         os.replace(partial, path)
     finally:

@@ -26,7 +26,7 @@ from regard.evaluation.translation import sentence_chrf
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import Native, UnavailableError
-from regard.tasks.asks import Ask, Settings
+from regard.tasks.asks import Ask, DecodeConfig, Settings
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 LINES = [
@@ -579,3 +579,12 @@ def test_a_tokenizer_of_another_model_is_refused(translator: Translator, tmp_pat
     Tokenizer.learn(TokensConfig("bpe", size=295), LINES * 3).save(run / "tokenizer.json")
     with pytest.raises(ValueError, match=r"run has 295 tokens, and its model 290: they do not belong together"):
         regard.load(run)
+
+
+def test_scores_that_an_older_regard_has_written_are_read_over(translator: Translator, tmp_path: Path) -> None:
+    storage.save(translator.model, tmp_path, storage.Purpose({"name": "translate"}, {"beam": 3, "scores": True}))
+    translator.tokenizer.save(tmp_path / "tokenizer.json")
+    assert regard.load(tmp_path).decode == DecodeConfig(beam=3)
+    storage.use_so(tmp_path, scoress=True)
+    with pytest.raises(ValueError, match="there is no setting 'scoress'"):
+        regard.load(tmp_path)

@@ -50,10 +50,10 @@ ABOUT_MODELS = {"__init__", "costs", "storage"}  # no members of the family: the
 BUDGET = {
     "__init__": 30,
     "checks": 110,
-    "files": 210,
+    "files": 212,
     "shipped": 40,
     "core": 3_850,
-    "data": 3_640,
+    "data": 3_800,
     "evaluation": 1_160,
     "models": 2_200,
     "decoding": 1_910,
@@ -61,14 +61,14 @@ BUDGET = {
     "native": 1_620,
     "adaptation": 500,
     "training": 2_320,
-    "tasks": 4_370,
-    "convert": 2_900,  # sixteen classes of Hugging Face's, a table each
+    "tasks": 4_700,
+    "convert": 3_340,  # sixteen classes of Hugging Face's, a table each
     "recipes": 1_300,
     "api": 150,
     "studies": 1_250,
     "experiments": 4_770,
     "serving": 3_900,
-    "cli": 1_950,
+    "cli": 2_010,
     "__main__": 10,
 }
 

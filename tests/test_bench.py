@@ -27,9 +27,11 @@ def test_the_attention_benchmark_prints_a_row_for_each_length() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
 def test_the_training_benchmarks_print_a_row_for_each_contestant() -> None:
-    step = [sys.executable, ROOT / "bench" / "train_step.py", "tiny", "--rounds", "1", "--recompute", "feed_forward"]
+    shapes = ["tiny", "bert-tiny", "gpt-tiny"]
+    step = [sys.executable, ROOT / "bench" / "train_step.py", *shapes, "--rounds", "1", "--recompute", "feed_forward"]
     printed = subprocess.run(step, capture_output=True, text=True, check=True).stdout
-    assert all(name in printed for name in ("│ regard ", "│ torch.nn.Transformer ", "│ Hugging Face Marian "))
+    peers = ("torch.nn.Transformer", "Hugging Face Marian", "Hugging Face BERT", "Hugging Face GPT-2")
+    assert all(f"│ {name} " in printed for name in ("regard", *peers))
     loop = [sys.executable, ROOT / "bench" / "loop.py", "--steps", "2", "--rounds", "1"]
     assert "median ratio" in subprocess.run(loop, capture_output=True, text=True, check=True).stdout
 

@@ -112,6 +112,7 @@ def check_prunable(model: nn.Module) -> None:
     known = attentions(model)
     if not known:
         raise ValueError(f"a {type(model).__name__} model has no heads to prune")
+    seen: dict[nn.Parameter, str] = {}
     for name, attention in known.items():
         c = attention.config
         own = {f"{path}.{of}" for path, m in attention.named_modules() for of in AXES.get(type(m), ())}
@@ -122,6 +123,8 @@ def check_prunable(model: nn.Module) -> None:
             raise ValueError(
                 f"{name} cannot lose a head: {c.kind} attention by {c.score} score and {c.normaliser} has {has}"
             )
+        if (first := seen.setdefault(next(attention.parameters()), name)) != name:
+            raise ValueError(f"{name} cannot lose a head: it is the same layer as {first}, gone through again")
 
 
 def kept_keys(heads: int, kv_heads: int, kept: Sequence[int]) -> list[int]:

@@ -17,13 +17,16 @@ import regard
 from regard.cli.make import export, import_, models, quantize, shortlist
 from regard.cli.measure import evaluate, experiment, info
 from regard.cli.options import command_of
-from regard.cli.read import answer, classify, embed, fill, tag
+from regard.cli.read import answer, classify, embed, fill, search, tag
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.train import data, demo, distill, recipes, train
-from regard.cli.use import generate, score, summarise, translate
+from regard.cli.use import chat, generate, score, summarise, translate
 
 VERBS = {
-    "Use a model": (translate, summarise, generate, classify, embed, fill, tag, answer, score, serve),
+    "Use a model": (
+        *(translate, summarise, generate, chat, classify, embed, search, fill, tag, answer),
+        *(score, serve),
+    ),
     "See inside it": (explore, inspect, heads),
     "Train your own": (train, recipes, data, demo),
     "Measure it": (info, evaluate, experiment),
@@ -59,6 +62,12 @@ GENERATE = """For example:
 
   regard generate runs/shakespeare --file prompts.txt --json -o written.jsonl
 """
+CHAT = """For example:
+
+  regard chat runs/smollm
+
+  regard chat runs/smollm "Why is the sky blue?" --system "You are brief." --beam 1
+"""
 SUMMARISE = """For example:
 
   regard summarise runs/aeslc < mails.txt > subjects.txt
@@ -72,12 +81,22 @@ CLASSIFY = """For example:
   regard classify runs/films new.txt -o new.tsv --resume
 
   regard classify runs/nli "A man sleeps." --pair "Somebody rests."
+
+  regard classify runs/smollm2 new.txt --prompt 'Review: {text}\\nAnswer: {label}' --labels Negative,Positive
 """
 EMBED = """For example:
 
   regard embed runs/sentences "A cat sits on a mat."
 
   regard embed runs/sentences corpus.txt -o corpus.npy --resume
+"""
+SEARCH = """For example:
+
+  regard search runs/minilm abstracts.jsonl "does coffee keep one awake?" --top 3
+
+  regard search runs/minilm notes --unit paragraph < questions.txt
+
+The vectors of the documents are kept: what has not changed is not embedded again.
 """
 FILL = """For example:
 
@@ -97,8 +116,10 @@ EPILOGS = {
     "translate": TRANSLATE,
     "summarise": SUMMARISE,
     "generate": GENERATE,
+    "chat": CHAT,
     "classify": CLASSIFY,
     "embed": EMBED,
+    "search": SEARCH,
     "fill": FILL,
     "tag": TAG,
     "answer": ANSWER,

@@ -47,17 +47,19 @@ def shortlist(
 
 def export(
     model: Path,  # a model directory
-    out: Path,  # where the other program's files go
+    out: Path,  # where the other program's files go; a file, if it ends in .gguf
     *,
-    to: str,  # which program: ctranslate2, onnx or hf
-    quantization: str | None = None,  # for ctranslate2: int8, float16, ...
+    to: str | None = None,  # which program: ctranslate2, onnx, hf or gguf (default: as OUT ends)
+    quantization: str
+    | None = None,  # `--type` ctranslate2: int8, float16, ...; onnx: int8; gguf: f16, q8_0, q4_0, q4_1
+    past: bool = True,  # onnx: a language model goes on from its past, token by token
 ) -> None:
-    """Write a model for another program: CTranslate2, ONNX Runtime, Hugging Face's transformers."""
+    """Write a model for another program: llama.cpp, ONNX Runtime, CTranslate2, Hugging Face's transformers."""
     from regard.convert import export
 
     with telling("exporting"):
-        export(model, out, to, quantization=quantization)
-    typer.echo(f"{out}: {model} for {to}")
+        export(model, out, to, quantization=quantization, past=past)
+    typer.echo(f"{out}: {model} for {to or 'gguf'}")
 
 
 def import_(

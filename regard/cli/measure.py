@@ -14,6 +14,7 @@ import typer
 from regard.cli.options import Count
 from regard.cli.tables import in_bytes, show
 from regard.cli.telling import telling
+from regard.tasks.uses import Prompting
 
 if TYPE_CHECKING:
     from regard.models.costs import Cost, Footprint, PaperRun
@@ -97,6 +98,7 @@ def evaluate(
     column: list[str] | None = None,  # `PART=PLACE` where in the rows a part stands, as text=sentence or label=1
     against: Path | None = None,  # `MODEL` compare with this model, on the same rows
     calibrate: bool = False,  # of a classifier: fit its temperature on these rows, and keep it
+    asked: Prompting,
     judged: Judged,
     as_json: bool = False,  # print one JSON object
 ) -> None:
@@ -108,8 +110,10 @@ def evaluate(
     if data is not None:
         if source is not None or reference is not None or text is not None:
             raise ValueError(f"{data} is what is judged by: leave out --source, --reference and --text")
-        if told(located(model)).task.name != "generate":
-            _judge(model, data, column or [], against, calibrate, judged, as_json)
+        if asked.prompt is not None or told(located(model)).task.name != "generate":
+            _judge(
+                model, data, judged, as_json, columns=column or [], asked=asked, against=against, calibrate=calibrate
+            )
             return
         text = data
     if column or against is not None or calibrate:
@@ -153,9 +157,7 @@ def evaluate(
     show(str(model), ["", "", "<"], rows, heading)
 
 
-def _judge(
-    model: Path, data: Path, columns: list[str], against: Path | None, calibrate: bool, judged: Judged, as_json: bool
-) -> None:
+def _judge(model: Path, data: Path, judged: Judged, as_json: bool, **how: Any) -> None:
     """The same by rows."""
     from regard.studies.judging import judge
 
@@ -164,8 +166,7 @@ def _judge(
     if wrong:
         raise ValueError(f"--{wrong[0]} is for a translator, and {model} is judged by {data}: leave it out")
     with telling("evaluating") as progress:
-        how: dict[str, Any] = {"columns": columns, "against": against, "calibrate": calibrate, "progress": progress}
-        found = judge(model, data, picture=judged.picture, search=search, **how)
+        found = judge(model, data, picture=judged.picture, search=search, progress=progress, **how)
     if as_json:
         typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
         return
@@ -174,14 +175,14 @@ def _judge(
     rows = [(name, f"{x['score']:.4f}", f"{x['low']:.4f} to {x['high']:.4f}") for name, x in found["figures"].items()]
     caption = f"{found['rows']:,} {found['counted']} of {data}" + (f", read {found['read']}" if "read" in found else "")
     show(str(model), ["", "", "95 %"], rows, caption)
-    if against is not None:
+    if "against" in found:
         differences = [
             (name, f"{x['theirs']:.4f}", f"{x['score']:+.4f}", f"{x['low']:+.4f} to {x['high']:+.4f}", f"{x['p']:.3f}")
             for name, x in found["against"].items()
         ]
         columns = ["", "its figure", "difference", "95 %", "p"]
-        show(f"against {against}", columns, differences, "ours less its; p of a paired bootstrap, two-sided")
-    if calibrate:
+        show(f"against {how['against']}", columns, differences, "ours less its; p of a paired bootstrap, two-sided")
+    if "calibrated" in found:
         rows = [(name, f"{x['before']:.4f}", f"{x['after']:.4f}") for name, x in found["calibrated"].items()]
         show("calibrated", ["", "before", "after"], rows, f"kept as use.temperature in {model}/config.json")
 

@@ -28,7 +28,7 @@ FLAGS = {  # of fields: names that programs of others have for the same, and tho
     "ServeConfig.host_names": ["--host-name"],
     "ServeConfig.wait_ms": ["--wait"],
 }
-NEVER = ("search", "sampling", "scores", "prefix", "api_keys")  # fields that no option says
+NEVER = ("search", "sampling", "prefix", "api_keys")  # fields that no option says
 ERRORS = {"refuse": "strict", "replace": "replace"}  # of decoding, by what a person chooses
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Count = Annotated[int, typer.Option(min=1)]
@@ -42,7 +42,7 @@ class Engine:
     engine: str = "auto"  # by which: native, torch, or auto, the first of them that can
     device: str = "cpu"  # where: cpu, cuda, mps
     workers: int | None = None  # threads (default: all cores)
-    precision: str | None = None  # of the weights: fp32, bf16 (fp32 in native), int8 (default: the model's)
+    precision: str | None = None  # of the weights: fp32, bf16, int8 (default: the model's)
 
 
 @dataclass(frozen=True)

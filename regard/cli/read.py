@@ -1,4 +1,4 @@
-"""The verbs of models that read: classify, embed, fill, tag, answer.
+"""The verbs of models that read: classify, embed, search, fill, tag, answer.
 
 torch takes a second to load: what needs it is imported when a verb runs.
 """
@@ -9,11 +9,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
+
+from regard.checks import at_least
 from regard.cli.options import ERRORS, Batched, Lines, Said
 from regard.shipped import located
-from regard.tasks.uses import AnswerUse, ClassifyUse, EmbedUse, FillUse, TagUse
+from regard.tasks.uses import AnswerUse, ClassifyUse, EmbedUse, FillUse, Prompting, SearchUse, TagUse
 
 UNSAID = ("logits", "windows", "tokens")  # of an answer: what is not written
+
+
+@dataclass(frozen=True)
+class Reads(Batched):
+    """What reads, and whether it tells what it looked at."""
+
+    attended: int | None = None  # of each text, tell so many words that the last layer attends to most, in JSON
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,11 @@ class Verb:
 def _class_cells(each: Any, use: ClassifyUse) -> Iterator[list[str]]:
     told = each.probabilities if use.top else {each.label: each.probability}
     yield [cell for label, p in told.items() for cell in ([label] if p is None else [label, f"{p:.4f}"])]
+
+
+def _hit_cells(hits: Any, use: SearchUse) -> Iterator[list[str]]:
+    for rank, hit in enumerate(hits, start=1):
+        yield [str(rank), f"{hit.score:.4f}", hit.id, " ".join(hit.text.split())]
 
 
 def _gap_cells(gaps: Any, use: FillUse) -> Iterator[list[str]]:
@@ -55,6 +70,7 @@ CLASSES = Verb("classify", "classifying", _class_cells, keys=("text", "pair"))
 VECTORS = Verb(
     "embed", "embedding", lambda each, _: iter([[json.dumps(each.numbers)]]), lambda each: {"vector": each.numbers}
 )
+HITS = Verb("embed", "searching", _hit_cells, lambda hits: {"hits": [each._asdict() for each in hits]}, ("query",))
 GAPS = Verb("mask", "filling", _gap_cells, lambda gaps: {"gaps": [asdict(gap) for gap in gaps]})
 SPANS = Verb("tag", "tagging", _span_cells)
 REPLIES = Verb("answer", "answering", _reply_cells, _reply_row, ("question", "context"))
@@ -67,12 +83,34 @@ def classify(
     pair: str | None = None,  # a second text, beside each that is read
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(ClassifyUse)],
+    asked: Prompting,
     lines: Lines,
-    engine: Batched,
+    engine: Reads,
 ) -> None:
-    """Say of each line what it is: its class, and how probable that is."""
+    """Say of each line what it is: its class, and how probable that is; by a language model, as --prompt asks it."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
-    _read(kind, [model, *(ensemble or ())], texts, lines, engine, settings, pair)
+    models = [model, *(ensemble or ())]
+    if asked.prompt is None:
+        from regard.api import told
+
+        if told(located(model)).task.name == "generate":
+            raise ValueError(f"{model} is a language model: say what it is to read by --prompt and --labels")
+        _read(kind, models, texts, lines, engine, settings, pair)
+        return
+
+    if engine.attended:
+        raise ValueError("--attended is of models that read all at once: leave it out where there is a --prompt")
+
+    def make(generator: Any) -> Any:
+        from regard.tasks.prompted import Prompted
+
+        return Prompted.of(generator, asked)
+
+    about = {name: str(x) for name, x in vars(asked).items()}
+    asks = replace(kind, task="generate")
+    prompted = _read(asks, models, texts, lines, engine, settings, pair, make=make, about=about)
+    if prompted.report():
+        typer.echo(f"note: {prompted.report()}", err=True)
 
 
 def embed(
@@ -82,10 +120,61 @@ def embed(
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(EmbedUse)],
     lines: Lines,
-    engine: Batched,
+    engine: Reads,
 ) -> None:
     """Make a vector of each line: as JSON, or in an array of numpy's where -o names a .npy."""
     _read(VECTORS, [model, *(ensemble or ())], texts, lines, engine, settings)
+
+
+def search(
+    model: Path,  # a model directory, of a model that embeds
+    documents: Path,  # `DOCUMENTS` a text file or a folder, a .tsv, .csv or .jsonl, a folder of BEIR's
+    queries: list[str] | None = None,  # `QUERY|FILE` what to look for (default: stdin)
+    *,
+    unit: str = "line",  # of plain text, what a document is: line, paragraph, file
+    column: list[str] | None = None,  # `PART=PLACE` where in a table a part stands, as text=abstract or id=0
+    index: Path | None = None,  # keep the vectors in this folder (default: in the cache)
+    rerank: Path | None = None,  # `MODEL` rank what is found by a model that classifies pairs
+    settings: Annotated[dict[str, Any], Said(SearchUse)],
+    lines: Lines,
+    engine: Batched,
+) -> None:
+    """Find the documents that are nearest to each query: of each its rank, score, id and text. Vectors are kept."""
+    from hashlib import sha256
+    from os.path import exists
+
+    from regard.cli.bulk import LIKE_A_FILE
+    from regard.cli.telling import telling
+    from regard.data.collection import Documents
+    from regard.data.text import Skipped, count_of
+    from regard.files import cache_folder
+
+    given, skipped = Documents(documents, unit, tuple(column or ())), Skipped()
+    where = sha256(json.dumps([str(documents.absolute()), unit, given.columns]).encode()).hexdigest()[:16]
+
+    about = {"rerank": str(rerank)}
+
+    def make(embedder: Any) -> Any:
+        from regard.api import load
+        from regard.tasks.index import Index, fingerprint
+
+        use = SearchUse(**vars(embedder.use) | settings)
+        ranker = None if rerank is None else load(rerank, task="classify", **vars(engine))
+        how: dict[str, Any] = {"name": str(model), "use": use, "reranker": ranker}
+        kept = index or cache_folder() / "search" / f"{where}-{fingerprint(embedder, use.embedding)[:16]}"
+        found = Index(embedder, kept, **how)
+        with telling("embedding") as progress:
+            new = found.renew(given.read(skipped), progress)
+        about["documents"] = found.store.documents
+        typer.echo(f"{count_of(len(found), 'document')}, {count_of(new, 'new text')} embedded: {kept}", err=True)
+        if skipped.report():
+            typer.echo(f"note: {skipped.report()}", err=True)
+        return found
+
+    texts: Any = queries
+    if queries and not any(query == "-" or exists(query) or LIKE_A_FILE.fullmatch(query) for query in queries):
+        texts = "\n".join(queries)
+    _read(HITS, [model], texts, lines, engine, settings, make=make, about=about)
 
 
 def fill(
@@ -108,7 +197,7 @@ def tag(
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(TagUse)],
     lines: Lines,
-    engine: Batched,
+    engine: Reads,
 ) -> None:
     """Find names, or what else a model was taught to find, in each line: of each its text, kind and probability."""
     _read(SPANS, [model, *(ensemble or ())], texts, lines, engine, settings)
@@ -123,7 +212,7 @@ def answer(
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(AnswerUse)],
     lines: Lines,
-    engine: Batched,
+    engine: Reads,
 ) -> None:
     """Find in a text what answers a question; of each line of JSON, in its own context."""
     models = [model, *(ensemble or ())]
@@ -150,8 +239,14 @@ def _read(
     engine: Batched,
     settings: dict[str, Any],
     second: str | None = None,
-) -> None:
-    """Have a model read a text, or the lines of what is named, each with the same `second` text if there is one."""
+    *,
+    make: Callable[[Any], Any] = lambda model: model,
+    about: dict[str, Any] | None = None,
+) -> Any:
+    """Have a model read a text, or the lines of what is named, each with the same `second` text if there is one.
+
+    What answers is what it is made into; `about` says what an output then hangs on, too.
+    """
     from hashlib import sha256
 
     import numpy as np
@@ -161,8 +256,13 @@ def _read(
     from regard.tasks.reader import Given
 
     array = lines.output is not None and lines.output.suffix == ".npy"
-    if array and (kind.task != "embed" or lines.as_json):
+    if array and (kind is not VECTORS or lines.as_json):
         raise ValueError(f"{lines.output} is for vectors alone: name another file, or leave --json out")
+    how = {**vars(engine)}
+    attended = how.pop("attended", None)  # which Reads have
+    at_least(1, attended=attended)
+    if attended and not lines.objects:
+        raise ValueError("--attended is told in JSON: say --json as well")
     keys = {**dict.fromkeys(kind.keys, ONE), "id": ANYTHING}
 
     def ask(place: str, id: object = None, **given: str) -> Given:
@@ -172,27 +272,41 @@ def _read(
     inputs, text = ([], texts) if isinstance(texts, str) else named_texts(texts or [])
     reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid], ask=ask, keys=keys)
     places = list(map(located, models))
-    predictor = load(places, task=kind.task, **vars(engine))
+    predictor = make(load(places, task=kind.task, **how))
     note_engine(predictor, engine.engine)
     use = replace(predictor.use, **settings)
+
+    def looked(ask: Given) -> dict[str, Any]:
+        if attended is None:
+            return {}
+        found = sorted(predictor.attended(ask.text, ask.pair), key=lambda each: -each.probability)[:attended]
+        second = [{"pair": True}, {}]
+        return {
+            "attended": [
+                {"text": x.text, "start": x.start, "end": x.end, "share": x.probability, **second[not x.label]}
+                for x in found
+            ]
+        }
 
     def form(both: list[tuple[Any, Any]], first: int) -> Any:
         if array:
             return np.stack([answer.vector for _, answer in both])
         if lines.objects:
-            return [json.dumps(_object(kind, *each), ensure_ascii=False) for each in both]
+            return [json.dumps(_object(kind, *each) | looked(each[0]), ensure_ascii=False) for each in both]
         return ["\t".join(row).replace("\n", " ") for _, answer in both for row in kind.cells(answer, use)]
 
-    notes, about = Notes(predictor.longest), dict[str, Any]()
+    notes, known = Notes(predictor.longest), dict[str, Any]()
     if lines.output is not None:
-        how = {"engine": engine.engine, "precision": engine.precision, "jsonl": lines.jsonl, "json": lines.as_json}
-        how |= {"second text": sha256(repr(second).encode()).hexdigest()[:16]}
-        about = about_models(places, task=kind.task, **how, **asdict(use))
-    with Output(lines, about, reader, kind.doing) as written:
+        said = {"engine": engine.engine, "precision": engine.precision, "jsonl": lines.jsonl, "json": lines.as_json}
+        said |= {"second text": sha256(repr(second).encode()).hexdigest()[:16]}
+        said |= {} if attended is None else {"attended": attended}
+        known = about_models(places, task=kind.task, **said, **asdict(use), **(about or {}))
+    with Output(lines, known, reader, kind.doing) as written:
         if array and not written.done:
             written.write(np.zeros((0, predictor.width(use)), np.float32), 0)
         go_through(reader, written, lambda window: predictor.answers(window, use), form, notes)
     notes.report(reader.skipped)
+    return predictor
 
 
 def _object(kind: Verb, ask: Any, answer: Any) -> dict[str, Any]:

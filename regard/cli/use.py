@@ -1,4 +1,4 @@
-"""The verbs `regard translate`, `summarise`, `generate` and `score`: their options, and how what comes back is written.
+"""The verbs `regard translate`, `summarise`, `generate`, `chat` and `score`: their options, how answers are written.
 
 torch takes a second to load: what needs it is imported when a verb runs.
 """
@@ -6,6 +6,7 @@ torch takes a second to load: what needs it is imported when a verb runs.
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from os.path import isdir, isfile  # which answer for a name that is too long, too
 from pathlib import Path
@@ -17,12 +18,13 @@ from regard.checks import one_of
 from regard.cli.options import ERRORS, Engine, Lines, Said, Searched
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.shipped import located, shipped
-from regard.tasks.asks import Answer, Ask, Prompt, Score, Settings, Translation, Writing, windows
+from regard.tasks.asks import Answer, Ask, Prompt, ReachError, Score, Settings, Translation, Writing, windows
 
 if TYPE_CHECKING:
     from regard.api import Translator
     from regard.cli.bulk import Notes
 
+GENERAL = ("extra", "ordered")  # of a search, what means nothing to a language model
 UNSAID = ("read", "ids", "told")  # of a completion: numbers that say nothing to a person
 
 
@@ -190,7 +192,7 @@ def generate(
     as_json: bool = False,  # write JSON lines, with log p of each token
     output: Path | None = None,  # `-o` write here (default: stdout)
     engine: Engine,
-    settings: Annotated[dict[str, Any], Said(SearchConfig, SamplingConfig, Writing, but=("extra", "ordered"))],
+    settings: Annotated[dict[str, Any], Said(SearchConfig, SamplingConfig, Writing, but=GENERAL)],
 ) -> None:
     """Go on with a text, and show it as it is written. Without an option, as the model's recipe says."""
     if prompt and file is not None:
@@ -226,6 +228,86 @@ def generate(
         write_whole(output, "".join(f"{line}\n" for line in lines))
     else:
         typer.echo("\n".join(lines))
+
+
+def chat(
+    model: Path,  # a model directory
+    message: list[str] | None = None,  # what to say (default: stdin, a message a line)
+    *,
+    system: str | None = None,  # what the model is told before
+    engine: Engine,
+    settings: Annotated[dict[str, Any], Said(SearchConfig, SamplingConfig, Writing, but=(*GENERAL, "best", "echo"))],
+) -> None:
+    """Talk with a model that has a chat template. At a terminal: /reset begins anew, Ctrl-D ends."""
+    from regard.api import load
+
+    generator = load(model, task="generate", **vars(engine))
+    talk = Talk(generator, settings, system)
+    if message:
+        talk.say(" ".join(message))
+    elif sys.stdin.isatty():
+        talk.at_terminal()
+    else:
+        for line in sys.stdin:
+            talk.say(text, one_line=True) if (text := line.strip()) else typer.echo()
+
+
+class Talk:
+    """A conversation: what was said, and how it goes on. What no longer fits is left out, and that is told."""
+
+    def __init__(self, generator: Any, settings: dict[str, Any], system: str | None) -> None:
+        self.generator, self.settings = generator, settings
+        self.before = [] if system is None else [{"role": "system", "content": system}]
+        self.said = list[dict[str, str]]()
+        self.places = generator.reach or generator.model.config.max_length
+        # An answer should find room beside what is said before it; half of the places, if it may be very long.
+        limit = Writing.of(settings, generator.decode).search.limit or self.places
+        self.room = self.places - min(limit, self.places // 2)
+        generator.conversation([*self.before, {"role": "user", "content": ""}])  # or why not
+
+    def say(self, text: str, *, one_line: bool = False) -> None:
+        """Say something, and show the answer as it is written."""
+        self.said.append({"role": "user", "content": text})
+        pieces = self.generator.stream(self._fitting(), **self.settings)
+        self.said.append({"role": "assistant", "content": ""})
+        for piece in pieces:
+            self.said[-1]["content"] += piece
+            typer.echo(piece.replace("\n", " ") if one_line else piece, nl=False)
+        typer.echo()
+
+    def at_terminal(self) -> None:
+        """Say what is typed, line by line."""
+        with suppress(ImportError):
+            import readline  # noqa: F401  by which a line can be edited
+        typer.echo("/reset begins anew, Ctrl-D ends", err=True)
+        while True:
+            try:
+                text = input("> ")
+            except EOFError:
+                typer.echo()
+                return
+            if text.strip() == "/reset":
+                self.said.clear()
+            elif text.strip():
+                try:
+                    self.say(text)
+                except KeyboardInterrupt:  # enough: what it has said stands
+                    typer.echo()
+                except ValueError as error:
+                    typer.echo(f"error: {error}", err=True)
+                    del self.said[-1 if self.said[-1]["role"] == "user" else -2 :]
+
+    def _fitting(self) -> Prompt:
+        """The conversation, without its oldest turns if need be."""
+        for first in range(0, len(self.said), 2):
+            prompt = self.generator.conversation([*self.before, *self.said[first:]])
+            last = first + 1 == len(self.said)
+            if len(prompt.ids) <= (self.places if last else self.room):
+                del self.said[:first]
+                for _ in range(0, first, 2):
+                    typer.echo(f"note: the model has {self.places:,} places: the oldest turn is left out", err=True)
+                return prompt
+        raise ReachError(f"this has {len(prompt.ids):,} sub-words, the model {self.places:,} places: shorten it")
 
 
 def _prompts(file: Path, jsonl: bool) -> Iterator[Prompt]:

@@ -1,33 +1,55 @@
-"""Models in the formats of other programs: CTranslate2, ONNX and Hugging Face out; Hugging Face, GGUF, ONNX in.
+"""Models in the formats of other programs: CTranslate2, ONNX, GGUF and Hugging Face out; the last three in.
 
 It knows models by name: so do the programs it writes for. The command and pruning come in. Begin with `tables`: the
 classes of Hugging Face's that are members of our families.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from regard.checks import choose
-from regard.convert import ctranslate2, foreign, onnx, tokenizers, weights
-from regard.convert.source import TEMPLATE, TOKENIZER, Source
+from regard.convert import ctranslate2, foreign, llamacpp, onnx, tokenizers, weights
+from regard.convert.source import TOKENIZER, Source
 from regard.data.downloads import Progress
 from regard.files import new_directory, write_whole
 from regard.models import storage
 
-FORMATS = {"ctranslate2": ctranslate2.write, "hf": foreign.write, "onnx": onnx.write}
+FORMATS: dict[str, Callable[..., None]] = {
+    "ctranslate2": ctranslate2.write,
+    "gguf": llamacpp.write,
+    "hf": foreign.write,
+    "onnx": onnx.write,
+}
 
 
-def export(model_dir: str | Path, out_dir: str | Path, to: str, *, quantization: str | None = None) -> None:
-    """Write the model of a directory in another format, one of FORMATS, into a new directory.
+def export(
+    model_dir: str | Path, out: str | Path, to: str | None = None, *, quantization: str | None = None, past: bool = True
+) -> None:
+    """Write the model of a directory in another format, one of FORMATS, into a new directory; gguf is a new file.
 
-    `quantization`, such as int8, is for CTranslate2.
+    `to` may be left out where `out` ends in .gguf. `quantization` is of CTranslate2 (int8, ...), ONNX (int8) and GGUF
+    (q8_0, ...); `past` is of ONNX: without it a language model reads all of a text at once.
     """
-    write = choose("format", to, FORMATS)
-    if quantization is not None and to != "ctranslate2":
-        raise ValueError(f"quantization = {quantization!r} is for ctranslate2: leave it out for {to}")
+    out = Path(out)
+    if to is None and out.suffix != ".gguf":
+        raise ValueError(f"for which program is {out}? Say it: --to {', '.join(FORMATS)}")
+    to = to or "gguf"
+    write, how = choose("format", to, FORMATS), dict[str, Any]()
+    if quantization is not None and to == "hf":
+        raise ValueError(f"quantization = {quantization!r} is for ctranslate2, onnx and gguf: leave it out for {to}")
+    if not past and to != "onnx":
+        raise ValueError(f"a graph without a past is of onnx: leave that out for {to}")
+    how |= {} if quantization is None else {"quantization": quantization}
+    how |= {} if past else {"past": False}
+    if to == "gguf" and out.exists():
+        raise ValueError(f"{out} is already there: name a new file, or remove it first")
     source = Source.load(model_dir)
-    with new_directory(out_dir) as directory:
-        write(source, directory, **({} if quantization is None else {"quantization": quantization}))
+    if to == "gguf":
+        write(source, out, **how)
+        return
+    with new_directory(out) as directory:
+        write(source, directory, **how)
 
 
 def import_(source: str | Path, out_dir: str | Path, *, progress: Progress | None = None) -> list[str]:
@@ -43,7 +65,7 @@ def import_(source: str | Path, out_dir: str | Path, *, progress: Progress | Non
         storage.save(found.model, made, storage.Purpose(found.task, use))
         found.tokenizer.save(made / TOKENIZER)
         if (template := tokenizers.template(directory)) is not None:
-            write_whole(made / TEMPLATE, template)
+            write_whole(made / storage.TEMPLATE, template)
         if known := weights.WEIGHTS.get(str(source)):
             write_whole(made / "LICENCE.txt", known.terms)
     return found.left + left

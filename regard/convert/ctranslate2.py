@@ -13,11 +13,12 @@ from torch import Tensor
 
 from regard.checks import need
 from regard.convert.foreign import to_theirs
-from regard.convert.source import TOKENIZER, Source, refuse, same_heads
+from regard.convert.source import PAPERS, TOKENIZER, Source, refuse, same_heads
 from regard.convert.tables.table import pairs
 from regard.core.layers import GATES
 from regard.core.positions import Learned
 from regard.core.stems import Embedding
+from regard.models.transformer import Transformer
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "glu": "Sigmoid", "swiglu": "SWISH"}
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
@@ -45,12 +46,13 @@ POSITIONS = 2048  # of a table in place of a formula: CTranslate2 has another fo
 
 def write(source: Source, directory: Path, quantization: str | None = None) -> None:
     """Write model.bin, config.json, the vocabulary and tokenizer.json into an empty directory."""
-    c, model = source.config, source.transformer("CTranslate2")
+    c, model = source.config, source.model
+    source.is_one("CTranslate2", Transformer)
     if quantization not in (None, *QUANTIZATIONS):
         raise ValueError(f"unknown quantization {quantization!r}: choose one of {', '.join(QUANTIZATIONS)}")
     positions: tuple[object, ...] = ("sinusoidal", "learned", "none")
     plain = {"norm_kind": ("layer", "rms"), "qk_norm": (False,), "scale_output": (False,)}
-    refuse(c, "CTranslate2", positions=positions, feed_forward=tuple(ACTIVATIONS), **plain, **same_heads(c))
+    refuse(c, "CTranslate2", **PAPERS, positions=positions, feed_forward=tuple(ACTIVATIONS), **plain, **same_heads(c))
     specs = need("ctranslate2.specs", "convert")
     spec = specs.TransformerSpec.from_config(
         (c.encoder_layers, c.decoder_layers),

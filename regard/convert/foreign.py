@@ -6,7 +6,7 @@ the weights absorb, so a model stays exact and without a limit of length.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from functools import reduce
 from itertools import chain
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.convert import tokenizers
 from regard.convert.hub import CONFIG, WEIGHTS, load, told_by
 from regard.convert.pooling import MODULES, read_pooling, write_pooling
-from regard.convert.source import PAPERS, TEMPLATE, Source, same_heads
+from regard.convert.source import PAPERS, Source, same_heads
 from regard.convert.tables import TABLES, Foreign, Top
 from regard.convert.tables.table import Counterpart, at, pairs, said, settings, told
 from regard.core.generation import DecoderOnly, EncoderDecoder
@@ -30,6 +30,7 @@ from regard.core.positions import sinusoid
 from regard.data.tokenizers import Tokenizer
 from regard.files import write_whole
 from regard.models.family import FAMILIES, blank, build, configured, family
+from regard.models.storage import TEMPLATE
 
 GENERATION = "generation_config.json"
 POSITIONS = 1024  # that transformers tabulates of the sinusoids
@@ -95,6 +96,12 @@ def _order(d: int) -> Tensor:
 
 def write(source: Source, directory: Path) -> None:
     """Write config.json, generation_config.json, model.safetensors and the tokenizer into an empty directory."""
+    describe(source, directory)
+    save_file({name: x.clone() for name, x in tensors(source)}, directory / WEIGHTS, {"format": "pt"})
+
+
+def their_config(source: Source) -> tuple[Foreign, Top, dict[str, Any]]:
+    """The class of theirs that a model is, what of it is on top, and the config of it."""
     c, head, marks = source.config, source.head, source.tokenizer.marks
     table, top = _table(source)
     about: dict[str, Any] = {"model_type": table.name, "architectures": [top.name], "dtype": "float32"}
@@ -104,23 +111,32 @@ def write(source: Source, directory: Path) -> None:
         if (was := at(about, key)) not in (None, its) and "drop" not in key:
             raise ValueError(f"Hugging Face has one {key}, and not both {was!r} and {its!r}")
         _put(about, key, its)
-    ids: dict[str, Any] = {f"{name}_token_id": getattr(marks, name) for name in ("pad", "bos", "eos")}
-    ids |= {theirs.rstrip("?"): getattr(marks, name) for name, theirs in table.marks.items()}
-    writes = head.kind == "tokens" and isinstance(source.model, DecoderOnly | EncoderDecoder)
-    ids |= {"forced_bos_token_id": None, "forced_eos_token_id": None} if writes else {}
-    about |= ids | ({"max_position_embeddings": POSITIONS} if table.permuted else {})
+    about |= {f"{name}_token_id": getattr(marks, name) for name in ("pad", "bos", "eos")}
+    about |= {theirs.rstrip("?"): getattr(marks, name) for name, theirs in table.marks.items()}
+    about |= {"forced_bos_token_id": None, "forced_eos_token_id": None} if _writes(source) else {}
+    about |= {"max_position_embeddings": POSITIONS} if table.permuted else {}
     if (kind := source.task.get("kind")) in PROBLEMS:
         about["problem_type"] = PROBLEMS[str(kind)]
     if head.kind in SIZED:
         names = source.task.get("labels") or [f"LABEL_{i}" for i in range(head.size)]
         about |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    return table, top, about
+
+
+def _writes(source: Source) -> bool:
+    return source.head.kind == "tokens" and isinstance(source.model, DecoderOnly | EncoderDecoder)
+
+
+def describe(source: Source, directory: Path) -> None:
+    """Write all that a directory of theirs has but the weights."""
+    c, head, (table, _, about) = source.config, source.head, their_config(source)
     write_whole(directory / CONFIG, json.dumps(about, indent=2) + "\n")
-    if writes:
+    if _writes(source):
+        ids = {key: x for key, x in about.items() if key.endswith("_token_id")}
         longest = min(c.longest or POSITIONS, 512)
         write_whole(directory / GENERATION, json.dumps(ids | {"max_length": longest}, indent=2) + "\n")
     if head.kind == "vector" and head.hidden is None:
         write_pooling(head, c.d_model, directory)
-    save_file(_theirs(source, table, top, tied=about["tie_word_embeddings"]), directory / WEIGHTS, {"format": "pt"})
     several = (getattr(c, "segments", None) or 1) > 1
     tokenizers.write(source.tokenizer, directory, _around(table, head), segments=several)
     if source.template is not None:
@@ -165,23 +181,26 @@ def _put(about: dict[str, Any], key: str, value: Any) -> None:
         reduce(lambda inner, name: inner.setdefault(name, {}), path, about)[last] = value
 
 
-def _theirs(source: Source, table: Foreign, top: Top, *, tied: bool) -> dict[str, Tensor]:
-    """The tensors by their names; of tied ones only the first."""
-    c, ours, tensors = source.config, source.tensors, dict[str, Tensor]()
+def tensors(source: Source) -> Iterator[tuple[str, Tensor]]:
+    """The tensors by their names, one after the other; of tied ones only the first."""
+    table, top, about = their_config(source)
+    c, ours, seen = source.config, source.tensors, set[str]()
     lines, base = _lines(table, top, c, ours), table.base if source.head.kind == "vector" else ""
     for pair in lines:
         own = ours.get(pair.ours)
         if own is None:  # a bias that we do without
             own = torch.zeros(len(ours[pair.ours.replace("bias", "weight")]))
-        several = tied and len(pair.theirs) > 1
+        several = about["tie_word_embeddings"] and len(pair.theirs) > 1
         same = [p.theirs for p in lines if several and p.ours in ours and ours[p.ours].data_ptr() == own.data_ptr()]
         names = next(names for names in pair.theirs if all(names in others for others in same))
         for name, part in zip(names, to_theirs(pair, _permuted(pair.ours, own, table, c, back=False), c), strict=True):
-            tensors.setdefault(name.removeprefix(base), part.contiguous().clone())
+            if name not in seen:
+                seen.add(name)
+                yield name.removeprefix(base), part.contiguous()
     if table.permuted:
         positions = sinusoid(torch.arange(POSITIONS), c.d_model).float().index_select(1, _order(c.d_model))
-        tensors |= {f"model.{stack}.embed_positions.weight": positions.clone() for stack in ("encoder", "decoder")}
-    return tensors
+        for stack in ("encoder", "decoder"):
+            yield f"model.{stack}.embed_positions.weight", positions
 
 
 # In
@@ -297,7 +316,7 @@ def _top(table: Foreign, about: Mapping[str, Any], tensors: "_Tensors", vector: 
         )
     if not some:
         raise ValueError(known)
-    there = (top for top in some if all(any(map(tensors.find, pair.theirs)) for pair in pairs(top.tensors, ())))
+    there = (top for top in some if all(map(tensors.has, pairs(top.tensors, ()))))
     return next(there, some[-1])
 
 
@@ -320,6 +339,10 @@ class _Tensors:
 
     def __init__(self, tensors: dict[str, Tensor], base: str) -> None:
         self.all, self.base, self.seen = tensors, base, set[str]()
+
+    def has(self, pair: Counterpart) -> bool:
+        """Whether a tensor is there, under one of their names or by ours."""
+        return pair.ours in self.all or any(map(self.find, pair.theirs))
 
     def find(self, names: list[str]) -> list[Tensor] | None:
         """Those with these names, or the same without what all begin with."""
@@ -350,6 +373,9 @@ def _ours(path: Path, table: Foreign, top: Top, tensors: _Tensors, empty: nn.Mod
     state, shapes, config = {}, empty.state_dict(), empty.config
     for pair in _lines(table, top, config, shapes):
         found = [parts for names in pair.theirs if (parts := tensors.find(names))]
+        if (own := tensors.find([pair.ours])) and own[0].shape == shapes[pair.ours].shape:  # out of a graph of ours
+            state[pair.ours] = own[0]
+            continue
         if "spare" in pair.words:
             continue
         if not found:

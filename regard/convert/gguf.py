@@ -3,6 +3,7 @@
 A tensor is a run of blocks, each of some numbers that share a scale; here all become float32. Letters: n blocks.
 """
 
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,13 @@ from numpy.typing import NDArray
 from regard.convert.theirs import Theirs, halved
 from regard.convert.vocabularies import merged, scored
 from regard.files import regular_size
+from regard.models.storage import TEMPLATE
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 STRING, ARRAY = 8, 9
 MOST = 4  # dimensions
+BYTES = re.compile("<0x[0-9A-F]{2}>")
 Bytes = NDArray[np.uint8]  # (n, bytes of a block)
 Numbers = NDArray[np.float32]  # (n, numbers of a block)
 
@@ -247,9 +250,9 @@ def read(path: Path) -> Theirs:
                 x = halved(x, about["num_key_value_heads"])
             tensors[_named(name)] = x
         about |= {f"{mark}_token_id": told.get(f"tokenizer.ggml.{long}_token_id") for mark, long in MARKS.items()}
-        files = {"config.json": about, "tokenizer.json": _tokenizer(told), "tokenizer_config.json": _unknown(told)}
+        files = {"config.json": about, "tokenizer.json": tokenizer(told), "tokenizer_config.json": _unknown(told)}
         template = told.get("tokenizer.chat_template")
-        return Theirs(files | ({} if template is None else {"chat_template.jinja": template}), tensors)
+        return Theirs(files | ({} if template is None else {TEMPLATE: template}), tensors)
     except (ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
         reason = f"it says nothing of {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{path} cannot be imported: {reason}") from None
@@ -288,7 +291,8 @@ def _named(name: str) -> str:
     return ".".join([*(["model", "layers", *layer[1:]] if layer else []), NAMES[part], last])
 
 
-def _tokenizer(told: dict[str, Any]) -> Any:
+def tokenizer(told: dict[str, Any]) -> Any:
+    """The tokenizer.json of what a file says."""
     kind, pieces = told["tokenizer.ggml.model"], told["tokenizer.ggml.tokens"]
     kinds = told.get("tokenizer.ggml.token_type") or [1] * len(pieces)
     first = told["tokenizer.ggml.bos_token_id"] if told.get("tokenizer.ggml.add_bos_token", kind == "llama") else None

@@ -2,9 +2,11 @@
 
 An exporter keeps the names of most; the matrix of a product it turns round and numbers, `onnx::MatMul_123`. What a node
 is called tells where it stood, `/encoder/layer.0/attention/self/query/MatMul`, and so which weight it was. A tensor in
-eight bits stands beside its scale and its zero point: x = (q - zero) · scale.
+eight bits stands beside its scale and its zero point: x = (q - zero) · scale. A graph that regard wrote says where each
+tensor of ours is.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ FILES = [  # where a directory of Hugging Face's has graphs
     ["encoder.onnx", "decoder.onnx"],
     ["onnx/encoder_model.onnx", "onnx/decoder_model.onnx"],
 ]
+NAMED = "regard.tensors"  # of ours -> in the graph, ^T after one that is turned round
 QUANTISED, PARTS = "_quantized", ("scale", "zero_point")
 
 
@@ -41,21 +44,34 @@ def read(paths: Sequence[Path]) -> dict[str, Tensor]:
 def _tensors(path: Path) -> dict[str, Tensor]:
     onnx = need("onnx", "convert")
     try:
-        graph = onnx.load(str(path)).graph
-        stored = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
-        found = _named(graph, stored)
+        model = onnx.load(str(path))
+        stored = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
+        ours = next((json.loads(each.value) for each in model.metadata_props if each.key == NAMED), None)
+        found = _named(model.graph, stored) if ours is None else _placed(model.graph, stored, ours)
     except Exception as error:  # of protobuf's, of a file beside it, or of what is in no place where it belongs
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path} is no ONNX graph that can be read: {reason}") from None
     if not found:
         raise ValueError(f"{path} holds no tensor that has kept its name: export the model again, without renaming")
-    return {name: torch.from_numpy(np.array(x, np.float32)) for name, x in _unwrapped(found, path).items()}
+    found = _unwrapped(found, path) if ours is None else found
+    return {name: torch.from_numpy(np.array(x, np.float32)) for name, x in found.items()}
+
+
+def _all(graph: Any, stored: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The numbers of all that is stored in a graph."""
+    codes = {node.input[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    return {name: _whole(name, stored, codes.get(name)) for name in stored}
+
+
+def _placed(graph: Any, stored: dict[str, NDArray[Any]], ours: dict[str, str]) -> dict[str, NDArray[Any]]:
+    """Our tensors by our names, out of the places that a graph says."""
+    whole = {name.removesuffix(QUANTISED): x for name, x in _all(graph, stored).items()}
+    return {name: whole[at.removesuffix("^T")].T if at.endswith("^T") else whole[at] for name, at in ours.items()}
 
 
 def _named(graph: Any, stored: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """What is stored in a graph, by the names that it had."""
-    codes = {node.input[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
-    whole = {name: _whole(name, stored, codes.get(name)) for name in stored}
+    whole = _all(graph, stored)
     copies = {node.output[0]: node.input[0] for node in graph.node if node.op_type in ("DequantizeLinear", "Identity")}
 
     def source(name: str) -> str:

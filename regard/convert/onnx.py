@@ -3,13 +3,19 @@
 Letters: B sentences, S source length, K hypotheses of each sentence, T tokens so far, V vocabulary, G key/value heads,
 d width of a head.
 
-encoder.onnx reads sentences once: source (B, S) -> keep (B, S), and for each layer i of the decoder the keys and values
-of the memory, memory_keys.i and memory_values.i (B, G, S, d). decoder.onnx appends a token to each hypothesis: token
-(B, K), these, and past_keys.i and past_values.i (B, K, G, T, d), which are empty at first -> logits (B, K, V), and
-keys.i and values.i, the past of the next step. B, S, K and T are free.
+A model that reads, or goes on with, a text is one graph, model.onnx, by the names that other programs have: input_ids
+(B, T), attention_mask (B, P + T), 0 where padding is, and token_type_ids (B, T) if it tells two sentences apart; what
+comes out, its head says (`GIVEN`). A language model takes past_key_values.i.key and .value (B, G, P, d) of each layer
+i, where P may be 0, and gives present.i.key and .value, those of the next step. Tokens may be padded on either side.
+
+An encoder-decoder is two. encoder.onnx reads sentences once: source (B, S) -> keep (B, S), and for each layer i of the
+decoder the keys and values of the memory, memory_keys.i and memory_values.i (B, G, S, d). decoder.onnx appends a token
+to each hypothesis: token (B, K), these, and past_keys.i and past_values.i (B, K, G, T, d), which are empty at first ->
+logits (B, K, V), and keys.i and values.i, the past of the next step. B, S, K and T are free.
 """
 
 import copy
+import hashlib
 import json
 import logging
 import warnings
@@ -23,32 +29,119 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import need
-from regard.convert.source import TOKENIZER, Source, refuse
+from regard.convert import foreign
+from regard.convert.graphs import NAMED
+from regard.convert.source import PAPERS, TOKENIZER, Source, refuse
 from regard.core.attention import MultiHeadAttention, attend
 from regard.core.cache import Cache, KeyValues, LayerCache
 from regard.core.generation import EncoderDecoder
 from regard.core.layers import ACTIVATIONS, GATES
+from regard.core.masks import causal
 from regard.decoding.module import Module
 from regard.files import write_whole
+from regard.models.decoder import Decoder
+from regard.models.encoder import Encoder
 from regard.models.transformer import Memory, Transformer, TransformerConfig
 
 OPSET = 18
-CONFIG, ENCODER, DECODER = "config.json", "encoder.onnx", "decoder.onnx"
+CONFIG, ENCODER, DECODER, MODEL = "config.json", "encoder.onnx", "decoder.onnx", "model.onnx"
+GIVEN = {  # by the kind of a head
+    "tokens": ["logits"],
+    "classes": ["logits"],
+    "tags": ["logits"],
+    "spans": ["start_logits", "end_logits"],
+    "vector": ["last_hidden_state", "sentence_embedding"],
+}
+PAIR = ["prediction_logits", "seq_relationship_logits"]  # of tokens with a relation beside them
+LARGE = 2**31 - 2**24  # bytes; with more, numbers lie in a file beside the graph
 
 
-def write(source: Source, directory: Path) -> None:
-    """Write encoder.onnx, decoder.onnx, config.json and tokenizer.json into an empty directory."""
-    c, model = source.config, _own(source.transformer("ONNX"))
+def write(source: Source, directory: Path, quantization: str | None = None, *, past: bool = True) -> None:
+    """Write the graphs of a model, config.json and the tokenizer into an empty directory. `quantization` may be int8;
+    without a `past`, a language model reads all of a text at once."""
+    c = source.config
+    source.is_one("ONNX", Transformer, Encoder, Decoder)
+    pattern = (c.self_attention,) if isinstance(source.model, Decoder) and "window" in c.self_attention else ()
+    refuse(c, "our ONNX graph", **PAPERS | {"self_attention": (*PAPERS["self_attention"], *pattern)})
     refuse(c, "our ONNX graph", feed_forward=(*ACTIVATIONS, *GATES))  # a convolution has a past of its own
-    for package in ("onnx", "onnxscript"):
+    if quantization not in (None, "int8"):
+        raise ValueError(f"unknown quantization {quantization!r}: for onnx it is int8")
+    for package in ("onnx", "onnxscript", *(["onnxruntime"] if quantization else [])):
         need(package, "convert")
+    model = _own(source.model)
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):  # in plain operations, which every runtime has
             module.mix.backend = "math"
+    (_write_two if isinstance(model, Transformer) else _write_one)(source, model, directory, past)
+    for path in directory.glob("*.onnx") if quantization else ():
+        _quantise(path)
+
+
+def _write_one(source: Source, model: Any, directory: Path, past: bool) -> None:
+    B, T, P = 2, 7, 5  # of an example: none is 0 or 1, and no two are equal, so that all are free
+    c, head, ids = model.config, model.head, torch.ones(B, T, dtype=torch.int64)
+    writes = past and isinstance(model, Decoder) and head.kind == "tokens"
+    n, G = c.layers if writes else 0, c.kv_heads or c.heads
+    widths = {"key": c.d_k or c.d_model // c.heads, "value": c.d_v or c.d_model // c.heads}
+    free: Any = {0: "batch", 1: "sequence"}
+    inputs: dict[str, tuple[Any, Any]] = {"input_ids": (ids, free)}
+    inputs["attention_mask"] = (
+        (torch.ones(B, P + T, dtype=torch.int64), {0: "batch", 1: "total"}) if n else (ids * 1, free)
+    )
+    if (getattr(c, "segments", None) or 1) > 1:
+        inputs["token_type_ids"] = torch.zeros_like(ids), free
+    if n:
+        pasts = [{x: torch.zeros(B, G, P, d) for x, d in widths.items()} for _ in range(n)]
+        inputs["past_key_values"] = pasts, [{x: {0: "batch", 2: "past"} for x in widths}] * n
+    outputs = PAIR if head.relation else GIVEN[head.kind]
+    _export(_One(model), inputs, [*outputs, *(f"present.{i}.{x}" for i in range(n) for x in widths)], directory / MODEL)
+    try:
+        foreign.describe(source, directory)
+    except ValueError:  # no class of theirs is such a model: the graph needs none
+        write_whole(directory / CONFIG, json.dumps({"config": asdict(c), "head": asdict(head)}, indent=2) + "\n")
+        source.tokenizer.save(directory / TOKENIZER)
+
+
+class _One(nn.Module):
+    """A model with what stands on it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        past_key_values: list[dict[str, Tensor]] | None = None,
+    ) -> tuple[Any, ...]:
+        model, keep, T = self.model, attention_mask > 0, input_ids.shape[1]
+        new: list[dict[str, Tensor | None]] = []
+        if isinstance(model, Encoder):
+            x = model.features(input_ids, token_type_ids, keep)
+        else:
+            P = past_key_values[0]["key"].shape[2] if past_key_values else 0
+            torch._check(keep.shape[1] == P + T)
+            pasts = past_key_values or [{}] * model.config.layers
+            own = [_Past(each.get("key"), each.get("value"), P) for each in pasts]
+            mask = causal(P).dense(T, P + T) & keep[:, None, None]
+            at = (keep.long().cumsum(1) - 1).clamp(min=0)[:, P:]  # padding before a text is no place
+            x = model.decoder(model.stem(input_ids, at), mask=mask, cache=Cache(LayerCache(each) for each in own))
+            new = [{"key": each.keys, "value": each.values} for each in own] if past_key_values else []
+        kind = model.head.kind
+        y = model.output(x, keep=keep) if kind in ("classes", "vector") else model.output(x)
+        if model.head.relation:
+            return y, model.output.relation(x, keep=keep)
+        return (*(y.unbind(-1) if kind == "spans" else (x, y) if kind == "vector" else (y,)), *new)
+
+
+def _write_two(source: Source, model: Transformer, directory: Path, past: bool) -> None:
+    c = model.config
     n, G = c.decoder_layers, c.kv_heads or c.heads
     d_k, d_v = c.d_k or c.d_model // c.heads, c.d_v or c.d_model // c.heads
     widths = {"keys": d_k, "values": d_v}
-    B, S, K, T = 2, 7, 5, 3  # of an example: none is 0 or 1, and no two are equal, so that all are free
+    B, S, K, T = 2, 7, 5, 3
     b, s, k, t = map(torch.export.Dim, "BSKT")
     words: Any = torch.ones(B, S, dtype=torch.int64), {0: b, 1: s}
     newest: Any = {"token": (torch.ones(B, K, dtype=torch.int64), {0: b, 1: k}), "keep": (words[0] > 0, words[1])}
@@ -56,19 +149,19 @@ def write(source: Source, directory: Path) -> None:
     memory = {
         f"memory_{x}": ([torch.zeros(B, G, S, d) for _ in range(n)], [{0: b, 2: s}] * n) for x, d in widths.items()
     }
-    past = {
+    grown = {
         f"past_{x}": ([torch.zeros(B, K, G, T, d) for _ in range(n)], [{0: b, 1: k, 3: t}] * n)
         for x, d in widths.items()
     }
     _export(_Encoder(model), {"source": words}, ["keep", *_numbered(n, *memory)], directory / ENCODER)
-    _export(_Decoder(model), newest | memory | past, ["logits", *_numbered(n, *widths)], directory / DECODER)
+    _export(_Decoder(model), newest | memory | grown, ["logits", *_numbered(n, *widths)], directory / DECODER)
     marks = dict(zip(("pad", "bos", "eos"), source.tokenizer.marks.need("pad", "bos", "eos"), strict=True))
     about = {"format": 1, **marks, "key_value": [G, d_k, d_v], "config": asdict(c)}
     write_whole(directory / CONFIG, json.dumps(about, indent=2) + "\n")
     source.tokenizer.save(directory / TOKENIZER)
 
 
-def _own(model: Transformer) -> Transformer:
+def _own(model: Any) -> Any:
     """A model with the same tensors, whose modules may be changed."""
     return copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())})
 
@@ -140,9 +233,8 @@ class _Past(KeyValues):
     """Keys and values that grow by concatenation: a graph has no buffers."""
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.keys is not None
-        assert self.values is not None
-        self.keys, self.values = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
+        self.keys = k if self.keys is None else torch.cat([self.keys, k], 2)
+        self.values = v if self.values is None else torch.cat([self.values, v], 2)
         return self.keys, self.values
 
 
@@ -150,30 +242,69 @@ def _numbered(count: int, *names: str) -> list[str]:
     return [f"{name}.{i}" for name in names for i in range(count)]
 
 
+def _flat(name: str, x: Any) -> list[str]:
+    """The names of an input, or of all within it."""
+    inner = enumerate(x) if isinstance(x, list) else x.items() if isinstance(x, dict) else None
+    return [name] if inner is None else [flat for key, each in inner for flat in _flat(f"{name}.{key}", each)]
+
+
 def _export(module: nn.Module, inputs: dict[str, tuple[Any, Any]], outputs: list[str], path: Path) -> None:
     """Write a graph; an input is an example, or a list of them, and which of its dimensions are free."""
-    names = [_numbered(len(x), name) if isinstance(x, list) else [name] for name, (x, _) in inputs.items()]
     log = logging.getLogger("torch.onnx")
     level = log.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         log.setLevel(logging.ERROR)  # it misses packages that we have no use for
         try:
-            torch.onnx.export(
+            program: Any = torch.onnx.export(
                 module.eval(),
                 (),
-                str(path),
                 kwargs={name: x for name, (x, _) in inputs.items()},
                 dynamic_shapes={name: dimensions for name, (_, dimensions) in inputs.items()},
-                input_names=[*chain(*names)],
+                input_names=[*chain(*(_flat(name, x) for name, (x, _) in inputs.items()))],
                 output_names=outputs,
                 opset_version=OPSET,
-                external_data=False,
                 verbose=False,
                 dynamo=True,
             )
         finally:
             log.setLevel(level)
+    stored = program.model.graph.initializers
+    program.model.metadata_props[NAMED] = json.dumps(
+        _places(module, {x: stored[x].const_value.numpy() for x in stored})
+    )
+    program.save(str(path), external_data=sum(x.const_value.nbytes for x in stored.values()) > LARGE)
+
+
+def _places(module: nn.Module, stored: dict[str, Any]) -> dict[str, str]:
+    """Where in a graph each tensor of a model is: an exporter renames, turns round (^T) and shares them as it likes."""
+    found = {_content(x): name for name, x in stored.items()}
+    places = {}
+    for name, x in module.state_dict().items():
+        for turned, y in (("", x), ("^T", x.mT)) if x.dim() == 2 else (("", x),):
+            if (place := found.get(_content(y.detach().numpy()))) is not None:
+                places[name.removeprefix("model.")] = place + turned
+                break
+    return places
+
+
+def _content(x: Any) -> tuple[tuple[int, ...], bytes]:
+    return x.shape, hashlib.sha256(np.ascontiguousarray(x).data).digest()
+
+
+def _quantise(path: Path) -> None:
+    """Put the matrices of a graph in eight bits, in place; activations are rounded as it runs."""
+    quantise = need("onnxruntime.quantization", "convert").quantize_dynamic
+    whole = path.rename(path.with_suffix(".fp32"))
+    log = logging.getLogger()
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        quantise(whole, path, extra_options={"MatMulConstBOnly": True})
+    finally:
+        log.setLevel(level)
+    for each in (whole, path.with_name(f"{path.name}.data")):
+        each.unlink(missing_ok=True)
 
 
 class Onnx(Module):

@@ -13,7 +13,7 @@ from regard.models import storage
 DTYPES = {"int8": torch.float32, "bf16": torch.bfloat16, "fp32": torch.float32}  # of all that are not int8
 USED = (
     "tokenizer.json",
-    "chat_template.jinja",
+    storage.TEMPLATE,
     "recipe.yaml",
     "shortlist.safetensors",
 )  # what goes with a model into use

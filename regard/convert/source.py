@@ -12,9 +12,9 @@ from regard.core.outputs import HeadConfig
 from regard.data.tokenizers import Tokenizer
 from regard.files import read_whole
 from regard.models import storage
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.transformer import TransformerConfig
 
-TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
+TOKENIZER = "tokenizer.json"
 PAPERS: dict[str, tuple[object, ...]] = {  # the attention of eq. 1, which is all that other programs have
     **dict.fromkeys(("score", "cross_score"), ("dot", None)),
     **dict.fromkeys(("normaliser", "cross_normaliser"), ("softmax", None)),
@@ -48,7 +48,7 @@ class Source(NamedTuple):
                 raise ValueError(
                     f"{path} has {len(tokenizer)} tokens, but the model's {name} is {size}: they do not belong together"
                 )
-        purpose, chat = storage.purpose(directory), Path(directory) / TEMPLATE
+        purpose, chat = storage.purpose(directory), Path(directory) / storage.TEMPLATE
         template = read_whole(chat).decode() if chat.is_file() else None
         return cls(model, tokenizer, {} if purpose is None else purpose.task, template)
 
@@ -60,12 +60,14 @@ class Source(NamedTuple):
     def head(self) -> HeadConfig:
         return getattr(self.model, "head", HeadConfig())
 
-    def transformer(self, format: str) -> Transformer:
-        """The model, if it is one that a format can have."""
-        if type(self.model) is not Transformer:
-            raise ValueError(f"a {type(self.model).__name__} model: only a Transformer can be exported to {format}")
-        refuse(self.config, format, **PAPERS)
-        return self.model
+    def is_one(self, format: str, *kinds: type[Any]) -> None:
+        """Raise if the model is none of those that a format can have."""
+        if type(self.model) not in kinds:
+            some = " or ".join(kind.__name__ for kind in kinds)
+            name = type(self.model).__name__
+            raise ValueError(
+                f"{'an' if name[0] in 'AEIOU' else 'a'} {name} model: only a {some} can be exported to {format}"
+            )
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -20,3 +20,13 @@ def halved(x: Tensor, heads: int) -> Tensor:
     [0, 2, 1, 3, 4, 6, 5, 7]
     """
     return x.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def neighbouring(x: Tensor, heads: int) -> Tensor:
+    """And back.
+
+    >>> import torch
+    >>> neighbouring(halved(torch.arange(8), heads=2), heads=2).tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+    return x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)

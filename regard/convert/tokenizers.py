@@ -14,11 +14,12 @@ from tokenizers import Tokenizer as Rust
 
 from regard.checks import need
 from regard.convert.hub import told_by
-from regard.convert.source import TEMPLATE, TOKENIZER
+from regard.convert.source import TOKENIZER
 from regard.convert.tables import Foreign
 from regard.data.tokenizers import MOST, RESERVED, UNKNOWN, Tokenizer, check_ids, no_panic, state
 from regard.data.vocabulary import EOS, SPECIALS, Marks
 from regard.files import read_whole, regular_size, write_whole
+from regard.models.storage import TEMPLATE
 
 SETTINGS = "tokenizer_config.json"
 MARIAN = ("source.spm", "vocab.json")

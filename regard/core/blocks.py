@@ -3,6 +3,7 @@
 Letters: B batch, T positions, S positions of the memory, d_model width of the model.
 """
 
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -78,6 +79,11 @@ class Stack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.norm = norm
+
+    def repeat(self, times: int) -> None:
+        """Go through the layers so often: each pass has taps of its own, and all have the same parameters."""
+        own = {id(x): x for x in (*self.parameters(), *self.buffers())}
+        self.layers.extend([copy.deepcopy(layer, dict(own)) for _ in range(times - 1) for layer in self.layers])
 
     def forward(self, x: Tensor, *args: Any, cache: Cache | None = None, **kwargs: Any) -> Tensor:
         """x (B, T, d_model) -> (B, T, d_model); each layer gets its part of the cache and everything else."""
@@ -169,16 +175,18 @@ class LayerConfig:
         )
 
 
-def encoder(c: LayerConfig, layers: int, *, shared: bool = False) -> Stack:
-    """Figure 1, left, without the embedding. `shared`: all layers are one."""
-    made = [
-        EncoderLayer(
-            residual(c, _own(c, c.attention, positions), depth),
-            residual(c, feed_forward(c, causal=False), depth),
-        )
-        for positions, depth in _levels(c, 1 if shared else layers, both_ways=True)
-    ]
-    return Stack(made * layers if shared else made, make_norm(c) if c.norm == "pre" else None)
+def encoder(c: LayerConfig, layers: int) -> Stack:
+    """Figure 1, left, without the embedding."""
+    return Stack(
+        (
+            EncoderLayer(
+                residual(c, _own(c, c.attention, positions), depth),
+                residual(c, feed_forward(c, causal=False), depth),
+            )
+            for positions, depth in _levels(c, layers, both_ways=True)
+        ),
+        make_norm(c) if c.norm == "pre" else None,
+    )
 
 
 def decoder(

@@ -105,6 +105,10 @@ class EncoderDecoder:
         source = padded(sources, self.config.pad, self.config.source_vocabulary or self.config.vocabulary)
         return Reading(self.encode(source.to(device)), self.new_cache())
 
+    def extend(self, tokens: Tensor, state: Reading) -> None:
+        """More tokens of each row, (R, T), of which none says what comes after it."""
+        self.continued(tokens, state.memory, state.cache)
+
     def step(self, tokens: Tensor, state: Reading) -> Tensor:
         """The newest token of each row, (R,) -> logits of the next one (R, V)."""
         return self.decode(tokens[:, None], state.memory, state.cache)[:, -1]
@@ -129,8 +133,12 @@ class DecoderOnly:
         """B prompts without their last tokens -> a cache of them, a row for each."""
         cache, read = self.new_cache(), padded(sources, 0, self.config.vocabulary)
         if read.shape[1]:
-            self.features(read.to(device), cache)
+            self.extend(read.to(device), cache)
         return cache
+
+    def extend(self, tokens: Tensor, state: Any) -> None:
+        """More tokens of each row, (R, T), of which none says what comes after it."""
+        self.features(tokens, state)
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
         """The newest token of each row, (R,) -> logits of the next one (R, V)."""

@@ -5,6 +5,7 @@ LICENCE.txt. The cache is REGARD_CACHE, or XDG_CACHE_HOME/regard, or ~/.cache/re
 the raw files already saves the fetching.
 """
 
+import csv
 import hashlib
 import io
 import json
@@ -105,6 +106,28 @@ class Text(Raw):
 
 
 @dataclass(frozen=True)
+class LabelledRows(Raw):
+    """A raw csv of texts and the numbers of their labels. We name the labels."""
+
+    member: str  # of the archive
+    columns: dict[str, str]  # text and label -> what its column is called
+    labels: Sequence[str]  # by number
+    parts: dict[str, Sequence[int]]  # split -> its first row, and the one after its last
+
+    def write(self, into: Path, corpus: "Corpus", held: Held, progress: Progress | None) -> None:
+        """`train.jsonl` and so on, an object a line with `text` and `label`."""
+        with self.reading(held, progress) as read:
+            rows = list(csv.DictReader(io.StringIO(read(self.member).decode(), newline="")))
+        text, label = self.columns["text"], self.columns["label"]
+        for split, (begin, end) in self.parts.items():
+            found = (
+                {"text": _clean(row[text].replace("<br />", " ")), "label": self.labels[int(row[label])]}
+                for row in rows[begin:end]
+            )
+            _write(into / f"{split}.jsonl", (json.dumps(each, ensure_ascii=False) for each in found))
+
+
+@dataclass(frozen=True)
 class Dictionary(Raw):
     """Words and their sounds, a line each: `read R EH1 D`, `read(2) R IY1 D`. The numbers tell others, and stress.
 
@@ -137,7 +160,7 @@ class Corpus:
     licence: str
     credit: str  # who made it
     origin: str  # how it is obtained
-    form: Texts | TabbedZip | Text | Dictionary | Treebank | Commands
+    form: Texts | TabbedZip | Text | LabelledRows | Dictionary | Treebank | Commands
     splits: tuple[str, ...] = SPLITS
 
 
@@ -145,6 +168,7 @@ FORMS: dict[str, type[Any]] = {
     "texts": Texts,
     "table": TabbedZip,
     "text": Text,
+    "rows": LabelledRows,
     "dictionary": Dictionary,
     "trees": Treebank,
     "commands": Commands,
@@ -168,8 +192,8 @@ CORPORA = _read_corpora()
 
 
 def fetched(name: str, *, progress: Progress | None = None) -> dict[str, list[Path]]:
-    """The files of a corpus by split, of pairs two, of a text one: from the cache, or from REGARD_DATA or the network
-    into the cache.
+    """The files of a corpus by split, of pairs two, of a text or rows one: from the cache, or from REGARD_DATA or the
+    network into the cache.
 
     `progress(what, bytes so far, bytes in all or None)` is called while something is fetched.
     """
@@ -180,14 +204,15 @@ def fetched(name: str, *, progress: Progress | None = None) -> dict[str, list[Pa
                 with common_directory(folder) as made:
                     corpus.form.write(made, corpus, held, progress)
                     _write(made / "LICENCE.txt", (f"{key}: {getattr(corpus, key)}" for key in TERMS))
-    endings = corpus.languages if any(corpus.languages) else ("txt",)
+    one = "jsonl" if isinstance(corpus.form, LabelledRows) else "txt"
+    endings = corpus.languages if any(corpus.languages) else (one,)
     return {split: [folder / f"{split}.{ending}" for ending in endings] for split in corpus.splits}
 
 
 def obtain(name: str, *, progress: Progress | None = None) -> dict[str, PairFiles]:
     """The same of a corpus of pairs."""
     if name in CORPORA and not any(CORPORA[name].languages):
-        raise ValueError(f"{name} is one text, not pairs: choose a corpus of pairs, such as multi30k-en-de")
+        raise ValueError(f"{name} is no corpus of pairs: choose one, such as multi30k-en-de")
     found = fetched(name, progress=progress)
     return {split: PairFiles(source=str(source), target=str(target)) for split, (source, target) in found.items()}
 

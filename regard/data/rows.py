@@ -6,16 +6,19 @@ They stand in a tsv, a csv or a jsonl, which `columns` explains; a tsv has no qu
 import csv
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from typing import IO, Any, ClassVar
+from os import PathLike
+from pathlib import Path
+from typing import IO, Any, ClassVar, Self
 
 from regard.checks import hint
 from regard.data.text import ABSURD, Skipped, check_text, from_json, lines_of, open_bytes
 from regard.files import digest, regular_size
 
 WAYS = ("tsv", "csv", "jsonl")
+ENDINGS = {"json": ("squad",), "txt": ("conll",), "bio": ("conll",)}  # of files that are read in another way
 Row = dict[str, Any]
 
 
@@ -47,6 +50,17 @@ class RowFiles:
                 raise ValueError(f"columns has {name!r}: {hint(name, (*self.parts, *self.optional))}")
             if isinstance(place, int) and (place < 0 or self.jsonl):
                 raise ValueError(f"columns.{name} = {place}: a number counts from 0, and is not for a jsonl")
+
+    @classmethod
+    def at(cls, path: str | PathLike[str], columns: Iterable[str] = ()) -> Self:
+        """What a file holds that ends so, .tsv or .jsonl.gz, or a folder; columns as PART=PLACE."""
+        ending = "folder" if Path(path).is_dir() else str(path).removesuffix(".gz").rpartition(".")[2]
+        ways = [way for way in (ending, *ENDINGS.get(ending, ())) if way in cls.ways]
+        if not ways:
+            raise ValueError(f"{path} ends in none of .{', .'.join(cls.ways)}: give it the ending of what it holds")
+        places = dict(each.partition("=")[::2] for each in columns)
+        where = {part: int(place) if place.isdecimal() else place for part, place in places.items()}
+        return cls(**{ways[0]: str(path)}, columns=where)
 
     @property
     def path(self) -> str:

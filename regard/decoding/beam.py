@@ -9,8 +9,9 @@ as it came about: for each step which row continues which, and with what token. 
 
 import math
 from bisect import insort
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,15 @@ def length_penalty(length: int, alpha: float, penalty: str = "paper") -> float:
     (1.0, 1.0, 5.0, 25.0)
     """
     return float(((5 + length) / 6 if penalty == "paper" else length) ** alpha)
+
+
+def common_beginning(outputs: Iterable[Sequence[int]]) -> list[int]:
+    """The tokens with which all of them begin.
+
+    >>> common_beginning([[5, 6, 7], [5, 6], [5, 6, 8]])
+    [5, 6]
+    """
+    return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*outputs, strict=False))]
 
 
 def whole(config: SearchConfig, request: Request) -> bool:
@@ -92,6 +102,9 @@ class Beam:
     of an earlier group that goes on with it at this step. The price decides the choice only, scores stay the model's.
     Each group keeps its W best, and the outputs are the best of all these, each once.
 
+    An output that a request `ends` is settled when all that it can still become begins so: greedy search knows at once.
+    Where several outputs are wanted, they are compared as wholes.
+
     A refusal that sleeps is not asked. A sentence that chooses a token at which it wakes leaves without an output: it
     is to be searched for again with the refusal awake, which would have chosen the same up to there.
     """
@@ -107,6 +120,7 @@ class Beam:
         self._bare = K == 1 and not config.scores
         self._whole = False
         self._wakes: NDArray[np.bool_] | None = None
+        self._settles = False  # whether an output may be done before it ends
         self._sentences: list[Sentence] = []
         # Their numbers, (A,) each; `bound` is the score that a group must beat, that of the last hypothesis it keeps,
         # and `log_p` that of each beginning, -inf where there is none.
@@ -136,6 +150,7 @@ class Beam:
             self._written = [self._read(self._steps, r, lengths[a])[0] for r, a in enumerate(owner)]
         if self._whole:
             self._written += [[] for _ in indexed]
+        self._settles |= config.best == 1 and any(request.ends is not None for _, request in indexed)
         for _, request in indexed:
             if request.refusal is not None and request.refusal.wakes is not None:
                 self._wakes = request.refusal.wakes
@@ -168,12 +183,15 @@ class Beam:
         if self._wakes is not None and not self._whole:
             woken = (self._wakes.take(token, mode="clip") & (log_p > -math.inf)).any(axis=1)
             stay &= ~woken
+        settled = self._settled(stay, parent, own, token, log_p) if self._settles else {}
+        stay[list(settled)] = False
         outputs = []
         if stay.all():
             state["log_p"] = log_p
         else:
             outputs = [
-                (self._sentences[a].index, [] if woken[a] else self._outputs(a)) for a in np.flatnonzero(~stay).tolist()
+                (self._sentences[a].index, [] if woken[a] else settled.get(a) or self._outputs(a))
+                for a in np.flatnonzero(~stay).tolist()
             ]
             self._sentences = [self._sentences[a] for a in np.flatnonzero(stay).tolist()]
             parent, own, token, self._state = parent[stay], own[stay], token[stay], state[stay]
@@ -263,6 +281,31 @@ class Beam:
                 del kept[self._keep :]
                 if len(kept) == self._keep:
                     self._state["bound"][a, g] = math.inf if self._group == 1 else kept[-1].score
+
+    def _settled(
+        self, stay: NDArray[np.bool_], parent: Ints, own: Floats, token: Ints, log_p: NDArray[np.float64]
+    ) -> dict[int, list[Hypothesis]]:
+        """By sentence the output of those that need not go on; all but `stay` (A,) are (A, K)."""
+        found = {}
+        for a in np.flatnonzero(stay).tolist():
+            ends, length = self._sentences[a].request.ends, int(self._state["length"][a]) - 1
+            if ends is None:
+                continue
+            live = np.flatnonzero(log_p[a] > -math.inf).tolist()
+            read = [self._read(self._steps, int(parent[a, k]), length) for k in live]
+            said = [[*tokens, int(token[a, k])] for (tokens, _), k in zip(read, live, strict=True)]
+            tokens = common_beginning(
+                said + [self._hypothesis(each).tokens for each in chain(*self._sentences[a].kept)]
+            )
+            if tokens and ends(tokens):
+                scores = [*read[0][1], float(own[a, live[0]])][: len(tokens)]
+                p, config = math.fsum(scores), self._config
+                score = p / length_penalty(len(tokens), config.alpha, config.penalty)
+                told = (
+                    Hypothesis(tokens, math.nan, math.nan, []) if self._bare else Hypothesis(tokens, score, p, scores)
+                )
+                found[a] = [told]
+        return found
 
     def _outputs(self, a: int) -> list[Hypothesis]:
         """The best that a sentence has come to: where it could neither end nor go on, what it had before this step."""

@@ -52,6 +52,10 @@ class EnsembleRows:
         for member in self._members:
             member.start(sources)
 
+    def extend(self, texts: Sequence[Sequence[int]]) -> None:
+        for member in self._members:
+            member.extend(texts)
+
     def step(self, tokens: Ints) -> Floats:
         mean = np.zeros(())  # (R, V), fp64
         with np.errstate(invalid="ignore", divide="ignore"):  # the log of 0 is meant, and a search refuses NaN

@@ -3,6 +3,7 @@
 Letters: B sources, R rows, K rows for each source, V vocabulary, n candidates.
 """
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ class Generative(Protocol):
 
     def start(self, sources: Sequence[Any], device: torch.device) -> Any:
         """B sources -> a `State` of B rows."""
+
+    def extend(self, tokens: Tensor, state: Any) -> None:
+        """More tokens of each row, (R, T), of which none says what comes after it."""
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
         """The newest token of each row, (R,) -> logits of the next one (R, V)."""
@@ -82,6 +86,18 @@ class ModuleRows:
             self._groups += [_Group(module.model, batch, module.device) for batch in batches]
 
     @torch.inference_mode()
+    def extend(self, texts: Sequence[Sequence[int]]) -> None:
+        given, groups = iter(texts), list[_Group]()
+        with _one_thread(self._module.bitwise):
+            for group in self._groups:
+                own = [next(given) for _ in group.sentence]
+                lengths = list(map(len, own))
+                # Rows that go on by as many tokens stay of one age; the others part.
+                parts = [[*some] for _, some in groupby(range(len(own)), key=lengths.__getitem__)]
+                groups += [group.extended(part, [own[i] for i in part], len(parts) > 1) for part in parts]
+        self._groups = groups
+
+    @torch.inference_mode()
     def step(self, tokens: Ints) -> Floats:
         with _one_thread(self._module.bitwise):
             return _joined([logits.cpu().numpy() for logits in self._logits(tokens)])
@@ -121,6 +137,15 @@ class _Group:
     def step(self, newest: Tensor) -> Tensor:
         """The newest token of each row, (R,) -> logits (R, V) in fp32."""
         return self.model.step(newest, self.state).float()
+
+    def extended(self, rows: Sequence[int], texts: Sequence[Sequence[int]], part: bool) -> "_Group":
+        """Some of the rows, with as many more tokens each; a `part` leaves the others as they are."""
+        group = copy.copy(self)
+        group.state = copy.deepcopy(self.state) if part else self.state
+        group.reorder(np.array(rows))
+        if len(texts[0]):
+            group.model.extend(torch.tensor(texts, device=self.device), group.state)
+        return group
 
     def reorder(self, rows: Ints) -> None:
         R, K = len(rows), len(self.sentence) // self.memories

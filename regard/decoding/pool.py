@@ -1,17 +1,17 @@
 """Many sentences through one search: which are at work together, and who takes the place of those that leave."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from itertools import chain, takewhile
+from itertools import chain
 from threading import Event, Lock
 from typing import Protocol
 
 import torch
 
 from regard.checks import at_least
-from regard.decoding.beam import Beam, whole
+from regard.decoding.beam import Beam, common_beginning, whole
 from regard.decoding.constrained import Constrained, check
 from regard.decoding.protocol import Awake, Hypothesis, Request, Rows, Searchable, SearchConfig, bounded
 from regard.decoding.sampling import Sampling
@@ -150,15 +150,6 @@ def stream(model: Searchable, request: Request, config: SearchConfig, eos: int) 
             said = len(tokens)
         if done:
             return
-
-
-def common_beginning(outputs: Iterable[Sequence[int]]) -> list[int]:
-    """The tokens with which all of them begin.
-
-    >>> common_beginning([[5, 6, 7], [5, 6], [5, 6, 8]])
-    [5, 6]
-    """
-    return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*outputs, strict=False))]
 
 
 def _kind(request: Request, config: SearchConfig) -> FleetKind:

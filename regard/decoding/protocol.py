@@ -8,7 +8,7 @@ Whoever can do these three things, in whatever way, can be searched: PyTorch on 
 engine, an ensemble, another runtime.
 """
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -36,6 +36,9 @@ class Rows(Protocol):
 
     def start(self, sources: Sequence[Any]) -> None:
         """Read sources; one new row for each, after the rows that are there."""
+
+    def extend(self, texts: Sequence[Sequence[int]]) -> None:
+        """Append some tokens to each row, of which none says what comes after it."""
 
     def step(self, tokens: Ints) -> Floats:
         """Append a token to each row, (R,) -> logits of the next one (R, V), which the caller may overwrite."""
@@ -104,6 +107,7 @@ class Request:
     draw: int = 0  # the number of its first output, where they are drawn by chance
     rule: Rule | None = None  # which tokens may follow which
     refusal: Refusal | None = None  # which may not
+    ends: Callable[[Sequence[int]], bool] | None = None  # whether an output that begins so goes no further
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,7 @@ class SamplingConfig:
 class SearchConfig:
     """How outputs are searched for. The defaults are the paper's (§6.1)."""
 
+    scores = True  # are told: no setting, but what `Bare` is about
     beam: int = 4  # hypotheses kept; 1: greedy
     best: int = 1  # outputs for each sentence, the best first
     alpha: float = 0.6  # exponent of the length penalty; 0: off
@@ -189,7 +194,6 @@ class SearchConfig:
     block: int = 0  # no n-gram of this length twice; 0: off
     repetition: float = 1.0  # logits of tokens already written are made this many times worse
     ordered: bool = False  # required phrases appear in their order
-    scores: bool = True  # False spares greedy search the soft-max
     sampling: SamplingConfig | None = None  # draw `best` outputs by chance instead of searching
 
     def __post_init__(self) -> None:
@@ -210,6 +214,13 @@ class SearchConfig:
         13
         """
         return Request(source, first, len(source) + self.extra, **more)
+
+
+@dataclass(frozen=True)
+class Bare(SearchConfig):
+    """The same where nobody asks for scores: greedy search does without a soft-max."""
+
+    scores = False
 
 
 def bounded(request: Request, config: SearchConfig, most: int | None) -> Request:

@@ -37,5 +37,5 @@ def rescore(hypotheses: Sequence[Hypothesis], scores: Sequence[float], weight: f
     rescored = [replace(h, score=h.score + weight * other) for h, other in zip(hypotheses, scores, strict=True)]
     for i, h in enumerate(rescored):
         if math.isnan(h.score):
-            raise ValueError(f"hypothesis {i + 1} has no score to add to: search with scores=True")
+            raise ValueError(f"hypothesis {i + 1} has no score to add to: search by a SearchConfig, not a Bare one")
     return sorted(rescored, key=lambda h: -h.score)

@@ -155,7 +155,9 @@ class Sampling:
                 draw.scores.append(max(gain, FLOOR) if forced else gain)
                 if token != self._eos:
                     draw.tokens.append(token)
-            if possible and token != self._eos and len(draw.tokens) < sentence.request.room:
+            ends = sentence.request.ends
+            going = possible and token != self._eos and len(draw.tokens) < sentence.request.room
+            if going and not (ends is not None and ends(draw.tokens)):
                 survivors.append((r, draw))
                 continue
             log_probability, length = math.fsum(draw.scores), max(len(draw.scores), 1)

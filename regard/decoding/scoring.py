@@ -1,18 +1,21 @@
 """Force-decoding: how likely a model holds an output that is given.
 
-Letters: B pairs, S source length, T target length with its end, V vocabulary.
+Letters: B pairs, S source length, T target length with its end, R rows, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from regard.core.generation import EncoderDecoder, of_like_length, padded
 from regard.core.losses import label_log_probabilities
-from regard.decoding.protocol import DAMAGED
+from regard.decoding.edits import log_soft_max
+from regard.decoding.protocol import DAMAGED, Searchable
 
 Pair = tuple[Sequence[int], Sequence[int]]
+Forked = tuple[Sequence[int], Sequence[Sequence[int]]]  # a text, and ways in which it may go on
 
 
 @torch.inference_mode()
@@ -55,3 +58,31 @@ def _chosen(logits: Tensor, labels: Tensor) -> Tensor:
     if found.isnan().any():
         raise ValueError(DAMAGED)
     return found.clamp(max=0.0).cpu()  # rounding may leave a little above 0
+
+
+def continuations(
+    engine: Searchable, before: Sequence[int], texts: Sequence[Forked], *, rows: int, tokens: int = 4096
+) -> list[list[list[float]]]:
+    """For each text, of one token at least, log p of every token of each way in which it may go on.
+
+    What stands `before` all texts is read once for as many as go together, and a text once for its continuations.
+    """
+    scores: list[list[list[float]]] = [[[] for _ in ways] for _, ways in texts]
+    own = 0 if engine.ragged else len(before)  # each row has a copy of it then
+    for some in of_like_length([len(ids) + own for ids, _ in texts], tokens, rows):
+        at_work, depth = engine.rows(), 0
+        at_work.start([before])
+        at_work.reorder(np.zeros(len(some), np.int64))
+        at_work.extend([texts[i][0][:-1] for i in some])
+        newest = [texts[i][0][-1] for i in some]
+        row_of = {(i, k): row for row, i in enumerate(some) for k in range(len(texts[i][1]))}
+        while row_of:
+            log_p = log_soft_max(at_work.step(np.array(newest)))  # (R, V)
+            for (i, k), row in row_of.items():
+                scores[i][k].append(min(0.0, float(log_p[row, texts[i][1][k][depth]])))
+            depth += 1
+            going = [each for each in row_of if len(texts[each[0]][1][each[1]]) > depth]
+            at_work.reorder(np.array([row_of[each] for each in going], np.int64))
+            newest = [texts[i][1][k][depth - 1] for i, k in going]
+            row_of = {each: row for row, each in enumerate(going)}
+    return scores

@@ -18,7 +18,7 @@ from regard.data.batching import Batch, collate, token_batches
 from regard.data.vocabulary import BOS, EOS, PAD
 from regard.decoding.module import Module
 from regard.decoding.pool import search
-from regard.decoding.protocol import SearchConfig
+from regard.decoding.protocol import Bare
 from regard.evaluation.calibration import perplexity
 from regard.models import storage
 from regard.models.costs import training_flops
@@ -169,7 +169,7 @@ def foretold(model: nn.Module, batches: Iterable[Batch]) -> Answered:
 
 def written(model: nn.Module, pairs: Sequence[Pair], extra: int = 50) -> list[list[int]]:
     """What a greedy search writes for each source."""
-    greedy = SearchConfig(beam=1, scores=False, extra=extra)
+    greedy = Bare(beam=1, extra=extra)
     requests = [greedy.request([*source, EOS], BOS) for source, _ in pairs]
     found = search(Module(model.eval()), requests, greedy, EOS)  # type: ignore[arg-type]
     return [best.tokens for (best,) in found]

@@ -58,8 +58,15 @@ class Decoder(DecoderOnly, nn.Module):
             last = module.sublayer.output if hasattr(module.sublayer, "output") else module.sublayer.outer
             nn.init.normal_(last.weight, std=INITIAL * (2 * self.config.layers) ** -0.5)  # type: ignore[union-attr, arg-type]
 
-    def forward(self, tokens: Tensor, documents: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
-        """tokens (B, T) -> logits of each next token (B, T, V); or what another head makes of those to `keep`."""
+    def forward(
+        self,
+        tokens: Tensor,
+        documents: Tensor | None = None,
+        keep: Tensor | None = None,
+        segments: Tensor | None = None,
+    ) -> Tensor:
+        """tokens (B, T) -> logits of each next token (B, T, V); or what another head makes of those to `keep`. The
+        `segments` of two texts it does not tell apart."""
         features = self.features(tokens, documents=documents)
         return self.output(features) if self.head.kind == "tokens" else self.output(features, keep=keep)
 

@@ -45,9 +45,11 @@ class Encoder(nn.Module):
             dropout=c.dropout,
             scale=1.0,
         )
-        self.encoder = blocks.encoder(c, c.layers, shared=c.shared)
+        self.encoder = blocks.encoder(c, 1 if c.shared else c.layers)
         self.output = head(self.head, c.d_model, self.stem.tokens, lambda width: blocks.make_norm(c, width))
         self.apply(_draw)
+        if c.shared:
+            self.encoder.repeat(c.layers)
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
         """tokens (B, T), of which those to `keep` count; segments (B, T): which sentence of a pair each is in -> what

@@ -29,6 +29,7 @@ from regard.models.family import FAMILIES, blank, configured, family
 FORMAT = 2
 INT8: dict[str, Any] = {"int8": {}}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+TEMPLATE = "chat_template.jinja"  # of conversations, of a model that has learnt to talk
 LARGEST = 2**20  # bytes of a config.json
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in which a model can compute
 

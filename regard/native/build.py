@@ -36,7 +36,7 @@ def fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 
 
 class Product(Structure):
-    _fields_ = [*fields(c_int32, "K N"), *fields(c_void_p, "w q scale sum bias")]
+    _fields_ = [*fields(c_int32, "K N"), *fields(c_void_p, "w h q scale sum bias")]
 
 
 class Norm(Structure):
@@ -57,7 +57,7 @@ class Layer(Structure):
 
 class Embedding(Structure):
     _fields_ = [
-        *fields(c_void_p, "table q scale positions segments"),
+        *fields(c_void_p, "table h q scale positions segments"),
         *(("norm", Norm), ("factor", c_float)),
         *fields(c_int32, "tokens width"),
         ("widen", Product),

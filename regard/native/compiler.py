@@ -29,7 +29,7 @@ FUNCTIONS = {
     "best": "i aiaiiaaaipp",
     "gather": "p i",
     "dismiss": "- p",
-    "columns": "- aiaaaaaa",
+    "columns": "- aiaaaaaaa",
     "worth_it": "i ",
     "cross_entropy": "i iiiaaaafaaaa",
     "attend": "i aaa",

@@ -21,6 +21,7 @@
 typedef struct {
   int32_t K, N;
   const float *w;       /* fp32 weights, or */
+  const uint16_t *h;    /* bf16 weights: of fp32 the first half, or */
   const int8_t *q;      /* int8 weights with, for each column, */
   const float *scale;   /* what a unit is worth, and */
   const int32_t *sum;   /* 128 times the sum of the column */
@@ -41,6 +42,7 @@ typedef struct {
 
 typedef struct {
   const float *table;   /* (V, d) fp32, or */
+  const uint16_t *h;    /* bf16, or */
   const int8_t *q;      /* int8 with */
   const float *scale;   /* a scale for each token */
   const float *positions; /* (longest, width), may be absent */
@@ -182,21 +184,23 @@ INLINE void put(part y, float *c, int mode, int room) {
 #define TALL (WIDTH == 8 ? 6 : TILE)
 #define SIDE(r) (WIDTH == 8 && r > 3 ? 2 : PARTS)
 
-/* m rows (a constant) times `panels` panels (a constant), of each `side` registers: each sum runs over k in order. */
-INLINE void tile(int m, int panels, int first, int side, const float *a, int lda, const Product *p, int panel, float *c,
-                 int ldc, int mode) {
+/* m rows (a constant) times `panels` panels (a constant), of each `side` registers: each sum runs over k in order.
+   Weights are in bf16 if they are `half` (a constant): each is made a float as it is read, so only they are rounded. */
+INLINE void tile(int m, int panels, int first, int side, int half, const float *a, int lda, const Product *p, int panel,
+                 float *c, int ldc, int mode) {
   part sum[SUMS];
   const int K = p->K, N = p->N;
-  const float *w = p->w + (size_t)panel * K * PANEL + first * WIDTH;
+  const size_t begin = (size_t)panel * K * PANEL + first * WIDTH;
 #pragma GCC unroll 32
   for (int i = 0; i < m * panels * side; i++) sum[i] = (part){};
   for (int k = 0; k < K; k++) {
 #pragma GCC unroll 8
     for (int j = 0; j < panels; j++) {
-      const float *wk = w + ((size_t)j * K + k) * PANEL;
+      const size_t at = begin + ((size_t)j * K + k) * PANEL;
       part of[PARTS];
 #pragma GCC unroll 8
-      for (int h = 0; h < side; h++) of[h] = *(const part *)(wk + h * WIDTH);
+      for (int h = 0; h < side; h++)
+        of[h] = half ? widened(p->h + at + h * WIDTH) : *(const part *)(p->w + at + h * WIDTH);
 #pragma GCC unroll 12
       for (int i = 0; i < m; i++) {
         float x = a[(size_t)i * lda + k];
@@ -303,7 +307,12 @@ INLINE void tile_int8(int m, const uint8_t *a, int lda, const float *unit, const
   static __attribute__((noinline)) void tile_##r(const float *a, int lda, const Product *p, int panel, float *c,     \
                                                  int ldc, int mode) {                                                \
     for (int h = 0; h < PARTS; h += SIDE(r))                                                                         \
-      tile(AT_MOST(TALL, r), 1, h, SIDE(r), a, lda, p, panel, c, ldc, mode);                                         \
+      tile(AT_MOST(TALL, r), 1, h, SIDE(r), 0, a, lda, p, panel, c, ldc, mode);                                      \
+  }                                                                                                                  \
+  static __attribute__((noinline)) void tile_half_##r(const float *a, int lda, const Product *p, int panel, float *c, \
+                                                      int ldc, int mode) {                                           \
+    for (int h = 0; h < PARTS; h += SIDE(r))                                                                         \
+      tile(AT_MOST(TALL, r), 1, h, SIDE(r), 1, a, lda, p, panel, c, ldc, mode);                                      \
   }                                                                                                                  \
   static __attribute__((noinline)) void tile_int8_##r(const uint8_t *a, int lda, const float *unit, const Product *p, \
                                                       int panel, float *c, int ldc, int mode) {                      \
@@ -311,8 +320,10 @@ INLINE void tile_int8(int m, const uint8_t *a, int lda, const float *unit, const
   }
 TIMES(OF_ROWS)
 #define FLOATS(r) tile_##r,
+#define HALVES(r) tile_half_##r,
 #define BYTES(r) tile_int8_##r,
-static void (*const tiles[])(const float *, int, const Product *, int, float *, int, int) = {0, TIMES(FLOATS)};
+static void (*const tiles[2][13])(const float *, int, const Product *, int, float *, int, int) = {
+    {0, TIMES(FLOATS)}, {0, TIMES(HALVES)}};
 static void (*const tiles_int8[])(const uint8_t *, int, const float *, const Product *, int, float *, int, int) = {
     0, TIMES(BYTES)};
 
@@ -322,7 +333,7 @@ INLINE int next_rows(int m, int most) { return m >= 2 * most ? most : m > most ?
 static void panel_of_rows(const float *a, int lda, int m, const Product *p, int panel, float *c, int ldc, int mode) {
   for (int i = 0, rows; i < m; i += rows) {
     rows = next_rows(m - i, TALL);
-    tiles[rows](a + (size_t)i * lda, lda, p, panel, c + (size_t)i * ldc, ldc, mode);
+    tiles[p->h != 0][rows](a + (size_t)i * lda, lda, p, panel, c + (size_t)i * ldc, ldc, mode);
   }
 }
 
@@ -407,10 +418,14 @@ static void some_panels(void *about, int i, int n) {
   if (w.q)
     for (; j < end; j++) panel_of_bytes(w.q, w.lda, w.unit, w.m, w.p, j, w.c, w.ldc, mode);
   /* Few rows: several panels at once, for a sum must wait for its last addition. */
+  else if (w.m == 1 && w.p->h)
+    for (; j + 4 <= end; j += 4) tile(1, 4, 0, PARTS, 1, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
   else if (w.m == 1)
-    for (; j + 4 <= end; j += 4) tile(1, 4, 0, PARTS, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
+    for (; j + 4 <= end; j += 4) tile(1, 4, 0, PARTS, 0, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
+  else if (w.m == 2 && w.p->h)
+    for (; j + 2 <= end; j += 2) tile(2, 2, 0, PARTS, 1, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
   else if (w.m == 2)
-    for (; j + 2 <= end; j += 2) tile(2, 2, 0, PARTS, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
+    for (; j + 2 <= end; j += 2) tile(2, 2, 0, PARTS, 0, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
   for (; j < end; j++) panel_of_rows(w.a, w.lda, w.m, w.p, j, w.c, w.ldc, mode);
   int columns = (end * PANEL < w.p->N ? end * PANEL : w.p->N) - first * PANEL;
   if (w.mode >= ACTIVATE) activate(w.mode - ACTIVATE, w.m, columns, 0, w.c + first * PANEL, w.ldc);
@@ -467,6 +482,8 @@ static void embed(const Model *M, const Embedding *e, int32_t token, int32_t pos
   const int d = e->width;
   if (e->table)
     for (int i = 0; i < d; i++) x[i] = e->table[(size_t)token * d + i] * e->factor;
+  else if (e->h)
+    for (int i = 0; i < d; i++) x[i] = widened_one(e->h[(size_t)token * d + i]) * e->factor;
   else
     for (int i = 0; i < d; i++) x[i] = e->q[(size_t)token * d + i] * e->scale[token] * e->factor;
   if (e->positions)
@@ -1088,14 +1105,17 @@ int32_t best(const Product *p, int32_t m, const float *features, int32_t n, int3
 }
 
 /* Copy the columns `of` (n of them) of a product into panels of another, which has the room. */
-void columns(const Product *from, int32_t n, const int32_t *of, float *w, int8_t *q, float *scale, int32_t *sum,
-             float *bias) {
+void columns(const Product *from, int32_t n, const int32_t *of, float *w, uint16_t *h, int8_t *q, float *scale,
+             int32_t *sum, float *bias) {
   int K = from->K, K4 = (K + 3) / 4;
   for (int j = 0; j < n; j++) {
     size_t old = of[j] / PANEL, new = j / PANEL;
     if (from->w)
       for (int k = 0; k < K; k++)
         w[(new * K + k) * PANEL + j % PANEL] = from->w[(old * K + k) * PANEL + of[j] % PANEL];
+    else if (from->h)
+      for (int k = 0; k < K; k++)
+        h[(new * K + k) * PANEL + j % PANEL] = from->h[(old * K + k) * PANEL + of[j] % PANEL];
     else {
       for (int k = 0; k < K4; k++)
         memcpy(q + ((new * K4 + k) * PANEL + j % PANEL) * 4, from->q + ((old * K4 + k) * PANEL + of[j] % PANEL) * 4, 4);

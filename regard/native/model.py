@@ -149,8 +149,10 @@ class Laid:
         return first
 
     def _layers(self, stack: Stack) -> Any:
-        made = {layer: self._layer(layer) for layer in dict.fromkeys(stack.layers)}  # one may be gone through often
-        layers = (build.Layer * len(stack.layers))(*(made[layer] for layer in stack.layers))
+        made: dict[tuple[nn.Parameter, ...], build.Layer] = {}  # one may be gone through often
+        for key, layer in ((tuple(layer.parameters()), layer) for layer in stack.layers):
+            made[key] = made[key] if key in made else self._layer(layer)
+        layers = (build.Layer * len(stack.layers))(*(made[tuple(layer.parameters())] for layer in stack.layers))
         self._kept.append(layers)
         return layers
 
@@ -212,6 +214,8 @@ class Laid:
         result.norm = self._norm(embedding.norm, width)
         if isinstance(tokens, Int8Embedding):
             result.q, result.scale = self._address(tokens.weight, V, width), self._address(tokens.scale, V)
+        elif tokens.weight.dtype == torch.bfloat16:
+            result.h = self._address(tokens.weight.view(torch.int16), V, width)
         else:
             result.table = self._address(tokens.weight.float(), V, width)
         if segments is not None:
@@ -236,15 +240,19 @@ class Laid:
         weight = _arrange(_arrange(linear.weight, rows).T, columns).T  # (N, K)
         bias = None if linear.bias is None else _arrange(linear.bias.float(), rows)
         (N, K), four = weight.shape, 4 if isinstance(linear, Int8Linear) else 1
+        half = weight.dtype == torch.bfloat16
         result = build.Product(K=K, N=N, bias=self._address(bias, N))
         panels, groups = -(-N // build.PANEL), -(-K // four)
-        laid = torch.zeros(panels * build.PANEL, groups * four, dtype=torch.float32 if four == 1 else torch.int8)
-        laid[:N, :K] = weight
+        kind = torch.int8 if four > 1 else torch.int16 if half else torch.float32
+        laid = torch.zeros(panels * build.PANEL, groups * four, dtype=kind)
+        laid[:N, :K] = weight.view(torch.int16) if half else weight
         laid = laid.view(panels, build.PANEL, groups, four).transpose(1, 2)
         address = self._address(laid, *laid.shape)
         if isinstance(linear, Int8Linear):
             result.q, result.scale = address, self._address(_arrange(linear.scale, rows), N)
             result.sum = self._address(128 * weight.sum(1, dtype=torch.int32), N)
+        elif half:
+            result.h = address
         else:
             result.w = address
         return result

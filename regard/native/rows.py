@@ -96,11 +96,22 @@ class NativeRows:
         history[:R] = self.history
         self.history, self.columns = history, None
         self._tell()
-        if alone and new:  # no token minds where the text is cut
-            ids, to = np.concatenate(texts), np.repeat(np.arange(R, R + new, dtype=np.int32), lengths)
-            for i in range(0, len(ids), ENCODE):
-                written = self._append(ids[i : i + ENCODE], to[i : i + ENCODE], None)
-                assert written
+        if alone and new:
+            self._extend(texts, R)
+
+    def extend(self, texts: Sequence[Sequence[int]]) -> None:
+        self._extend([_ids(text, self.model.c.target.tokens, "text", least=0) for text in texts], 0)
+
+    def _extend(self, texts: Sequence[Ints], first: int) -> None:
+        """Append a text to each row from the first on: no token minds where it is cut."""
+        lengths = np.array([len(text) for text in texts], np.int32)
+        after = self.lengths[first:] + lengths
+        self._check(after)
+        self.longest = max(self.longest, int(after.max(initial=0)))
+        ids, to = np.concatenate(texts), np.repeat(np.arange(first, first + len(texts), dtype=np.int32), lengths)
+        for i in range(0, len(ids), ENCODE):
+            written = self._append(ids[i : i + ENCODE], to[i : i + ENCODE], None)
+            assert written
 
     def step(self, tokens: Ints) -> Floats:
         features = self._advance(tokens)
@@ -281,13 +292,13 @@ class Columns:
         whole, n = model.c.logits, len(self.ids)
         panels, groups = -(-n // build.PANEL), -(-whole.K // 4)
         self.w = np.zeros((panels, whole.K, build.PANEL) if whole.w else 0, np.float32)
-        self.q = np.zeros(0 if whole.w else (panels, groups, build.PANEL, 4), np.int8)
+        self.h = np.zeros((panels, whole.K, build.PANEL) if whole.h else 0, np.uint16)
+        self.q = np.zeros((panels, groups, build.PANEL, 4) if whole.q else 0, np.int8)
         self.scale, self.sum = np.zeros(n, np.float32), np.zeros(n, np.int32)
         self.offset = np.zeros(n if whole.bias else 0, np.float32)
-        parts = (self.w, self.q, self.scale, self.sum, self.offset)
+        parts = (self.w, self.h, self.q, self.scale, self.sum, self.offset)
         model.library.columns(whole, n, self.ids.astype(np.int32), *parts)
-        w, q, scale, total, offset = (part.ctypes.data if part.size else None for part in parts)
-        self.product = build.Product(whole.K, n, w, q, scale, total, offset)
+        self.product = build.Product(whole.K, n, *(part.ctypes.data if part.size else None for part in parts))
         # What is not on a sentence's own list is not for it, though it is computed: its output depends on no other.
         self.bias = np.full((len(sentences), n), -np.inf, np.float32)
         place = wanted.cumsum() - 1  # of each id among those that are wanted

@@ -33,6 +33,19 @@ typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(64), aligned(4), may_alias));
 typedef float part __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t part_ints __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef uint32_t part_bits __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef uint16_t part_halves __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
+
+/* bf16 is the first half of a float. */
+INLINE part widened(const uint16_t *p) {
+  return (part)(__builtin_convertvector(*(const part_halves *)p, part_bits) << 16);
+}
+INLINE float widened_one(uint16_t x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float y;
+  memcpy(&y, &bits, sizeof y);
+  return y;
+}
 
 INLINE vec load(const float *p) { return *(const vec *)p; }
 INLINE void store(float *p, vec x) { *(vec *)p = x; }

@@ -83,6 +83,7 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
         tokens: Any = {**asdict(recipe.tokens), "dropout": 0.0}  # which acts in training only
         if recipe.model.base is not None:
             tokens = digest(Path(recipe.model.base) / "tokenizer.json")
+            tokens += " bare" if _framed(recipe) else ""
         how = [recipe.data.limit, splits.modulus, *splits.task.prepared_by()]
         what = json.dumps([FORMAT, sums, tokens, *how])
         folder = cache_folder() / "prepared" / hashlib.sha256(what.encode()).hexdigest()[:24]
@@ -114,6 +115,8 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
     every = 1 if recipe.tokens.kind in ("char", "none") else max(1, math.ceil(count / SAMPLE))
     sample = islice(splits.rows("train"), 0, limit, every)
     tokenizer = recipe.model.tokenizer()
+    if tokenizer is not None and _framed(recipe):
+        tokenizer = tokenizer.bare()
     if tokenizer is None:
         tokenizer = Tokenizer.learn(recipe.tokens, (text for row in sample for text in task.texts(row)), task.marks)
     task = task.fitted(islice(splits.rows("train"), limit))
@@ -150,6 +153,12 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
     write_whole(folder / "remarks.json", json.dumps(remarks))
     some = islice(splits.rows("train"), 0, limit, max(1, math.ceil(count / LINES)))
     write_whole(folder / "habits.json", json.dumps(task.habits(some)))
+
+
+def _framed(recipe: Recipe) -> bool:
+    """Whether a tokenizer puts before a text what its task puts there anyway."""
+    tokenizer = recipe.model.tokenizer()
+    return tokenizer is not None and tokenizer.begins and recipe.purpose().stands != "tokens"
 
 
 def _many(rows: int, task: Task) -> str:

@@ -31,7 +31,7 @@ from regard.files import read_whole
 from regard.models import storage
 from regard.models.family import FAMILIES, NAMES, family, presets
 from regard.recipes.recipe import ANY, BEGUN, FROM_TOKENS, ModelConfig, Recipe, family_named, keys_of
-from regard.tasks.task import FIRST, TASKS, task
+from regard.tasks.task import FIRST, TASKS, in_force, task
 from regard.training.config import LENGTHS
 
 SHIPPED = files("regard") / "recipes" / "shipped"
@@ -81,6 +81,8 @@ def load(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     if named not in TASKS:
         place = lines.get(("task", "name"), name)
         raise ValueError(f"{place}: unknown task {_show(named)}: {hint(str(named), TASKS)}")
+    if "decode" in values:
+        values["decode"] = in_force(values["decode"], task(named).sections.decode)
     try:  # as JSON: there a list may fill a tuple, strictly
         found = _adapter(named, *FAMILIES).validate_json(json.dumps(values))
     except ValidationError as error:
@@ -272,9 +274,14 @@ def _override(values: dict[str, Any], lines: Lines, text: str) -> None:
     keys, line = tuple(path.split(".")), f"override {text}"
     new, inner = _parse(value, lambda _: line)
     model = values.get("model")
-    if keys == ("model", "preset") and isinstance(model, dict) and family_named({"preset": new}) != family_named(model):
+    another = keys == ("model", "from") or (
+        keys == ("model", "preset")
+        and isinstance(model, dict)
+        and ("from" in model or family_named({"preset": new}) != family_named(model))
+    )
+    if another and isinstance(model, dict):
         for key in [key for key in model if not lines.get(("model", key), "").startswith("override ")]:
-            del model[key]  # what the file says is about a model of another family
+            del model[key]  # what the file says is about another model
     section = values
     for i, key in enumerate(keys, start=1):
         for other in REPLACES.get(keys[:i], ()) if new is not None else ():

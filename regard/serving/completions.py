@@ -4,13 +4,14 @@ import json
 import secrets
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from regard.checks import at_least
+from regard.data.spelling import fragments
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.serving.errors import RefusalError
 from regard.serving.queue import Asked
@@ -18,8 +19,11 @@ from regard.serving.shown import Shown
 from regard.tasks.asks import SAMPLING, Completion, Followed, Prompt, Writing, names_of
 
 PROMPTS, LIKELIEST = 1_000, 20  # of a request, at most; of a place
-NAMES = {"max_tokens": "limit", "best_of": "best"}  # what OpenAI calls our settings
-NEUTRAL = {"logit_bias": {}, "suffix": "", "presence_penalty": 0, "frequency_penalty": 0}  # what none here can do
+NAMES = {"max_tokens": "limit", "max_completion_tokens": "limit", "best_of": "best"}  # what OpenAI calls our settings
+NEUTRAL: dict[str, Any] = {"logit_bias": {}, "suffix": "", "presence_penalty": 0, "frequency_penalty": 0} | {
+    "tools": [],
+    "response_format": {"type": "text"},
+}  # what none here can do
 SEEDS = 2**53  # what is drawn where nobody names a seed
 
 
@@ -29,35 +33,40 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class _Named(BaseModel):
-    """The fields that have a name, a type or a meaning of OpenAI's."""
+class WritingRequest(BaseModel):
+    """The fields that have a name, a type or a meaning of OpenAI's, whatever is gone on with."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str = Field(description="an id of /v1/models")
-    prompt: str | list[str] | list[int] | list[list[int]] | None = Field(
-        "", description="a text to go on with, or its token ids; or a list of them"
-    )
     n: int = Field(1, ge=1, le=128, description="outputs for each prompt")
-    best_of: int | None = Field(None, ge=1, le=128, description="outputs of which the likeliest n are given")
     max_tokens: int | None = Field(None, ge=1, description="sub-words that are written at most")
     stop: str | list[str] | None = Field(None, description="a text, or several, before which an output ends")
-    logprobs: int | None = Field(
-        None, ge=0, le=LIKELIEST, description="log p of each token, and of so many likeliest in its place"
-    )
     stream: bool | None = Field(None, description="send it piece by piece as it is written, as server-sent events")
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="is not looked at")
-    logit_bias: dict[str, float] | None = Field(None, description="not supported, as the three that follow")
-    suffix: str | None = None
+    logit_bias: dict[str, float] | None = Field(None, description="not supported, as the two that follow")
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+
+
+class _Prompted(WritingRequest):
+    """And where it is a text."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] | None = Field(
+        "", description="a text to go on with, or its token ids; or a list of them"
+    )
+    best_of: int | None = Field(None, ge=1, le=128, description="outputs of which the likeliest n are given")
+    logprobs: int | None = Field(
+        None, ge=0, le=LIKELIEST, description="log p of each token, and of so many likeliest in its place"
+    )
+    suffix: str | None = Field(None, description="not supported")
 
 
 _TYPES: dict[str, Any] = {
     each.name: each.type for kind in (Writing, SearchConfig, SamplingConfig) for each in fields(kind)
 }
-_OURS: dict[str, Any] = {name: (_TYPES[name] | None, None) for name in names_of(Writing) if name != "stop"}
-CompletionRequest: Any = create_model("CompletionRequest", __base__=_Named, **_OURS)
+OURS: dict[str, Any] = {name: (_TYPES[name] | None, None) for name in names_of(Writing) if name != "stop"}
+CompletionRequest: Any = create_model("CompletionRequest", __base__=_Prompted, **OURS)
 
 
 class Logprobs(BaseModel):
@@ -67,6 +76,15 @@ class Logprobs(BaseModel):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class Place(NamedTuple):
+    """A token of an output, and what might have stood there."""
+
+    id: int
+    text: str
+    log_p: float | None  # None: nothing stands before it
+    others: list[tuple[int, str, float]]  # the likeliest: id, text, log p
 
 
 class Choice(BaseModel):
@@ -100,26 +118,43 @@ class Completed(BaseModel):
 class CompletionQuestion:
     """What a request asks of a language model, and the answer in OpenAI's form."""
 
+    id, param = "cmpl", "prompt"  # what the ids of answers begin with, and what says what is to be gone on with
+
     def __init__(self, asked: Any, model: str) -> None:
         for name, neutral in NEUTRAL.items():
-            if getattr(asked, name) not in (None, neutral):
+            if getattr(asked, name, None) not in (None, neutral):
                 message = f"{name} is not supported: leave it out"
                 raise RefusalError(400, message, param=name, code="unsupported_parameter")
         self.asked, self._settings = asked, _settings(asked)
         self._envelope: dict[str, Any] = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
+            "id": f"{self.id}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model,
         }
-        prompt = "" if asked.prompt is None else asked.prompt
-        self.prompts: list[Any] = [prompt] if isinstance(prompt, str) or isinstance((*prompt, "")[0], int) else prompt
-        if not 1 <= len(self.prompts) <= PROMPTS:
-            message = f"Invalid request: prompt is a list of {len(prompt)} prompts: give 1 to {PROMPTS:,}"
-            raise RefusalError(400, message, param="prompt")
-        self.texts = [each for each in self.prompts if isinstance(each, str)]
+        self.prompts = self._prompts()
+        self.texts = [text for each in self.prompts for text in self._texts(each)]
         if asked.stream and (self._settings["best"] or 1) > asked.n:
             message = "best_of outputs are compared when all are written: leave it or stream out"
             raise RefusalError(400, message, param="best_of")
+
+    def _prompts(self) -> list[Any]:
+        """What is to be gone on with."""
+        prompt = "" if self.asked.prompt is None else self.asked.prompt
+        given = [prompt] if isinstance(prompt, str) or isinstance((*prompt, "")[0], int) else prompt
+        if not 1 <= len(given) <= PROMPTS:
+            message = f"Invalid request: prompt is a list of {len(prompt)} prompts: give 1 to {PROMPTS:,}"
+            raise RefusalError(400, message, param="prompt")
+        return given
+
+    def _texts(self, said: Any) -> list[str]:
+        """Of one of these, what is text."""
+        return [said] if isinstance(said, str) else []
+
+    def _prompt(self, said: Any) -> Prompt:
+        """And what the model is asked for it."""
+        ids = None if isinstance(said, str) else tuple(said)
+        text = said if isinstance(said, str) else self.generator.tokenizer.decode(said)
+        return Prompt(text, "the prompt", ids=ids, tell=self.asked.logprobs)
 
     def __call__(self, generator: Any) -> Asked:
         """What its `answers` is to be asked; a ValueError says what it cannot be."""
@@ -131,23 +166,21 @@ class CompletionQuestion:
             raise ValueError(f"a beam of {search.beam} has its outputs all at once: leave n or stream out")
         self.asks = []
         for each in self.prompts:
-            ids = None if isinstance(each, str) else tuple(each)
-            text = each if isinstance(each, str) else generator.tokenizer.decode(each)
             # Not of the settings: requests of other seeds are answered together.
             seed = secrets.randbelow(SEEDS) if asked.seed is None else asked.seed
-            self.asks.append(Prompt(text, "the prompt", seed=seed, ids=ids, tell=asked.logprobs))
+            self.asks.append(replace(self._prompt(each), seed=seed))
         return self.asks, self.settings
 
-    def completed(self, answers: Sequence[Sequence[Completion]]) -> Completed:
+    def completed(self, answers: Sequence[Sequence[Completion]]) -> Any:
         """For each prompt its n outputs: of more, the likeliest by the token; of fewer, the same again."""
-        n, choices = self.asked.n, list[Choice]()
+        n, choices = self.asked.n, list[Any]()
         for outputs in answers:
             if len(outputs) > n:
                 outputs = sorted(outputs, key=lambda each: -each.log_probability / max(1, len(each.token_scores)))
             for i in range(n):
                 found = outputs[i % len(outputs)]
-                choices.append(self._choice(found, len(choices), found.text))
-        return Completed(**self._envelope, choices=choices, usage=_usage(answers))
+                choices.append(self._choice(found, len(choices)))
+        return self._whole(choices=choices, usage=_usage(answers), **self._envelope)
 
     def pieces(self) -> Iterator[bytes]:
         """The same as server-sent events, one output after the other; b"" where nothing is certain yet."""
@@ -156,25 +189,73 @@ class CompletionQuestion:
             answers.append([])
             for n in range(self.asked.n):
                 index = at * self.asked.n + n
+                yield self._opening(index)
                 if n and self.settings.search.sampling is None:  # it would be the same again
-                    yield self._event([Choice(text=answers[-1][0].text, index=index)])
+                    yield self._event([self._piece(answers[-1][0].text, index)])
                 else:
                     coming = _Ending(self.generator.streamed(prompt, self.settings, n))
                     for text in coming:
-                        yield self._event([Choice(text=text, index=index)]) if text else b""
+                        yield self._event([self._piece(text, index)]) if text else b""
                     answers[-1].append(coming.end)
-                yield self._event([self._choice(answers[-1][-1], index, "")])
+                yield self._event([self._piece("", index, answers[-1][-1])])
         if self.asked.stream_options is not None and self.asked.stream_options.include_usage:
             yield self._event([], _usage(answers))
         yield b"data: [DONE]\n\n"
 
-    def _event(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
-        found = Completed(**self._envelope, choices=choices, usage=usage)
+    def _event(self, choices: list[Any], usage: Usage | None = None) -> bytes:
+        found = self._whole(choices=choices, usage=usage, streamed=True, **self._envelope)
         return b"data: " + found.model_dump_json().encode() + b"\n\n"
 
-    def _choice(self, found: Completion, index: int, text: str) -> Choice:
-        told = None if found.told is None else _logprobs(found, found.told, Shown(self.generator.tokenizer))
-        return Choice(text=text, index=index, logprobs=told, finish_reason=found.why)
+    def _whole(self, streamed: bool = False, **parts: Any) -> Any:
+        """An answer, or a part of one."""
+        return Completed(**parts)
+
+    def _opening(self, index: int) -> bytes:
+        """What is sent before the pieces of an output."""
+        return b""
+
+    def _choice(self, found: Completion, index: int) -> Any:
+        """An output."""
+        return self._piece(found.text, index, found)
+
+    def _piece(self, text: str, index: int, found: Completion | None = None) -> Any:
+        """A piece of one; the last has all that is found."""
+        told, why = (None, None) if found is None else (self._told(found), found.why)
+        return Choice(text=text, index=index, logprobs=told, finish_reason=why)
+
+    def _told(self, found: Completion) -> Any:
+        """What is said of the tokens of an output."""
+        if found.told is None:
+            return None
+        places = self._places(found, found.told)
+        return Logprobs(
+            tokens=[each.text for each in places],
+            token_logprobs=[each.log_p for each in places],
+            top_logprobs=[None if each.log_p is None else {t: p for _, t, p in each.others} for each in places],
+            text_offset=[0, *accumulate(map(self._characters, places))][: len(places)],
+        )
+
+    def _bytes(self, id: int, text: str) -> bytes:
+        """What a token adds to a text: of some it is only a part of a character, and their text names its bytes."""
+        tokens = self.generator.tokenizer
+        return tokens.spelled(id) if id in fragments(tokens) else text.encode()
+
+    def _characters(self, place: Place) -> int:
+        return sum(byte & 0xC0 != 0x80 for byte in self._bytes(place.id, place.text))  # that begin in it
+
+    def _places(self, found: Completion, told: Sequence[Followed]) -> list[Place]:
+        """The tokens that have a text: marks have none, nor has what comes after a stop text."""
+        shown, places, size = Shown(self.generator.tokenizer), list[Place](), 0
+        shown.all(found.read[: len(found.read) + len(found.ids) - len(told)])
+        for each in told:
+            others = zip(each.others, shown.adds([*each.others]), each.others.values(), strict=True)
+            (text,) = shown.adds([each.id])
+            if not shown.all([each.id])[0]["special"] and size < len(found.text.encode()):
+                if not places and not found.text.startswith(" "):
+                    text = text.removeprefix(" ")  # before a text there is none
+                places.append(Place(each.id, text, each.log_p, list(others)))
+                size += len(self._bytes(each.id, text))
+        return places
 
 
 class _Ending:
@@ -194,8 +275,8 @@ def failed(message: str) -> bytes:
 
 def _settings(asked: Any) -> dict[str, Any]:
     """What is said of our settings, by our names, but for the seed."""
-    given = {name: getattr(asked, name) for name in (*_OURS, "stop") if name != "seed"}
-    given |= {ours: value for name, ours in NAMES.items() if (value := getattr(asked, name)) is not None}
+    given: dict[str, Any] = {name: getattr(asked, name, None) for name in (*OURS, "stop") if name != "seed"}
+    given |= {ours: value for name, ours in NAMES.items() if (value := getattr(asked, name, None)) is not None}
     if asked.n > (given["best"] or 1):
         given["best"] = asked.n
     if given["temperature"] == 0.0:  # the likeliest token each time: there is one such output, unless a beam has more
@@ -209,25 +290,3 @@ def _usage(answers: Sequence[Sequence[Completion]]) -> Usage:
     read = sum(len(outputs[0].read) for outputs in answers)
     written = sum(len(each.ids) for outputs in answers for each in outputs)
     return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
-
-
-def _logprobs(found: Completion, told: Sequence[Followed], shown: Shown) -> Logprobs:
-    """Of the tokens that have a text: marks have none, nor has what comes after a stop text."""
-    shown.all(found.read[: len(found.read) + len(found.ids) - len(told)])
-    places, texts = [], list[str]()
-    for each in told:
-        others = dict(zip(shown.adds([*each.others]), each.others.values(), strict=True))
-        (text,) = shown.adds([each.id])
-        if not shown.all([each.id])[0]["special"]:
-            places.append((each.log_p, None if each.log_p is None else others))
-            texts.append(text)
-    if texts and not found.text.startswith(" "):
-        texts[0] = texts[0].removeprefix(" ")  # before a text there is none
-    offsets = [0, *accumulate(map(len, texts))]
-    last = sum(offset < len(found.text) for offset in offsets[:-1])
-    return Logprobs(
-        tokens=texts[:last],
-        token_logprobs=[log_p for log_p, _ in places[:last]],
-        top_logprobs=[others for _, others in places[:last]],
-        text_offset=offsets[:last],
-    )

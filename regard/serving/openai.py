@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from regard.models import storage
 from regard.serving import forms, reading
+from regard.serving.chat import ChatQuestion, ChatRequest, Conversed
 from regard.serving.completions import Completed, CompletionQuestion, CompletionRequest, failed
 from regard.serving.errors import RefusalError
 from regard.serving.registry import Served
@@ -73,21 +74,13 @@ def router(service: Service) -> APIRouter:
     async def model(id: str) -> Model:
         return _about(service.registry.get(id))
 
-    @routes.post(
-        "/completions",
-        summary="Go on with a text.",
-        response_model=Completed,
-        responses=failures(400, 404, 503, 504),
-        openapi_extra=forms.described(CompletionRequest),
-        include_in_schema="POST /v1/completions" in service.routes,
-    )
-    async def completions(request: Request) -> Any:
+    async def written(request: Request, route: str, form: Any, kind: type[CompletionQuestion]) -> Any:
         said = forms.json_object(await request.body())
-        served = service.registry.asked("POST /v1/completions", forms.checked(WorkRequest, said, typed=True).model)
-        question = CompletionQuestion(forms.checked(CompletionRequest, said, typed=True), served.id)
-        request.state.characters = forms.admitted(question.texts, service.config.characters, "prompt")
+        served = service.registry.asked(route, forms.checked(WorkRequest, said, typed=True).model)
+        question = kind(forms.checked(form, said, typed=True), served.id)
+        request.state.characters = forms.admitted(question.texts, service.config.characters, kind.param)
 
-        async def answered() -> Completed:
+        async def answered() -> Any:
             return await asyncio.to_thread(question.completed, await service.answers(served, question))
 
         def begin() -> Iterator[bytes]:
@@ -99,9 +92,33 @@ def router(service: Service) -> APIRouter:
                 return await service.streamed(request, served, begin, "text/event-stream", failed)
             return await service.attended(request, answered())
         except ReachError as error:
-            raise RefusalError(400, str(error), reason="size", param="prompt", code="context_length_exceeded") from None
+            raise RefusalError(
+                400, str(error), reason="size", param=kind.param, code="context_length_exceeded"
+            ) from None
         except ValueError as error:
             raise RefusalError(400, str(error)) from None
+
+    @routes.post(
+        "/completions",
+        summary="Go on with a text.",
+        response_model=Completed,
+        responses=failures(400, 404, 503, 504),
+        openapi_extra=forms.described(CompletionRequest),
+        include_in_schema="POST /v1/completions" in service.routes,
+    )
+    async def completions(request: Request) -> Any:
+        return await written(request, "POST /v1/completions", CompletionRequest, CompletionQuestion)
+
+    @routes.post(
+        "/chat/completions",
+        summary="Go on with a conversation.",
+        response_model=Conversed,
+        responses=failures(400, 404, 503, 504),
+        openapi_extra=forms.described(ChatRequest),
+        include_in_schema="POST /v1/chat/completions" in service.routes,
+    )
+    async def chat(request: Request) -> Any:
+        return await written(request, "POST /v1/chat/completions", ChatRequest, ChatQuestion)
 
     @routes.post(
         "/embeddings",

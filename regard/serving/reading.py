@@ -3,7 +3,6 @@
 A question is called with the predictor, and gives what its `answers` takes; `told` makes of these what is sent.
 """
 
-import math
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -225,7 +224,7 @@ def rerank(asked: RerankRequest, task: str) -> QuestionAsked:
     texts = several(asked.texts, "texts")
 
     def told(predictor: Any, answers: list[Any]) -> list[dict[str, Any]]:
-        scores = near(answers) if task == "embed" else [_likely(predictor, each, asked.raw_scores) for each in answers]
+        scores = near(answers) if task == "embed" else [predictor.likely(each, asked.raw_scores) for each in answers]
         order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
         return [{"index": i, "score": scores[i], **({"text": texts[i]} if asked.return_text else {})} for i in order]
 
@@ -238,14 +237,3 @@ def near(answers: list[Any]) -> list[float]:
     """The cosine of the first vector with each other."""
     first, *others = (each.normal.vector for each in answers)
     return [float(first @ each) for each in others]
-
-
-def _likely(classifier: Any, each: Any, raw: bool) -> float:
-    """How much a pair belongs together: the number that is told, or how much likelier the second class is."""
-    if classifier.kind == "number":
-        x = each.logits[0]
-    elif len(each.logits) == 2:
-        x = (each.logits[1] - each.logits[0]) / (1.0 if raw else classifier.use.temperature)
-    else:
-        raise ValueError(f"texts are ranked by one number or two classes: this model has {len(each.logits)}")
-    return float(x if raw else 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x)))

@@ -13,7 +13,7 @@ from regard.serving.errors import RefusalError
 
 ROUTES = {  # by which a model is asked, by what it is for
     "translate": ("POST /translate",),
-    "generate": ("POST /v1/completions",),
+    "generate": ("POST /v1/completions", "POST /v1/chat/completions"),
     "classify": ("POST /predict", "POST /rerank", "POST /models/{id}"),
     "embed": ("POST /v1/embeddings", "POST /embed", "POST /rerank", "POST /models/{id}"),
     "mask": ("POST /models/{id}",),
@@ -21,7 +21,13 @@ ROUTES = {  # by which a model is asked, by what it is for
     "answer": ("POST /models/{id}",),
 }
 EXPLORED = ("translate", "generate")  # what the explorer shows
-FILES = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "recipe.yaml")  # of which a predictor is made
+FILES = (
+    storage.CONFIG,
+    storage.WEIGHTS,
+    storage.TEMPLATE,
+    "tokenizer.json",
+    "recipe.yaml",
+)  # of which a predictor is made
 Stamp = list[tuple[int, int, int]]  # of each file there is: its identity, time and size
 
 
@@ -44,14 +50,16 @@ class Served:
         """By which it is asked."""
         task: Any = self.task
         ranks = task.name != "classify" or task.kind == "number" or (task.kind == "one" and len(task.labels) == 2)
-        return [route for route in ROUTES.get(task.name, ()) if ranks or route != "POST /rerank"]
+        able = {"POST /rerank": ranks, "POST /v1/chat/completions": (self.path / storage.TEMPLATE).is_file()}
+        return [route for route in ROUTES.get(task.name, ()) if able.get(route, True)]
 
     @property
     def about(self) -> str:
         """What it is, and how it is asked."""
         routes = " or ".join(self.routes).replace("{id}", self.id)
         asked = f"ask it by {routes}" if routes else "there is no route to it"
-        return f"{self.id} is {self.task.a_model}: {asked}"
+        mute = "POST /v1/completions" in self.routes and "POST /v1/chat/completions" not in self.routes
+        return f"{self.id} is {self.task.a_model}: {asked}{'; it has no chat template' if mute else ''}"
 
     @property
     def loaded(self) -> bool:

@@ -1,9 +1,6 @@
-"""`regard evaluate` by rows: every figure of a model with its interval, beside another model's, and calibrated.
+"""`regard evaluate` by rows: every figure of a model with its interval, beside another model's, and calibrated."""
 
-Letters: Q questions, D documents, K of them found.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, NoneType
@@ -25,11 +22,14 @@ from regard.shipped import located
 from regard.tasks.asks import windows
 from regard.tasks.classify import Classify
 from regard.tasks.embed import Embedder
+from regard.tasks.index import nearest, unit
+from regard.tasks.prompted import Prompted
 from regard.tasks.reader import Given, Reader
 from regard.tasks.task import Evidence, Measured, Task
 from regard.tasks.translate import Translate
+from regard.tasks.uses import Prompting
 
-WAYS = {"json": ("squad",), "txt": ("conll",), "bio": ("conll",)}  # how files are read that end so
+UNASKED = Prompting()
 Show = Callable[[str, int, int], None]
 
 
@@ -44,6 +44,7 @@ def judge(
     data: Path,
     *,
     columns: Sequence[str] = (),
+    asked: Prompting = UNASKED,
     against: Path | None = None,
     calibrate: bool = False,
     picture: Path | None = None,
@@ -51,14 +52,18 @@ def judge(
     progress: Show = lambda *_: None,
 ) -> dict[str, Any]:
     """Every figure of a model on a file, or on a folder, with its 95 % interval; and by how much it is above that of
-    the model `against` it. `search` says how models that write do so, if not as they are used."""
+    the model `against` it. A language model is `asked` by a prompt; `search` says how models that write do so, if not
+    as they are used."""
     if picture is not None:
         check_picture(picture)
-    task = told(located(directory)).task
-    predictor = _predictor(directory, task, search)
+    task, predictor = _predictor(directory, asked, columns, search)
+    if asked != UNASKED and not isinstance(predictor, Prompted):
+        raise ValueError(f"{directory} is {task.a_model}: --prompt is for a language model")
     held, rows, skipped = _given(task, data, columns)
     changed: dict[str, Any] = {}
     if calibrate:
+        if isinstance(predictor, Prompted):
+            raise ValueError("a prompt has no directory that would keep a temperature: leave out --calibrate")
         if not isinstance(task, Classify) or held is not None:
             raise ValueError(f"{directory} tells no classes, but is {task.a_model}: --calibrate is for a classifier")
         measured, changed = _calibrated(directory, task, predictor, rows)
@@ -74,16 +79,17 @@ def judge(
             picture,
             task.rows if task.name == "classify" else "tokens",
         )
+    left_out = "; ".join(filter(None, (skipped.report(), getattr(predictor, "report", str)())))
     counted = "questions" if held is not None else "blocks" if task.name == "mask" else task.rows
-    found = {"task": task.name, "counted": counted, "rows": evidence.rows, "skipped": skipped.report(), **changed}
+    found = {"task": task.name, "counted": counted, "rows": evidence.rows, "skipped": left_out, **changed}
     if isinstance(task, Translate):
         found["read"] = predictor.reads
     found["figures"] = {name: x._asdict() for name, x in intervals(evidence.figures, evidence.rows).items()}
     if against is not None:
-        other = told(located(against)).task
+        other, another = _predictor(against, asked, columns, search)
         if other.name != task.name:
             raise ValueError(f"{against} is {other.a_model}, {directory} {task.a_model}: compare like with like")
-        theirs = _measured(other, _predictor(against, other, search), rows, held, progress).evidence
+        theirs = _measured(other, another, rows, held, progress).evidence
         assert theirs is not None
         if theirs.rows != evidence.rows:
             raise ValueError(
@@ -102,33 +108,34 @@ def _given(task: Task, data: Path, columns: Sequence[str]) -> tuple[beir.Judgeme
         return beir.load(data), [], Skipped()
     kind: Any = next(each for each in get_args(get_type_hints(task.sections.data)["train"]) if each is not NoneType)
     kind = PairRows if kind is PairFiles else kind
-    places = dict(each.partition("=")[::2] for each in columns)
     if not issubclass(kind, RowFiles):
-        if places:
+        if columns:
             raise ValueError(f"columns are those of a table: {data} is plain text")
         rows = list(kind(str(data)).read())
         return None, rows, Skipped()
-    ending = "folder" if data.is_dir() else data.name.removesuffix(".gz").rpartition(".")[2]
-    ways = [way for way in (ending, *WAYS.get(ending, ())) if way in kind.ways]
-    if not ways:
-        raise ValueError(f"{data} ends in none of .{', .'.join(kind.ways)}: give it the ending of what it holds")
-    where = {part: int(place) if place.isdecimal() else place for part, place in places.items()}
     skipped = Skipped()
-    rows = list(kind(**{ways[0]: str(data), "columns": where}).read(skipped))
+    rows = list(kind.at(data, columns).read(skipped))
     if len(rows) < 2:
         raise ValueError(f"{data} has {len(rows)} {task.rows}: there is nothing to judge by")
     return None, [(row["source"], row["target"]) for row in rows] if kind is PairRows else rows, skipped
 
 
-def _predictor(directory: Path, task: Task, search: Mapping[str, Any]) -> Any:
-    found = load(directory)
+def _predictor(
+    directory: Path, asked: Prompting, columns: Sequence[str], search: Mapping[str, Any]
+) -> tuple[Task, Any]:
+    """What a model is for, and the model."""
+    task, found = told(located(directory)).task, load(directory)
     if isinstance(task, Translate):
         found.decode = replace(found.decode, **search)
-    elif not isinstance(found, Reader):
+        return task, found
+    if search:
+        raise ValueError(f"--{next(iter(search))} is for a model that translates or summarises: leave it out")
+    if asked != UNASKED and task.name == "generate":
+        found = Prompted.of(found, asked, columns)
+        return Classify(found.labels), found
+    if not isinstance(found, Reader):
         raise ValueError(f"{directory} is {task.a_model}: name --source and --reference, or a --text")
-    elif search:
-        raise ValueError(f"--{next(iter(search))} is for a model that writes, and {directory} reads: leave it out")
-    return found
+    return task, found
 
 
 def _measured(
@@ -144,28 +151,17 @@ def _measured(
 
 def _ranked(embedder: Embedder, held: beir.Judgements, progress: Show) -> list[tuple[list[str], dict[str, float]]]:
     """For each question the documents nearest to it, itself aside as in BEIR, and those that are wanted."""
-    questions = _normal(embedder.embed(list(held.questions.values())))  # (Q, d)
-    scores = np.full((len(questions), 0), -np.inf, np.float32)  # (Q, K), the best so far
-    places, names = np.zeros((len(questions), 0), np.int64), list[str]()
-    total = sum(1 for _ in held.documents())
-    for window in windows((Given(text, id=id) for id, text in held.documents())):
-        vectors = _normal(np.stack([each.vector for each in embedder.answers(window, embedder.use)]))
-        numbers = np.broadcast_to(np.arange(len(names), len(names) + len(window)), (len(questions), len(window)))
-        scores, places = np.hstack([scores, questions @ vectors.T]), np.hstack([places, numbers])
-        if scores.shape[1] > DEEPEST:
-            best = np.argpartition(-scores, DEEPEST, axis=1)[:, : DEEPEST + 1]
-            scores, places = np.take_along_axis(scores, best, 1), np.take_along_axis(places, best, 1)
-        names += [str(ask.id) for ask in window]
-        progress("documents", len(names), total)
-    places = np.take_along_axis(places, np.lexsort((places, -scores), axis=1), 1)
-    found = []
-    for id, row in zip(held.questions, places.tolist(), strict=True):
-        found.append(([name for name in (names[i] for i in row) if name != id], held.gains[id]))
-    return found
+    names, total = list[str](), sum(1 for _ in held.documents())
 
+    def blocks() -> Iterator[NDArray[np.float32]]:
+        for window in windows((Given(text, id=id) for id, text in held.documents())):
+            names.extend(str(ask.id) for ask in window)
+            yield unit([each.vector for each in embedder.answers(window, embedder.use)])
+            progress("documents", len(names), total)
 
-def _normal(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12), np.float32)
+    near = nearest(unit(embedder.embed(list(held.questions.values()))), blocks(), DEEPEST + 1)
+    rows = zip(held.questions, near, strict=True)
+    return [([name for n, _ in row if (name := names[n]) != id], held.gains[id]) for id, row in rows]
 
 
 def _calibrated(

@@ -13,12 +13,12 @@ from regard.checks import at_least, hint, one_of
 from regard.data.kept import Links as Links
 from regard.data.kept import Without
 from regard.data.sentences import Piece
-from regard.decoding.protocol import SamplingConfig, SearchConfig
+from regard.decoding.protocol import Bare, SamplingConfig, SearchConfig
 from regard.evaluation.calibration import perplexity
 
 AHEAD, CHARACTERS = 2_000, 2**20  # lines, and characters of them, that are translated together
 SAMPLING = [each.name for each in fields(SamplingConfig)]
-SEARCH = [each.name for each in fields(SearchConfig) if each.name not in ("scores", "sampling")]
+SEARCH = [each.name for each in fields(SearchConfig) if each.name != "sampling"]
 PHRASES = ("require", "forbid")
 USED = ("keep", "long", "prompt")  # settings that a recipe may say, too, if its task has them
 LONG = ("split", "cut", "refuse")
@@ -102,7 +102,7 @@ class Settings:
     def bare(self) -> "Settings":
         """The same where nobody asks for scores: greedy search does without a soft-max."""
         alone = self.search.beam == 1 and self.search.best == 1
-        return replace(self, search=replace(self.search, scores=False)) if alone else self
+        return replace(self, search=Bare(**vars(self.search))) if alone else self
 
 
 def names_of(settings: type[Any]) -> list[str]:
@@ -174,6 +174,7 @@ class Prompt:
     id: object = None  # whatever its owner knows it by
     seed: int | None = None  # in place of that of the settings
     ids: tuple[int, ...] | None = None  # what is read in place of its sub-words, marks and all
+    end: int | None = None  # a token that ends the output, as the model's own end does
     tell: int | None = None  # say how likely the model held each token, and so many others
 
 

@@ -1,5 +1,6 @@
 """Classification: a text, or a pair of them, in; one class, several, or a number out; accuracy, F1, correlation."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -15,10 +16,11 @@ from regard.core.generation import DecoderOnly
 from regard.core.outputs import POOLS, HeadConfig
 from regard.data.arrays import Column
 from regard.data.batching import Batch
+from regard.data.corpora import fetched
 from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import agreement, correlation, decided, fitted_temperature, indicated, probable
-from regard.tasks.reader import Framed, Given, Reader, asked, batched
+from regard.tasks.reader import Framed, Given, Reader, asked, batched, check_length
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import ClassifyUse
 from regard.training.objectives import Labelled, Objective
@@ -47,6 +49,12 @@ class LabelledConfig(Data):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(8, **{"data.max_length": self.max_length})
+
+    def of_corpus(self, name: str, progress: Any) -> dict[str, LabelledFiles]:
+        found = fetched(name, progress=progress)
+        if any(paths[0].suffix != ".jsonl" for paths in found.values()):
+            raise ValueError(f"{name} has no labels: choose a corpus that has, such as trec")
+        return {split: LabelledFiles(jsonl=str(path)) for split, (path,) in found.items()}
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,17 @@ class Classifier(Reader):
         said = iter(self.outputs([each for row in windows for each in row]))
         return [self._told(torch.stack([next(said) for _ in row]).mean(0), settings, len(row)) for row in windows]
 
+    def likely(self, each: Classified, raw: bool = False) -> float:
+        """How much a pair belongs together: the number that is told, or how much likelier the second class is; by its
+        logit if `raw`, else as a probability."""
+        if self.kind == "number":
+            x = each.logits[0]
+        elif len(each.logits) == 2:
+            x = (each.logits[1] - each.logits[0]) / (1.0 if raw else self.use.temperature)
+        else:
+            raise ValueError(f"texts are ranked by one number or two classes: this model has {len(each.logits)}")
+        return float(x if raw else 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x)))
+
     def _told(self, logits: Tensor, use: ClassifyUse, windows: int) -> Classified:
         raw = tuple(logits.tolist())
         if self.kind == "number":
@@ -147,6 +166,9 @@ class Classify(Task):
     def of(cls, recipe: Any) -> "Classify":
         t = recipe.task
         return cls((), t.kind, recipe.data.max_length, t.pool, t.hidden, t.dropout)
+
+    def check(self, recipe: Any) -> None:
+        check_length(recipe)
 
     def fitted(self, rows: Iterable[Row]) -> "Classify":
         """With the labels that there are, in their order."""
@@ -242,7 +264,7 @@ class Classify(Task):
             return Measured.of(Evidence(len(x), lambda some: correlation(x[some], y[some])), "spearman", numbers)
         own, one = [self._labels(row) for row in rows], self.kind == "one"
         if unseen := {label for labels in own for label in labels} - set(self.labels):
-            raise ValueError(f"held-out texts have labels that training never saw: {', '.join(sorted(unseen))}")
+            raise ValueError(f"these texts have labels that the model does not know: {', '.join(sorted(unseen))}")
         truth, p = indicated(own, self.labels), probable(logits / use.temperature, one)
         told = p.argmax(1)[:, None] == np.arange(p.shape[1]) if one else p >= use.threshold
         said = ["|".join(self.labels[i] for i in np.flatnonzero(row)) for row in told[:SHOWN]]

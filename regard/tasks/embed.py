@@ -20,7 +20,7 @@ from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import correlation
 from regard.evaluation.retrieval import means, retrieval
-from regard.tasks.reader import Given, Reader
+from regard.tasks.reader import Given, Reader, check_length
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import EmbedUse
 from regard.training.objectives import Alike, Contrastive, Objective
@@ -135,6 +135,12 @@ class Embedder(Reader):
         own = int(self.model.config.d_model)  # type: ignore[union-attr, arg-type]
         return own if settings is None or settings.dimensions is None else settings.dimensions
 
+    def search(self, query: str | Sequence[str], documents: Any, *, top: int = 10) -> Any:
+        """The nearest of some documents, texts or (id, text), or of an `Index` or its folder: for a query, or each."""
+        from regard.tasks.index import searched  # which stands on this
+
+        return searched(self, query, documents, top)
+
     def similarity(self, texts: Sequence[str], others: Sequence[str]) -> NDArray[np.float32]:
         """The cosine of each text with each other: (N, M)."""
         a, b = (F.normalize(torch.from_numpy(self.embed(some)), dim=-1) for some in (texts, others))
@@ -159,6 +165,9 @@ class Embed(Task):
     def of(cls, recipe: Any) -> "Embed":
         t = recipe.task
         return cls(t.learns, t.scale, t.most, t.pool, recipe.data.max_length)
+
+    def check(self, recipe: Any) -> None:
+        check_length(recipe)
 
     def head(self, model: type[nn.Module]) -> HeadConfig:
         return HeadConfig("vector", pool=self.pool, normalise=True)

@@ -3,8 +3,9 @@
 import hashlib
 import math
 from collections import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, overload
 
 import torch
@@ -12,14 +13,17 @@ from torch import nn
 
 from regard.core.generation import of_like_length
 from regard.core.losses import token_log_probabilities
+from regard.data.chat import ChatTemplate, Message
 from regard.data.spelling import characters, whole
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
 from regard.decoding.protocol import ENDLESS, Hypothesis, Request, SearchConfig, bounded
+from regard.decoding.scoring import Forked, continuations
 from regard.inspection.axes import END
 from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap, attention_page
 from regard.tasks.asks import Completion, Followed, Prompt, ReachError, Score, Writing, short
+from regard.tasks.prompted import Prompted
 from regard.tasks.searching import Searcher, in_words
 
 SCORED = 4_096  # tokens that are scored at a time
@@ -35,6 +39,8 @@ class Generator(Searcher):
     >>> generator = load("runs/shakespeare")                   # doctest: +SKIP
     >>> generator.generate("ROMEO:", limit=50, seed=1)         # doctest: +SKIP
     """
+
+    template: str | None = None  # how a conversation is written out, in Jinja
 
     def __init__(
         self,
@@ -141,6 +147,31 @@ class Generator(Searcher):
         yield found.text[len(prompt.text) * settings.echo + said :]
         return found
 
+    def conversation(self, messages: str | Sequence[Message]) -> Prompt:
+        """What the model reads to go on with a conversation: messages with a `role` (system, user, assistant) and a
+        `content` each, or what a user says first. It is written out as the model's template has it."""
+        if self._chat is None:
+            raise ValueError(
+                "the model has no chat template: have it go on with a text (`regard generate`, POST /v1/completions), "
+                "or put a chat_template.jinja into its directory"
+            )
+        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        (text, ids), end = self._chat.encode(said), self._chat.end
+        return Prompt(text, "the conversation", ids=tuple(ids), end=None if end == self.eos else end)
+
+    @cached_property
+    def _chat(self) -> ChatTemplate | None:
+        return None if self.template is None else ChatTemplate(self.template, self.tokenizer)
+
+    def chat(self, messages: str | Sequence[Message], **settings: Any) -> str:
+        """What the model answers in a conversation."""
+        ((found, *_),) = self.answers([self.conversation(messages)], Writing.of(settings, self.decode))
+        return found.text
+
+    def stream_chat(self, messages: str | Sequence[Message], **settings: Any) -> Iterator[str]:
+        """The same, piece by piece as it becomes certain."""
+        return self.stream(self.conversation(messages), **settings)
+
     def score(self, texts: Sequence[str]) -> list[Score]:
         """How likely the model holds each text, from its beginning to its end."""
         rows = [[*self.ids(text), self.eos] for text in texts]
@@ -158,6 +189,20 @@ class Generator(Searcher):
                 own = log_p[: len(rows[i]) - 1]
                 found[i] = Score(sum(own), [*self.tokenizer.pieces(rows[i][1:-1]), END], own)
         return found
+
+    def followed(self, before: Sequence[int], texts: Sequence[Forked]) -> list[list[list[float]]]:
+        """How likely the model holds each token of each way in which each text may go on, all ids (`continuations`)."""
+        return continuations(self._alone(), before, texts, rows=1 if self.bitwise else self.rows, tokens=SCORED)
+
+    def prompted(
+        self, prompt: str, labels: Sequence[str] | Mapping[str, str], examples: Iterable[Any] = (), **how: bool
+    ) -> Prompted:
+        """A classifier, which asks this model by a prompt with {text} and {label}, after examples (text, label)."""
+        return Prompted(self, prompt, labels, examples, **how)
+
+    def classify(self, text: Any, *, calibrate: bool = False, top: int | None = None, **asked: Any) -> Any:
+        """What a text is, or each of a list: as `prompted` is asked, with `prompt`, `labels` and perhaps `examples`."""
+        return self.prompted(calibrated=calibrate, **asked).classify(text, top=top)
 
     def attention(
         self,
@@ -188,9 +233,9 @@ class Generator(Searcher):
         """A self-contained HTML page of every head while the model reads a text."""
         return attention_page(self.attention(text), title=short(text))
 
-    def ids(self, text: str) -> list[int]:
+    def ids(self, text: str, place: str = "") -> list[int]:
         """What the model reads of a text: its sub-words, and before them what stands before every document."""
-        return self._read(Prompt(text))
+        return self._read(Prompt(text, place))
 
     def _read(self, prompt: Prompt) -> list[int]:
         (begin, _), bos = self.tokenizer.marks.frame, self.tokenizer.marks.bos
@@ -220,7 +265,28 @@ class Generator(Searcher):
         room = ENDLESS if limit is None else limit
         if self.reach is None and limit is None:
             raise ValueError("this model writes without end: say how much by `limit`")
-        return Request(ids[:-1], ids[-1], room, seed=seed, refusal=characters(self.tokenizer, False))
+        ends = self._ends(ids, prompt, settings)
+        return Request(ids[:-1], ids[-1], room, seed=seed, refusal=characters(self.tokenizer, False), ends=ends)
+
+    def _ends(self, ids: list[int], prompt: Prompt, settings: Writing) -> Callable[[Sequence[int]], bool] | None:
+        """What tells that an output is done: it certainly has a stop text, or the token that ends it."""
+        if not settings.stop and prompt.end is None:
+            return None
+        tokens, context = self.tokenizer, self._context(ids)
+        begin = len(tokens.decode(context))
+        # Whether a stop text has just been completed is seen from the last tokens, of which each adds a byte or more;
+        # a space at their beginning may be lost.
+        last = max((len(stop.encode()) for stop in settings.stop), default=0) + 4
+        seen = [stop.lstrip(" ") for stop in settings.stop]
+
+        def ends(written: Sequence[int]) -> bool:
+            if written[-1] == prompt.end:
+                return True
+            if _stopped(tokens.decode(written[-last:]), seen) is None:
+                return False
+            return _stopped(tokens.certain([*context, *written])[begin:], settings.stop) is not None
+
+        return ends
 
     def _further(
         self, ids: list[int], written: list[int], prompt: Prompt, settings: Writing, output: int
@@ -228,7 +294,7 @@ class Generator(Searcher):
         """The request for what follows an output that only ended because the model has no more places; None: it did
         not, or nothing more is wanted."""
         limit, text = settings.search.limit, [*ids, *written]
-        if self.reach is None or limit is None or len(written) >= limit:
+        if self.reach is None or limit is None or len(written) >= limit or written[-1:] == [prompt.end]:
             return None
         if settings.stop and _stopped(self._text(ids, written), settings.stop) is not None:
             return None
@@ -242,7 +308,7 @@ class Generator(Searcher):
     def _completion(self, ids: list[int], prompt: Prompt, h: Hypothesis, settings: Writing, ended: bool) -> Completion:
         text = self._text(ids, h.tokens)
         end = _stopped(text, settings.stop)
-        why = "stop" if end is not None or ended else "length"
+        why = "stop" if end is not None or ended or h.tokens[-1:] == [prompt.end] else "length"
         text = text[:end]
         tokens = self.tokenizer.pieces(h.tokens)
         told = None

@@ -6,7 +6,8 @@ A text that is longer than the model reads is read in windows that overlap, so t
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,8 @@ from regard.data.vocabulary import Marks
 from regard.decoding.protocol import DAMAGED
 from regard.inspection.maps import attention_maps, without
 from regard.inspection.page import AttentionMap, attention_page
-from regard.inspection.words import Words
+from regard.inspection.taps import attentions, record
+from regard.inspection.words import Words, words_of_spans
 from regard.native import NativeReader
 from regard.tasks.engines import Engines
 from regard.tasks.searching import in_words
@@ -178,6 +180,30 @@ class Reader(Engines):
             return maps
         marks = {self.tokenizer.pieces([i])[0] for i in silent}
         return [without(each, marks) for each in maps]
+
+    def attended(self, text: str, pair: str | None = None) -> list[Span]:
+        """The words of a text, and then of its pair (label: pair), and which share of the last layer's attention to
+        words each has: the mean over heads, and over places, unless the head looks from one. Of the first window."""
+        read = self.framed([Given(text, pair)])[0][0]
+        inputs = batched([read], 0, self._told_apart).to(self.device).inputs
+        *_, last = attentions(self.model)
+        with record(self.model, last, what="weights") as seen:
+            self.model(**inputs)
+        weights = seen.weights[last][0].float().mean(0)  # (T, T)
+        from_one = {"first": weights[:1], "last": weights[-1:]}
+        share = from_one.get(getattr(self.model.head, "pool", None) or "", weights).mean(0).tolist()
+        own = (text if pair is None else pair, "" if pair is None else "pair", read.begins, read.first, read.tokens)
+        first = [] if pair is None else [(text, "", 1, 0, len(self.tokenizer.encode(text)))]
+        found = list[Span]()
+        for whole, label, begins, skipped, count in (*first, own):
+            places = self.tokenizer.spans(whole)[skipped : skipped + count]
+            for _, some in groupby(zip(words_of_spans(whole, places), range(count), strict=True), lambda each: each[0]):
+                tokens = [i for _, i in some]
+                start, end = places[tokens[0]][0], places[tokens[-1]][1]
+                start += len(whole[start:end]) - len(whole[start:end].lstrip())
+                found.append(Span(whole[start:end], start, end, sum(share[begins + i] for i in tokens), label))
+        total = sum(each.probability for each in found) or 1.0
+        return [replace(each, probability=each.probability / total) for each in found]
 
     def attention_page(self, text: str, pair: str | None = None) -> str:
         """A self-contained HTML page of every head while the model reads a text."""

@@ -6,6 +6,7 @@ from itertools import repeat
 from typing import Any, cast
 
 import torch
+from tokenizers.models import WordPiece
 from torch import nn
 
 from regard.data.sentences import UNSPACED
@@ -26,7 +27,8 @@ from regard.tasks.engines import Engines
 def in_words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
     """The words that some ids make, and the end symbol."""
     pieces, groups = tokenizer.pieces(ids), dict[int, list[int]]()
-    of = words_of(map(added, pieces, [None, *pieces], repeat(tokenizer.kind)), UNSPACED)
+    kind = "wordpiece" if isinstance(tokenizer.rust.model, WordPiece) else tokenizer.kind
+    of = words_of(map(added, pieces, [None, *pieces], repeat(kind)), UNSPACED)
     for word, id in zip(of, ids, strict=True):
         groups.setdefault(word, []).append(id)
     texts = zip(tokenizer.decode_batch(groups.values()), groups.values(), strict=True)

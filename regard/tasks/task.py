@@ -217,6 +217,13 @@ class Task(ABC):
         return {"name": self.name, **asdict(self)}
 
 
+def in_force(settings: Any, kind: type[Any]) -> Any:
+    """Settings without what an older regard has written of a search, `scores`, which is no setting any more."""
+    if not (isinstance(settings, dict) and hasattr(kind, "scores")):
+        return settings
+    return {key: value for key, value in settings.items() if key != "scores"}
+
+
 @cache
 def task(name: str) -> type[Task]:
     """A task by its name; its file is imported when it is asked for."""

@@ -18,7 +18,7 @@ from regard.data.sentences import FULL, stopped, unstopped
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import scoring
 from regard.decoding.beam import length_penalty
-from regard.decoding.protocol import Hypothesis, Request
+from regard.decoding.protocol import Hypothesis, Request, SearchConfig
 from regard.decoding.rescoring import rescore
 from regard.decoding.risk import choose
 from regard.evaluation.translation import sentence_chrf
@@ -330,7 +330,7 @@ class Translator(Searcher):
         assert self.second is not None
         if settings.mbr is not None:
             raise ValueError("mbr and a second opinion both choose one of several outputs: leave one of them out")
-        (other, weight), search = self.second, replace(settings.search, scores=True)
+        (other, weight), search = self.second, SearchConfig(**vars(settings.search))
         if search.sampling is None:
             search = replace(search, best=search.beam)
         found = self._search(requests, search)

@@ -5,6 +5,7 @@ torch takes a second to load: nothing here needs it.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from regard.checks import above, at_least, one_of, share
 
@@ -40,6 +41,23 @@ class EmbedUse:
 
 
 @dataclass(frozen=True)
+class SearchUse(EmbedUse):
+    """How documents are found."""
+
+    top: int = 10  # tell so many, the nearest first
+    candidates: int | None = None  # with --rerank: of so many nearest (default: ten times --top)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, top=self.top, candidates=self.candidates)
+
+    @property
+    def embedding(self) -> EmbedUse:
+        """How the vectors are told."""
+        return EmbedUse(self.dimensions, self.long)
+
+
+@dataclass(frozen=True)
 class FillUse:
     """How gaps are filled."""
 
@@ -71,3 +89,26 @@ class AnswerUse:
     def __post_init__(self) -> None:
         at_least(1, top=self.top, longest=self.longest)
         at_least(-1e9, null=self.null)
+
+
+@dataclass(frozen=True)
+class Prompting:
+    """How a language model is asked for classes."""
+
+    prompt: str | None = None  # of a language model: what it reads, with {text} and then {label} in it
+    labels: str | None = None  # `A,B` which there are; 1=good: the label 1, of which the prompt says good
+    examples: Path | None = None  # `FILE` rows of a text and its label, shown before each text
+    shots: int | None = None  # show so many of them, drawn by chance (default: all, in their order)
+    balanced: bool = False  # draw as many of each label
+    seed: int = 0  # of what is drawn
+    calibrated: bool = False  # weigh labels by what the model says of no text: N/A, an empty one, [MASK]
+    by_length: bool = False  # log p of a label is divided by its tokens
+
+    def __post_init__(self) -> None:
+        at_least(0, shots=self.shots, seed=self.seed)
+        if self.prompt is None and (given := next((k for k, x in vars(self).items() if x), None)):
+            raise ValueError(f"--{given.replace('_', '-')} is for a language model that is asked: say how by --prompt")
+        if self.prompt is not None and self.labels is None:
+            raise ValueError("--prompt asks for a label: say which there are by --labels negative,positive")
+        if self.examples is None and (self.shots or self.balanced):
+            raise ValueError("examples are drawn from a file: name it by --examples")

@@ -13,7 +13,7 @@ DISTRIBUTED = ("ddp", "fsdp")
 LENGTHS = ("steps", "epochs", "minutes")  # the ways to say how long; exactly one is given
 COUNTED = (  # from 1 on
     *("steps", "accumulate", "validate_sentences", "shards", "snapshot_every", "validate_every"),
-    *("checkpoint_every", "keep", "patience"),
+    *("checkpoint_every", "keep", "patience", "thaw"),
 )
 
 
@@ -52,6 +52,7 @@ class TrainConfig:
     keep: int = 2  # checkpoints
     patience: int | None = None  # validations without a better score before stopping early
     freeze: tuple[str, ...] = ()  # parameters that stay as they are, by name: stem.*, encoder.layers.[0-3].*
+    thaw: int | None = None  # steps after which they learn with the rest: what is new, such as a head, comes first
     distributed: str = "ddp"  # how several processes share the work: ddp, fsdp
 
     def __post_init__(self) -> None:
@@ -65,6 +66,8 @@ class TrainConfig:
         if self.batch_tokens >= 2**31:
             raise ValueError(f"train.batch_tokens = {self.batch_tokens}: it must be below 2³¹")
         share(whole=False, **self._named("smoothing", "ema"))
+        if self.thaw is not None and not self.freeze:
+            raise ValueError(f"train.thaw = {self.thaw}: train.freeze names nothing that could thaw")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"train.seed = {self.seed}: it lies in 0..2⁶³-1")
         for name, valid in (("precision", PRECISIONS), ("recompute", RECOMPUTE), ("distributed", DISTRIBUTED)):

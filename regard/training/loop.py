@@ -22,7 +22,7 @@ from regard.native.training import kernels
 from regard.training.config import TrainConfig
 from regard.training.distributed import CPU, World, like, not_yet, share, whole
 from regard.training.objectives import NextToken, Objective
-from regard.training.optimisers import Average, OptimiserConfig, build, freeze, set_learning_rate
+from regard.training.optimisers import Average, OptimiserConfig, build, named_like, set_learning_rate
 from regard.training.parallel import Shards
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -63,7 +63,9 @@ class Learner:
         model = objective.model
         self.model, self.schedule, self.config, self.world = model, schedule, config, world or World()
         self.steps, self.damping = 0, 1.0
-        freeze(model, config.freeze)
+        self._held = named_like(model, config.freeze)
+        for p in self._held if config.thaw is None else ():
+            p.requires_grad_(False)
         device, several, name = self.world.device, self.world.size > 1, config.optimiser.name
         sharded = several and config.distributed == "fsdp"
         if sharded and config.precision == "fp16":
@@ -116,6 +118,8 @@ class Learner:
             with not_yet(self._objective, more=i + 1 < len(parts)):
                 total += self._backward(part.to(self.world.device), tokens)
         loss = self.world.sums(total)[0] / tokens
+        for p in self._held if step <= (self.config.thaw or 0) else ():
+            p.grad = None
         self._scaler.unscale_(self.optimiser)
         norm = float(whole(nn.utils.clip_grad_norm_(self.parameters, self.config.clip or math.inf)))
         overflow = self._scaler.is_enabled() and self._scaler.get_scale() >= 1.0  # of the gradient: its business

@@ -110,22 +110,22 @@ def _by_depth(model: nn.Module, group: dict[str, Any], decay: float) -> Iterator
             yield {**group, "params": some, "ratio": decay ** (top - depth)}
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Leave parameters as they are whose names are like these: stem.*, encoder.layers.[0-3].*
+def named_like(model: nn.Module, patterns: Sequence[str]) -> list[nn.Parameter]:
+    """The parameters whose names are like these: stem.*, encoder.layers.[0-3].*
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    >>> freeze(model, ["0.*"])
-    >>> [name for name, p in model.named_parameters() if p.requires_grad]
-    ['1.weight', '1.bias']
+    >>> [tuple(p.shape) for p in named_like(model, ["0.*"])]
+    [(2, 2), (2,)]
     """
     names = dict(model.named_parameters())
+    chosen = dict[str, nn.Parameter]()
     for pattern in patterns:
         if not (found := fnmatch.filter(names, pattern)):
             raise ValueError(
                 f"train.freeze = {pattern!r}: no parameter is called so; there are {', '.join(list(names)[:3])}, ..."
             )
-        for name in found:
-            names[name].requires_grad_(False)
+        chosen |= {name: names[name] for name in found}
+    return list(chosen.values())
 
 
 def _tables(model: nn.Module) -> set[Tensor]:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import regard
 from regard import cli
+from regard.inspection.words import words_of_spans
 from regard.tasks.reader import Reader
 from tests.readers import LONGEST, TASKS, TEXTS, directory
 
@@ -186,6 +187,36 @@ def test_questions_are_answered_in_a_context_of_theirs_or_of_all(models: dict[st
     assert "say where answers stand by --context" in mistake("answer", model, tmp_path / "questions.txt")
     assert "leave one of them out" in mistake(*ask, tmp_path / "questions.txt", "--context", context)
     assert "has its question and context" in mistake(*ask, "--jsonl")
+
+
+@pytest.mark.parametrize("task", ["classify", "embed", "tag"])
+def test_what_was_attended_to_is_told_on_request_by_words_with_their_places(models: dict[str, Path], task: str) -> None:
+    """Of the map of the last layer: from the first place for a classifier, from all for the others."""
+    text = TEXTS[0]
+    reader = regard.load(models[task])
+    found = reader.attended(text)
+    assert [each.text for each in found] == text.split()
+    assert all(text[each.start : each.end] == each.text for each in found)
+    last = reader.attention(text)[-1]
+    weights = last.weights.mean(0)[:1] if reader.model.head.pool == "first" else last.weights.mean(0)
+    inside = weights.mean(0)[1:-1]
+    words = words_of_spans(text, reader.tokenizer.spans(text))
+    expected = [float(sum(w for w, own in zip(inside, words, strict=True) if own == n)) for n in range(len(found))]
+    assert [each.probability for each in found] == pytest.approx([w / sum(expected) for w in expected], rel=1e-5)
+    row = json.loads(show(task, models[task], text, "--json", "--attended", 2))
+    first, second = sorted(found, key=lambda each: -each.probability)[:2]
+    assert [each["text"] for each in row["attended"]] == [first.text, second.text]
+    assert row["attended"][0]["share"] == first.probability
+    assert mistake(task, models[task], text, "--attended", 2) == "--attended is told in JSON: say --json as well"
+
+
+def test_of_a_pair_both_texts_are_attended_to(models: dict[str, Path]) -> None:
+    found = regard.load(models["classify"]).attended(TEXTS[0], TEXTS[1])
+    assert [(each.text, each.label) for each in found] == [
+        *((word, "") for word in TEXTS[0].split()),
+        *((word, "pair") for word in TEXTS[1].split()),
+    ]
+    assert sum(each.probability for each in found) == pytest.approx(1)
 
 
 def test_what_is_read_in_windows_is_said(models: dict[str, Path]) -> None:

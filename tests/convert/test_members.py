@@ -594,3 +594,24 @@ def test_a_decoder_that_reads_has_around_a_text_what_theirs_has(tmp_path: Path, 
     said = regard.load(tmp_path / "out").classify("the cat", top=2).probabilities
     found = torch.tensor([said["LABEL_0"], said["LABEL_1"]])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_each_pass_through_a_shared_layer_is_seen_and_changed_by_its_own_name(tmp_path: Path) -> None:
+    theirs = foreign("AlbertModel", tmp_path / "theirs", attn_implementation="eager")
+    import_(tmp_path / "theirs", tmp_path / "ours")
+    ours: Any = storage.load(tmp_path / "ours")
+    tokens = torch.randint(5, 200, (2, 9), generator=torch.Generator().manual_seed(0))
+    with regard.record(ours) as seen:
+        plain = ours(tokens)
+    expected = theirs(tokens, output_attentions=True).attentions
+    assert [*seen] == [f"encoder.layers.{i}.self_attention" for i in range(3)]
+    for weights, wanted in zip(seen.weights.values(), expected, strict=True):
+        torch.testing.assert_close(weights, wanted, atol=1e-5, rtol=0)
+    assert not torch.allclose(seen["encoder.layers.0.self_attention"], seen["encoder.layers.1.self_attention"])
+    with regard.edit(ours, {"encoder.layers.1.self_attention": {0: 0.0}}), regard.record(ours) as changed:
+        assert not torch.allclose(ours(tokens), plain)
+    first, second, third = (f"encoder.layers.{i}.self_attention" for i in range(3))
+    assert torch.equal(changed[first], seen[first])
+    assert torch.equal(changed[second], torch.cat([torch.zeros(2, 1, 9, 9), seen[second][:, 1:]], 1))
+    assert not torch.allclose(changed[third], seen[third])

@@ -4,17 +4,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
-from regard.convert import export
+from regard.convert import export, import_
 from regard.convert.onnx import Onnx, _Decoder
+from regard.convert.weights import WEIGHTS
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import EOS
 from regard.decoding.module import Module
 from regard.decoding.protocol import SearchConfig
 from regard.models import storage
+from regard.models.encoder import Encoder, bert_tiny
 from regard.models.transformer import Transformer, TransformerConfig
-from tests.convert.toys import sentences
+from tests.convert.test_members import foreign, inputs
+from tests.convert.test_members import said as said_there
+from tests.convert.toys import learn, sentences
 from tests.decoding.toys import asking, search
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -81,3 +88,160 @@ def test_an_export_leaves_the_model_as_it_was() -> None:
     decoder = _Decoder(model)
     assert all(a is b for a, b in zip(before, model.modules(), strict=True))
     assert {id(p) for p in decoder.parameters()} == {id(p) for p in model.parameters()}
+
+
+# One graph
+
+
+def opened(directory: Path) -> Any:
+    runtime = pytest.importorskip("onnxruntime")
+    return runtime.InferenceSession(directory / "model.onnx", providers=["CPUExecutionProvider"])
+
+
+def run(session: Any, **given: Any) -> dict[str, NDArray[Any]]:
+    """What a graph gives, by name, if what it takes has these names; a past is empty unless given."""
+    past = {each.name: each.shape for each in session.get_inputs() if each.name.startswith("past_key_values.")}
+    rows = len(given["input_ids"])
+    empty = {name: np.zeros((rows, G, 0, d), np.float32) for name, (_, G, _, d) in past.items()}
+    given = empty | {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+    assert given.keys() == {each.name for each in session.get_inputs()}
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(None, given), strict=True))
+
+
+def made(architecture: str, path: Path, **how: Any) -> Any:
+    """A model of theirs, imported, and exported again: in theirs, ours and onnx."""
+    theirs = foreign(architecture, path / "theirs")
+    import_(path / "theirs", path / "ours")
+    export(path / "ours", path / "onnx", "onnx", **how)
+    return theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "gives"),
+    [
+        ("BertModel", ["last_hidden_state", "sentence_embedding"]),
+        ("BertForPreTraining", ["prediction_logits", "seq_relationship_logits"]),
+        ("RobertaForSequenceClassification", ["logits"]),
+        ("DistilBertForTokenClassification", ["logits"]),
+        ("AlbertForQuestionAnswering", ["start_logits", "end_logits"]),
+        ("AlbertForMaskedLM", ["logits"]),
+        ("GPT2LMHeadModel", ["logits"]),
+        ("LlamaForCausalLM", ["logits"]),
+        ("MistralForCausalLM", ["logits"]),
+        ("LlamaForSequenceClassification", ["logits"]),
+    ],
+)
+def test_a_graph_says_what_transformers_says_and_comes_back(
+    tmp_path: Path, architecture: str, gives: list[str]
+) -> None:
+    theirs = made(architecture, tmp_path)
+    session = opened(tmp_path / "onnx")
+    given = inputs(storage.load(tmp_path / "ours"), Tokenizer.load(tmp_path / "ours" / "tokenizer.json"))
+    tokens, keep = given.pop("tokens"), given.pop("keep")
+    for some in (slice(None), slice(1, 2)):  # any number of rows, of any length
+        T = int(keep[some].sum(1).max())
+        asked = {"input_ids": tokens[some, :T], "attention_mask": keep[some, :T].long()}
+        asked |= {name: x[some, :T] for name, x in given.items()}
+        found = {name: x for name, x in run(session, **asked).items() if not name.startswith("present.")}
+        with torch.inference_mode():
+            expected = theirs(**asked)
+        assert [*found] == gives
+        for name, x in found.items():
+            wanted = expected[name] if name != "sentence_embedding" else expected["pooler_output"]
+            seen = keep[some, :T] if wanted.shape[:2] == (len(tokens[some]), T) else ...
+            assert np.abs(x - wanted.numpy())[seen].max() < 1e-4
+    assert import_(tmp_path / "onnx" / "model.onnx", tmp_path / "back") == []
+    before, after = (storage.load(tmp_path / name) for name in ("ours", "back"))
+    assert (before.config, before.head) == (after.config, after.head)
+    states = before.state_dict(), after.state_dict()
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM"])
+def test_a_language_model_goes_on_from_its_past(tmp_path: Path, architecture: str) -> None:
+    theirs = made(architecture, tmp_path)
+    export(tmp_path / "ours", tmp_path / "whole", "onnx", past=False)
+    session, whole = opened(tmp_path / "onnx"), opened(tmp_path / "whole")
+    tokens = torch.randint(5, 200, (3, 9), generator=torch.Generator().manual_seed(0))
+    keep = torch.ones_like(tokens)
+    keep[1, :4] = 0  # what comes before a text is padding
+    at = (keep.cumsum(1) - 1).clamp(min=0)
+    with torch.inference_mode():
+        expected = theirs(tokens, attention_mask=keep, position_ids=at).logits.numpy()
+    seen = keep.numpy() > 0
+    assert np.abs(run(whole, input_ids=tokens, attention_mask=keep)["logits"] - expected)[seen].max() < 1e-4
+    found = run(session, input_ids=tokens[:, :5], attention_mask=keep[:, :5])
+    logits = [found.pop("logits")]
+    for t in range(5, 9):  # a token at a time
+        past = {name.replace("present", "past_key_values"): x for name, x in found.items()}
+        found = run(session, input_ids=tokens[:, t : t + 1], attention_mask=keep[:, : t + 1], **past)
+        logits.append(found.pop("logits"))
+    assert np.abs(np.concatenate(logits, 1) - expected)[seen].max() < 1e-4
+
+
+@pytest.mark.slow
+def test_eight_bits_are_near_and_a_model_that_nobody_else_has_is_a_graph(tmp_path: Path) -> None:
+    made("BertModel", tmp_path, quantization="int8")
+    given = inputs(storage.load(tmp_path / "ours"), Tokenizer.load(tmp_path / "ours" / "tokenizer.json"))
+    asked = {"input_ids": given["tokens"], "attention_mask": given["keep"].long()}
+    asked |= {"token_type_ids": given["token_type_ids"]}
+    found = run(opened(tmp_path / "onnx"), **asked)["sentence_embedding"]
+    theirs = __import__("transformers").AutoModel.from_pretrained(tmp_path / "theirs").eval()
+    (expected,) = said_there(theirs, given["tokens"], given["keep"], token_type_ids=given["token_type_ids"])
+    assert 1e-4 < np.abs(found - expected.numpy()).max() < 0.1
+    import_(tmp_path / "onnx", tmp_path / "back")
+    states = [storage.load(tmp_path / name).state_dict() for name in ("ours", "back")]
+    assert all((x - states[1][key]).abs().max() <= x.abs().max() / 100 for key, x in states[0].items())
+
+    tokenizer = learn("wordpiece")
+    torch.manual_seed(0)
+    model = Encoder(bert_tiny(len(tokenizer), positions="alibi", d_model=16, d_ff=24)).eval()
+    storage.save(model, tmp_path / "own")
+    tokenizer.save(tmp_path / "own" / "tokenizer.json")
+    export(tmp_path / "own", tmp_path / "graph", "onnx")
+    asked = {name: x.clamp(max=len(tokenizer) - 1) for name, x in asked.items()}
+    with torch.inference_mode():
+        wanted = model(asked["input_ids"], asked["token_type_ids"], asked["attention_mask"] > 0).numpy()
+    assert np.abs(run(opened(tmp_path / "graph"), **asked)["logits"] - wanted)[given["keep"]].max() < 1e-4
+    with pytest.raises(ValueError, match=r"config.json: model_type = None cannot be imported"):
+        import_(tmp_path / "graph", tmp_path / "no")
+
+
+@pytest.mark.slow
+def test_real_vectors_are_the_same(tmp_path: Path) -> None:
+    if not WEIGHTS["minilm"].here:
+        pytest.skip("minilm is not here: regard import fetches it")
+    import_("minilm", tmp_path / "ours")
+    export(tmp_path / "ours", tmp_path / "onnx", "onnx")
+    rust = __import__("tokenizers").Tokenizer.from_file(str(tmp_path / "onnx" / "tokenizer.json"))
+    rust.enable_padding(pad_id=0, pad_token="[PAD]")
+    rows = rust.encode_batch(["A man is eating food.", "Someone has a meal.", "unaffable " * 30])
+    asked = {"input_ids": [row.ids for row in rows], "attention_mask": [row.attention_mask for row in rows]}
+    asked |= {"token_type_ids": [row.type_ids for row in rows]}
+    tensors = {name: torch.tensor(x) for name, x in asked.items()}
+    found = run(opened(tmp_path / "onnx"), **tensors)["sentence_embedding"]
+    model: Any = storage.load(tmp_path / "ours")
+    with torch.inference_mode():
+        wanted = model(tensors["input_ids"], tensors["token_type_ids"], tensors["attention_mask"] > 0).numpy()
+    assert np.abs(found - wanted).max() < 1e-5
+    assert found[0] @ found[1] > 0.6 > 0.2 > found[0] @ found[2]
+    import_(tmp_path / "onnx" / "model.onnx", tmp_path / "back")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("ours", "back")]
+    assert weights[0] == weights[1]
+
+
+def test_what_no_graph_can_be_is_one_line(tmp_path: Path) -> None:
+    tokenizer = learn("wordpiece")
+    storage.save(Encoder(bert_tiny(len(tokenizer), score="additive")), tmp_path / "model")
+    tokenizer.save(tmp_path / "model" / "tokenizer.json")
+    with pytest.raises(ValueError, match="our ONNX graph cannot express score = 'additive', only 'dot'"):
+        export(tmp_path / "model", tmp_path / "out", "onnx")
+    storage.save(Encoder(bert_tiny(len(tokenizer))), tmp_path / "model")
+    with pytest.raises(ValueError, match="unknown quantization 'int4': for onnx it is int8"):
+        export(tmp_path / "model", tmp_path / "out", "onnx", quantization="int4")
+    with pytest.raises(ValueError, match="an Encoder model: only a Transformer can be exported to CTranslate2"):
+        export(tmp_path / "model", tmp_path / "out", "ctranslate2")
+    assert not (tmp_path / "out").exists()

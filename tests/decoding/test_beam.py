@@ -16,7 +16,7 @@ from transformers import MarianMTModel
 from regard.decoding.beam import FLOOR, Beam, length_penalty, whole
 from regard.decoding.edits import edit, log_soft_max
 from regard.decoding.module import Generative, Module
-from regard.decoding.protocol import Floats, Hypothesis, Request, SearchConfig
+from regard.decoding.protocol import Bare, Floats, Hypothesis, Request, SearchConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from tests.decoding.toys import BOS, EOS, Markov, asking, drive, random_markov, roomy, search
 from tests.models.test_transformer import marian
@@ -106,9 +106,11 @@ def sentences(seed: int, vocabulary: int = 13) -> list[list[int]]:
     return [random.integers(3, vocabulary, n).tolist() for n in LENGTHS]
 
 
-def find(model: Generative, sources: list[list[int]], eos: int, **changes: Any) -> list[list[Hypothesis]]:
+def find(
+    model: Generative, sources: list[list[int]], eos: int, kind: type[SearchConfig] = SearchConfig, **changes: Any
+) -> list[list[Hypothesis]]:
     requests = [asking(source) for source in sources]
-    return search(Module(model), requests, SearchConfig(**changes), eos)
+    return search(Module(model), requests, kind(**changes), eos)
 
 
 def an_end(model: Generative, source: list[int]) -> int:
@@ -225,21 +227,21 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(alpha: float, penalty: str)
     assert len({tuple(h.tokens) for h in found}) == 320
 
 
-@pytest.mark.parametrize("scores", [True, False])
+@pytest.mark.parametrize("kind", [SearchConfig, Bare])
 @pytest.mark.parametrize("alpha", [0.0, 2.0])
-def test_beam_1_is_greedy_search(alpha: float, scores: bool) -> None:
+def test_beam_1_is_greedy_search(alpha: float, kind: type[SearchConfig]) -> None:
     ended = 0
     for seed in range(4):
         model, rows = build(seed), sentences(seed)
         eos = an_end(model, rows[0])
-        for row, (one,) in zip(rows, find(model, rows, eos, beam=1, alpha=alpha, scores=scores, extra=4), strict=True):
+        for row, (one,) in zip(rows, find(model, rows, eos, kind, beam=1, alpha=alpha, extra=4), strict=True):
             read, said = reading(model, row), list[int]()
             while len(said) < len(row) + 4 and eos not in said:
                 said.append(int(read(said).argmax()))
             assert one.tokens == [token for token in said if token != eos]
             ended += eos in said
-            assert math.isnan(one.score) == math.isnan(one.log_probability) == (not scores)
-            assert len(one.token_scores) == (len(said) if scores else 0)
+            assert math.isnan(one.score) == math.isnan(one.log_probability) == (not kind.scores)
+            assert len(one.token_scores) == (len(said) if kind.scores else 0)
     assert 0 < ended < 4 * len(LENGTHS)
 
 
@@ -339,17 +341,19 @@ def test_a_sentence_that_may_neither_end_nor_go_on_keeps_what_it_has() -> None:
     assert found.log_probability == pytest.approx(math.log(0.55 * 0.8), abs=1e-6)
 
 
-@pytest.mark.parametrize("scores", [True, False])
+@pytest.mark.parametrize("kind", [SearchConfig, Bare])
 @pytest.mark.parametrize("shortest", [0, 1, 2])
-def test_an_end_that_comes_too_soon_needs_no_more_than_one_candidate_more(shortest: int, scores: bool) -> None:
+def test_an_end_that_comes_too_soon_needs_no_more_than_one_candidate_more(
+    shortest: int, kind: type[SearchConfig]
+) -> None:
     silent = table(*[[0.7, 0.0, 0.2, 0.1]] * 4)  # 0 is </s>
-    config = SearchConfig(beam=1, shortest=shortest, scores=scores)
+    config = kind(beam=1, shortest=shortest)
     assert not whole(config, asking([0]))
     for ahead in (1, 9):  # alone, and beside others that are older
         found = drive(Beam, config, Markov(silent), [asking([0])] * 3, eos=0, ahead=ahead)
         assert [one.tokens for (one,) in found] == [[2] * shortest] * 3
         for (one,) in found:
-            assert not scores or one.log_probability == pytest.approx(
+            assert not kind.scores or one.log_probability == pytest.approx(
                 math.log(0.2) * shortest + math.log(0.7), abs=1e-6
             )
 
@@ -483,7 +487,7 @@ def test_half_precision_is_served_and_nothing_gives_nothing() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("changes", [{}, {"beam": 1}, {"beam": 1, "scores": False}, {"block": 2}, {"groups": 2}])
+@pytest.mark.parametrize("changes", [{}, {"beam": 1}, {"beam": 1, "kind": Bare}, {"block": 2}, {"groups": 2}])
 def test_scores_that_are_no_numbers_are_refused(value: float, changes: dict[str, Any]) -> None:
     model = build(0)
     with torch.no_grad():

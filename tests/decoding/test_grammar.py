@@ -14,7 +14,7 @@ import torch
 from regard.data.treebank import from_linear
 from regard.decoding.grammar import TreeRule
 from regard.decoding.module import Module
-from regard.decoding.protocol import Request, SamplingConfig, Searchable, SearchConfig
+from regard.decoding.protocol import Bare, Request, SamplingConfig, Searchable, SearchConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import Native
 from tests.decoding.toys import EOS, Markov, asking, random_markov, search, stream
@@ -24,7 +24,7 @@ RULE = TreeRule({3: 5, 4: 6}, leaf=7, eos=2)
 V = 40  # the other ids are words, which no tree holds
 SEARCHES = {
     "greedy": SearchConfig(beam=1, extra=12),
-    "bare": SearchConfig(beam=1, extra=12, scores=False),
+    "bare": Bare(beam=1, extra=12),
     "beam": SearchConfig(beam=5, best=3, extra=12),
     "diverse": SearchConfig(beam=6, best=2, groups=3, extra=12),
     "impatient": SearchConfig(beam=4, patience=1.0, extra=12, repetition=3.0),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.decoding.protocol import Floats, Hypothesis, Ints, Request, SamplingConfig, SearchConfig
+from regard.decoding.protocol import Bare, Floats, Hypothesis, Ints, Request, SamplingConfig, SearchConfig
 from tests.decoding.toys import Markov, MarkovRows, asking, random_markov, search, stream
 
 
@@ -27,15 +27,15 @@ def requests(seed: int, count: int, vocabulary: int = 8) -> list[Request]:
     ]
 
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    "beam": {"best": 3},
-    "greedy": {"beam": 1},
-    "bare": {"beam": 1, "scores": False},
-    "diverse": {"beam": 6, "groups": 3, "best": 6},
-    "patient": {"patience": 1.0, "penalty": "mean", "alpha": 1.0, "best": 4},
-    "blocked": {"block": 2, "shortest": 3},
-    "never empty": {"best": 3, "shortest": 1},
-    "sampled": {"best": 3, "sampling": SamplingConfig(temperature=0.7)},
+CONFIGS: dict[str, SearchConfig] = {
+    "beam": SearchConfig(best=3),
+    "greedy": SearchConfig(beam=1),
+    "bare": Bare(beam=1),
+    "diverse": SearchConfig(beam=6, groups=3, best=6),
+    "patient": SearchConfig(patience=1.0, penalty="mean", alpha=1.0, best=4),
+    "blocked": SearchConfig(block=2, shortest=3),
+    "never empty": SearchConfig(best=3, shortest=1),
+    "sampled": SearchConfig(best=3, sampling=SamplingConfig(temperature=0.7)),
 }
 
 
@@ -50,7 +50,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def test_neither_company_nor_order_nor_threads_change_anything(
     seed: int, count: int, name: str, ragged: bool, limits: dict[str, int]
 ) -> None:
-    model, config = random_markov(seed % 7, ragged=ragged), SearchConfig(**{"extra": 5} | CONFIGS[name])
+    model, config = random_markov(seed % 7, ragged=ragged), replace(CONFIGS[name], extra=5)
     asked = requests(seed, count)
     alone = [search(model, [one], config)[0] for one in asked]
     model.steps.clear()
@@ -74,7 +74,7 @@ class After:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from(sorted(set(CONFIGS))), st.integers(1, 3))
 def test_a_refusal_may_sleep_until_it_matters(seed: int, name: str, workers: int) -> None:
-    model, config = random_markov(seed % 7), SearchConfig(**{"extra": 5} | CONFIGS[name])
+    model, config = random_markov(seed % 7), replace(CONFIGS[name], extra=5)
     asked = [replace(request, prefix=()) for request in requests(seed, 6)]
     awake, asleep = ([replace(one, refusal=After(sleeps)) for one in asked] for sleeps in (False, True))
     found = search(model, awake, config, workers=workers)
@@ -95,7 +95,7 @@ def key(found: list[list[Hypothesis]]) -> str:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from(sorted(set(CONFIGS) - {"sampled"})))
 def test_a_stream_is_the_best_output_in_pieces(seed: int, name: str) -> None:
-    model, config = random_markov(seed % 7), SearchConfig(**{"extra": 9} | CONFIGS[name])
+    model, config = random_markov(seed % 7), replace(CONFIGS[name], extra=9)
     for request in requests(seed, 3):
         pieces = list(stream(model, request, config))
         assert all(pieces)

@@ -13,7 +13,7 @@ from regard.data.batching import Batch, collate
 from regard.data.generated import SymbolPair, sequence_pairs
 from regard.data.vocabulary import EOS, Vocabulary
 from regard.decoding.module import Module
-from regard.decoding.protocol import SearchConfig
+from regard.decoding.protocol import Bare
 from regard.evaluation.translation import bleu
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.loop import fit
@@ -60,5 +60,5 @@ def test_a_small_model_learns(task: str) -> None:
 
 def translations(model: Transformer, pairs: list[SymbolPair]) -> list[str]:
     requests = [asking([*VOCABULARY.encode(pair.source), EOS]) for pair in pairs]
-    found = search(Module(model), requests, SearchConfig(beam=1, scores=False))
+    found = search(Module(model), requests, Bare(beam=1))
     return [" ".join(VOCABULARY.decode(best.tokens)) for (best,) in found]

@@ -16,7 +16,7 @@ from regard.data.batching import collate
 from regard.data.generated import sequence_pairs
 from regard.data.vocabulary import EOS, Vocabulary
 from regard.decoding.module import Module
-from regard.decoding.protocol import SearchConfig
+from regard.decoding.protocol import Bare, SearchConfig
 from regard.inspection.taps import attentions, record
 from regard.models.convolutional import FAMILY, Convolution, Convolutional, ConvolutionalConfig
 from regard.training.loop import fit
@@ -406,6 +406,6 @@ def test_a_small_model_learns(style: str, task: str) -> None:
     )
     test = list(islice(unseen, 300))
     requests = [asking([*vocabulary.encode(pair.source), EOS]) for pair in test]
-    found = search(Module(model.eval()), requests, SearchConfig(beam=1, scores=False))
+    found = search(Module(model.eval()), requests, Bare(beam=1))
     right = sum(vocabulary.decode(h.tokens) == list(pair.target) for (h,), pair in zip(found, test, strict=True))
     assert right / len(test) >= 0.97

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.adaptation.prune import prune
 from regard.core.outputs import HEADS, HeadConfig
 from regard.models import storage
 from regard.models.decoder import Decoder, gpt_tiny
@@ -53,7 +54,11 @@ def test_segments_tell_sentences_apart_and_all_is_the_first_unless_said() -> Non
 def test_shared_layers_are_one_and_written_once(tmp_path: Path) -> None:
     model = Encoder(bert_tiny(20, **SMALL | {"layers": 5}, shared=True, d_embedding=8), KINDS["tokens"]).eval()
     assert len(model.encoder.layers) == 5
-    assert len({id(layer) for layer in model.encoder.layers}) == 1
+    assert len({tuple(layer.parameters()) for layer in model.encoder.layers}) == 1
+    with pytest.raises(
+        ValueError, match=r"layers.1.self_attention cannot lose a head: it is the same layer as encoder"
+    ):
+        prune(model, {"encoder.layers.1.self_attention": [0]})
     once = Encoder(bert_tiny(20, **SMALL | {"layers": 1}, shared=True, d_embedding=8), KINDS["tokens"])
     assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in once.parameters())
     storage.save(model, tmp_path)

@@ -93,6 +93,24 @@ def test_int8_multiplies_the_same_whole_numbers(kind: str) -> None:
     assert 1e-3 < np.abs(logits - truth(plain, text)).max() < 1.0
 
 
+@pytest.mark.parametrize("kind", ["gpt", "llama", "odd", "gemma"])
+def test_weights_in_16_bits_are_those_numbers_and_nothing_else_is_rounded(kind: str) -> None:
+    """The bits of the same numbers in fp32, for one row, two, and tiles of many; of half the memory."""
+    half = build(kind).bfloat16()
+    whole = copy.deepcopy(half).float()
+    engines, draw = (Native(half), Native(whole)), np.random.default_rng(5)
+    for count in (1, 2, 3, 17):
+        texts, tokens = prompts(count + 2)[2:], draw.integers(3, V, count)
+        said = []
+        for engine in engines:
+            rows = engine.rows()
+            rows.start(texts)
+            said.append(np.stack([rows.step(tokens) for _ in range(3)]))
+        assert np.array_equal(*said)
+    laid = [sum(x.nbytes for x in engine._kept if isinstance(x, np.ndarray)) for engine in engines]
+    assert laid[0] < 0.6 * laid[1]
+
+
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
 def test_a_long_prompt_is_read_at_once_as_token_by_token(kind: str, int8: bool) -> None:

@@ -170,10 +170,10 @@ class Lists:
         return np.arange(sum(source) % 5, V, 5)
 
 
-@pytest.mark.parametrize("int8", [False, True])
-def test_a_shortlist_is_a_mask_and_depends_on_no_other_sentence(int8: bool) -> None:
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
+def test_a_shortlist_is_a_mask_and_depends_on_no_other_sentence(weights: str) -> None:
     model = build_model(norm="pre")
-    model = quantise(model) if int8 else model
+    model = {"fp32": lambda m: m, "bf16": lambda m: m.bfloat16(), "int8": quantise}[weights](model)
     engine, whole, texts = Native(model, shortlists=Lists()), Native(model), sentences(12)
     rows, plain = engine.rows(), whole.rows()
     rows.start(texts), plain.start(texts)

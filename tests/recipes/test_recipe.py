@@ -552,3 +552,11 @@ def test_training_refuses_what_makes_no_sense(changes: dict[str, Any], message: 
 def test_the_edges_make_sense() -> None:
     TrainConfig(steps=1, clip=0.0, smoothing=0.0, ema=0.0, average=0, batch_tokens=0, seed=0, shards=1, keep=1)
     TrainConfig(epochs=0.01, seed=2**63 - 1, precision="fp16", recompute="layers", distributed="fsdp")
+
+
+def test_scores_that_an_older_regard_has_written_are_no_setting_and_read_over() -> None:
+    recipe = load(write(GOOD + "decode: {beam: 2, scores: false}\n"), ["decode.scores=true"])
+    assert recipe.decode == DecodeConfig(beam=2)
+    assert "scores" not in dump(recipe)
+    reads = "task: {name: classify}\ndata: {train: {tsv: a.tsv}}\nmodel: {preset: bert-tiny}\ntrain: {steps: 1}\n"
+    assert "unknown key 'scores' in decode" in refused(lambda: load(write(f"{reads}decode: {{scores: true}}\n")))

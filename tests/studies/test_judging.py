@@ -200,7 +200,7 @@ def test_mistakes_are_one_line(models: dict[str, Path], labelled: Path, tmp_path
     (tmp_path / "one.tsv").write_text("a\tup\n")
     assert "has 1 texts: there is nothing to judge by" in mistake(model, tmp_path / "one.tsv")
     (tmp_path / "two.tsv").write_text("a\tup\nb\tsideways\n")
-    assert "labels that training never saw: sideways" in mistake(model, tmp_path / "two.tsv")
+    assert "labels that the model does not know: sideways" in mistake(model, tmp_path / "two.tsv")
     assert not (model / "config.json.tmp").exists()
 
 

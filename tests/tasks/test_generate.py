@@ -18,6 +18,8 @@ from regard.data.arrays import Column, Table
 from regard.data.documents import Passage, TextFiles
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.data.vocabulary import Marks
+from regard.decoding.beam import Beam
+from regard.decoding.sampling import Sampling
 from regard.models.family import build, configure
 from regard.recipes import reading
 from regard.recipes import train as module
@@ -287,3 +289,41 @@ def test_a_text_goes_on_past_the_places_of_its_model() -> None:
     long = generator.completions("the", limit=100, seed=3)[0]
     greedy = [int(each) for each in long.ids[:13]]
     assert greedy == generator.completions("the", limit=13, seed=3)[0].ids  # before the places end, nothing differs
+
+
+@pytest.mark.parametrize("engine", ["torch", "native"])
+@pytest.mark.parametrize(
+    "how", [{"beam": 1}, {"beam": 3}, {"temperature": 1.0, "best": 3}, {"beam": 1, "block": 2}, {"beam": 3, "best": 2}]
+)
+def test_a_stop_text_ends_the_search_and_changes_no_text(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch, engine: str, how: dict[str, Any]
+) -> None:
+    steps = []
+    for fleet in (Beam, Sampling):
+        step = fleet.step
+        monkeypatch.setattr(fleet, "step", lambda *given, step=step: steps.append(1) or step(*given))
+    made = Generator(generator.model, generator.tokenizer, generator.decode, engine=engine)
+    prompts = ["the c", "the dog sat", "", "log"]
+    whole = made.completions(prompts, limit=60, **how)
+    stop = whole[0][0].text[5:7]
+    found = made.completions(prompts, limit=60, stop=stop, **how)
+    for prompt, row, full in zip(prompts, found, whole, strict=True):
+        assert [each.text for each in row] == [each.text.partition(stop)[0] for each in full]
+        alone = made.completions(prompt, limit=60, stop=stop, **how)
+        assert [(each.text, each.ids) for each in alone] == [(each.text, each.ids) for each in row]
+        for each, other in zip(row, full, strict=True):
+            assert each.ids == other.ids[: len(each.ids)]
+            assert each.token_scores == pytest.approx(other.token_scores[: len(each.token_scores)], abs=1e-5)
+            assert each.why == ("stop" if stop in other.text else other.why)
+        if how.get("best", 1) == 1:
+            assert "".join(made.stream(prompt, limit=60, stop=stop, **how)) == row[0].text
+    steps.clear()
+    made.completions(prompts[0], limit=60, stop=stop, **how)
+    if "best" not in how:
+        assert len(steps) < 30
+    elif "beam" in how:  # several outputs are compared as wholes
+        assert len(steps) == 60
+    else:
+        assert len(steps) == max(len(each.ids) + (len(each.token_scores) > len(each.ids)) for each in found[0])
+        done = [each.ids for each, other in zip(found[0], whole[0], strict=True) if stop in other.text]
+        assert all(made.tokenizer.decode(ids).endswith(stop) for ids in done)

@@ -10,16 +10,19 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from tokenizers import normalizers
 
 import regard
 from regard.data.rows import RowFiles
-from regard.data.tokenizers import Tokenizer, TokensConfig
+from regard.data.tokenizers import Tokenizer, TokensConfig, state
+from regard.models import storage
+from regard.models.family import build, configure
 from regard.recipes import reading
 from regard.recipes.train import train
 from regard.studies import maps
 from regard.tasks.classify import Classify, LabelledFiles, shortened
 from regard.tasks.mask import Masking, hidden, related, words_begin
-from regard.tasks.reader import asked
+from regard.tasks.reader import Given, asked
 from regard.training.objectives import IGNORE
 
 QUIET = Console(quiet=True)
@@ -60,7 +63,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def classifier(folder: Path) -> Path:
-    return run(recipe(folder, "task: {name: classify}", "data: {train: {tsv: two.tsv}, hold_out: 6}", name="two"))
+    return run(
+        recipe(
+            folder, "task: {name: classify}", "data: {train: {tsv: two.tsv}, hold_out: 6, max_length: 64}", name="two"
+        )
+    )
 
 
 def test_labels_are_found_kept_and_told_with_their_probabilities(classifier: Path) -> None:
@@ -92,7 +99,9 @@ def test_a_long_text_is_read_in_windows_and_nothing_of_it_is_lost(classifier: Pa
 
 
 def test_a_resumed_run_is_the_same_model_bit_for_bit(folder: Path) -> None:
-    path = recipe(folder, "task: {name: classify}", "data: {train: {tsv: two.tsv}, hold_out: 6}", name="whole")
+    path = recipe(
+        folder, "task: {name: classify}", "data: {train: {tsv: two.tsv}, hold_out: 6, max_length: 64}", name="whole"
+    )
     whole, parts = run(path), folder / "runs" / "parts"
     train(reading.load(str(path), ["train.steps=3"]), parts, name="again", console=QUIET)
     train(reading.load(str(path)), parts, name="again", console=QUIET, resume=True)
@@ -108,7 +117,7 @@ def test_several_labels_and_numbers(folder: Path) -> None:
         recipe(
             folder,
             "task: {name: classify, kind: several}",
-            "data: {train: {jsonl: some.jsonl}, hold_out: 3}",
+            "data: {train: {jsonl: some.jsonl}, hold_out: 3, max_length: 64}",
             name="some",
         ),
         "tokens.size=31",
@@ -117,7 +126,7 @@ def test_several_labels_and_numbers(folder: Path) -> None:
     assert model.labels == ("a", "b")
     assert set(model.classify("word 1", threshold=0.0).label.split("|")) == {"a", "b"}
     assert model.classify("word 1", threshold=1.0).label == ""
-    numbers = "data: {train: {csv: pairs.csv, columns: {text: 0, pair: 1, label: 2}}, hold_out: 6}"
+    numbers = "data: {train: {csv: pairs.csv, columns: {text: 0, pair: 1, label: 2}}, hold_out: 6, max_length: 64}"
     place = run(recipe(folder, "task: {name: classify, kind: number}", numbers, name="numbers"))
     found = regard.load(place).classify("the good film", "the good film again")
     assert isinstance(found.value, float)
@@ -127,7 +136,7 @@ def test_several_labels_and_numbers(folder: Path) -> None:
 
 @pytest.mark.parametrize("learns", ["contrast", "score"])
 def test_vectors_have_length_one_and_do_not_hang_on_their_company(folder: Path, learns: str) -> None:
-    data = "data: {train: {csv: pairs.csv, columns: {text: 0, pair: 1, score: 2}}, hold_out: 6}"
+    data = "data: {train: {csv: pairs.csv, columns: {text: 0, pair: 1, score: 2}}, hold_out: 6, max_length: 64}"
     place = run(recipe(folder, f"task: {{name: embed, learns: {learns}}}", data, name=learns))
     model = regard.load(place, bitwise=True)
     texts = ["the good film", "a", "the awful film number 9 and more of it", " ".join(["film"] * 300)]
@@ -165,6 +174,30 @@ def test_a_masked_model_fills_gaps_and_a_classifier_begins_with_it(folder: Path)
     path.write_text(path.read_text().replace("runs/bert", "runs/none"))
     with pytest.raises(ValueError, match="runs/none is not a directory"):
         reading.load(str(path))
+
+
+def test_pairs_are_classified_by_a_language_model_whose_tokenizer_begins_each_text(folder: Path) -> None:
+    """As Llama's does: a text that is read as a whole has one beginning, and not that of the tokenizer as well."""
+    own = Tokenizer.learn(TokensConfig("char", 0), [" ".join(GOOD + BAD), "the film number 0123456789 again"])
+    own.rust.normalizer, own.rust.post_processor = normalizers.NFC(), state(own.marks, [("<s>", 1)])
+    tokens = Tokenizer(own.rust.to_str())
+    assert (tokens.imported, tokens.encode("good")[0]) == (True, 1)
+    model = build(configure("llama-tiny", ["layers=1", "d_model=16", "heads=2"], vocabulary=len(tokens)))
+    storage.save(model, folder / "lm", storage.Purpose({"name": "generate", "block": 32}, {}))
+    tokens.save(folder / "lm" / "tokenizer.json")
+    path = folder / "pairs.yaml"
+    path.write_text(
+        "task: {name: classify, kind: number}\nmodel: {from: lm}\n"
+        f"data: {{train: {{csv: pairs.csv, columns: {{text: 0, pair: 1, label: 2}}}}, hold_out: 6}}\n{TRAIN}"
+    )
+    reader = regard.load(run(path))
+    ((one,), (two,)) = reader.framed([Given("good"), Given("good", "bad")])
+    good, bad = (tokens.encode(text)[1:] for text in ("good", "bad"))
+    assert one.ids == [1, *good, 2]
+    assert (two.ids, two.segments) == ([1, *good, 2, *bad, 2], [0] * 6 + [1] * 4)
+    assert isinstance(reader.classify("good", "bad").value, float)
+    prepared = Classify(kind="number").examples([{"text": "good", "pair": "bad", "label": 1}], reader.tokenizer)
+    assert next(prepared)[0] == two.ids
 
 
 def test_what_is_hidden_is_a_share_of_whole_units() -> None:
@@ -234,6 +267,21 @@ def test_rows_say_what_is_wrong_with_them(tmp_path: Path) -> None:
     assert same.fingerprint() == LabelledFiles(tsv=str(path)).fingerprint() != named.fingerprint()
 
 
+def test_a_model_to_begin_with_takes_the_place_of_the_one_a_recipe_describes(folder: Path, classifier: Path) -> None:
+    """What the file says of its own model is dropped; what is said beside it holds."""
+    own = str(recipe(folder, "task: {name: classify}", "data: {train: {tsv: two.tsv}}", name="other"))
+    begun = reading.load(own, [f"model.from={classifier}", "model.dropout=0.3"])
+    assert (begun.model.base, begun.model.changes) == (str(classifier), {"dropout": 0.3})
+    (folder / "begun.yaml").write_text(
+        f"{TRAIN}\ntask: {{name: classify}}\ndata: {{train: {{tsv: two.tsv}}}}\n"
+        f"model: {{from: {classifier}, dropout: 0.3}}\n"
+    )
+    anew = reading.load(str(folder / "begun.yaml"), ["model.preset=bert-mini"])
+    assert (anew.model.base, anew.model.preset, anew.model.changes) == (None, "bert-mini", {})
+    with pytest.raises(ValueError, match=r"model.from and model.preset each say what a model is"):
+        reading.load(own, [f"model.from={classifier}", "model.preset=bert-mini"])
+
+
 def test_what_cannot_be_learnt_is_refused_in_one_line(folder: Path, classifier: Path) -> None:
     with pytest.raises(ValueError, match=r"have 1 label \(up\): two are needed"):
         Classify().fitted([{"text": "a", "label": "up"}])
@@ -248,6 +296,10 @@ def test_what_cannot_be_learnt_is_refused_in_one_line(folder: Path, classifier: 
             str(recipe(folder, "task: {name: classify}", "data: {train: {tsv: two.tsv}}", name="no")),
             ["model.preset=tiny"],
         )
+    for task, columns in (("classify", "label: 2"), ("embed", "score: 2")):
+        data = f"data: {{train: {{csv: pairs.csv, columns: {{text: 0, pair: 1, {columns}}}}}, max_length: 65}}"
+        with pytest.raises(ValueError, match=r"max_length = 64: it must hold the 65 tokens of data\.max_length"):
+            reading.load(str(recipe(folder, f"task: {{name: {task}}}", data, name="long")))
     with pytest.raises(ValueError, match="cannot generate: it is a model to classify"):
         regard.load(classifier, task="generate")
     assert shortened([1, 2, 3], [4, 5, 6], 3) == ([1], [4, 5])

@@ -5,19 +5,23 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from regard.core.generation import padded
+from regard.core.outputs import HeadConfig
 from regard.data.arrays import Table, pairs_of
-from regard.data.batching import collate
+from regard.data.batching import Batch, collate
+from regard.models.encoder import Encoder, bert_tiny
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.config import TrainConfig
 from regard.training.distributed import world
 from regard.training.loop import Learner, Report
-from regard.training.objectives import NextToken
+from regard.training.objectives import Contrastive, NextToken, Objective
 from regard.training.optimisers import OptimiserConfig
 from regard.training.run import Trainer, Validation
 from regard.training.stream import stream
@@ -31,11 +35,20 @@ t.work(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]))
 """
 
 
+def alike(rows: Sequence[Any], draw: random.Random) -> Batch:
+    """First texts, those that belong to them, and a wrong one for each."""
+    texts = [list(map(int, text)) for group in zip(*rows, strict=True) for text in group] + [[3, 4, 5]] * len(rows)
+    tokens = padded(texts, 0, 2**31)
+    keep = torch.arange(tokens.shape[1]) < torch.tensor([len(text) for text in texts])[:, None]
+    group = torch.arange(3).repeat_interleave(len(rows))
+    return Batch({"tokens": tokens, "keep": keep, "group": group}, len(rows))
+
+
 def work(directory: Path, settings: dict[str, Any]) -> None:
     """What each process does: train on pairs of very uneven length, some batches smaller than the world."""
     torch.set_num_threads(1)
     optimiser, interrupt = OptimiserConfig(settings.pop("optimiser")), settings.pop("interrupt", None)
-    dtype = getattr(torch, settings.pop("dtype", "float64"))
+    dtype, contrast = getattr(torch, settings.pop("dtype", "float64")), settings.pop("contrast", False)
     config = TrainConfig(
         **{"steps": 8, "batch_tokens": 40, "shards": 1, "checkpoint_every": 4, **settings, "optimiser": optimiser}
     )
@@ -43,12 +56,16 @@ def work(directory: Path, settings: dict[str, Any]) -> None:
     rows = [[draw.randrange(3, 12) for _ in range(draw.choice([1, 2, 3, 25]))] for _ in range(30)]
     arrays = Table.build(directory / "arrays", ((row, row[::-1]) for row in rows), pairs_of(12))
     torch.manual_seed(0)
-    shape = {"encoder_layers": 2, "decoder_layers": 1, "d_model": 16, "d_ff": 32, "dropout": 0.0}
-    model = Transformer(TransformerConfig.tiny(12, **shape)).to(dtype)
-    with world("cpu") as here, Learner(NextToken(model, 0.1), lambda step: 1e-2, config, here) as learner:
+    objective: Objective
+    if contrast:
+        objective = Contrastive(Encoder(bert_tiny(12, dropout=0.0), HeadConfig("vector", pool="mean")).to(dtype))
+    else:
+        shape = {"encoder_layers": 2, "decoder_layers": 1, "d_model": 16, "d_ff": 32, "dropout": 0.0}
+        objective = NextToken(Transformer(TransformerConfig.tiny(12, **shape)).to(dtype), 0.1)
+    with world("cpu") as here, Learner(objective, lambda step: 1e-2, config, here) as learner:
         trainer = Trainer(
             learner,
-            lambda position: stream(arrays, collate, config, here, position),
+            lambda position: stream(arrays, alike if contrast else collate, config, here, position),
             directory / "trainer",
             total=config.steps,
             validate=lambda model, step: Validation(
@@ -101,6 +118,13 @@ def test_one_two_and_four_processes_learn_the_same(tmp_path: Path) -> None:
         (4, "fsdp", {"accumulate": 2}),
     ):
         agree(alone, run(tmp_path / f"{processes}-{kind}", processes, distributed=kind, **more))
+
+
+@pytest.mark.slow
+def test_a_contrast_is_with_the_texts_of_all_processes(tmp_path: Path) -> None:
+    alone = run(tmp_path / "1", 1, contrast=True)
+    assert alone["losses"][-1] < alone["losses"][0]
+    agree(alone, run(tmp_path / "2", 2, contrast=True))
 
 
 @pytest.mark.slow

@@ -108,6 +108,31 @@ def test_interrupted_and_resumed_is_the_same_run(tmp_path: Path, through: Traine
     assert all(torch.equal(x, through.final()[name]) for name, x in second.final().items())
 
 
+@pytest.mark.parametrize("optimiser", ["muon", "adamw"])
+def test_what_is_frozen_thaws_after_its_steps_also_in_a_resumed_run(tmp_path: Path, optimiser: str) -> None:
+    """What is new comes first: until `thaw` the rest holds still, in a run that goes on from a checkpoint as well."""
+    settings = {"freeze": ("encoder.*",), "thaw": 6, "optimiser": OptimiserConfig(optimiser)}
+
+    def inside(trainer: Trainer) -> list[torch.Tensor]:
+        return [p for name, p in weights(trainer).items() if name.startswith("encoder.")]
+
+    whole = make(tmp_path / "whole", **settings)
+    before, steps = inside(whole), list[bool]()
+    with whole.learner:
+        for event in whole.run():
+            if isinstance(event, Report):
+                steps.append(all(map(torch.equal, before, inside(whole))))
+    assert steps == [True] * 6 + [False] * 6
+    first = make(tmp_path / "parts", **settings, steps=3)
+    run(first)
+    second = make(tmp_path / "parts", **settings)
+    assert second.resume()
+    run(second)
+    assert same(second, whole)
+    with pytest.raises(ValueError, match=r"train.thaw = 6: train.freeze names nothing that could thaw"):
+        TrainConfig(steps=1, thaw=6)
+
+
 def test_a_broken_checkpoint_is_passed_over_and_said_so(tmp_path: Path, through: Trainer) -> None:
     first = make(tmp_path, steps=9)
     run(first)

@@ -1,0 +1,197 @@
+"""Semantic search: the documents whose vectors are nearest to that of a query, exactly.
+
+Letters: Q queries, B documents of a block, d width of a vector.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from regard.data.collection import Document, Show, Store, Vectors
+from regard.tasks.asks import windows
+from regard.tasks.classify import Classifier
+from regard.tasks.embed import Embedder
+from regard.tasks.reader import Given
+from regard.tasks.uses import EmbedUse, SearchUse
+
+
+class Hit(NamedTuple):
+    """A document that was found."""
+
+    id: str
+    text: str
+    score: float  # the cosine of its vector and the query's; re-ranked, how likely the two belong together
+
+
+class Index:
+    """Documents in a folder that an embedder finds again; a classifier of pairs may rank what it finds.
+
+    >>> embedder = load("runs/minilm")                                                  # doctest: +SKIP
+    >>> index = Index.build(embedder, ["A cat sits.", "Stocks fell."], "animals")       # doctest: +SKIP
+    >>> [hit.text for hit in index.search("a feline", top=1)]                           # doctest: +SKIP
+    ['A cat sits.']
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        path: str | os.PathLike[str],
+        *,
+        name: str = "this one",
+        use: SearchUse | None = None,
+        reranker: Classifier | None = None,
+    ) -> None:
+        """What lies in the folder; a new one is empty. `name` is what errors call the model."""
+        self.embedder, self.reranker = embedder, reranker
+        self.use = use or SearchUse(**vars(embedder.use))
+        embedding = self.use.embedding
+        self.store = Store(path, fingerprint(embedder, embedding), name, embedder.width(embedding))
+
+    @classmethod
+    def build(cls, embedder: Embedder, documents: Iterable[Any], path: str | os.PathLike[str], **how: Any) -> "Index":
+        """A folder with these documents, texts or (id, text); of one that is there, vectors of the same texts stay."""
+        index = cls(embedder, path, **how)
+        index.renew(documents)
+        return index
+
+    @classmethod
+    def open(cls, embedder: Embedder, path: str | os.PathLike[str], **how: Any) -> "Index":
+        """What `build` has made with this embedder."""
+        index = cls(embedder, path, **how)
+        if not len(index):
+            raise ValueError(f"{path} has no documents yet: build it")
+        return index
+
+    def renew(self, documents: Iterable[Any], progress: Show = lambda *_: None) -> int:
+        """Have these documents, and no others; -> how many texts were embedded."""
+        return self.store.renew(numbered(documents), self._embedded, progress)
+
+    def add(self, documents: Iterable[Any]) -> int:
+        """Have these documents, too."""
+
+        def both() -> Iterator[Document]:
+            yield from self.store
+            yield from numbered(documents, len(self) + 1)
+
+        return self.store.renew(both(), self._embedded)
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def _embedded(self, texts: Iterator[str]) -> Iterator[Vectors]:
+        for window in windows(map(Given, texts)):
+            yield unit([each.vector for each in self.embedder.answers(window, self.use.embedding)])
+
+    def search(self, query: str | Sequence[str], top: int | None = None) -> Any:
+        """The nearest documents of a query, the nearest first, or of each in a list."""
+        given = [query] if isinstance(query, str) else query
+        use = self.use if top is None else replace(self.use, top=top)
+        found = self.answers([Given(each) for each in given], use)
+        return found[0] if isinstance(query, str) else found
+
+    def answers(self, asks: Sequence[Given], settings: SearchUse) -> list[list[Hit]]:
+        """The same for each of some queries."""
+        if not asks:
+            return []
+        vectors = unit([each.vector for each in self.embedder.answers(asks, self.use.embedding)])
+        most = settings.top if self.reranker is None else settings.candidates or 10 * settings.top
+        near = nearest(vectors, self.store.blocks(), most)
+        held = iter(self.store.some(number for row in near for number, _ in row))
+        found = [[Hit(*next(held), score) for _, score in row] for row in near]
+        return found if self.reranker is None else [*map(self._reranked, asks, found, [settings.top] * len(asks))]
+
+    def _reranked(self, ask: Given, found: list[Hit], top: int) -> list[Hit]:
+        assert self.reranker is not None
+        said = self.reranker.answers([Given(ask.text, hit.text) for hit in found], self.reranker.use)
+        ranked = [hit._replace(score=self.reranker.likely(each)) for hit, each in zip(found, said, strict=True)]
+        return sorted(ranked, key=lambda hit: -hit.score)[:top]
+
+    # What the command asks of whoever answers.
+    @property
+    def longest(self) -> int | None:
+        return self.embedder.longest
+
+    @property
+    def without_native(self) -> str | None:
+        return self.embedder.without_native
+
+
+def searched(embedder: Embedder, query: str | Sequence[str], documents: Any, top: int) -> Any:
+    """The same in an index, or where one lies; or in documents that are held in memory, texts or (id, text)."""
+    if isinstance(documents, str | os.PathLike):
+        documents = Index.open(embedder, documents)
+    if isinstance(documents, Index):
+        return documents.search(query, top)
+    held, queries = list(numbered(documents)), [query] if isinstance(query, str) else list(query)
+    if not (held and queries):
+        raise ValueError(f"{len(queries)} queries for {len(held)} documents: there is nothing to find")
+    some = windows(Given(each.text) for each in held)
+    blocks = (unit(embedder.embed([ask.text for ask in window])) for window in some)
+    near = nearest(unit(embedder.embed(queries)), blocks, top)
+    found = [[Hit(*held[number], score) for number, score in row] for row in near]
+    return found[0] if isinstance(query, str) else found
+
+
+def numbered(documents: Iterable[Any], first: int = 1) -> Iterator[Document]:
+    """Texts by their numbers, and what has an id by that."""
+    for number, each in enumerate(documents, start=first):
+        id, text = (number, each) if isinstance(each, str) else each
+        if not text.strip():
+            raise ValueError(f"the document {id} is blank: leave it out")
+        yield Document(str(id), text)
+
+
+def fingerprint(embedder: Embedder, use: EmbedUse) -> str:
+    """The same for embedders that make the same vectors."""
+    tokens = embedder.tokenizer.__reduce__()[1][0]
+    about: Any = [[repr(model.config), repr(model.head)] for model in embedder.models]
+    seen = sha256(json.dumps([about, embedder.longest, asdict(use), tokens]).encode())
+    for model in embedder.models:
+        for name, values in model.state_dict().items():
+            seen.update(name.encode())
+            seen.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return seen.hexdigest()
+
+
+def unit(vectors: Sequence[Vectors] | Vectors) -> Vectors:
+    """Vectors (N, d) of length 1."""
+    x = np.asarray(vectors, np.float32)
+    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12), np.float32)
+
+
+def nearest(queries: Vectors, blocks: Iterable[Vectors], top: int) -> list[list[tuple[int, float]]]:
+    """The documents of largest product with each query (Q, d), of vectors (B, d) of length 1, and the products: of
+    equals, the first of them first.
+
+    A product of matrices finds all that may be among them. Its last digits hang on its company, so these are multiplied
+    once more, each by itself.
+
+    >>> nearest(np.eye(2, dtype=np.float32), [np.eye(2, dtype=np.float32)[[0, 0, 1]]], top=2)
+    [[(0, 1.0), (1, 1.0)], [(2, 1.0), (0, 0.0)]]
+    """
+    margin = 4 * queries.shape[1] * np.finfo(np.float32).eps  # by which two such products may differ
+    exact, least = queries.astype(np.float64), np.full(len(queries), -np.inf)
+    scores = [np.zeros(0)] * len(queries)
+    numbers = [np.zeros(0, np.int64)] * len(queries)
+    first = 0
+    for block in blocks:
+        products = queries @ block.T  # (Q, B)
+        bound = least
+        if len(block) > top:
+            bound = np.maximum(bound, np.partition(products, -top, axis=1)[:, -top])
+        for i, row in enumerate(products):
+            near = np.flatnonzero(row >= bound[i] - margin)
+            if len(near):
+                some = np.concatenate([scores[i], (block[near].astype(np.float64) * exact[i]).sum(1)])
+                which = np.concatenate([numbers[i], first + near])
+                order = np.lexsort((which, -some))[:top]
+                scores[i], numbers[i] = some[order], which[order]
+                least[i] = scores[i][-1] if len(order) == top else -np.inf
+        first += len(block)
+    return [list(zip(n.tolist(), x.tolist(), strict=True)) for n, x in zip(numbers, scores, strict=True)]
