@@ -67,7 +67,7 @@ BUDGET = {
     "api": 150,
     "studies": 1_250,
     "experiments": 4_770,
-    "serving": 3_900,
+    "serving": 4_050,
     "cli": 2_010,
     "__main__": 10,
 }

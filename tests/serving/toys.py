@@ -36,7 +36,7 @@ def translator(seed: int = 3, **changes: Any) -> Translator:
     return Translator(model(seed, **changes), tokenizer(), DecodeConfig(extra=6, beam=3), engine="torch")
 
 
-def writer(path: Path, **changes: Any) -> Path:
+def writer(path: Path, template: str | None = None, **changes: Any) -> Path:
     """A directory of a language model of characters that has learned nothing, either."""
     tokens = Tokenizer.learn(TokensConfig("char", size=0), LINES)
     torch.manual_seed(4)
@@ -48,6 +48,8 @@ def writer(path: Path, **changes: Any) -> Path:
     made.output.weight.data[[*MARKS[:2], UNK]] = 0.0  # nor anything that is no text
     storage.save(made, path, storage.Purpose({"name": "generate", "block": 64}, {"limit": 40}))
     tokens.save(path / "tokenizer.json")
+    if template is not None:
+        (path / storage.TEMPLATE).write_text(template)
     return path
 
 

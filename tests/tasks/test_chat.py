@@ -57,8 +57,7 @@ def test_an_answer_ends_where_the_template_ends_one(tmp_path: Path) -> None:
 
 
 def test_what_no_model_can_answer_is_said(generator: Generator, folder: Path, tmp_path: Path) -> None:
-    short = writer(tmp_path / "short")
-    (short / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    short = writer(tmp_path / "short", "{{ messages[-1].content }}")
     with pytest.raises(ReachError, match="the conversation has 129 sub-words, the model has 128 places: shorten it"):
         regard.load(short).chat("a" * 129)
     with pytest.raises(ValueError, match="the chat template refuses these messages: 'dict object' has no attribute"):
