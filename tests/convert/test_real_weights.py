@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Rust
 from torch import Tensor
 
 import regard
-from regard.convert import gguf, graphs, import_
+from regard.convert import export, gguf, graphs, import_
 from regard.convert.weights import WEIGHTS
 from regard.data.tokenizers import Tokenizer
 from regard.models import storage
@@ -303,3 +303,22 @@ def test_what_is_listed_is_what_is_there(fetched: Callable[[str], Pair]) -> None
         _, ours = fetched(name)
         model = storage.load(ours)
         assert sum(x.numel() for x in model.parameters()) == each.parameters, name
+
+
+@torch.inference_mode()
+def test_labels_are_as_likely_as_in_transformers(fetched: Callable[[str], Pair], tmp_path: Path) -> None:
+    _, ours = fetched("smollm2-135m-instruct")
+    export(ours, tmp_path / "theirs", to="huggingface")
+    llama = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "theirs").eval()
+    encode = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs").encode
+    words, shown = ["Negative", "Positive", "neither good nor bad"], "Review: so dull\nAnswer: Negative\n\n"
+    texts = ["a charming and often affecting journey", "", "unflinchingly bleak and desperate"]
+    asked = regard.load(ours).prompted("Review: {text}\nAnswer: {label}", words, [("so dull", "Negative")])
+    for text, found in zip(texts, asked.classify(texts), strict=True):
+        for word, said in zip(words, found.logits, strict=True):
+            before = encode(f"{shown}Review: {text}\nAnswer:")
+            ids = encode(f"{shown}Review: {text}\nAnswer: {word}")
+            assert ids[: len(before)] == before
+            log_p = llama(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+            expected = sum(log_p[k - 1, ids[k]].item() for k in range(len(before), len(ids)))
+            assert said == pytest.approx(expected, abs=1e-4)
