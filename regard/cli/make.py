@@ -37,8 +37,10 @@ def shortlist(
     common: Annotated[int, typer.Option(min=0)] = 200,  # frequent tokens that every sentence has
 ) -> None:
     """Learn which target tokens go with which source tokens, for a quicker output layer."""
+    from regard.api import check_task
     from regard.recipes.shortlist import make_shortlist
 
+    check_task(model, "translate")
     with telling("learning a shortlist"):
         made = make_shortlist(model, source, target, size=size, common=common)
     few = f"{made.coverage.size:,.0f} of {made.vocabulary:,} tokens for a sentence"

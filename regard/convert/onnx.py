@@ -294,17 +294,20 @@ def _content(x: Any) -> tuple[tuple[int, ...], bytes]:
 
 def _quantise(path: Path) -> None:
     """Put the matrices of a graph in eight bits, in place; activations are rounded as it runs."""
-    quantise = need("onnxruntime.quantization", "convert").quantize_dynamic
-    whole = path.rename(path.with_suffix(".fp32"))
+    model = need("onnx", "convert").load(str(path))
+    nodes = [node for node in model.graph.node if node.op_type == "Gemm"]  # whose matrices are turned round for it
+    turned = {n.input[1] for n in nodes if any(each.name == "transB" and each.i for each in n.attribute)}
+    (named,) = (each for each in model.metadata_props if each.key == NAMED)
+    named.value = json.dumps({x: f"{at}^T" if at in turned else at for x, at in json.loads(named.value).items()})
+    for each in (path, path.with_name(f"{path.name}.data")):
+        each.unlink(missing_ok=True)
     log = logging.getLogger()
     level = log.level
-    log.setLevel(logging.ERROR)
+    log.setLevel(logging.ERROR)  # it would have us prepare the graph, for which there is no need
     try:
-        quantise(whole, path, extra_options={"MatMulConstBOnly": True})
+        need("onnxruntime.quantization", "convert").quantize_dynamic(model, path)
     finally:
         log.setLevel(level)
-    for each in (whole, path.with_name(f"{path.name}.data")):
-        each.unlink(missing_ok=True)
 
 
 class Onnx(Module):

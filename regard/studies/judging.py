@@ -112,7 +112,7 @@ def _given(task: Task, data: Path, columns: Sequence[str]) -> tuple[beir.Judgeme
 def _predictor(directory: Path, task: Task) -> Reader:
     found = load(directory)
     if not isinstance(found, Reader):
-        raise ValueError(f"{directory} is {task.a_model}: name --source and --reference, or a --text")
+        raise ValueError(f"{directory} is {task.a_model}: name --source and --reference")
     return found
 
 
