@@ -52,8 +52,7 @@ def export(
     out: Path,  # where the other program's files go; a file, if it ends in .gguf
     *,
     to: str | None = None,  # which program: ctranslate2, onnx, hf or gguf (default: as OUT ends)
-    quantization: str
-    | None = None,  # `--type` ctranslate2: int8, float16, ...; onnx: int8; gguf: f16, q8_0, q4_0, q4_1
+    quantization: str | None = None,  # `--type` of numbers: int8, float16, ...; in a .gguf f16, q8_0, q4_0, q4_1
     past: bool = True,  # onnx: a language model goes on from its past, token by token
 ) -> None:
     """Write a model for another program: llama.cpp, ONNX Runtime, CTranslate2, Hugging Face's transformers."""

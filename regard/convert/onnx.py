@@ -85,9 +85,7 @@ def _write_one(source: Source, model: Any, directory: Path, past: bool) -> None:
     widths = {"key": c.d_k or c.d_model // c.heads, "value": c.d_v or c.d_model // c.heads}
     free: Any = {0: "batch", 1: "sequence"}
     inputs: dict[str, tuple[Any, Any]] = {"input_ids": (ids, free)}
-    inputs["attention_mask"] = (
-        (torch.ones(B, P + T, dtype=torch.int64), {0: "batch", 1: "total"}) if n else (ids * 1, free)
-    )
+    inputs["attention_mask"] = ids.new_ones(B, P + T if n else T), {0: "batch", 1: "total"} if n else free
     if (getattr(c, "segments", None) or 1) > 1:
         inputs["token_type_ids"] = torch.zeros_like(ids), free
     if n:
@@ -96,10 +94,12 @@ def _write_one(source: Source, model: Any, directory: Path, past: bool) -> None:
     outputs = PAIR if head.relation else GIVEN[head.kind]
     _export(_One(model), inputs, [*outputs, *(f"present.{i}.{x}" for i in range(n) for x in widths)], directory / MODEL)
     try:
-        foreign.describe(source, directory)
-    except ValueError:  # no class of theirs is such a model: the graph needs none
+        foreign.their_config(source)
+    except ValueError:  # no class of theirs is such a model, and the graph needs none
         write_whole(directory / CONFIG, json.dumps({"config": asdict(c), "head": asdict(head)}, indent=2) + "\n")
         source.tokenizer.save(directory / TOKENIZER)
+    else:
+        foreign.describe(source, directory)
 
 
 class _One(nn.Module):
@@ -267,6 +267,9 @@ def _export(module: nn.Module, inputs: dict[str, tuple[Any, Any]], outputs: list
                 verbose=False,
                 dynamo=True,
             )
+        except torch.onnx.OnnxExporterError as error:
+            why = str(error.__cause__ or error).splitlines()[0]
+            raise ValueError(f"PyTorch makes no graph of this model: {why}") from error
         finally:
             log.setLevel(level)
     stored = program.model.graph.initializers
