@@ -27,6 +27,7 @@ from regard.inspection.taps import attentions, edit
 from regard.inspection.words import Words, added, words, words_of_spans
 from regard.recipes import reading as recipes
 from regard.recipes.prepare import find_splits
+from regard.tasks.translate import Translate
 
 TOKENS = 4096  # of a batch
 STRETCH = 64  # tokens of a text that a language model is studied on at a time
@@ -118,7 +119,7 @@ class Translations(Study):
     """A translator and sentences with their translations."""
 
     translator: Translator
-    task: Any  # how translations are scored
+    task: Translate  # how translations are scored
     lines: list[int]  # of each sentence in its file, from 0
     filled: list[int]  # the same, where blank lines of the source do not count
     texts: list[tuple[str, str]]
@@ -130,7 +131,8 @@ class Translations(Study):
         Without files they are the test sentences of the recipe that the model was trained by.
         """
         translator = load(model, precision="fp32")
-        tokenizer = translator.tokenizer
+        tokenizer, task = translator.tokenizer, told(model).task
+        scored = task if isinstance(task, Translate) else Translate()
         if (source is None) != (reference is None):
             raise ValueError("a text and its translation go together: give --source and --reference, or neither")
         given = (
@@ -140,7 +142,7 @@ class Translations(Study):
         def batch(examples: list[dict[str, list[int]]]) -> Batch:
             return collate([(each["source"], each["target"]) for each in examples], marks=tokenizer.marks)
 
-        found, filled = cls(translator.model, tokenizer, [], batch, translator, told(model).task, [], [], []), 0
+        found, filled = cls(translator.model, tokenizer, [], batch, translator, scored, [], [], []), 0
         for line, texts in enumerate(given):
             if len(found.lines) == limit:
                 break
@@ -251,7 +253,13 @@ def _stretches(rows: Iterable[Passage], task: Any, tokenizer: Tokenizer, size: i
 
 def study_of(model: Path, source: Path | None, reference: Path | None, text: Path | None, limit: int) -> Study:
     """What there is to study a model on: pairs of sentences, or a text."""
-    if told(model).task.name == "translate":
+    task = told(model).task
+    if (verb := task.verb or task.name) not in ("translate", "generate"):
+        raise ValueError(
+            f"{model} is {task.a_model}: what is measured of heads is of models that translate or go on with a text; "
+            f"see them by `regard inspect {model} TEXT`"
+        )
+    if verb == "translate":
         if text is not None:
             raise ValueError(f"--text is for a language model, and {model} translates: give --source and --reference")
         return Translations.of(model, source, reference, limit)
