@@ -80,7 +80,7 @@ def test_at_a_terminal_it_goes_on_until_the_end(
     out, errors = capsys.readouterr()
     assert out == f"{first}\n{second}\n{first}\n{second}\n\n"  # what was too long is as if never said
     assert errors.splitlines()[0] == "/reset begins anew, Ctrl-D ends"
-    assert "error: this has 523 sub-words, the model 256 places: shorten it" in errors
+    assert "error: the conversation has 523 sub-words, the model 256 places: leave out its oldest" in errors
 
 
 def test_who_interrupts_an_answer_goes_on_from_there(
