@@ -216,23 +216,29 @@ class Talk:
     """A conversation: what was said, and how it goes on. What no longer fits is left out, and that is told."""
 
     def __init__(self, generator: Any, settings: dict[str, Any], system: str | None) -> None:
-        self.generator, self.settings = generator, settings
+        self.generator, self.settings = generator, Writing.of(settings, generator.decode)
         self.before = [] if system is None else [{"role": "system", "content": system}]
         self.said = list[dict[str, str]]()
         # An answer should find room beside what is said before it; half of the places, if it may be very long.
-        places, limit = generator.memory, Writing.of(settings, generator.decode).search.limit
+        places, limit = generator.memory, self.settings.search.limit
         self.room = None if places is None else places - min(limit or places, places // 2)
         generator.conversation([*self.before, {"role": "user", "content": ""}])  # or why not
 
     def say(self, text: str, *, one_line: bool = False) -> None:
         """Say something, and show the answer as it is written."""
         self.said.append({"role": "user", "content": text})
-        pieces = self.generator.stream(self._fitting(), **self.settings)
+        coming = self.generator.streamed(self._fitting(), self.settings)
         self.said.append({"role": "assistant", "content": ""})
-        for piece in pieces:
+
+        def pieces() -> Iterator[str]:
+            found = yield from coming
+            typer.echo()
+            if found.why == "length":
+                typer.echo(f"note: cut after {len(found.ids)} tokens: --limit N lets it write more", err=True)
+
+        for piece in pieces():
             self.said[-1]["content"] += piece
             typer.echo(piece.replace("\n", " ") if one_line else piece, nl=False)
-        typer.echo()
 
     def at_terminal(self) -> None:
         """Say what is typed, line by line."""
