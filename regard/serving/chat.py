@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
 from regard.serving.completions import LIKELIEST, OURS, CompletionQuestion, Usage, WritingRequest
 from regard.serving.errors import RefusalError
-from regard.tasks.asks import Completion, Prompt
+from regard.tasks.asks import Completion, Prompt, ReachError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 PARTS = {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}}}
@@ -116,6 +116,8 @@ class ChatQuestion(CompletionQuestion):
     def _prompt(self, said: Any) -> Prompt:
         try:
             prompt: Prompt = self.generator.conversation(said)
+        except ReachError:
+            raise
         except ValueError as error:
             raise RefusalError(400, str(error), param="messages") from None
         told = (self.asked.top_logprobs or 0) if self.asked.logprobs else None

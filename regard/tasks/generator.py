@@ -157,7 +157,17 @@ class Generator(Searcher):
             )
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         (text, ids), end = self._chat.encode(said), self._chat.end
+        if self.memory is not None and len(ids) > self.memory:
+            raise ReachError(
+                f"the conversation has {len(ids):,} sub-words, the model {self.memory:,} places: leave out its oldest "
+                "messages, or shorten them"
+            )
         return Prompt(text, "the conversation", ids=tuple(ids), end=None if end == self.eos else end)
+
+    @property
+    def memory(self) -> int | None:
+        """Tokens that a conversation has at most: as many as the model has places, or is made for."""
+        return self.reach or getattr(self.model.config, "max_length", None)
 
     @cached_property
     def _chat(self) -> ChatTemplate | None:
