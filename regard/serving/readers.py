@@ -11,7 +11,7 @@ from regard.data.batching import Batch
 from regard.data.spelling import unknown
 from regard.decoding.protocol import DAMAGED
 from regard.inspection.importance import moved
-from regard.serving.live import TOKENS, Edits, Line, Live, Look
+from regard.serving.live import TOKENS, Changes, Edits, Line, Live, Look
 from regard.serving.shown import Shown, examples
 from regard.tasks.mask import Filler
 from regard.tasks.reader import Framed, Given, Pictured, Reader, batched
@@ -68,11 +68,12 @@ class LiveReader(Live):
             if not self.predictor.second:
                 raise ValueError("pair: this model reads one text: leave it out")
             self._admit(pair, self.predictor.second)
-        return self._reading(Given(text, pair or None), self._changes(edits or {}))
+        ask = Given(text, pair or None)
+        windows = self._reader.framed([ask if self._reader.pairs else Given(text)])[0]
+        return self._reading(ask, windows, self._changes(edits or {}))
 
-    def _reading(self, ask: Given, changes: Any) -> Iterator[Line]:
+    def _reading(self, ask: Given, windows: Sequence[Framed], changes: Changes) -> Iterator[Line]:
         began = time.perf_counter()
-        windows = self._reader.framed([Given(ask.text, ask.pair if self._reader.pairs else None)])[0]
         segments = windows[0].segments if self.predictor.told_apart else [0] * len(windows[0].ids)
         texts = [text for text in (ask.text, ask.pair) if text]
         strange = {

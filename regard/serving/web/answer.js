@@ -5,6 +5,7 @@ import { percent, signed } from "./i18n.js";
 
 const MOST = 8; // bars of a chart
 const NUMBERS = 8; // of a vector
+const WIDE = 16; // characters: a longer text stands above its bar
 const LEAST = 5e-4; // a change of less is none
 
 export const texts = {
@@ -64,8 +65,8 @@ export const cosine = (a, b) => {
 };
 
 /** What an answer is in a few words; a model may well say that there is none. */
-export const saidOf = (t, { said, note, cosines, bars }) => {
-  if (note || cosines) return note; // cosines stand beside their texts
+export const saidOf = (t, { said, note, cosines, bars, spans }) => {
+  if (note || cosines || spans.some(({ label }) => label)) return note; // cosines and labels stand beside their texts
   const none = bars.flat().some(({ chosen, text }) => chosen && text === "");
   return said || t(none ? "answer.none" : "answer.nothing");
 };
@@ -122,10 +123,12 @@ export const answerView = (root, t) => {
       const [title, list] = node.children;
       title.textContent = answer.cosines ? t("answer.alike") : t("answer.gap", { n: i + 1 });
       title.hidden = !answer.cosines && both.length < 2;
-      sync(list, rowsOf(bars, before && (before.bars[i] ?? [])), bar, drawBar(answer.cosines, before !== null));
+      const rows = rowsOf(bars, before && (before.bars[i] ?? []));
+      list.classList.toggle("wide", rows.some(({ text }) => text.length > WIDE));
+      sync(list, rows, bar, drawBar(answer.cosines, before !== null));
     });
     const told = Object.entries(answer.numbers).map(([name, value]) => {
-      const write = (x) => (Number.isInteger(x) ? String(x) : x.toFixed(3).replace("-", "−"));
+      const write = (x) => (name === "dimensions" ? String(x) : x.toFixed(3).replace("-", "−"));
       const each = before?.numbers[name] === undefined ? [value] : [before.numbers[name], value];
       return [t(`answer.${name}`), [...new Set(each.map(write))].join(" → ")];
     });
