@@ -12,6 +12,7 @@ from regard.serving.errors import RefusalError
 from regard.serving.libretranslate import Problem
 from regard.serving.reading import QuestionAsked, several
 from regard.serving.service import Service
+from regard.tasks.embed import near
 from regard.tasks.reader import Given
 
 ROUTE = "POST /models/{id}"
@@ -98,9 +99,7 @@ def vectors(inputs: Any) -> QuestionAsked:
     """For each text its vector; or how near some are to one."""
     if isinstance(inputs, dict):
         source, others = _parts(inputs, "source_sentence", "sentences")
-        return QuestionAsked(
-            list(map(Given, [*_texts(source), *_texts(others)])), lambda _, answers: reading.near(answers)
-        )
+        return QuestionAsked(list(map(Given, [*_texts(source), *_texts(others)])), lambda _, answers: near(answers))
     return QuestionAsked(list(map(Given, _texts(inputs))), lambda _, answers: [each.numbers for each in answers])
 
 

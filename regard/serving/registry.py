@@ -20,7 +20,7 @@ ROUTES = {  # by which a model is asked, by what it is for
     "tag": ("POST /models/{id}",),
     "answer": ("POST /models/{id}",),
 }
-EXPLORED = ("translate", "generate")  # what the explorer shows
+WRITE = ("translate", "generate")
 FILES = (
     storage.CONFIG,
     storage.WEIGHTS,
@@ -40,9 +40,8 @@ class Served:
         storage.config(path)  # now, not when the first request comes
         self.task = api.told(path).task  # what a model is for
         self.languages: tuple[str, str] = getattr(self.task, "languages", ("", ""))  # source, target
-        self.explored = self.task.name in EXPLORED
         # What a model that reads makes of a text is the same to the bit, whatever else is read with it.
-        self._how, self._lock = {"bitwise": not self.explored, **how}, Lock()
+        self._how, self._lock = {"bitwise": self.task.name not in WRITE, **how}, Lock()
         self._loaded: tuple[Stamp, Any] | None = None
 
     @property

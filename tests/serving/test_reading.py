@@ -14,10 +14,8 @@ import numpy as np
 import openai
 import pytest
 from huggingface_hub import InferenceClient
-from typer.testing import CliRunner
 
 import regard
-from regard import cli
 from regard.models import storage
 from regard.serving.config import ServeConfig
 from regard.serving.registry import Registry
@@ -384,15 +382,11 @@ def test_only_what_applies_is_shown(registry: Registry) -> None:
     assert routes("two") == {"/predict", "/rerank", any_kind}
     assert routes("vectors") == {"/embed", "/rerank", "/v1/embeddings", any_kind}
     assert routes("vectors", "writer") == {"/embed", "/rerank", "/v1/embeddings", any_kind, "/v1/completions"}
-    assert front == ["/docs", "/docs", "/docs", "/explore/"]
-    assert [each.status_code for each in shown] == [404, 404, 404, 200]
-    assert [each["id"] for each in shown[3].json()["models"]] == ["writer"]
-    assert shown[3].json()["default"] == "writer"
-
-
-def test_the_explorer_says_what_it_does_not_show(registry: Registry) -> None:
-    with running(Registry([registry.get(name).path for name in ("vectors", "writer")]), ServeConfig()) as (address, _):
-        said = httpx.post(f"{address}/explore/api/score", json={"model": "vectors", "tokens": [1]})
-    assert (said.status_code, "vectors is an embedding model: the explorer does not" in said.text) == (404, True)
-    found = CliRunner().invoke(cli.app, ["explore", str(registry.get("vectors").path), "--port", "0"])
-    assert "which the explorer does not show: try `regard inspect" in str(found.exception)
+    assert front == ["/explore/"] * 4
+    assert [[each["id"] for each in about.json()["models"]] for about in shown] == [
+        ["classes"],
+        ["two"],
+        ["vectors"],
+        ["vectors", "writer"],
+    ]
+    assert shown[3].json()["default"] == "vectors"

@@ -53,6 +53,17 @@ def writer(path: Path, template: str | None = None, **changes: Any) -> Path:
     return path
 
 
+def denoiser(path: Path) -> Path:
+    """A directory of a model that makes text whole, as BART does."""
+    tokens = Tokenizer.learn(TokensConfig(size=290), LINES * 3, ("mask",))
+    torch.manual_seed(5)
+    shape = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "d_ff": 32, "heads": 4}
+    task = {"name": "denoise", "block": 32, "noise": ["infill"], "share": 0.3}
+    storage.save(build(TransformerConfig.tiny(len(tokens), **shape)), path, storage.Purpose(task, {"extra": 6}))
+    tokens.save(path / "tokenizer.json")
+    return path
+
+
 def directory(path: Path, seed: int = 3) -> Path:
     """A model directory."""
     storage.save(model(seed), path)
