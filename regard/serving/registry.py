@@ -19,15 +19,11 @@ ROUTES = {  # by which a model is asked, by what it is for
     "mask": ("POST /models/{id}",),
     "tag": ("POST /models/{id}",),
     "answer": ("POST /models/{id}",),
+    "summarise": ("POST /models/{id}",),
 }
-WRITE = ("translate", "generate")
-FILES = (
-    storage.CONFIG,
-    storage.WEIGHTS,
-    storage.TEMPLATE,
-    "tokenizer.json",
-    "recipe.yaml",
-)  # of which a predictor is made
+WRITE = ("translate", "summarise", "generate")
+# Of which a predictor is made.
+FILES = (storage.CONFIG, storage.WEIGHTS, storage.TEMPLATE, "tokenizer.json", "recipe.yaml")
 Stamp = list[tuple[int, int, int]]  # of each file there is: its identity, time and size
 
 

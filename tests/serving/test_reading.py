@@ -13,12 +13,16 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import torch
 from huggingface_hub import InferenceClient
 
 import regard
+from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
+from regard.models.transformer import Transformer, TransformerConfig
 from regard.serving.config import ServeConfig
 from regard.serving.registry import Registry
+from regard.tasks.summarise import Summarise
 from tests.readers import LONGEST, TEXTS, directory
 from tests.serving.servers import Hold, running
 from tests.serving.toys import writer
@@ -341,6 +345,21 @@ def test_hugging_faces_client_asks_every_kind_of_model(address: str, registry: R
     assert (said.answer, said.score, said.start, said.end) == (reply.text, reply.probability, reply.start, reply.end)
     best: Any = client("answer").question_answering("a good film", TEXTS[3], top_k=2)
     assert [each.answer for each in best] == [s.text for s in own("answer").answer("a good film", TEXTS[3], top=2).best]
+
+
+def test_its_client_asks_for_summaries(tmp_path: Path) -> None:
+    purpose, tokens = Summarise(longest=16), Tokenizer.learn(TokensConfig("wordpiece", 80), TEXTS * 3)
+    torch.manual_seed(1)
+    model = Transformer(TransformerConfig.tiny(len(tokens), d_model=16, d_ff=32, heads=2))
+    storage.save(model, tmp_path / "short", storage.Purpose(purpose.noted(), {}))
+    tokens.save(tmp_path / "short" / "tokenizer.json")
+    own = regard.load(tmp_path / "short")
+    with running(Registry([tmp_path / "short"])) as (address, _):
+        client = InferenceClient(model=f"{address}/models/short", token="none")
+        assert client.summarization(TEXTS[0]).summary_text == own.summarise(TEXTS[0])
+        said = post(address, "/models/short", 200, inputs=TEXTS, parameters={"num_beams": 1, "max_new_tokens": 5})
+        assert [each["summary_text"] for each in said] == own.summarise(TEXTS, beam=1, limit=5)
+        assert "is not supported" in post(address, "/models/short", 400, inputs="a", parameters={"top_k": 2})["error"]
 
 
 @pytest.mark.parametrize(
