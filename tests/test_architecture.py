@@ -61,13 +61,13 @@ BUDGET = {
     "native": 1_620,
     "adaptation": 500,
     "training": 2_320,
-    "tasks": 4_200,
+    "tasks": 4_310,
     "convert": 2_900,  # sixteen classes of Hugging Face's, a table each
     "recipes": 1_300,
     "api": 150,
-    "studies": 1_250,
+    "studies": 1_320,
     "experiments": 4_770,
-    "serving": 3_900,
+    "serving": 3_940,
     "cli": 1_900,
     "__main__": 10,
 }
