@@ -388,7 +388,8 @@ class Live:
 
     def examples(self, task: str, language: str) -> list[Any]:
         """Texts to try."""
-        return examples(language, self.tokenizer.kind if self._begin else "beginnings")
+        kind = self.tokenizer.kind if self._begin else "beginnings"
+        return examples("en" if task == "denoise" else language, kind)
 
     def about(self) -> dict[str, Any]:
         """The shape of the model, for a page."""

@@ -75,10 +75,9 @@ class LiveReader(Live):
     def _reading(self, ask: Given, windows: Sequence[Framed], changes: Changes) -> Iterator[Line]:
         began = time.perf_counter()
         segments = windows[0].segments if self.predictor.told_apart else [0] * len(windows[0].ids)
-        texts = [text for text in (ask.text, ask.pair) if text]
-        strange = {
-            piece: None for text in texts for piece in unknown(self.tokenizer, text, self.tokenizer.encode(text))
-        }
+        texts = [text.replace("[MASK]", "").replace("<mask>", "") for text in (ask.text, ask.pair or "")]
+        encoded = zip(texts, self.tokenizer.encode_batch(texts), strict=True)
+        strange = dict.fromkeys(piece for text, ids in encoded for piece in unknown(self.tokenizer, text, ids))
         tokens = zip(Shown(self.tokenizer).all(windows[0].ids), segments, strict=True)
         about = {"sentences": [ask.text], "sentence": 0, "unknown": [*strange], "windows": len(windows)}
         yield {"kind": "source", "tokens": [{**token, "segment": segment} for token, segment in tokens], **about}

@@ -296,8 +296,10 @@ class Readings(Study):
     def batch(self, which: Sequence[int]) -> Batch:
         """Of texts that belong together, the first."""
         whole = self.collate([self.learnt[i] for i in which])
-        read = ("tokens", "segments", "keep")
-        return Batch({name: x[: len(which)] for name, x in whole.tensors.items() if name in read}, whole.count)
+        read, longest = ("tokens", "segments", "keep"), int(whole["keep"][: len(which)].sum(1).max())
+        return Batch(
+            {name: x[: len(which), :longest] for name, x in whole.tensors.items() if name in read}, whole.count
+        )
 
     def batches(self, which: Sequence[int], tokens: int = TOKENS) -> list[Batch]:
         return [self.collate([self.learnt[i] for i in rows]) for rows in self.rows(which, tokens)]

@@ -29,10 +29,10 @@ from regard.evaluation.spans import marked, of_marks
 from regard.tasks.classify import SHOWN, Evaluation
 from regard.tasks.reader import (
     BARS,
-    Bar,
     Framed,
     Given,
     Pictured,
+    Rated,
     Reader,
     Span,
     asked,
@@ -207,11 +207,11 @@ class Answerer(Reader):
     def pictured(self, ask: Given) -> Pictured:
         (reply,) = self.answers([ask], replace(self.use, top=BARS))
         bars = [
-            Bar(each.text, each.probability, chosen=(each.start, each.end) == (reply.start, reply.end))
+            Rated(each.text, each.probability, chosen=(each.start, each.end) == (reply.start, reply.end))
             for each in reply.best
         ]
         if reply.none:
-            bars = sorted([*bars, Bar("", reply.none, chosen=not reply.text)], key=lambda bar: -bar.value)
+            bars = sorted([*bars, Rated("", reply.none, chosen=not reply.text)], key=lambda bar: -bar.value)
         return Pictured(reply.text, [bars], text=ask.pair or "", spans=reply.best[:1] if reply.text else [])
 
     def _told(

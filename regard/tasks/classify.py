@@ -20,7 +20,7 @@ from regard.data.corpora import fetched
 from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import agreement, correlation, decided, fitted_temperature, indicated, probable
-from regard.tasks.reader import BARS, Bar, Framed, Given, Pictured, Reader, asked, batched, check_length
+from regard.tasks.reader import BARS, Framed, Given, Pictured, Rated, Reader, asked, batched, check_length
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import ClassifyUse
 from regard.training.objectives import Labelled, Objective
@@ -136,7 +136,7 @@ class Classifier(Reader):
             return Pictured(f"{told.value:.3f}", numbers={"value": told.value})
         several = self.kind == "several"
         chosen = (lambda label, p: p >= self.use.threshold) if several else (lambda label, p: label == told.label)
-        bars = [Bar(label, p, chosen=chosen(label, p)) for label, p in told.probabilities.items()]
+        bars = [Rated(label, p, chosen=chosen(label, p)) for label, p in told.probabilities.items()]
         return Pictured(" · ".join(bar.text for bar in bars if bar.chosen), [bars])
 
     def _told(self, logits: Tensor, use: ClassifyUse, windows: int) -> Classified:

@@ -20,7 +20,7 @@ from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import correlation
 from regard.evaluation.retrieval import means, retrieval
-from regard.tasks.reader import BARS, Bar, Given, Pictured, Reader, check_length
+from regard.tasks.reader import BARS, Given, Pictured, Rated, Reader, check_length
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import EmbedUse
 from regard.training.objectives import Alike, Contrastive, Objective
@@ -141,7 +141,7 @@ class Embedder(Reader):
     def pictured(self, ask: Given) -> Pictured:
         lines = [line for line in (ask.pair or "").splitlines() if line.strip()]
         first, *others = self.answers([Given(text) for text in (ask.text, *lines[:BARS])], self.use)
-        bars = [Bar(*each) for each in zip(lines, near([first, *others]), strict=False)]
+        bars = [Rated(*each) for each in zip(lines, near([first, *others]), strict=False)]
         said = " · ".join(f"{bar.value:.2f}" for bar in bars)
         numbers = {"norm": float(np.linalg.norm(first.vector)), "dimensions": len(first.vector)}
         return Pictured(said, [bars] if bars else [], cosines=True, numbers=numbers, vector=first.numbers)

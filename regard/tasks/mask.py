@@ -23,7 +23,7 @@ from regard.core.outputs import HeadConfig
 from regard.data.batching import Batch
 from regard.data.documents import Passage
 from regard.data.tokenizers import Tokenizer
-from regard.tasks.reader import BARS, Bar, Framed, Given, Pictured, Reader, batched
+from regard.tasks.reader import BARS, Framed, Given, Pictured, Rated, Reader, batched
 from regard.tasks.task import Evidence, Measured, Sections
 from regard.tasks.texts import OverText, TextConfig
 from regard.tasks.uses import FillUse
@@ -130,7 +130,7 @@ class Filler(Reader):
         (gaps,) = self.answers([ask], FillUse(top=BARS))
         words = [[self.tokenizer.decode([i]).strip() or t for i, t in zip(g.ids, g.tokens, strict=True)] for g in gaps]
         bars = [
-            [Bar(word, p, chosen=not n) for n, (word, p) in enumerate(zip(some, gap.probabilities, strict=True))]
+            [Rated(word, p, chosen=not n) for n, (word, p) in enumerate(zip(some, gap.probabilities, strict=True))]
             for some, gap in zip(words, gaps, strict=True)
         ]
         return Pictured(" · ".join(some[0] for some in words), bars)

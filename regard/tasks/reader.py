@@ -55,7 +55,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Bar:
+class Rated:
     """Something that may be so, and how much."""
 
     text: str  # "" is none of what might be
@@ -69,7 +69,7 @@ class Pictured:
     """An answer as a page draws it: of these parts, those that it has."""
 
     said: str = ""  # in a few words
-    bars: Sequence[Sequence[Bar]] = ()  # one chart, or several of a kind
+    bars: Sequence[Sequence[Rated]] = ()  # one chart, or several of a kind
     cosines: bool = False  # the values are, from -1 to 1; else they are probabilities
     text: str = ""  # in which parts are marked
     spans: Sequence[Span] = ()  # these

@@ -30,7 +30,7 @@ from regard.data.text import Skipped, open_bytes
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.spans import TAG, bio, of_counts, span_counts, spans
 from regard.tasks.classify import SHOWN, Evaluation
-from regard.tasks.reader import Bar, Framed, Given, Pictured, Reader, Span, batched, check_length, windows
+from regard.tasks.reader import Framed, Given, Pictured, Rated, Reader, Span, batched, check_length, windows
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import TagUse
 from regard.training.objectives import IGNORE, Labelled, Objective
@@ -187,7 +187,7 @@ class Tagger(Reader):
 
     def pictured(self, ask: Given) -> Pictured:
         (found,) = self.answers([ask], self.use)
-        bars = [Bar(each.text, each.probability, each.label) for each in found.spans]
+        bars = [Rated(each.text, each.probability, each.label) for each in found.spans]
         said = " · ".join(f"{bar.text} {bar.label}" for bar in bars)
         return Pictured(said, [bars] if bars else [], text=ask.text, spans=found.spans)
 

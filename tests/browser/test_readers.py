@@ -136,7 +136,7 @@ def test_names_are_marked_where_they_stand(chromium: Browser, address: str, path
 
 
 def test_gaps_have_their_words_and_none_is_said(chromium: Browser, address: str, paths: dict[str, Path]) -> None:
-    first, second = regard.load(paths["mask"], engine="torch").fill("a [MASK] film is [MASK]", top=8)
+    first, second = regard.load(paths["mask"], engine="torch").fill("a [MASK] film is [MASK]", top=5)
     with opened(chromium, address, "mask", "a [MASK] film is [MASK]") as page:
         expect(page.locator("#translation")).to_have_text(f"{first.tokens[0]} · {second.tokens[0]}")
         expect(page.locator("#answer h3")).to_have_text(["Gap 1", "Gap 2"])

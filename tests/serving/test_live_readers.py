@@ -192,6 +192,7 @@ def test_without_an_answer_there_is_something_to_look_at(client: TestClient) -> 
     assert {token["segment"] for token in source["tokens"]} == {0}
     mask = next(token for token in told(client, "mask", "a <mask> film")[0]["tokens"] if token["text"] == "<mask>")
     assert (mask["special"], mask["space"], mask["word"]) == (False, True, 1)  # it is what one looks for
+    assert told(client, "mask", "a [MASK] film ☕")[0]["unknown"] == ["☕"]
 
 
 def test_a_long_text_is_answered_whole_and_looked_at_in_its_first_window(

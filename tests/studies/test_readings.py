@@ -26,7 +26,11 @@ from tests.serving.toys import denoiser
 LAST = "encoder.layers.1.self_attention"
 LABELLED = {  # of each task a recipe's test: how it is read, and what stands there
     "classify": ("tsv", ", columns: {text: 0, label: 1}", "a good film\tup\nthe film is awful\tdown\nfine\teven\n"),
-    "embed": ("tsv", ", columns: {text: 0, pair: 1}", "a good film\tfine\ntwo men sit\ta dog\nthe park\ta bench\n"),
+    "embed": (
+        "tsv",
+        ", columns: {text: 0, pair: 1}",
+        "a good film\ttwo men sit on a bench\ntwo men sit\ta dog\nthe park\ta bench\n",
+    ),
     "tag": ("conll", "", "two O\nmen B-PER\nsit O\n\nfilm B-ORG\nruns O\n\nfine O\n\n"),
     "answer": (
         "jsonl",
@@ -112,7 +116,10 @@ def test_rows_of_a_recipe_have_their_labels(tmp_path: Path, name: str) -> None:
     batch = task.collate(predictor.tokenizer, 0.0)([study.learnt[i] for i in which], Random(0))
     wanted = task.objective(predictor.model, 0.0, predictor.tokenizer)(**batch.tensors) / batch.count
     assert study.loss(range(3)) == pytest.approx(float(wanted.detach()), abs=1e-5)
-    assert len(make_atlas(path, prune=False)["heads"]) == 4
+    for each in make_atlas(path, prune=False)["heads"]:
+        example = each["example"]
+        assert len(example["weights"]) == len(example["rows"]) == len(example["columns"]) == len(example["weights"][0])
+        assert (example["rows"][0], example["rows"][-1]) == ("<s>", "</s>")
 
 
 def test_denoising_is_studied_on_spoilt_text(tmp_path: Path) -> None:

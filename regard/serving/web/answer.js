@@ -3,7 +3,7 @@
 import { h, sync } from "./dom.js";
 import { percent, signed } from "./i18n.js";
 
-const MOST = 8; // bars of a chart
+const [MOST, FEW] = [8, 5]; // bars of a chart; of each of several
 const NUMBERS = 8; // of a vector
 const WIDE = 16; // characters: a longer text stands above its bar
 const LEAST = 5e-4; // a change of less is none
@@ -15,7 +15,7 @@ export const texts = {
   "answer.bar": ["{text}: {value}", "{text}：{value}"],
   "answer.bar.changed": ["{text}: {before}, with the edits {value}", "{text}：{before}，改动后 {value}"],
   "answer.gone": ["–", "–"], "answer.same": ["The answer stays the same.", "答案不变。"],
-  "answer.other": ["The answer changes.", "答案改变。"], "answer.most": ["Largest change: {text} {by}.", "变化最大：{text} {by}。"],
+  "answer.other": ["The answer changes.", "答案改变。"], "answer.most": ["Largest change: “{text}” {by}.", "变化最大：“{text}” {by}。"],
   "answer.turned": ["Cosine with the original vector: {cosine}.", "与原向量的余弦：{cosine}。"],
 };
 
@@ -24,11 +24,11 @@ const keyOf = ({ text, label }, all, i) =>
   JSON.stringify([text, label, all.slice(0, i).filter((bar) => bar.text === text && bar.label === label).length]);
 
 /** The bars of a chart, with what each was before: [{text, label, chosen, value, before}]; null is what is not there. */
-export const rowsOf = (bars, before) => {
+export const rowsOf = (bars, before, most = MOST) => {
   const keyed = (all) => new Map(all.map((bar, i) => [keyOf(bar, all, i), bar]));
   const [now, then] = [keyed(bars), keyed(before ?? [])];
-  const keys = new Set([...now.keys()].slice(0, MOST));
-  if (before) for (const key of [...then.keys()].slice(0, MOST)) keys.add(key);
+  const keys = new Set([...now.keys()].slice(0, most));
+  if (before) for (const key of [...then.keys()].slice(0, most)) keys.add(key);
   return [...keys].map((key) => ({
     ...(then.get(key) ?? {}), ...(now.get(key) ?? { chosen: false }),
     value: now.get(key)?.value ?? null, before: then.get(key)?.value ?? null,
@@ -123,8 +123,9 @@ export const answerView = (root, t) => {
       const [title, list] = node.children;
       title.textContent = answer.cosines ? t("answer.alike") : t("answer.gap", { n: i + 1 });
       title.hidden = !answer.cosines && both.length < 2;
-      const rows = rowsOf(bars, before && (before.bars[i] ?? []));
-      list.classList.toggle("wide", rows.some(({ text }) => text.length > WIDE));
+      const wide = [...bars, ...(before?.bars[i] ?? [])].slice(0, MOST).some(({ text }) => text.length > WIDE);
+      const rows = rowsOf(bars, before && (before.bars[i] ?? []), wide || both.length > 1 ? FEW : MOST);
+      list.classList.toggle("wide", wide);
       sync(list, rows, bar, drawBar(answer.cosines, before !== null));
     });
     const told = Object.entries(answer.numbers).map(([name, value]) => {

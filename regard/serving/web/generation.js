@@ -41,7 +41,7 @@ export const mount = (_, store, { t, announce }) => {
     const said = done ? saidOf(t, done.answer) : t(none);
     $("translation").textContent = said;
     $("translation").hidden = said === "";
-    $("translation").classList.toggle("none", !done?.text);
+    $("translation").classList.toggle("none", !done || done.answer.note !== "");
     drawAnswer(done?.answer);
     $("tokens-title").hidden = !source.length;
     draw({ tokens: source, step: locked?.rows[0] ?? null, whole: true });
