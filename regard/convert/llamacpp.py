@@ -241,6 +241,6 @@ def _same(ours: dict[str, Any], read: dict[str, Any]) -> bool:
 def _bare(part: Any, but: list[str]) -> Any:
     """A part of a tokenizer without what changes no token; nothing done is nothing."""
     if isinstance(part, dict) and part.get("type") == "Sequence":
-        inner = [_bare(each, but) for each in part.get("normalizers", part.get("pretokenizers"))]
+        inner = [_bare(each, but) for each in part.get("normalizers") or part.get("pretokenizers") or ()]
         return inner[0] if len(inner) == 1 else inner or None
     return {key: x for key, x in part.items() if key not in but} if isinstance(part, dict) else part
