@@ -85,7 +85,8 @@ def import_(
     known = storage.purpose(out)
     assert known is not None
     kind = task(known.task["name"])
-    typer.echo(f"{out}: try `regard {kind.verb or kind.name} {out}`")
+    verb = "chat" if kind.name == "generate" and (out / storage.TEMPLATE).is_file() else kind.verb or kind.name
+    typer.echo(f"{out}: try `regard {verb} {out}`")
 
 
 def models() -> None:
