@@ -3,7 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from regard.serving.errors import RefusalError
 from regard.serving.queue import Asked
 from regard.serving.shown import Shown
 from regard.tasks.asks import SAMPLING, Completion, Followed, Prompt, Writing, names_of
+from regard.tasks.generator import Ending
 
 PROMPTS, LIKELIEST = 1_000, 20  # of a request, at most; of a place
 NAMES = {"max_tokens": "limit", "max_completion_tokens": "limit", "best_of": "best"}  # what OpenAI calls our settings
@@ -193,7 +194,7 @@ class CompletionQuestion:
                 if n and self.settings.search.sampling is None:  # it would be the same again
                     yield self._event([self._piece(answers[-1][0].text, index)])
                 else:
-                    coming = _Ending(self.generator.streamed(prompt, self.settings, n))
+                    coming = Ending(self.generator.streamed(prompt, self.settings, n))
                     for text in coming:
                         yield self._event([self._piece(text, index)]) if text else b""
                     answers[-1].append(coming.end)
@@ -256,16 +257,6 @@ class CompletionQuestion:
                 places.append(Place(each.id, text, each.log_p, list(others)))
                 size += len(self._bytes(each.id, text))
         return places
-
-
-class _Ending:
-    """What a generator yields, and then what it returns."""
-
-    def __init__(self, made: Generator[str, None, Completion]) -> None:
-        self._made = made
-
-    def __iter__(self) -> Iterator[str]:
-        self.end = yield from self._made
 
 
 def failed(message: str) -> bytes:
