@@ -4,7 +4,7 @@ Letters: V vocabulary. Which tokens may follow is told by llguidance, from the b
 """
 
 import json
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -46,6 +46,23 @@ class Form:
         if not names:
             return None
         return cls(names[0], _schema(schema) if schema is not None else given[names[0]])
+
+    @classmethod
+    def call(cls, functions: Mapping[str, Any], before: str = "", after: str = "", key: str = "arguments") -> "Form":
+        """A call of one of some functions, by name what each is given as a JSON Schema: JSON between two texts.
+
+        >>> print(Form.call({"f": {"type": "object"}}, "<call>").text)  # doctest: +ELLIPSIS
+        start: "<call>" (call_0) ""
+        call_0: "{\\"name\\": \\"f\\", \\"arguments\\": " given_0 "}"
+        given_0: %json {"type": "object", "x-guidance": {...}}
+        """
+        names = " | ".join(f"call_{i}" for i in range(len(functions)))
+        lines = [f"start: {json.dumps(before)} ({names}) {json.dumps(after)}"]
+        for i, (name, schema) in enumerate(functions.items()):
+            head = json.dumps({"name": name, key: 0}, ensure_ascii=False).removesuffix("0}")
+            lines.append(f"call_{i}: {json.dumps(head, ensure_ascii=False)} given_{i} {json.dumps('}')}")
+            lines.append(f"given_{i}: %json {json.dumps({**schema, 'x-guidance': STYLE}, ensure_ascii=False)}")
+        return cls("grammar", "\n".join(lines))
 
 
 def _schema(given: Any) -> str:

@@ -16,8 +16,9 @@ from regard.core.losses import token_log_probabilities
 from regard.data.chat import ChatTemplate, Message
 from regard.data.spelling import added, characters, openings, whole
 from regard.data.tokenizers import Tokenizer
+from regard.data.tools import Calls, Tool
 from regard.decoding import pool
-from regard.decoding.forms import Forms, Kept
+from regard.decoding.forms import Form, Forms, Kept
 from regard.decoding.protocol import ENDLESS, Hypothesis, Request, SearchConfig, bounded
 from regard.decoding.scoring import Forked, continuations
 from regard.inspection.axes import END
@@ -28,6 +29,7 @@ from regard.tasks.prompted import Prompted
 from regard.tasks.searching import Searcher, in_words
 
 SCORED = 4_096  # tokens that are scored at a time
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}  # what a function is given
 Streamed = abc.Generator[str, None, Completion]
 
 
@@ -150,17 +152,27 @@ class Generator(Searcher):
         yield found.text[len(prompt.text) * settings.echo + said :]
         return found
 
-    def conversation(self, messages: str | Sequence[Message]) -> Prompt:
+    def conversation(
+        self, messages: str | Sequence[Message], tools: Sequence[Tool] = (), called: Sequence[str] = ()
+    ) -> Prompt:
         """What the model reads to go on with a conversation: messages with a `role` (system, user, assistant) and a
-        `content` each, or what a user says first. It is written out as the model's template has it."""
+        `content` each, or what a user says first. It is written out as the model's template has it. `tools` are
+        functions that may be called, and one of those that are to be `called` must."""
         if self._chat is None:
             raise ValueError(
                 "the model has no chat template: have it go on with a text (`regard generate`, POST /v1/completions), "
                 "or put a chat_template.jinja into its directory"
             )
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        (text, ids), end = self._chat.encode(said), self._chat.end
-        return Prompt(text, "the conversation", ids=tuple(ids), end=None if end == self.eos else end)
+        (text, ids), end = self._chat.encode(said, tools), self._chat.end
+        given = {tool["function"]["name"]: tool["function"].get("parameters") or NOTHING for tool in tools}
+        form = Form.call({name: given[name] for name in called}, *self._chat.calls) if called else None
+        return Prompt(text, "the conversation", ids=tuple(ids), end=None if end == self.eos else end, form=form)
+
+    @property
+    def calls(self) -> Calls:
+        """How the model calls functions in a conversation."""
+        return Calls() if self._chat is None else self._chat.calls
 
     @cached_property
     def _chat(self) -> ChatTemplate | None:
