@@ -112,7 +112,7 @@ def check_prunable(model: nn.Module) -> None:
     known = attentions(model)
     if not known:
         raise ValueError(f"a {type(model).__name__} model has no heads to prune")
-    seen: dict[nn.Parameter, str] = {}
+    seen: dict[Any, str] = {}
     for name, attention in known.items():
         c = attention.config
         own = {f"{path}.{of}" for path, m in attention.named_modules() for of in AXES.get(type(m), ())}
@@ -123,7 +123,7 @@ def check_prunable(model: nn.Module) -> None:
             raise ValueError(
                 f"{name} cannot lose a head: {c.kind} attention by {c.score} score and {c.normaliser} has {has}"
             )
-        if (first := seen.setdefault(next(attention.parameters()), name)) != name:
+        if (first := seen.setdefault(attention.output.weight, name)) != name:
             raise ValueError(f"{name} cannot lose a head: it is the same layer as {first}, gone through again")
 
 

@@ -165,5 +165,8 @@ class ChatTemplate:
         return ids
 
     def _encode(self, rust: Rust, text: str) -> list[int]:
-        with no_panic():
-            return rust.encode(text, add_special_tokens=False).ids
+        try:
+            with no_panic():
+                return rust.encode(text, add_special_tokens=False).ids
+        except TypeError:
+            raise ValueError("a message is not Unicode text: it holds half of a surrogate pair") from None

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
 from regard.serving.completions import LIKELIEST, OURS, CompletionQuestion, Usage, WritingRequest
 from regard.serving.errors import RefusalError
-from regard.tasks.asks import Completion, Prompt
+from regard.tasks.asks import Completion, Prompt, ReachError
 
 NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -144,6 +144,8 @@ class ChatQuestion(CompletionQuestion):
     def _prompt(self, said: Any) -> Prompt:
         try:
             prompt: Prompt = self.generator.conversation(said, self._tools, self._forced)
+        except ReachError:
+            raise
         except ValueError as error:
             raise RefusalError(400, str(error), param="messages") from None
         told = (self.asked.top_logprobs or 0) if self.asked.logprobs else None

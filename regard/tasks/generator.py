@@ -165,6 +165,11 @@ class Generator(Searcher):
             )
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         (text, ids), end = self._chat.encode(said, tools), self._chat.end
+        if self.memory is not None and len(ids) > self.memory:
+            raise ReachError(
+                f"the conversation has {len(ids):,} sub-words, the model {self.memory:,} places: leave out its oldest "
+                "messages, or shorten them"
+            )
         given = {tool["function"]["name"]: tool["function"].get("parameters") or NOTHING for tool in tools}
         form = Form.call({name: given[name] for name in called}, *self._chat.calls) if called else None
         return Prompt(text, "the conversation", ids=tuple(ids), end=None if end == self.eos else end, form=form)
@@ -173,6 +178,11 @@ class Generator(Searcher):
     def calls(self) -> Calls:
         """How the model calls functions in a conversation."""
         return Calls() if self._chat is None else self._chat.calls
+
+    @property
+    def memory(self) -> int | None:
+        """Tokens that a conversation has at most: as many as the model has places, or is made for."""
+        return self.reach or getattr(self.model.config, "max_length", None)
 
     @cached_property
     def _chat(self) -> ChatTemplate | None:

@@ -29,8 +29,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     root = tmp_path_factory.mktemp("models")
     for name, kind, template in (("chatml", "bytes", CHATML), ("inst", "pieces", INST), ("turns", "pieces", TURNS)):
         talker(root, kind, template)[1].rename(root / name)
-    short = writer(root / "short")
-    (short / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    short = writer(root / "short", "{% for m in messages %}{{ m.content }}\n{% endfor %}")
     return Registry([root / "chatml", root / "inst", root / "turns", short, writer(root / "silent")])
 
 
