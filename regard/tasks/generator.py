@@ -105,7 +105,8 @@ class Generator(Searcher):
         for prompt in prompts:
             ids = self._read(prompt)
             read += len(ids)
-            room = search.limit or self._bounded(self._request(ids, prompt, settings), search).room
+            asked = self._request(ids, prompt, settings)
+            room = search.limit or self._bounded(asked, search).room
             written += room * (search.beam if search.sampling is None else search.best)
         return read, written
 
