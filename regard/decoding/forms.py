@@ -4,9 +4,11 @@ Letters: V vocabulary. Which tokens may follow is told by llguidance, from the b
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, stack_size
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,12 @@ Mask = NDArray[np.bool_]
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 STYLE |= {"lenient": False, "coerce_one_of": False}  # what cannot be kept is refused
 KEPT = 64  # forms that are ready
+NAMES = {
+    "schema": re.compile(r"\$\w*ref", re.IGNORECASE),
+    "regex": re.compile("(?!)"),
+    "grammar": re.compile(r"\$\w*ref|[\w}]\s*:|\\u00(?:24|6[56]|72)", re.IGNORECASE),  # JSON may spell $ref otherwise
+}
+LINKS, STACK = 500, 2**26  # names that lead to others: a long chain of them takes a deep stack, of so many bytes
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,11 @@ class Forms:
         if form not in self._ready:
             if len(self._ready) == KEPT:
                 self._ready.clear()
+            links = len(NAMES[form.kind].findall(form.text))
+            if links > LINKS:
+                raise ValueError(
+                    f"the {form.kind} has {links:,} names that lead to others, and {LINKS} can be kept: ask for less"
+                )
             self._ready[form] = self._compiled(form)
         state = self._ready[form].deep_copy()
         state.consume_tokens([token for token in after if self._text[token]])
@@ -116,12 +129,22 @@ class Forms:
                 grammar = matcher.grammar_from_json_schema({} if schema is True else schema, overrides=STYLE)
             else:
                 grammar = (matcher.grammar_from_regex if form.kind == "regex" else matcher.grammar_from_lark)(text)
-            made = matcher(self._tokens, grammar, log_level=0)
+            made = _with_room(lambda: matcher(self._tokens, grammar, log_level=0))
             if made.is_error():
                 raise ValueError(made.get_error())
         except ValueError as error:
             raise ValueError(_told(form, str(error))) from None
         return made
+
+
+def _with_room(work: Callable[[], Any]) -> Any:
+    """What is done in a thread whose stack is deep."""
+    before = stack_size(STACK)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(work).result()
+    finally:
+        stack_size(before)
 
 
 def _told(form: Form, error: str) -> str:

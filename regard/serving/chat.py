@@ -212,7 +212,7 @@ def _message(said: dict[str, Any], place: str) -> dict[str, Any]:
     role, content = said.get("role"), said.get("content")
     if role not in ROLES:
         raise RefusalError(400, f"{place}.role = {str(role)[:40]!r}: choose {', '.join(ROLES)}", param="messages")
-    calls = [_call(each, f"{place}.tool_calls[{i}]") for i, each in enumerate(said.get("tool_calls") or ())]
+    calls = [_call(each, f"{place}.tool_calls[{i}]") for i, each in enumerate(_list(said.get("tool_calls")))]
     if calls and content is None:
         content = ""
     if isinstance(content, list):
@@ -227,6 +227,10 @@ def _message(said: dict[str, Any], place: str) -> dict[str, Any]:
     named = {key: said[key] for key in ("name", "tool_call_id") if isinstance(said.get(key), str)}
     more = {"tool_calls": calls} if calls else {}
     return {"role": "system" if role == "developer" else role, "content": content, **named, **more}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value] if value else []
 
 
 def _text(message: dict[str, Any]) -> str:

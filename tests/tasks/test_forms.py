@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -212,6 +213,8 @@ def test_a_conversation_ends_where_its_form_does(kind: str, tmp_path: Any) -> No
         ({"regex": "("}, "regex = '(' cannot be kept: unclosed group"),
         ({"regex": r"(a)\1"}, "backreferences are not supported"),
         ({"grammar": "start: foo"}, 'the grammar cannot be kept: at 1(8): unknown name: "foo"'),
+        ({"grammar": "start: r0" + "".join(f"\nr{i}: r{i + 1}" for i in range(20_000))}, "names that lead to others"),
+        ({"schema": {"anyOf": [{"$ref": "#"}] * 600}}, "the schema has 600 names that lead to others"),
         ({"schema": {}, "regex": "a"}, "schema and regex are both given, and an output keeps one form"),
         ({"regex": "a", "block": 2}, "leave required and forbidden phrases, `shortest` and `block` out"),
     ],
@@ -231,3 +234,16 @@ def test_a_vocabulary_that_cannot_write_it_ends_in_no_lie() -> None:
     words = Tokenizer.learn(TokensConfig("wordpiece", 200), LINES)
     with pytest.raises(ValueError, match="it can keep no form"):
         added(words)
+
+
+def test_without_the_package_a_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ValueError, match=r"the package llguidance: pip install 'regard\[forms\]'"):
+        generator("byte").generate("a", regex="a")
+
+
+def test_a_long_chain_of_names_is_followed(made: Any) -> None:
+    links = 400
+    chain = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(links)}
+    schema = {"$defs": {**chain, f"a{links}": {"const": "low"}}, "$ref": "#/$defs/a0"}
+    assert made("bpe").generate("a", schema=schema, beam=1) == '"low"'
