@@ -123,8 +123,8 @@ def test_every_command_about_language_models_parses() -> None:
 def test_the_python_about_language_models_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
-    use, talk, games, ask = blocks(LANGUAGE, "python")
-    assert compile(ask, "docs/language-models.md", "exec")  # which needs weights that do not come along
+    use, talk, form, games, ask = blocks(LANGUAGE, "python")
+    assert all(compile(each, "docs/language-models.md", "exec") for each in (form, ask))  # for weights of others
     exec(compile(games, "docs/language-models.md", "exec"), {})
     (tmp_path / "games.yaml").write_text(blocks(LANGUAGE, "yaml")[1])
     changes = ["train.steps=3", "data.limit=100", "model.d_model=16"]

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from regard.cli.bulk import Notes
 
 GENERAL = ("extra", "ordered")  # of a search, what means nothing to a language model
-UNSAID = ("read", "ids", "told")  # of a completion: numbers that say nothing to a person
+CUT = "{} ended before the form was complete: --limit N lets it write more"
+UNSAID = ("read", "ids", "told", "complete")  # of a completion: numbers that say nothing to a person
 
 
 def translate(
@@ -202,6 +203,7 @@ def generate(
     from regard.api import load
     from regard.files import write_whole
 
+    settings = _formed(settings)
     generator = load(model, task="generate", **vars(engine))
     how = Writing.of(settings, generator.decode)
     alone = file is None and not as_json and output is None and how.search.best == 1
@@ -211,15 +213,17 @@ def generate(
     else:
         prompts = list(_prompts(file, jsonl))
     if alone:
-        for piece in generator.stream(prompts[0], **settings):
+        for piece in _whole(generator.stream(prompts[0], **settings)):
             typer.echo(piece, nl=False)
-        typer.echo()
         return
-    lines = []
+    lines, cut = [], 0
     for asked, outputs in zip(prompts, generator.answers(prompts, how), strict=True):
+        cut += sum(each.complete is False for each in outputs)
         if as_json:
             known = {"id": asked.id} if asked.id is not None else {}
             rows = [{key: value for key, value in asdict(each).items() if key not in UNSAID} for each in outputs]
+            if how.form is not None:
+                rows = [{**row, "complete": each.complete} for row, each in zip(rows, outputs, strict=True)]
             row = {**known, "prompt": asked.text, **rows[0], **({"best": rows} if rows[1:] else {})}
             lines.append(json.dumps(row, ensure_ascii=False))
         else:
@@ -228,6 +232,32 @@ def generate(
         write_whole(output, "".join(f"{line}\n" for line in lines))
     else:
         typer.echo("\n".join(lines))
+    if cut:
+        typer.echo(f"note: {CUT.format(f'of the outputs, {cut}')}", err=True)
+
+
+def _formed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings in which a schema and a grammar are what their files say."""
+    from regard.files import read_whole
+
+    found = dict(settings)
+    for name in ("schema", "grammar"):
+        text = settings.get(name)
+        if text is not None and (isfile(text) or (name == "grammar" and "\n" not in text)):
+            found[name] = read_whole(text).decode()
+        elif name == "schema" and text is not None and not text.lstrip().startswith(("{", "true", "false")):
+            raise ValueError(
+                f'--schema {text[:60]}: it is neither a file nor a JSON Schema such as {{"type": "object"}}'
+            )
+    return found
+
+
+def _whole(coming: Any) -> Iterator[str]:
+    """What is streamed; where it was to keep a form and was cut, that is told."""
+    found = yield from coming
+    typer.echo()
+    if found.complete is False:
+        typer.echo(f"note: {CUT.format('it')}", err=True)
 
 
 def chat(
@@ -242,7 +272,7 @@ def chat(
     from regard.api import load
 
     generator = load(model, task="generate", **vars(engine))
-    talk = Talk(generator, settings, system)
+    talk = Talk(generator, _formed(settings), system)
     if message:
         talk.say(" ".join(message))
     elif sys.stdin.isatty():
