@@ -91,7 +91,8 @@ def train(
             )
             recipe = replace(recipe, train=replace(recipe.train, batch_tokens=found))
             say.line("batches", f"of {found:,} tokens, the largest that fit in memory (train.batch_tokens={found})")
-        run = _Run(recipe, directory, data, model, here)
+        with say.console.status("  asking the model before its first step"):
+            run = _Run(recipe, directory, data, model, here)
         with run.learner:
             if resume and run.trainer.resume():
                 say.line("resumed", f"after step {run.trainer.learner.steps:,}")
