@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Rust
 
-from regard.data.tokenizers import Tokenizer, no_panic
+from regard.data.tokenizers import Tokenizer, no_panic, state
 
 Message = Mapping[str, Any]  # role, content, and what else a template may know
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around the name of a mark in a message: no text has these, by Unicode's own word
@@ -183,3 +183,32 @@ class ChatTemplate:
         with no_panic():
             found = rust.encode(text, add_special_tokens=False)
         return [(at, i) for (at, _), i in zip(found.offsets, found.ids, strict=True)]
+
+
+def with_marks(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
+    """A tokenizer with marks of these names, too: those that are new stand after all its tokens. No text gives them.
+
+    >>> from regard.data.tokenizers import TokensConfig
+    >>> tokens = with_marks(Tokenizer.learn(TokensConfig("byte", size=0), ["x"]), ["<|im_end|>"])
+    >>> len(tokens), tokens.pieces([260]), tokens.decode(tokens.encode("<|im_end|>")), tokens.decode([260])
+    (261, ['<|im_end|>'], '<|im_end|>', '')
+    """
+    content, ids = json.loads(tokenizer.rust.to_str()), dict[str, int]()
+    vocabulary, new = content["model"]["vocab"], len(tokenizer)
+    for name in names:
+        found = tokenizer.rust.token_to_id(name)
+        if tokenizer.kind == "none" or not (isinstance(vocabulary, dict) or tokenizer.kind == "unigram"):
+            raise ValueError(f"this tokenizer cannot have the mark {name}: a text that says so would give it, too")
+        ids[name], new = (new, new + 1) if found is None else (found, new)
+        if isinstance(vocabulary, dict):
+            vocabulary.setdefault(name, ids[name])
+        elif found is None:
+            vocabulary.append([name, vocabulary[-1][1]])
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in ids]
+    if content["post_processor"] is None:
+        rust = Rust.from_str(json.dumps(content))
+        rust.post_processor = state(tokenizer.marks, [], ids)
+        return Tokenizer(rust.to_str())
+    stated = content["post_processor"]["special_tokens"]
+    stated |= {name: {"id": name, "ids": [i], "tokens": [name]} for name, i in ids.items()}
+    return Tokenizer(json.dumps(content))

@@ -7,7 +7,6 @@ each of which may go by the names that others give it.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from json import dumps
 from typing import Any, ClassVar
 
 from regard.data.rows import WAYS, Row, RowFiles, inside
@@ -62,7 +61,7 @@ class DialogueFiles(RowFiles):
         if isinstance(held, Mapping):
             row = {name: x for name in (*self.parts, *self.optional) if (x := self._found(name, held)) is not None}
         for name, x in row.items():
-            check_text(dumps(x, ensure_ascii=False), name, where)
+            check_text("" if isinstance(x, list) else str(x), name, where)
             if not isinstance(
                 x, str | list if name in ("chosen", "rejected", "prompt", "messages") else str | float | int
             ):
@@ -144,6 +143,7 @@ def turns(held: Any, where: str) -> Turns:
         )
         if not isinstance(role, str) or not isinstance(content, str):
             raise ValueError(f"{where}: messages are a list of objects with a role and a content, got {held!r:.60}")
+        check_text(content, "content", where)
         found.append({"role": ROLES.get(role, role), "content": content})
     return found
 

@@ -169,34 +169,6 @@ class Tokenizer:
             about[way] = [part for part in about[way] if "Sequence" in part]
         return Tokenizer(json.dumps(content))
 
-    def with_marks(self, names: Sequence[str]) -> "Tokenizer":
-        """The same with marks of these names, of which those that it has not stand after all its tokens. No text gives
-        them.
-
-        >>> tokens = Tokenizer.learn(TokensConfig("byte", size=0), ["x"]).with_marks(["<|im_end|>"])
-        >>> len(tokens), tokens.pieces([260]), tokens.decode(tokens.encode("<|im_end|>")), tokens.decode([260])
-        (261, ['<|im_end|>'], '<|im_end|>', '')
-        """
-        content, ids = json.loads(self.rust.to_str()), dict[str, int]()
-        vocabulary, new = content["model"]["vocab"], len(self)
-        for name in names:
-            found = self.rust.token_to_id(name)
-            if self.kind == "none" or not (isinstance(vocabulary, dict) or self.kind == "unigram"):
-                raise ValueError(f"this tokenizer cannot have the mark {name}: a text that says so would give it, too")
-            ids[name], new = (new, new + 1) if found is None else (found, new)
-            if isinstance(vocabulary, dict):
-                vocabulary.setdefault(name, ids[name])
-            elif found is None:
-                vocabulary.append([name, vocabulary[-1][1]])
-        content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in ids]
-        if content["post_processor"] is None:
-            rust = Rust.from_str(json.dumps(content))
-            rust.post_processor = state(self.marks, [], ids)
-            return Tokenizer(rust.to_str())
-        stated = content["post_processor"]["special_tokens"]
-        stated |= {name: {"id": name, "ids": [i], "tokens": [name]} for name, i in ids.items()}
-        return Tokenizer(json.dumps(content))
-
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[str]]:  # for a worker process that is not forked
         return Tokenizer, (self.rust.to_str(),)
 

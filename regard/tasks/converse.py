@@ -20,7 +20,7 @@ from regard.checks import at_least, hint
 from regard.core.generation import DecoderOnly, of_like_length
 from regard.data.arrays import Column, Table
 from regard.data.batching import Batch, Ints
-from regard.data.chat import CHATML, MARKED, TEMPLATES, ChatTemplate
+from regard.data.chat import CHATML, MARKED, TEMPLATES, ChatTemplate, with_marks
 from regard.data.dialogues import DialogueFiles, words
 from regard.data.rows import Row
 from regard.data.text import decoded
@@ -64,7 +64,7 @@ class ConversationConfig(Data):
 
 
 @dataclass(frozen=True)
-class Talk(Task):
+class Templated(Task):
     """A task whose texts a chat template writes out."""
 
     longest: int = ConversationConfig.max_length
@@ -87,7 +87,7 @@ class Talk(Task):
 
     def tokens(self, tokenizer: Tokenizer) -> Tokenizer:
         marks = MARKED.get(self.chat)
-        return tokenizer.with_marks(marks) if marks else tokenizer
+        return with_marks(tokenizer, marks) if marks else tokenizer
 
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: WriteConfig, **how: Any) -> Generator:
         generator = Generator(models, tokenizer, use, **how)
@@ -122,7 +122,7 @@ def check_marks(recipe: Any, chat: str) -> None:
 
 
 @dataclass(frozen=True)
-class Converse(Talk):
+class Converse(Templated):
     """Messages in, an answer out."""
 
     name, called = "converse", "conversation"

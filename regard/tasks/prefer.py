@@ -26,7 +26,7 @@ from regard.data.tokenizers import Tokenizer
 from regard.decoding.protocol import SamplingConfig
 from regard.tasks.asks import Writing
 from regard.tasks.classify import Evaluation
-from regard.tasks.converse import ConversationConfig, Talk, answered
+from regard.tasks.converse import ConversationConfig, Templated, answered
 from regard.tasks.generate import WriteConfig
 from regard.tasks.generator import Generator
 from regard.tasks.task import Cut, Evidence, Measured, Sections
@@ -94,7 +94,7 @@ def both(row: Row, template: ChatTemplate, longest: int) -> tuple[Any, ...] | No
 
 
 @dataclass(frozen=True)
-class Prefer(Talk):
+class Prefer(Templated):
     """Messages in, an answer out that people would choose."""
 
     loss: str = "dpo"

@@ -17,7 +17,7 @@ from regard.core.generation import DecoderOnly
 from regard.core.outputs import POOLS, HeadConfig
 from regard.data.arrays import Column
 from regard.data.batching import Batch
-from regard.data.chat import MARKED, ChatTemplate
+from regard.data.chat import MARKED, ChatTemplate, with_marks
 from regard.data.dialogues import words
 from regard.data.rows import Row
 from regard.data.tokenizers import Tokenizer
@@ -145,7 +145,7 @@ class Reward(Task):
 
     def tokens(self, tokenizer: Tokenizer) -> Tokenizer:
         marks = MARKED.get(self.chat)
-        return tokenizer.with_marks(marks) if marks else tokenizer
+        return with_marks(tokenizer, marks) if marks else tokenizer
 
     def texts(self, row: Row) -> Sequence[str]:
         return [words(row["messages"]), row["chosen"], row["rejected"]]
