@@ -28,7 +28,8 @@ from regard.files import read_whole, write_whole
 from regard.models import storage
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-BEFORE = "base_model.model."
+BEFORE = "base_model.model."  # a name; of what is put before a text, "base_model."
+HEADS = {"classifier", "score", "qa_outputs"}  # which peft always saves along
 VECTORS = "prompt_embeddings"
 # Of their settings, what ours always are.
 NEUTRAL: dict[str, Any] = {"bias": "none", "rank_pattern": {}, "alpha_pattern": {}}
@@ -72,7 +73,7 @@ def read(directory: Path, base: Path, made: Path, place: Path) -> None:
     path = directory / CONFIG
     try:
         about = json.loads(read_whole(path, storage.LARGEST))
-        tensors = {name.removeprefix(BEFORE): x.float() for name, x in load_file(directory / WEIGHTS).items()}
+        tensors = {_bare(name): x.float() for name, x in load_file(directory / WEIGHTS).items()}
     except (OSError, ValueError) as error:
         raise ValueError(f"{directory} is not a whole directory of peft's: {error}") from None
     source = Source.load(base)
@@ -101,6 +102,10 @@ def read(directory: Path, base: Path, made: Path, place: Path) -> None:
     for name in USED:
         if (base / name).exists() and name in (TOKENIZER, storage.TEMPLATE):
             write_whole(made / name, read_whole(base / name))
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix(BEFORE) if name.startswith(BEFORE) else name.removeprefix("base_model.")
 
 
 Read = tuple[dict[str, Any], dict[str, Tensor]]  # a change, and what it has been taught by our names
@@ -196,7 +201,7 @@ def _their_name(source: Source) -> str:
 
 def write(source: Source, directory: Path) -> None:
     """Write adapter_config.json and adapter_model.safetensors into an empty directory."""
-    changes = [change for change in source.model.changes if isinstance(change, TAUGHT)]
+    changes = [change for change in getattr(source.model, "changes", []) if isinstance(change, TAUGHT)]
     known = {Lora: _write_lora, IA3: _write_ia3, SoftPrompt: _write_prompt, Prefix: _write_prefix}
     names = ", ".join(type(change).__name__.lower() for change in changes)
     if len(changes) != 1 or type(changes[0]) not in known:
@@ -209,12 +214,16 @@ def write(source: Source, directory: Path) -> None:
     writes = {DecoderOnly: "CAUSAL_LM", EncoderDecoder: "SEQ_2_SEQ_LM"}
     writing = next((kind for of, kind in writes.items() if isinstance(source.model, of)), None)
     about |= {"task_type": kinds.get(source.head.kind, writing), "base_model_name_or_path": None}
-    if source.model.base is not None and source.model.base.head:
-        heads = [p for p in foreign.lines(table, top, source.config, source.tensors) if p.ours in source.model.base.own]
-        tensors |= {pair.theirs[0][0]: source.tensors[pair.ours] for pair in heads if pair.ours.startswith("output.")}
-        about["modules_to_save"] = sorted({pair.theirs[0][0].rpartition(".")[0] for pair in heads})
+    base, heads = source.model.base, dict[str, Tensor]()
+    for pair in foreign.lines(table, top, source.config, source.tensors):
+        (name, *_), known = pair.theirs[0], source.head.kind in ("classes", "tags", "spans")
+        if known and pair.ours.startswith("output.") and ((base and base.head) or name.split(".")[0] in HEADS):
+            heads[name] = source.tensors[pair.ours]
+    about["modules_to_save"] = sorted({name.rpartition(".")[0] for name in heads}) or None
     write_whole(directory / CONFIG, json.dumps(about | {"inference_mode": True}, indent=2) + "\n")
-    named = {name if name == VECTORS else BEFORE + name: x.detach().clone() for name, x in tensors.items()}
+    before = "base_model." if VECTORS in tensors else BEFORE
+    tensors |= heads
+    named = {name if name == VECTORS else before + name: x.detach().clone() for name, x in tensors.items()}
     save_file(named, directory / WEIGHTS, {"format": "pt"})
 
 

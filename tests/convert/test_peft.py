@@ -34,7 +34,7 @@ SCALED = {
     "t5": ["k", "v", "wo"],
 }
 PRODUCTS = {
-    "encoder": ["query", "value", "dense"],
+    "encoder": ["query", "value", "intermediate.dense", "output.dense"],
     "gpt2": ["c_attn", "c_fc"],
     "llama": ["q_proj", "v_proj", "gate_proj", "o_proj"],
     "t5": ["q", "v", "wi"],
@@ -60,7 +60,7 @@ def config_of(name: str, kind: str) -> Any:
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
     """Of each class a model of ours, and the same as theirs."""
     found = {}
-    tokens = Tokenizer.learn(TokensConfig("bpe", 60), list(sentences(60)))
+    tokens = Tokenizer.learn(TokensConfig("bpe", 280), list(sentences(60)))
     for name in CLASSES:
         place, (preset, settings) = tmp_path_factory.mktemp(name), FAMILIES[name]
         torch.manual_seed(0)
