@@ -308,7 +308,7 @@ def test_what_is_listed_is_what_is_there(fetched: Callable[[str], Pair]) -> None
 @torch.inference_mode()
 def test_labels_are_as_likely_as_in_transformers(fetched: Callable[[str], Pair], tmp_path: Path) -> None:
     _, ours = fetched("smollm2-135m-instruct")
-    export(ours, tmp_path / "theirs", to="huggingface")
+    export(ours, tmp_path / "theirs", to="hf")
     llama = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "theirs").eval()
     encode = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs").encode
     words, shown = ["Negative", "Positive", "neither good nor bad"], "Review: so dull\nAnswer: Negative\n\n"
