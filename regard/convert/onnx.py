@@ -272,6 +272,9 @@ def _export(module: nn.Module, inputs: dict[str, tuple[Any, Any]], outputs: list
             raise ValueError(f"PyTorch makes no graph of this model: {why}") from error
         finally:
             log.setLevel(level)
+    for node in program.model.graph.all_nodes():
+        for each in (node, *node.outputs):
+            each.metadata_props.clear()  # where in our files on this machine it comes from
     stored = program.model.graph.initializers
     program.model.metadata_props[NAMED] = json.dumps(
         _places(module, {x: stored[x].const_value.numpy() for x in stored})

@@ -138,6 +138,7 @@ def test_a_graph_says_what_transformers_says_and_comes_back(
 ) -> None:
     theirs = made(architecture, tmp_path)
     session = opened(tmp_path / "onnx")
+    assert b".py" not in (tmp_path / "onnx" / "model.onnx").read_bytes()  # nothing of the machine that wrote it
     given = inputs(storage.load(tmp_path / "ours"), Tokenizer.load(tmp_path / "ours" / "tokenizer.json"))
     tokens, keep = given.pop("tokens"), given.pop("keep")
     for some in (slice(None), slice(1, 2)):  # any number of rows, of any length
