@@ -78,9 +78,8 @@ def load(
         raise ValueError(
             "these models have different tasks or write in different orders: an ensemble has one order and one task"
         )
-    if task not in (None, first.name, first.verb):
-        asked, own = (each.verb or each.name for each in (task_named(task), first))
-        raise ValueError(f"{places[0]} cannot {asked}: it is a model to {own}, so `regard {own}` is its verb")
+    if task is not None:
+        check_task(places[0], task)
     listed = Shortlist.load(places[0]) if shortlist else None
     if listed is not None and len(listed.offsets) - 1 != len(tokenizers[0]):
         raise ValueError(
@@ -124,6 +123,13 @@ def told(directory: Path, asked: str | None = None) -> Told:
         raise ValueError(f"{path}: {error}") from None
     facts = {key: value for key, value in own.items() if key != "name"}
     return Told(_made(kind, facts, f"{path}: task"), _made(kind.sections.decode, use, f"{path}: use"))
+
+
+def check_task(directory: Path, task: str) -> None:
+    """Refuse a model directory that is for another task."""
+    if task not in ((known := told(directory).task).name, known.verb):
+        asked, own = (each.verb or each.name for each in (task_named(task), known))
+        raise ValueError(f"{directory} cannot {asked}: it is a model to {own}, so `regard {own}` is its verb")
 
 
 def _of(kind: type[Any], path: Path) -> Any:

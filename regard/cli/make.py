@@ -51,8 +51,10 @@ def shortlist(
     common: Annotated[int, typer.Option(min=0)] = 200,  # frequent tokens that every sentence has
 ) -> None:
     """Learn which target tokens go with which source tokens, for a quicker output layer."""
+    from regard.api import check_task
     from regard.recipes.shortlist import make_shortlist
 
+    check_task(model, "translate")
     with telling("learning a shortlist"):
         made = make_shortlist(model, source, target, size=size, common=common)
     few = f"{made.coverage.size:,.0f} of {made.vocabulary:,} tokens for a sentence"
@@ -64,8 +66,7 @@ def export(
     out: Path,  # where the other program's files go; a file, if it ends in .gguf
     *,
     to: str | None = None,  # which program: ctranslate2, onnx, hf, peft or gguf (default: as OUT ends)
-    quantization: str
-    | None = None,  # `--type` ctranslate2: int8, float16, ...; onnx: int8; gguf: f16, q8_0, q4_0, q4_1
+    quantization: str | None = None,  # `--type` of numbers: int8, float16, ...; in a .gguf f16, q8_0, q4_0, q4_1
     past: bool = True,  # onnx: a language model goes on from its past, token by token
 ) -> None:
     """Write a model for another program: llama.cpp, ONNX Runtime, CTranslate2, Hugging Face's transformers."""
@@ -100,7 +101,8 @@ def import_(
     known = storage.purpose(out)
     assert known is not None
     kind = task(known.task["name"])
-    typer.echo(f"{out}: try `regard {kind.verb or kind.name} {out}`")
+    verb = "chat" if kind.name == "generate" and (out / storage.TEMPLATE).is_file() else kind.verb or kind.name
+    typer.echo(f"{out}: try `regard {verb} {out}`")
 
 
 def models() -> None:

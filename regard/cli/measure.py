@@ -43,6 +43,7 @@ def info(
         config, began = storage.config(located(preset)), storage.base_of(located(preset))
     else:
         config = found = configure(preset, changes or (), vocabulary=vocabulary)
+    source, target = (min(length, config.longest or length) for length in (source, target))
     parts = breakdown(found, 1, source, target)
     memory = footprint(found, 1, source, target)
     runs = PAPER_RUNS if any(config == run.config for run in PAPER_RUNS.values()) else {}
@@ -136,12 +137,12 @@ def evaluate(
         show(str(model), ["", ""], cells, caption)
         return
     if source is None or reference is None:
-        verb = told(located(model)).task.name
+        task = told(located(model)).task
         remedy = {
             "translate": "name what to translate and what a person made of it: --source, --reference",
             "generate": "name a --text",
         }
-        raise ValueError(remedy.get(verb, f"name rows to judge by: regard evaluate {model} FILE"))
+        raise ValueError(remedy.get(task.verb or task.name, f"name rows to judge by: regard evaluate {model} FILE"))
     with telling("evaluating"):
         result = evaluate(model, source, reference, **vars(judged))
     if as_json:

@@ -36,7 +36,7 @@ NEUTRAL: dict[str, Any] = {"bias": "none", "rank_pattern": {}, "alpha_pattern": 
 NEUTRAL |= dict.fromkeys(("use_dora", "use_qalora", "lora_bias"), False)
 
 
-class Aimed(NamedTuple):
+class Theirs(NamedTuple):
     """A product of theirs, and what of ours it is."""
 
     theirs: str
@@ -44,7 +44,7 @@ class Aimed(NamedTuple):
     roles: tuple[str, ...]
 
 
-def parts(source: Source) -> Iterator[Aimed]:
+def parts(source: Source) -> Iterator[Theirs]:
     """All products of a model inside its layers, by their names."""
     table, top, _ = foreign.their_config(source)
     if table.permuted:
@@ -57,7 +57,7 @@ def parts(source: Source) -> Iterator[Aimed]:
         roles, names = tuple(each.rows), [name.removesuffix(".weight") for name in pair.theirs[0]]
         shared = [roles] if len(names) == 1 else [(role,) for role in roles]
         for name, own in zip(names, shared, strict=True):
-            yield Aimed(name.removeprefix(base), path, own)
+            yield Theirs(name.removeprefix(base), path, own)
 
 
 # In
@@ -111,7 +111,7 @@ def _bare(name: str) -> str:
 Read = tuple[dict[str, Any], dict[str, Tensor]]  # a change, and what it has been taught by our names
 
 
-def _taken(tensors: dict[str, Tensor], source: Source, *ends: str) -> Iterator[tuple[Aimed, list[Tensor]]]:
+def _taken(tensors: dict[str, Tensor], source: Source, *ends: str) -> Iterator[tuple[Theirs, list[Tensor]]]:
     """Of each product that they have changed, the tensors with these ends, which are taken out."""
     base = foreign.their_config(source)[0].base
     for part in parts(source):
@@ -216,8 +216,8 @@ def write(source: Source, directory: Path) -> None:
     about |= {"task_type": kinds.get(source.head.kind, writing), "base_model_name_or_path": None}
     base, heads = source.model.base, dict[str, Tensor]()
     for pair in foreign.lines(table, top, source.config, source.tensors):
-        (name, *_), told = pair.theirs[0], source.head.kind in ("classes", "tags", "spans")
-        if told and pair.ours.startswith("output.") and ((base and base.head) or name.split(".")[0] in HEADS):
+        (name, *_), headed = pair.theirs[0], source.head.kind in ("classes", "tags", "spans")
+        if headed and pair.ours.startswith("output.") and ((base and base.head) or name.split(".")[0] in HEADS):
             heads[name] = source.tensors[pair.ours]
     about["modules_to_save"] = sorted({name.rpartition(".")[0] for name in heads}) or None
     write_whole(directory / CONFIG, json.dumps(about | {"inference_mode": True}, indent=2) + "\n")

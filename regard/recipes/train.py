@@ -44,6 +44,7 @@ MOVABLE = re.compile(r"data\.(corpus|languages|(train|valid|test)\..+)")  # wher
 DERIVED = ("shortlist.safetensors", "heads.json", "heads.html")  # from a model that was here, at a person's wish
 PRODUCTS = (
     *("trainer", "tensorboard", "metrics.jsonl", "evaluation.json", "model.safetensors", "config.json"),
+    storage.TEMPLATE,
     *DERIVED,
 )
 
@@ -92,7 +93,8 @@ def train(
             )
             recipe = replace(recipe, train=replace(recipe.train, batch_tokens=found))
             say.line("batches", f"of {found:,} tokens, the largest that fit in memory (train.batch_tokens={found})")
-        run = _Run(recipe, directory, data, model, here)
+        with say.console.status("  asking the model before its first step"):
+            run = _Run(recipe, directory, data, model, here)
         with run.learner:
             if resume and run.trainer.resume():
                 say.line("resumed", f"after step {run.trainer.learner.steps:,}")
@@ -210,10 +212,11 @@ class _Run:
         recipe = replace(recipe, decode=replace(recipe.decode, **read))
         self.directory, self.data, self.model, self.here = directory, data, model, here
         self.recipe, self.task, c = recipe, data.task, recipe.train
+        held_out, drawn = (data.valid, data.test), self.task.corpus(data.train)
+        self.corpus = self.task.recalled(model.to(here.device), drawn, data.tokenizer, held_out)
         self.learner = Learner(self.task.objective(model, c.smoothing, data.tokenizer), self._rate, c, here)
         # Complete: how text is read and how many threads share a batch are part of what the run is.
         self.recipe = replace(recipe, train=replace(c, shards=self.learner.shards))
-        self.corpus = self.task.corpus(data.train)
         collate = self.task.collate(data.tokenizer, recipe.tokens.dropout)
         self.trainer = Trainer(
             self.learner,
@@ -232,6 +235,8 @@ class _Run:
                 discard(self.directory / name)
         write_whole(self.directory / "recipe.yaml", reading.dump(self.recipe))
         self.data.tokenizer.save(self.directory / "tokenizer.json")
+        if template := getattr(self.task, "chat", ""):
+            write_whole(self.directory / storage.TEMPLATE, template)
 
     def _rate(self, step: int) -> float:
         """The learning rate; a run that is shorter than its warm-up only warms up."""
