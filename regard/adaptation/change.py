@@ -68,7 +68,8 @@ def read(listed: Sequence[Mapping[str, Any]]) -> list[Change]:
         known = {field.name: field for field in fields(kind)}
         for key in settings:
             if key not in known:
-                raise ValueError(f"the change {name} has no setting {key!r}: {hint(key, known) if known else 'none'}")
+                what = f": {hint(key, known)}" if known else ", nor any other"
+                raise ValueError(f"the change {name} has no setting {key!r}{what}")
         for key, field in known.items():
             if key not in settings and field.default is MISSING:
                 raise ValueError(f"the change {name} has no value for {key!r}: give it one")

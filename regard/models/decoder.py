@@ -80,13 +80,14 @@ class Decoder(DecoderOnly, nn.Module):
         ahead = 0 if offset else self.stem.virtual
         one = cache is not None and ahead + tokens.shape[1] == 1  # the newest position sees all the others
         mask = None if one else causal(offset)
-        if documents is None:
-            return self.decoder(self.stem(tokens, offset), mask=mask, cache=cache)[:, ahead:]
-        assert cache is None, "what is written goes on with one document"
-        mask = causal() & alike(documents)
-        if ahead:  # a prompt, which every document sees
-            mask = causal() & (alike(F.pad(documents, (ahead, 0), value=-1)) | Mask(lambda i, j: j < ahead))
-        return self.decoder(self.stem(tokens, within(documents)), mask=mask)[:, ahead:]
+        assert cache is None or documents is None, "what is written goes on with one document"
+        at: int | Tensor = offset
+        if documents is not None:
+            at, mask = within(documents), causal() & alike(documents)
+            if ahead:  # a prompt, which every document sees
+                mask = causal() & (alike(F.pad(documents, (ahead, 0), value=-1)) | Mask(lambda i, j: j < ahead))
+        x = self.decoder(self.stem(tokens, at), mask=mask, cache=cache)
+        return x[:, ahead:] if ahead else x
 
     def new_cache(self) -> Cache:
         """An empty cache for `features`; the caller holds it."""

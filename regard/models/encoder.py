@@ -63,7 +63,7 @@ class Encoder(nn.Module):
         keep = self.stem.kept(tokens != self.config.pad if keep is None else keep)
         mask = padding(keep).dense(1, keep.shape[1], keep.device)
         x = self.encoder(self.stem(tokens, segments=segments), mask=mask, keep=keep)
-        return x if self.head.kind in POOLED else x[:, self.stem.virtual :]
+        return x[:, n:] if (n := self.stem.virtual) and self.head.kind not in POOLED else x
 
 
 def _draw(module: nn.Module) -> None:
