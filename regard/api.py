@@ -41,6 +41,7 @@ def load(
     rescore: str | Path | None = None,
     weight: float = 1.0,
     task: str | None = None,
+    base: str | Path | None = None,
 ) -> Any:
     """The model in a directory that `regard train` has written; several directories make an ensemble.
 
@@ -49,7 +50,7 @@ def load(
     `precision` is that of the weights as they are on the disk, or fp32, bf16, int8.
     `shortlist` restricts the output to tokens that go with the source, as `regard shortlist` has learned it. `rescore`
     is another model, by whose word, of this `weight`, outputs are ranked as well. Where a `task` is named, a model for
-    another one is refused.
+    another one is refused. A model that only adds to another one finds it where its directory says, or at `base`.
     """
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision = {precision!r}: choose one of {', '.join(PRECISIONS)}")
@@ -60,7 +61,8 @@ def load(
     places = [located(directory)] if isinstance(directory, str | Path | None) else list(map(located, directory))
     if not places:
         raise ValueError("an ensemble has at least 1 model, got none")
-    models = [storage.load(place, device=device, dtype=PRECISIONS.get(precision or "")) for place in places]
+    dtype = PRECISIONS.get(precision or "")
+    models = [storage.load(place, device=device, dtype=dtype, base=base) for place in places]
     if precision == "int8":
         models = [model if is_quantised(model) else quantise(model) for model in models]
     tokenizers = [Tokenizer.load(place / "tokenizer.json") for place in places]

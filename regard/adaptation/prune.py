@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import hint
+from regard.core.added import added
 from regard.core.attention import MultiHeadAttention
 from regard.core.cache import KeyValues
 from regard.core.monotonic import Monotonic
@@ -112,6 +113,8 @@ def check_prunable(model: nn.Module) -> None:
     known = attentions(model)
     if not known:
         raise ValueError(f"a {type(model).__name__} model has no heads to prune")
+    if added(model):
+        raise ValueError("no head is pruned under what was added to a model: merge it first, with `regard merge`")
     seen: dict[Any, str] = {}
     for name, attention in known.items():
         c = attention.config

@@ -61,6 +61,65 @@ def linear_cross_entropy(
     return _LinearCrossEntropy.apply(hidden[count], weight, bias, y, smoothing)
 
 
+def linear_log_likelihood(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
+    """log p of each label under softmax(hidden weightᵀ + bias), with its gradient: hidden (N, d), weight (V, d), bias
+    (V,), labels (N,) -> (N,), in fp32 or more.
+
+    What stands above it may weigh each label, as it only turns out in the end: so the way back computes the logits
+    anew, and a block of them at a time is all that is ever held.
+
+    >>> linear_log_likelihood(torch.zeros(2, 4), torch.zeros(10, 4), torch.tensor([1, 2])).exp().tolist()
+    [0.1..., 0.1...]
+    """
+    return _LinearLogLikelihood.apply(hidden, weight, bias, labels)
+
+
+class _LinearLogLikelihood(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, W: Tensor, b: Tensor | None, y: Tensor) -> Tensor:
+        exact = torch.promote_types(h.dtype, torch.float32)
+        found, every = h.new_empty(len(h), dtype=exact), h.new_empty(len(h), dtype=exact)
+        for rows, z in _logits(h, W, b, exact):
+            torch.logsumexp(z, 1, out=every[rows])
+            found[rows] = z.gather(1, y[rows, None])[:, 0] - every[rows]
+        ctx.save_for_backward(h, W, b, y, every)
+        return found
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        h, W, b, y, every = ctx.saved_tensors
+        exact = every.dtype
+        need_h, need_W, need_b = ctx.needs_input_grad[:3]
+        dh = torch.empty_like(h) if need_h else None
+        dW = torch.zeros_like(W, dtype=exact) if need_W else None
+        db = torch.zeros_like(b, dtype=exact) if need_b else None
+        for rows, z in _logits(h, W, b, exact):
+            e = z.sub_(every[rows, None]).exp_().neg_()  # onehot - softmax, times what stands above
+            e.scatter_add_(1, y[rows, None], torch.ones_like(e[:, :1]))
+            e = e.mul_(g[rows, None])
+            if db is not None:
+                db += e.sum(0)
+            e = e.to(h.dtype)
+            if dh is not None:
+                torch.mm(e, W, out=dh[rows])
+            if dW is not None and h.dtype == exact:
+                dW.addmm_(e.T, h[rows])
+            elif dW is not None:
+                dW += e.T @ h[rows]
+        return dh, None if dW is None else dW.to(W.dtype), None if db is None else db.to(b.dtype), None
+
+
+def _logits(h: Tensor, W: Tensor, b: Tensor | None, exact: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """A block of rows, and their logits (n, V), which the next block overwrites."""
+    n = max(1, BLOCK // len(W))
+    buffer = h.new_empty(min(n, len(h)), len(W))
+    for start in range(0, len(h), n):
+        rows = slice(start, min(start + n, len(h)))
+        z = torch.mm(h[rows], W.T, out=buffer[: rows.stop - start]).to(exact)
+        yield rows, z if b is None else z.add_(b)
+
+
 def label_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
     """log p of each label: logits (..., V), labels (...) -> (...), in fp32. What every faster way is held to."""
     z = logits.float()

@@ -19,6 +19,7 @@ from regard.core.dropout import Dropout, check_probability
 from regard.core.layers import ACTIVATIONS
 
 HEADS = ("tokens", "classes", "tags", "spans", "vector")
+POOLED = ("classes", "vector")  # of these, what makes one thing of a text
 POOLS = ("first", "last", "mean", "max")  # which vector stands for a text
 INNER = {**ACTIVATIONS, "tanh": torch.tanh}
 

@@ -6,6 +6,7 @@ are those that the template writes. What a message says is text, and "<|im_end|>
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -20,12 +21,25 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Rust
 
-from regard.data.tokenizers import Tokenizer, no_panic
+from regard.data.tokenizers import Tokenizer, no_panic, state
 from regard.data.tools import Calls, Tool, told
 
 Message = Mapping[str, Any]  # role, content, and what else a template may know
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around the name of a mark in a message: no text has these, by Unicode's own word
+BEGIN, END = "\ufdd2", "\ufdd3"  # around what an assistant has said
 PROBE = "regard"
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+PLAIN = (
+    "{% if bos_token is defined and bos_token != eos_token %}{{ bos_token }}{% endif %}"
+    "{% for m in messages %}{{ '### ' + m['role'] + '\\n' + m['content'] }}"
+    "{{ (eos_token if m['role'] == 'assistant' else '') + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '### assistant\\n' }}{% endif %}"
+)
+TEMPLATES = {"chatml": CHATML, "plain": PLAIN}  # which there are without a file
+MARKED = {CHATML: ("<|im_start|>", "<|im_end|>")}  # and the marks that they write beside a tokenizer's own
 
 
 class _Generation(Extension):
@@ -101,6 +115,35 @@ class ChatTemplate:
                 text = self._render(self._guarded(told(messages, tools, "user")), add_generation_prompt=True)
         return self._marked.sub(lambda found: found[1] or "", text), self._ids(text)
 
+    def answered(self, messages: Sequence[Message]) -> tuple[list[int], list[tuple[int, int]]]:
+        """A whole conversation, and where in its ids each answer stands: from the first one that an assistant writes
+        after what `encode` gives of the messages before, to behind the mark that ends it. Spaces around an answer are
+        left out: after one, a model would be taught to write other sub-words than those that it is asked for."""
+        own = [k for k, message in enumerate(messages) if message.get("role") == "assistant"]
+        said = [{**m, "content": m["content"].strip()} if k in own else m for k, m in enumerate(messages)]
+        said = self._guarded(said)
+        marked = [{**m, "content": f"{BEGIN}{m['content']}{END}"} if k in own else m for k, m in enumerate(said)]
+        text, places = "", []
+        for piece in re.split(f"([{BEGIN}{END}])", self._render(marked, add_generation_prompt=False)):
+            if piece in (BEGIN, END):
+                places.append(len(text))
+            text += piece if piece not in (BEGIN, END) else ""
+        if not own or len(places) != 2 * len(own):
+            raise ValueError(
+                f"the chat template writes {len(places) // 2} of {len(own)} answers: there is nothing to learn"
+            )
+        starts, ids = map(list, zip(*self._placed(text), strict=True))
+        spans = []
+        for k, begin, end, after in zip(own, places[::2], places[1::2], [*places[2::2], len(text)], strict=True):
+            before = self._render(said[:k], add_generation_prompt=True) if k else ""
+            begin = (
+                len(before) if text.startswith(before) and len(before) <= begin else begin - (text[begin - 1] == " ")
+            )
+            last = bisect_left(starts, end)
+            closing = (n for n in range(last, bisect_left(starts, after)) if ids[n] == self.end)
+            spans.append((bisect_left(starts, begin), next(closing, last - 1) + 1))
+        return ids, spans
+
     @cached_property
     def end(self) -> int | None:
         """The mark that the template writes after an answer, if there is one."""
@@ -146,27 +189,64 @@ class ChatTemplate:
     def _guarded(self, said: Any) -> Any:
         """What messages say, with each name of a mark in it set apart."""
         if isinstance(said, str):
-            return self._control.sub(rf"{OPEN}\g<0>{CLOSE}", said.replace(OPEN, "").replace(CLOSE, ""))
+            return self._control.sub(rf"{OPEN}\g<0>{CLOSE}", re.sub(f"[{OPEN}-{END}]", "", said))
         if isinstance(said, Mapping):
             return {key: self._guarded(value) for key, value in said.items()}
         return [*map(self._guarded, said)] if isinstance(said, list | tuple) else said
 
     def _ids(self, text: str) -> list[int]:
-        """The ids of what a template has written: names that are set apart are cut as text is, as are the others if
-        the template has torn one of them."""
-        first, *others = self._marked.split(text)
-        ids, line = self._encode(self._rust, first), self._encode(self._rust, "\n")
-        for i, piece in enumerate(others):
-            if piece:
-                rust = self._rust if i % 2 else self._bare
+        return [i for _, i in self._placed(text)]
+
+    def _placed(self, text: str) -> list[tuple[int, int]]:
+        """The ids of what a template has written, each with where it begins: names that are set apart are cut as text
+        is, as are the others if the template has torn one of them."""
+        apart = [(found.start() + 1, found.end() - 1, self._bare) for found in self._marked.finditer(text) if found[1]]
+        cuts = [0, *(at for found in self._marked.finditer(text) for at in found.span()), len(text)]
+        rest = [(a, b, self._rust) for a, b in zip(cuts[::2], cuts[1::2], strict=True)]
+        (_, end, rust), *others = sorted([*rest, *apart], key=lambda piece: piece[:2])
+        ids, line = self._encode(rust, text[:end]), [i for _, i in self._encode(rust, "\n")]
+        for begin, end, rust in others:
+            if begin < end:
                 # After a line's end, for at the beginning of a text some put a space.
-                found = self._encode(rust, f"\n{piece}")
-                ids += found[len(line) :] if found[: len(line)] == line else self._encode(rust, piece)
+                found = self._encode(rust, f"\n{text[begin:end]}")
+                after = [i for _, i in found[: len(line)]] == line
+                found = [(at - 1, i) for at, i in found[len(line) :]] if after else self._encode(rust, text[begin:end])
+                ids += [(begin + at, i) for at, i in found]
         return ids
 
-    def _encode(self, rust: Rust, text: str) -> list[int]:
+    def _encode(self, rust: Rust, text: str) -> list[tuple[int, int]]:
         try:
             with no_panic():
-                return rust.encode(text, add_special_tokens=False).ids
+                found = rust.encode(text, add_special_tokens=False)
         except TypeError:
             raise ValueError("a message is not Unicode text: it holds half of a surrogate pair") from None
+        return [(at, i) for (at, _), i in zip(found.offsets, found.ids, strict=True)]
+
+
+def with_marks(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
+    """A tokenizer with marks of these names, too: those that are new stand after all its tokens. No text gives them.
+
+    >>> from regard.data.tokenizers import TokensConfig
+    >>> tokens = with_marks(Tokenizer.learn(TokensConfig("byte", size=0), ["x"]), ["<|im_end|>"])
+    >>> len(tokens), tokens.pieces([260]), tokens.decode(tokens.encode("<|im_end|>")), tokens.decode([260])
+    (261, ['<|im_end|>'], '<|im_end|>', '')
+    """
+    content, ids = json.loads(tokenizer.rust.to_str()), dict[str, int]()
+    vocabulary, new = content["model"]["vocab"], len(tokenizer)
+    for name in names:
+        found = tokenizer.rust.token_to_id(name)
+        if tokenizer.kind == "none" or not (isinstance(vocabulary, dict) or tokenizer.kind == "unigram"):
+            raise ValueError(f"this tokenizer cannot have the mark {name}: a text that says so would give it, too")
+        ids[name], new = (new, new + 1) if found is None else (found, new)
+        if isinstance(vocabulary, dict):
+            vocabulary.setdefault(name, ids[name])
+        elif found is None:
+            vocabulary.append([name, vocabulary[-1][1]])
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in ids]
+    if content["post_processor"] is None:
+        rust = Rust.from_str(json.dumps(content))
+        rust.post_processor = state(tokenizer.marks, [], ids)
+        return Tokenizer(rust.to_str())
+    stated = content["post_processor"]["special_tokens"]
+    stated |= {name: {"id": name, "ids": [i], "tokens": [name]} for name, i in ids.items()}
+    return Tokenizer(json.dumps(content))

@@ -100,7 +100,7 @@ class RowFiles:
             for where, text in self._lines(stream):
                 if text.strip():
                     held = from_json(text, where, "; each line holds one object")
-                    row = {name: _inside(held, place) for name, place in places.items()}
+                    row = {name: inside(held, place) for name, place in places.items()}
                     yield self._complete({name: x for name, x in row.items() if x is not None}, where, held)
 
     def _cells(self) -> Iterator[Row]:
@@ -144,7 +144,7 @@ class RowFiles:
         return row
 
 
-def _inside(held: Any, place: str) -> Any:
+def inside(held: Any, place: str) -> Any:
     """What lies at a place such as answers.text."""
     if isinstance(held, Mapping) and place in held:
         return held[place]

@@ -117,6 +117,7 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
     tokenizer = _begun(recipe.model.tokenizer(), task)
     if tokenizer is None:
         tokenizer = Tokenizer.learn(recipe.tokens, (text for row in sample for text in task.texts(row)), task.marks)
+    tokenizer = task.tokens(tokenizer)
     task = task.fitted(islice(splits.rows("train"), limit))
     given = [split for split in ("valid", "test") if split in splits.files and not task.ordered]
     hidden = {letters(task.texts(row)[0]) for split in given for row in splits.rows(split)}

@@ -37,7 +37,7 @@ from regard.training.config import LENGTHS
 SHIPPED = files("regard") / "recipes" / "shipped"
 SPLITS = ("train", "valid", "test")
 # The settings of a split that name files.
-PATHS = ("source", "target", "tsv", "csv", "jsonl", "text", "conll", "squad", "folder")
+PATHS = ("source", "target", "tsv", "csv", "jsonl", "json", "text", "conll", "squad", "folder")
 LARGEST = 2**16  # bytes; the longest of those shipped, written out, has a thirtieth of that
 DEEPEST = 20  # lists or mappings in each other; it keeps recursion short
 # Several answers to one question: an override of a key drops these beside it.
@@ -241,6 +241,9 @@ def _from_folder(folder: Path, values: dict[str, Any]) -> None:
     model = values.get("model")
     if isinstance(model, dict) and isinstance(base := model.get("from"), str) and base:
         model["from"] = _absolute(folder, base)
+    task = values.get("task")
+    if isinstance(task, dict) and str(template := task.get("template")).endswith(".jinja"):
+        task["template"] = _absolute(folder, template)
 
 
 def _absolute(folder: Path, named: Any) -> Any:

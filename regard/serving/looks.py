@@ -143,7 +143,7 @@ def measures(live: Live, look: Look) -> dict[str, Any]:
 def faithfulness(live: Live, look: Look) -> dict[str, Any]:
     """How far attention goes along with what the predictions of this sentence hang on."""
     if len(look.ids) == 1:
-        raise ValueError("faithfulness is about the source of a translation, and this model has none")
+        raise ValueError("faithfulness is measured by leaving tokens of a source out, and this model reads none")
     source, target = look.ids
     if len(source) > EXPLAINED:
         raise TooLargeError(

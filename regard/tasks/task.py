@@ -33,6 +33,9 @@ TASKS = {
     "embed": "regard.tasks.embed",
     "mask": "regard.tasks.mask",
     "denoise": "regard.tasks.denoise",
+    "converse": "regard.tasks.converse",
+    "reward": "regard.tasks.reward",
+    "prefer": "regard.tasks.prefer",
 }
 FIRST = "translate"  # what a recipe is for that does not say
 
@@ -178,6 +181,14 @@ class Task(ABC):
     def corpus(self, table: Table) -> Readable:
         """What is drawn from in training."""
         return table
+
+    def tokens(self, tokenizer: Tokenizer) -> Tokenizer:
+        """The sub-words, with what it needs of marks beside its `marks`."""
+        return tokenizer
+
+    def recalled(self, model: nn.Module, corpus: Any, tokenizer: Tokenizer, held_out: Sequence[Sequence[Any]]) -> Any:
+        """The same as `corpus`, with what a model says of it before its first step; held-out rows may note it, too."""
+        return corpus
 
     def length(self, recipe: Any) -> int:
         """Tokens that a row of a batch has, at most."""

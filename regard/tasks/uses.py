@@ -68,6 +68,16 @@ class FillUse:
 
 
 @dataclass(frozen=True)
+class RewardUse:
+    """How rewards are told."""
+
+    long: str = "windows"  # an answer longer than the model reads: windows (the mean of theirs), cut, refuse
+
+    def __post_init__(self) -> None:
+        one_of(LONG, long=self.long)
+
+
+@dataclass(frozen=True)
 class TagUse:
     """How spans are told."""
 

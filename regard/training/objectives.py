@@ -1,12 +1,14 @@
 """What training minimises. Letters: B batch, T length of what is said, C classes."""
 
-from typing import Any, ClassVar
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.losses import linear_cross_entropy
+from regard.core.losses import linear_cross_entropy, linear_log_likelihood
 from regard.data.vocabulary import PAD
 from regard.training.distributed import gathered
 
@@ -19,7 +21,7 @@ class Objective(nn.Module):
     A sum, not a mean: what adds up over micro-batches, threads and processes. Divide it by the labels of the step.
     """
 
-    separable: ClassVar[bool] = True  # the sum over a batch is that over its rows: no shard or process changes it
+    separable: bool = True  # the sum over a batch is that over its rows: no shard or process changes it
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -131,3 +133,128 @@ class Alike(Objective):
         vectors = F.normalize(self.model(tokens=tokens, keep=keep).float(), dim=-1)
         first, second = vectors[group == 0], vectors[group == 1]
         return F.mse_loss((first * second).sum(-1), labels[: len(first)].float(), reduction="sum")
+
+
+class Preferred(Objective):
+    """Which of two texts is better (Bradley and Terry, 1952): a head of one number tells more of the chosen one, by a
+    margin if there is one. `centre` keeps the two around zero: so many times the square of their sum is added."""
+
+    def __init__(self, model: nn.Module, centre: float = 0.0) -> None:
+        super().__init__(model)
+        self.centre = centre
+
+    def forward(self, margin: Tensor, **inputs: Tensor) -> Tensor:
+        """margin (B,); inputs (B, 2, T), of which the first is the chosen one -> a number."""
+        said = self.model(**{name: x.flatten(0, 1) for name, x in inputs.items()}).float()
+        chosen, rejected = said.view(len(margin), 2).unbind(1)
+        return (-F.logsigmoid(chosen - rejected - margin) + self.centre * (chosen + rejected) ** 2).sum()
+
+
+class Pairs(NamedTuple):
+    """What a policy says of the chosen and the rejected answer of each pair: (B,) each."""
+
+    chosen: Tensor  # log p of all its tokens
+    rejected: Tensor
+    chosen_size: Tensor  # how many there are
+    rejected_size: Tensor
+    chosen_before: Tensor  # log p that the reference has given it
+    rejected_before: Tensor
+
+    @property
+    def gains(self) -> tuple[Tensor, Tensor]:
+        """By how much each has become likelier than it was."""
+        return self.chosen - self.chosen_before, self.rejected - self.rejected_before
+
+    @property
+    def lead(self) -> Tensor:
+        """By how much more the chosen one has."""
+        chosen, rejected = self.gains
+        return chosen - rejected
+
+    @property
+    def means(self) -> tuple[Tensor, Tensor]:
+        """log p of a token of each."""
+        return self.chosen / self.chosen_size, self.rejected / self.rejected_size
+
+
+def _decided(x: Tensor, eps: float) -> Tensor:
+    """-log σ(x), where a pair is the wrong way round with probability ε."""
+    return -F.logsigmoid(x) * (1 - eps) - F.logsigmoid(-x) * eps
+
+
+def _ipo(p: Pairs, beta: float) -> Tensor:
+    chosen, rejected = p.gains
+    return (chosen / p.chosen_size - rejected / p.rejected_size - 0.5 / beta) ** 2
+
+
+def _exo(p: Pairs, beta: float, eps: float) -> Tensor:
+    x = beta * p.lead
+    each = ((x, math.log1p(-eps)), (-x, math.log(eps)))
+    return sum((torch.sigmoid(z) * (F.logsigmoid(z) - log_p) for z, log_p in each), torch.zeros_like(x))
+
+
+def _nca(c: Tensor, r: Tensor) -> Tensor:
+    return -F.logsigmoid(c) - 0.5 * F.logsigmoid(-c) - 0.5 * F.logsigmoid(-r)
+
+
+def _kto(p: Pairs, beta: float) -> Tensor:
+    (c, r), (kl_c, kl_r) = p.gains, (x.detach().mean().clamp(min=0) for x in p.gains)
+    return (2 - torch.sigmoid(beta * (c - kl_r)) - torch.sigmoid(beta * (kl_c - r))) / 2
+
+
+def _orpo(p: Pairs, beta: float) -> Tensor:
+    odds = [x - torch.log(-torch.expm1(x)) for x in p.means]
+    return -beta * F.logsigmoid(odds[0] - odds[1])
+
+
+# Each pair's loss, by name: of what is said, β, the margin γ and the chance ε that a pair is the wrong way round.
+PREFERENCES: dict[str, Callable[[Pairs, float, float, float], Tensor]] = {
+    "dpo": lambda p, beta, gamma, eps: _decided(beta * p.lead, eps),
+    "robust": lambda p, beta, gamma, eps: (
+        (eps * F.logsigmoid(-beta * p.lead) - (1 - eps) * F.logsigmoid(beta * p.lead)) / (1 - 2 * eps)
+    ),
+    "hinge": lambda p, beta, gamma, eps: torch.relu(1 - beta * p.lead),
+    "ipo": lambda p, beta, gamma, eps: _ipo(p, beta),
+    "exo": lambda p, beta, gamma, eps: _exo(p, beta, eps),
+    "nca": lambda p, beta, gamma, eps: _nca(*(beta * x for x in p.gains)),
+    "bco": lambda p, beta, gamma, eps: -F.logsigmoid(beta * p.gains[0]) - F.logsigmoid(-beta * p.gains[1]),
+    "sppo": lambda p, beta, gamma, eps: (p.gains[0] - 0.5 / beta) ** 2 + (p.gains[1] + 0.5 / beta) ** 2,
+    "kto": lambda p, beta, gamma, eps: _kto(p, beta),
+    "apo-zero": lambda p, beta, gamma, eps: torch.sigmoid(-beta * p.gains[0]) + torch.sigmoid(beta * p.gains[1]),
+    "apo-down": lambda p, beta, gamma, eps: torch.sigmoid(beta * p.gains[0]) + torch.sigmoid(-beta * p.lead),
+    "cpo": lambda p, beta, gamma, eps: _decided(beta * (p.chosen - p.rejected), eps),
+    "simpo": lambda p, beta, gamma, eps: _decided(beta * (p.means[0] - p.means[1]) - gamma, eps),
+    "orpo": lambda p, beta, gamma, eps: _orpo(p, beta),
+}
+ALONE = ("cpo", "simpo", "orpo")  # these ask no reference
+IMITATE = {"cpo": 1.0, "orpo": 1.0}  # and these teach the chosen answer as well
+
+
+class Likelier(Objective):
+    """Of two answers the chosen one is to become likelier than the rejected one, beside what a reference, the model as
+    it was, has said of both (Rafailov et al., 2023), or without one. log p is found in blocks of logits."""
+
+    def __init__(
+        self, model: nn.Module, loss: str, beta: float, gamma: float = 0.0, smoothing: float = 0.0, imitate: float = 0.0
+    ) -> None:
+        super().__init__(model)
+        self.of, self.how, self.imitate = PREFERENCES[loss], (beta, gamma, smoothing), imitate
+        self.separable = loss != "kto"  # which looks at the mean of a batch
+
+    def forward(self, tokens: Tensor, labels: Tensor, reference: Tensor) -> Tensor:
+        """tokens, labels (B, 2, T), the first the chosen one; reference (B, 2) -> a number."""
+        pairs = answers(self.model, tokens, labels, reference)
+        return (self.of(pairs, *self.how) - self.imitate * pairs.means[0]).sum()
+
+
+def answers(model: Any, tokens: Tensor, labels: Tensor, reference: Tensor) -> Pairs:
+    """What a model says of the answers of some pairs: tokens, labels (B, 2, T), reference (B, 2)."""
+    y = labels.flatten(0, 1)
+    count, hidden = y != IGNORE, model.features(tokens=tokens.flatten(0, 1))
+    weight, bias = model.output.weight, model.output.bias
+    if torch.is_autocast_enabled(hidden.device.type):
+        low = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight, bias = hidden.to(low), weight.to(low), None if bias is None else bias.to(low)
+    each = linear_log_likelihood(hidden[count], weight, y[count], bias)
+    sums = each.new_zeros(len(y)).index_add(0, count.nonzero()[:, 0], each).view(-1, 2)
+    return Pairs(*sums.unbind(1), *count.sum(1).clamp(min=1).view(-1, 2).unbind(1), *reference.unbind(1))

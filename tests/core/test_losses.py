@@ -12,7 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from regard.core import losses
-from regard.core.losses import label_log_probabilities, linear_cross_entropy, token_log_probabilities
+from regard.core.losses import (
+    label_log_probabilities,
+    linear_cross_entropy,
+    linear_log_likelihood,
+    token_log_probabilities,
+)
 
 V = 11
 Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor]
@@ -256,3 +261,41 @@ def test_no_more_logits_are_held_than_a_block_has(monkeypatch: pytest.MonkeyPatc
         )
     assert len(held) == 8
     assert max(held) == 4 * V
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("block", [1, 30, 2**22])
+def test_the_likelihood_of_each_label_has_the_gradient_of_the_logits(
+    biased: bool, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever weighs the labels above it, and however few logits are held."""
+    monkeypatch.setattr(losses, "BLOCK", block)
+    torch.manual_seed(1)
+    h, W, b = (torch.randn(shape, dtype=torch.float64) for shape in ((7, 4), (11, 4), (11,)))
+    y, weights = torch.randint(11, (7,)), torch.randn(7, dtype=torch.float64)
+    found = []
+    for blocked in (True, False):
+        given = [x.clone().requires_grad_() for x in ((h, W, b) if biased else (h, W))]
+        bias = given[2] if biased else None
+        if blocked:
+            log_p = linear_log_likelihood(given[0], given[1], y, bias)
+        else:
+            z = given[0] @ given[1].T + (bias if bias is not None else 0)
+            log_p = z.log_softmax(-1).gather(1, y[:, None])[:, 0]
+        found.append((log_p, torch.autograd.grad((weights * torch.sigmoid(log_p)).sum(), given)))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+
+
+def test_a_likelihood_is_exact_to_fp32_where_products_are_halves() -> None:
+    torch.manual_seed(1)
+    h, W = torch.randn(5, 8).bfloat16().requires_grad_(), torch.randn(9, 8).bfloat16().requires_grad_()
+    y = torch.randint(9, (5,))
+    log_p = linear_log_likelihood(h, W, y)
+    assert log_p.dtype == torch.float32
+    expected = (h.float() @ W.float().T).log_softmax(-1).gather(1, y[:, None])[:, 0]
+    torch.testing.assert_close(log_p, expected, rtol=0.02, atol=0.05)
+    gradients = torch.autograd.grad(log_p.sum(), (h, W))
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected.sum(), (h, W)), rtol=0.05, atol=0.05)
+    assert linear_log_likelihood(h[:0], W, y[:0]).shape == (0,)
+    frozen = linear_log_likelihood(h, W.detach(), y)  # as where only what was added learns
+    torch.testing.assert_close(torch.autograd.grad(frozen.sum(), h), gradients[:1])

@@ -165,7 +165,7 @@ def test_models_say_what_they_read_and_bring_examples(client: TestClient) -> Non
         ("answer", "translate", {"text": "a", "pair": "x" * 2001}, "the context has 2,001 characters"),
         ("mask", "translate", {"text": "a " * 30 + "[MASK]"}, "has 33 tokens, the model reads 24 at most: shorten it"),
         ("tag", "score", {"tokens": [1, 5]}, "a score is of tokens that are written"),
-        ("tag", "faithfulness", {"tokens": [1, 5]}, "faithfulness is about the source of a translation"),
+        ("tag", "faithfulness", {"tokens": [1, 5]}, "faithfulness is measured by leaving tokens of a source out"),
         ("tag", "measures", {}, "tokens: they are missing"),
         ("tag", "measures", {"source": [1], "target": [2]}, "this model reads tokens alone"),
         ("tag", "measures", {"tokens": [1] * (LONGEST + 1)}, f"at most {LONGEST} are looked at"),
