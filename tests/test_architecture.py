@@ -56,7 +56,7 @@ BUDGET = {
     "data": 4_360,
     "evaluation": 1_160,
     "models": 2_300,
-    "decoding": 2_125,
+    "decoding": 2_145,
     "inspection": 2_080,
     "native": 1_620,
     "adaptation": 1_090,

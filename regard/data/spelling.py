@@ -26,7 +26,7 @@ def added(tokenizer: Tokenizer) -> list[bytes]:
     """The same where a text has begun, exactly: a piece after a space has this space.
 
     >>> from regard.data.tokenizers import TokensConfig
-    >>> tokens = Tokenizer.learn(TokensConfig("unigram", size=280), ["low lower lowest"] * 9)
+    >>> tokens = Tokenizer.learn(TokensConfig("unigram", size=270), ["low lower lowest"] * 9)
     >>> b"".join(added(tokens)[i] for i in tokens.encode("low ☕")).decode()
     ' low ☕'
     """

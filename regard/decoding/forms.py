@@ -49,8 +49,8 @@ class Form:
         given = {"schema": schema, "regex": regex, "grammar": grammar}
         names = [name for name, value in given.items() if value is not None]
         if len(names) > 1:
-            raise ValueError(f"{' and '.join(names[:2])} are both given, and an output keeps one form: leave one of "
-                             "them out")  # fmt: skip
+            both = " and ".join(names[:2])
+            raise ValueError(f"{both} are both given, and an output keeps one form: leave one of them out")
         if not names:
             return None
         return cls(names[0], _schema(schema) if schema is not None else given[names[0]])
@@ -103,7 +103,8 @@ class Forms:
     ) -> "Kept":
         """A search's `Rule`. `end` is another token that ends an output, `opening` (V,) what it may begin with if not
         with any, and `after` what was written before it."""
-        if form not in self._ready:
+        ready = self._ready.get(form)
+        if ready is None:
             if len(self._ready) == KEPT:
                 self._ready.clear()
             links = len(NAMES[form.kind].findall(form.text))
@@ -111,8 +112,8 @@ class Forms:
                 raise ValueError(
                     f"the {form.kind} has {links:,} names that lead to others, and {LINKS} can be kept: ask for less"
                 )
-            self._ready[form] = self._compiled(form)
-        state = self._ready[form].deep_copy()
+            ready = self._ready[form] = self._compiled(form)
+        state = ready.deep_copy()
         state.consume_tokens([token for token in after if self._text[token]])
         kept = Kept(state, self._text, self._eos, end, None if after else opening)
         if not (after or kept.allowed(None, (), 0).any()):
@@ -213,10 +214,9 @@ class Kept:
 
     def complete(self, written: Sequence[int]) -> bool:
         """Whether this is the form from its beginning to its end."""
+        own = written[:-1] if written and written[-1] == self._end else written
         with self._lock:
-            return bool(
-                self._state(tuple(written[:-1] if written and written[-1] == self._end else written)).is_accepting()
-            )
+            return bool(self._state(tuple(own)).is_accepting())
 
     def _state(self, written: tuple[int, ...]) -> Any:
         if len(written) != self._length:
