@@ -14,7 +14,7 @@ COPY constraints.txt /wheels/
 # docker build --build-arg PIP_EXTRA_INDEX_URL=... (PyTorch's page "Get started" names it).
 ARG PIP_EXTRA_INDEX_URL
 RUN pip install --no-cache-dir --constraint /wheels/constraints.txt \
-        "regard[detect] @ file://$(echo /wheels/regard-*.whl)" \
+        "regard[detect,forms] @ file://$(echo /wheels/regard-*.whl)" \
     && useradd --uid 10001 --create-home regard \
     && mkdir /models
 USER 10001

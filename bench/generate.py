@@ -8,13 +8,16 @@ outputs have `--new` tokens. `prefill` is the time to the first token, in tokens
 what the others take, in new tokens a second. Each contestant has one thread or two, whichever was quicker; they take
 turns. Printed are medians over the rounds; a ratio is the median of the rounds' ratios, of regard with weights of as
 many bits. Peers in fp32 give the same tokens, which is checked; fewer bits round otherwise. llama.cpp (the package
-xllamacpp) is there if it is installed; it has a place for each prompt, and both cores.
+xllamacpp) is there if it is installed, in a process of its own with a place for each prompt.
 """
 
 import argparse
 import copy
 import importlib.util
+import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -39,6 +42,7 @@ from regard.native import Native
 
 CORES = 2
 EOS = 0
+READY = "all written"
 VOCABULARY = {"gpt-tiny": 512, "gpt2": 50_257}
 REAL = ("stories15m", "smollm2-135m-instruct")
 Ids = list[list[int]]
@@ -66,25 +70,45 @@ def native(of: Decoder) -> list[Write]:
     return [ours(engine), ours(engine.with_threads(CORES)), ours(engine, CORES)]
 
 
-def llama_cpp(path: Path, places: int, length: int) -> list[Write]:
+def serve(path: str, places: int, length: int, threads: int) -> None:
+    """llama.cpp in its own process: for each line on standard input, prompts and a number of tokens, all is written."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path, params.n_parallel, params.n_ctx = str(path), places, places * (length + 64)
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = CORES
+    params.model.path, params.n_parallel, params.n_ctx = path, places, places * (length + 64)
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.verbosity = 0
     server, pool = xllamacpp.Server(params), ThreadPoolExecutor(places)
     asked = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
+    for line in sys.stdin:
+        prompts, count = json.loads(line)
 
-    def write(prompts: Ids, count: int) -> Ids:
-        def one(prompt: list[int]) -> list[int]:
+        def one(prompt: list[int], count: int = count) -> None:
             found = server.handle_completions({**asked, "prompt": prompt, "n_predict": count})
             assert found["usage"]["completion_tokens"] == count, found
-            return []
 
-        return list(pool.map(one, prompts))
+        list(pool.map(one, prompts))
+        print(READY, flush=True)
 
-    return [write]
+
+def llama_cpp(path: Path, places: int, length: int) -> list[Write]:
+    def with_threads(threads: int) -> Write:
+        command = [sys.executable, __file__, "--serve", path, *map(str, (places, length, threads))]
+        quiet = subprocess.DEVNULL
+        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet, text=True)
+        assert worker.stdin
+        assert worker.stdout
+
+        def write(prompts: Ids, count: int) -> Ids:
+            print(json.dumps([prompts, count]), file=worker.stdin, flush=True)
+            for line in worker.stdout:  # it says more than it is asked
+                if line.strip() == READY:
+                    return []
+            raise SystemExit("llama.cpp did not answer")
+
+        return write
+
+    return [with_threads(threads) for threads in range(1, CORES + 1)]
 
 
 def in_torch(write: Write) -> list[Write]:
@@ -172,7 +196,11 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=17, help="tokens that follow")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.serve:
+        serve(args.serve[0], *map(int, args.serve[1:]))
+        return
     with tempfile.TemporaryDirectory() as folder:
         for shape in args.shapes:
             compared(shape, Path(folder), args)

@@ -41,6 +41,7 @@ def load(
     rescore: str | Path | None = None,
     weight: float = 1.0,
     task: str | None = None,
+    base: str | Path | None = None,
 ) -> Any:
     """The model in a directory that `regard train` has written; several directories make an ensemble.
 
@@ -49,7 +50,7 @@ def load(
     `precision` is that of the weights as they are on the disk, or fp32, bf16, int8.
     `shortlist` restricts the output to tokens that go with the source, as `regard shortlist` has learned it. `rescore`
     is another model, by whose word, of this `weight`, outputs are ranked as well. Where a `task` is named, a model for
-    another one is refused.
+    another one is refused. A model that only adds to another one finds it where its directory says, or at `base`.
     """
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision = {precision!r}: choose one of {', '.join(PRECISIONS)}")
@@ -60,7 +61,8 @@ def load(
     places = [located(directory)] if isinstance(directory, str | Path | None) else list(map(located, directory))
     if not places:
         raise ValueError("an ensemble has at least 1 model, got none")
-    models = [storage.load(place, device=device, dtype=PRECISIONS.get(precision or "")) for place in places]
+    dtype = PRECISIONS.get(precision or "")
+    models = [storage.load(place, device=device, dtype=dtype, base=base) for place in places]
     if precision == "int8":
         models = [model if is_quantised(model) else quantise(model) for model in models]
     tokenizers = [Tokenizer.load(place / "tokenizer.json") for place in places]
@@ -76,9 +78,8 @@ def load(
         raise ValueError(
             "these models have different tasks or write in different orders: an ensemble has one order and one task"
         )
-    if task not in (None, first.name, first.verb):
-        asked, own = (each.verb or each.name for each in (task_named(task), first))
-        raise ValueError(f"{places[0]} cannot {asked}: it is a model to {own}, so `regard {own}` is its verb")
+    if task is not None:
+        check_task(places[0], task)
     listed = Shortlist.load(places[0]) if shortlist else None
     if listed is not None and len(listed.offsets) - 1 != len(tokenizers[0]):
         raise ValueError(
@@ -122,6 +123,13 @@ def told(directory: Path, asked: str | None = None) -> Told:
         raise ValueError(f"{path}: {error}") from None
     facts = {key: value for key, value in own.items() if key != "name"}
     return Told(_made(kind, facts, f"{path}: task"), _made(kind.sections.decode, use, f"{path}: use"))
+
+
+def check_task(directory: Path, task: str) -> None:
+    """Refuse a model directory that is for another task."""
+    if task not in ((known := told(directory).task).name, known.verb):
+        asked, own = (each.verb or each.name for each in (task_named(task), known))
+        raise ValueError(f"{directory} cannot {asked}: it is a model to {own}, so `regard {own}` is its verb")
 
 
 def _of(kind: type[Any], path: Path) -> Any:

@@ -45,6 +45,19 @@ TURNS = """{{ bos_token }}
     {{- '<turn>' + role + '\\n' }}{% generation %}{{ message.content | trim }}{% endgeneration %}{{ '</turn>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<turn>model\\n' + '#' ~ seen.users ~ '\\n' }}{% endif %}"""
+CALLS = """{%- if tools %}
+{{- '<|im_start|>system\\nFunctions:\\n' }}{%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool>\\n{"name": "' + call.function.name + '", "arguments": ' }}{{- call.function.arguments | tojson }}
+{{- '}\\n</tool>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
 JSON = """{{ strftime_now('%Y') }} {{ {'<b>': messages, 'é': 1} | tojson(indent=1) }}
 {% for m in messages %}{{ m | tojson }}{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}
 {{ dict(a=1).items() | list }}{{ unknown_to_all }}"""

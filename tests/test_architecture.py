@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "training": {"checks", "files", "core", "data", "native"},  # never models: a model is an argument
     "tasks": {"checks", "core", "data", "training", "decoding", "native", "inspection", "evaluation"},  # nor here
     "convert": {"checks", "files", "core", "adaptation", "data", "decoding", "models"},
-    "recipes": {"checks", "files", "data", "models", "native", "training", "tasks", "api"},
+    "recipes": {"checks", "files", "core", "adaptation", "data", "models", "native", "training", "tasks", "api"},
     "api": {*LEAVES, "core", "data", "models", "tasks", "recipes"},
 }
 BELOW = set(ROOMS)
@@ -52,23 +52,23 @@ BUDGET = {
     "checks": 110,
     "files": 212,
     "shipped": 40,
-    "core": 3_850,
+    "core": 3_990,
     "data": 4_360,
     "evaluation": 1_160,
-    "models": 2_200,
-    "decoding": 1_910,
+    "models": 2_300,
+    "decoding": 2_125,
     "inspection": 2_080,
     "native": 1_620,
-    "adaptation": 500,
+    "adaptation": 1_090,
     "training": 2_400,
     "tasks": 5_730,
-    "convert": 3_340,  # sixteen classes of Hugging Face's, a table each
+    "convert": 3_700,  # sixteen classes of Hugging Face's, a table each
     "recipes": 1_300,
-    "api": 150,
-    "studies": 1_250,
+    "api": 155,
+    "studies": 1_320,
     "experiments": 4_770,
-    "serving": 3_900,
-    "cli": 2_010,
+    "serving": 4_325,
+    "cli": 2_195,
     "__main__": 10,
 }
 

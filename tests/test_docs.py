@@ -112,15 +112,8 @@ def test_every_key_of_a_language_model_is_there_with_its_default() -> None:
 
 def test_every_command_about_language_models_parses() -> None:
     found = [parse(command) for command in commands(LANGUAGE)]
-    assert {command["verb"] for command in found} == {
-        "train",
-        "generate",
-        "data",
-        "serve",
-        "import",
-        "classify",
-        "evaluate",
-    }
+    verbs = {"train", "generate", "chat", "data", "serve", "import", "classify", "evaluate"}
+    assert {command["verb"] for command in found} == verbs
     for command in found:
         if command["verb"] == "train":
             assert recipes.load(command["recipe"]).task.name == "generate"
@@ -130,13 +123,16 @@ def test_every_command_about_language_models_parses() -> None:
 def test_the_python_about_language_models_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
-    use, games, ask = blocks(LANGUAGE, "python")
-    assert compile(ask, "docs/language-models.md", "exec")  # which needs weights that do not come along
+    use, talk, form, games, ask = blocks(LANGUAGE, "python")
+    assert all(compile(each, "docs/language-models.md", "exec") for each in (form, ask))  # for weights of others
     exec(compile(games, "docs/language-models.md", "exec"), {})
     (tmp_path / "games.yaml").write_text(blocks(LANGUAGE, "yaml")[1])
     changes = ["train.steps=3", "data.limit=100", "model.d_model=16"]
     train(recipes.load("games.yaml", changes), Path("runs/shakespeare"), name="games")
     exec(compile(use, "docs/language-models.md", "exec"), {})
+    Path("runs/shakespeare").rename("runs/smollm")
+    (tmp_path / "runs" / "smollm" / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    exec(compile(talk, "docs/language-models.md", "exec"), {})
 
 
 def test_every_command_about_reading_parses_and_every_option_is_named() -> None:

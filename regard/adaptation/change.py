@@ -1,17 +1,22 @@
 """Changes to a model that its config knows nothing of, by the types of its modules; a model directory lists them.
 
 A change is a frozen dataclass of plain settings. `changed` makes those that config.json lists, `apply` makes one and
-notes it in `model.changes`, `listed` is what to write.
+notes it in `model.changes`, `listed` is what to write. Those that are TAUGHT add parameters (`regard.core.added`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 from torch import nn
 
+from regard.adaptation.adapters import Adapter
+from regard.adaptation.ia3 import IA3, Biases
+from regard.adaptation.lora import Lora
+from regard.adaptation.prompts import Prefix, SoftPrompt
 from regard.adaptation.prune import Prune
-from regard.checks import choose
+from regard.checks import choose, hint
+from regard.core.added import frozen
 from regard.core.quantised import is_quantised, quantise
 
 
@@ -32,7 +37,52 @@ class Int8:
         return quantise(model)
 
 
-CHANGES: dict[str, type[Change]] = {"int8": Int8, "prune": Prune}
+CHANGES: dict[str, type[Change]] = {
+    "int8": Int8,
+    "prune": Prune,
+    "lora": Lora,
+    "adapter": Adapter,
+    "prompt": SoftPrompt,
+    "prefix": Prefix,
+    "ia3": IA3,
+    "biases": Biases,
+}
+TAUGHT = (Lora, Adapter, SoftPrompt, Prefix, IA3, Biases)  # what adds parameters, which alone learn
+
+
+def read(listed: Sequence[Mapping[str, Any]]) -> list[Change]:
+    """The changes of a list such as [{"lora": {"rank": 4}}, {"int8": {}}]; each says what differs from its defaults.
+
+    >>> read([{"lora": {"rnak": 4}}])
+    Traceback (most recent call last):
+    ValueError: the change lora has no setting 'rnak': did you mean 'rank'?
+    """
+    if not isinstance(listed, list | tuple) or not all(isinstance(each, dict) and len(each) == 1 for each in listed):
+        raise ValueError(f"changes = {listed!r}: they are a list of objects with one name each, as [{{'int8': {{}}}}]")
+    found = []
+    for each in listed:
+        ((name, settings),) = each.items()
+        kind, settings = choose("change", name, CHANGES), {} if settings is None else settings
+        if not isinstance(settings, dict):
+            raise ValueError(f"the change {name} has settings by name, not {settings!r}")
+        known = {field.name: field for field in fields(kind)}
+        for key in settings:
+            if key not in known:
+                raise ValueError(f"the change {name} has no setting {key!r}: {hint(key, known) if known else 'none'}")
+        for key, field in known.items():
+            if key not in settings and field.default is MISSING:
+                raise ValueError(f"the change {name} has no value for {key!r}: give it one")
+            if key in settings and isinstance(field.default, int | float | str):
+                _typed(f"{name}.{key}", settings[key], type(field.default))
+        found.append(kind(**settings))
+    return found
+
+
+def _typed(key: str, value: Any, kind: type) -> None:
+    """Refuse what is of another type; a whole number is a number."""
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+        raise ValueError(f"{key} = {value!r}: expected {wanted}")
 
 
 def changed(model: nn.Module, listed: Sequence[Mapping[str, Any]]) -> nn.Module:
@@ -42,24 +92,17 @@ def changed(model: nn.Module, listed: Sequence[Mapping[str, Any]]) -> nn.Module:
     >>> model.changes, type(model[0]).__name__
     ([Int8()], 'Int8Linear')
     """
-    if not isinstance(listed, list) or not all(isinstance(each, dict) and len(each) == 1 for each in listed):
-        raise ValueError(f"changes = {listed!r}: they are a list of objects with one name each, as [{{'int8': {{}}}}]")
-    for each in listed:
-        ((name, settings),) = each.items()
-        kind = choose("change", name, CHANGES)
-        known = {field.name for field in fields(kind)}
-        if not isinstance(settings, dict) or settings.keys() != known:
-            raise ValueError(f"the change {name!r} has the settings {{{', '.join(known)}}}, not {settings!r}")
-        model = apply(kind(**settings), model)
+    for change in read(listed):
+        model = apply(change, model)
     return model
 
 
 def apply(change: Change, model: nn.Module) -> nn.Module:
-    """The model changed, and the change noted in it."""
+    """The model changed, and the change noted in it. Where it adds parameters, all others learn no more."""
     before: list[Change] = getattr(model, "changes", [])
     model = change.apply(model)
     model.changes = [*before, change]  # type: ignore[assignment]
-    return model
+    return frozen(model) if isinstance(change, TAUGHT) else model
 
 
 def listed(model: nn.Module) -> list[dict[str, Any]]:
@@ -68,4 +111,16 @@ def listed(model: nn.Module) -> list[dict[str, Any]]:
     changes: list[Change] = list(getattr(model, "changes", []))
     if is_quantised(model) and Int8() not in changes:
         changes.append(Int8())
-    return [{names[type(change)]: asdict(change)} for change in changes]
+    return [{names[type(change)]: _plain(asdict(change))} for change in changes]
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same as JSON gives it back."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
+
+
+def settled(model: nn.Module) -> nn.Module:
+    """The model as it is kept, in place: without what only served to teach it."""
+    changes: list[Change] = getattr(model, "changes", [])
+    model.changes = [change.settled(model) if isinstance(change, Prefix) else change for change in changes]  # type: ignore[assignment]
+    return model

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import hint
+from regard.core.added import added
 from regard.core.attention import MultiHeadAttention
 from regard.core.cache import KeyValues
 from regard.core.monotonic import Monotonic
@@ -112,7 +113,9 @@ def check_prunable(model: nn.Module) -> None:
     known = attentions(model)
     if not known:
         raise ValueError(f"a {type(model).__name__} model has no heads to prune")
-    seen: dict[nn.Parameter, str] = {}
+    if added(model):
+        raise ValueError("no head is pruned under what was added to a model: merge it first, with `regard merge`")
+    seen: dict[Any, str] = {}
     for name, attention in known.items():
         c = attention.config
         own = {f"{path}.{of}" for path, m in attention.named_modules() for of in AXES.get(type(m), ())}
@@ -123,7 +126,7 @@ def check_prunable(model: nn.Module) -> None:
             raise ValueError(
                 f"{name} cannot lose a head: {c.kind} attention by {c.score} score and {c.normaliser} has {has}"
             )
-        if (first := seen.setdefault(next(attention.parameters()), name)) != name:
+        if (first := seen.setdefault(attention.output.weight, name)) != name:
             raise ValueError(f"{name} cannot lose a head: it is the same layer as {first}, gone through again")
 
 

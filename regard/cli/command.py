@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 import regard
-from regard.cli.make import export, import_, models, quantize, shortlist
+from regard.cli.make import export, import_, merge, models, quantize, shortlist
 from regard.cli.measure import evaluate, experiment, info
 from regard.cli.options import command_of
 from regard.cli.read import answer, classify, embed, fill, search, tag
@@ -30,7 +30,7 @@ VERBS = {
     "See inside it": (explore, inspect, heads),
     "Train your own": (train, recipes, data, demo),
     "Measure it": (info, evaluate, experiment),
-    "Make it smaller": (quantize, shortlist, distill, prune),
+    "Make it smaller": (quantize, shortlist, distill, prune, merge),
     "Exchange it with other programs": (export, import_, models),
 }
 EXAMPLES = """Try it, with the small English-Spanish model that comes along:

@@ -28,6 +28,20 @@ def quantize(
     typer.echo(f"{out}: {in_bytes(sizes.after)} of weights in {precision}, {in_bytes(sizes.before)} in {model}")
 
 
+def merge(
+    model: Path,  # a model directory that adds to another
+    out: Path,  # the new one
+    *,
+    base: Path | None = None,  # the model that it adds to (default: where it says)
+) -> None:
+    """Make one plain model of a model and what was added to it: LoRA, (IA)3, biases."""
+    from regard.convert.merge import merge_directory
+
+    with telling("merging"):
+        merge_directory(model, out, base)
+    typer.echo(f"{out}: a model by itself, which does what {model} does")
+
+
 def shortlist(
     model: Path,  # a model directory
     *,
@@ -37,8 +51,10 @@ def shortlist(
     common: Annotated[int, typer.Option(min=0)] = 200,  # frequent tokens that every sentence has
 ) -> None:
     """Learn which target tokens go with which source tokens, for a quicker output layer."""
+    from regard.api import check_task
     from regard.recipes.shortlist import make_shortlist
 
+    check_task(model, "translate")
     with telling("learning a shortlist"):
         made = make_shortlist(model, source, target, size=size, common=common)
     few = f"{made.coverage.size:,.0f} of {made.vocabulary:,} tokens for a sentence"
@@ -49,9 +65,8 @@ def export(
     model: Path,  # a model directory
     out: Path,  # where the other program's files go; a file, if it ends in .gguf
     *,
-    to: str | None = None,  # which program: ctranslate2, onnx, hf or gguf (default: as OUT ends)
-    quantization: str
-    | None = None,  # `--type` ctranslate2: int8, float16, ...; onnx: int8; gguf: f16, q8_0, q4_0, q4_1
+    to: str | None = None,  # which program: ctranslate2, onnx, hf, peft or gguf (default: as OUT ends)
+    quantization: str | None = None,  # `--type` of numbers: int8, float16, ...; in a .gguf f16, q8_0, q4_0, q4_1
     past: bool = True,  # onnx: a language model goes on from its past, token by token
 ) -> None:
     """Write a model for another program: llama.cpp, ONNX Runtime, CTranslate2, Hugging Face's transformers."""
@@ -65,6 +80,8 @@ def export(
 def import_(
     source: str,  # weights by name (regard models), a directory of Hugging Face's, hf:ORG/NAME, a .gguf or .onnx file
     out: Path,  # the new model directory
+    *,
+    base: Path | None = None,  # of a directory of peft's, the model directory that it adds to
 ) -> None:
     """Make a model directory of weights that others have trained, by name, or from a file or a directory."""
     from regard.convert import import_
@@ -78,13 +95,14 @@ def import_(
             left = import_(source, out, progress=progress)
     else:
         with telling("importing"):
-            left = import_(source, out)
+            left = import_(source, out, base=base)
     if left:
         typer.echo(f"note: not carried over: {'; '.join(left)}", err=True)
     known = storage.purpose(out)
     assert known is not None
     kind = task(known.task["name"])
-    typer.echo(f"{out}: try `regard {kind.verb or kind.name} {out}`")
+    verb = "chat" if kind.name == "generate" and (out / storage.TEMPLATE).is_file() else kind.verb or kind.name
+    typer.echo(f"{out}: try `regard {verb} {out}`")
 
 
 def models() -> None:

@@ -35,13 +35,15 @@ def info(
     from regard.models.family import configure
     from regard.shipped import located
 
+    began = None
     if located(preset).is_dir():
         if changes:
             raise ValueError(f"{preset} is a trained model: {changes[0]} cannot be changed in it")
         found = storage.shape(located(preset))
-        config = storage.config(located(preset))
+        config, began = storage.config(located(preset)), storage.base_of(located(preset))
     else:
         config = found = configure(preset, changes or (), vocabulary=vocabulary)
+    source, target = (min(length, config.longest or length) for length in (source, target))
     parts = breakdown(found, 1, source, target)
     memory = footprint(found, 1, source, target)
     runs = PAPER_RUNS if any(config == run.config for run in PAPER_RUNS.values()) else {}
@@ -51,6 +53,7 @@ def info(
             "config": asdict(config),
             "batch": {"sentences": 1, "source": source, "target": target},
             "parameters": sum(part.parameters for part in parts),
+            "base": None if began is None else {"path": str(began[0]), "taught": began[1]},
             "forward_flops": sum(part.flops for part in parts),
             "parts": [asdict(part) for part in parts],
             "memory": asdict(memory),
@@ -67,6 +70,9 @@ def info(
         typer.echo(json.dumps(account, indent=2))
         return
     title = f"{' '.join([preset, *(changes or ())])}, vocabulary {config.vocabulary:,}"
+    if began is not None:
+        whole = sum(part.parameters for part in parts)
+        typer.echo(f"{preset} adds to {began[0]}: {began[1]:,} of {whole:,} parameters were taught")
     both = memory.cache_per_source_token > 0
     _show_parts(title, parts, f"{source} source and {target} target tokens" if both else f"{target} tokens")
     _show_memory(memory, f"{source} + {target} tokens" if both else f"{target} tokens")
@@ -131,12 +137,12 @@ def evaluate(
         show(str(model), ["", ""], cells, caption)
         return
     if source is None or reference is None:
-        verb = told(located(model)).task.name
+        task = told(located(model)).task
         remedy = {
             "translate": "name what to translate and what a person made of it: --source, --reference",
             "generate": "name a --text",
         }
-        raise ValueError(remedy.get(verb, f"name rows to judge by: regard evaluate {model} FILE"))
+        raise ValueError(remedy.get(task.verb or task.name, f"name rows to judge by: regard evaluate {model} FILE"))
     with telling("evaluating"):
         result = evaluate(model, source, reference, **vars(judged))
     if as_json:

@@ -90,7 +90,8 @@ PANELS = {  # where the options of a verb that has many are shown
     **dict.fromkeys((each.name for each in fields(SearchConfig)), "How outputs are searched for"),
     **dict.fromkeys([*(each.name for each in fields(SamplingConfig)), "seed", "mbr"], "Outputs by chance"),
     **dict.fromkeys(
-        ("require", "forbid", "stop", "ordered", "shortest", "block", "repetition"), "What outputs must be like"
+        ("require", "forbid", "stop", "ordered", "shortest", "block", "repetition", "schema", "regex", "grammar"),
+        "What outputs must be like",
     ),
     **dict.fromkeys(("split", "keep", "stops", "long", "prompt", "invalid", "jsonl"), "How text is read"),
     **dict.fromkeys(("align", "echo", "as_json", "tokens", "stream"), "What is written"),

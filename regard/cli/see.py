@@ -23,6 +23,7 @@ class Looked:
     """What is shown of attention, as `regard.studies.maps` is told."""
 
     target: str | None = None  # a translation to follow (default: the model's own)
+    pair: str | None = None  # a second text beside the first, for a model that reads two: a pair, a context
     names: tuple[str, ...] | None = None  # `PATTERN` attentions, as 'decoder.*' (default: all; in a figure '*cross*')
     view: str = "weights"  # weights, or norm: the length of what each key adds
     words: bool = False  # put sub-words together
@@ -38,7 +39,7 @@ def inspect(
     hide_special: bool = False,  # leave out start and end symbols
     looked: Looked,
 ) -> None:
-    """Write what every head looks at, as a model translates a text or goes on with it, into a file."""
+    """Write what every head looks at, as a model translates a text, goes on with it or reads it, into a file."""
     if len(what) > 2:
         raise ValueError(f"a model and one text are enough, got {len(what)} words: put the text in quotation marks")
     if len(what) == 1 and isdir(located(what[0])):
@@ -64,7 +65,7 @@ class Studied:
 
     source: Path | None = None  # text to look at the heads on, a sentence a line (default: the test of its recipe)
     reference: Path | None = None  # its translation, line by line
-    text: Path | None = None  # of a language model, in their place: any text (default: as above)
+    text: Path | None = None  # of another model, in their place: any text, or lines of it (default: as above)
     gold: Path | None = None  # word alignments of the two, as 0-0 1-2 3?3 on each line
     parse: Path | None = None  # dependencies of the source in CoNLL-U, a sentence for each line
     limit: int = 1000  # sentences, or stretches of the text, at most
@@ -94,7 +95,7 @@ def heads(
     with telling("heads") as show:
         atlas = make_atlas(place, out=output, prices=price or PRICES, progress=show, **vars(studied))
     counts = Counter(each["role"] for each in atlas["heads"])
-    read = f"{atlas['sentences']:,} {'sentences' if 'bleu' in atlas else 'stretches of text'}"
+    read = f"{atlas['sentences']:,} {atlas['called']}"
     typer.echo(f"{output or place}/heads.html: {count_of(len(atlas['heads']), 'head')} on {read}")
     typer.echo(", ".join(f"{count} {role}" for role, count in counts.most_common()))
 
@@ -164,7 +165,7 @@ def explore(
 
     logging.getLogger("regard").setLevel(logging.WARNING)  # one's own requests are no news
     config = ServeConfig(host=host, port=port, anyone=anyone, host_names=tuple(host_name or ()))
-    _serve(models, config, ready, explored=True)
+    _serve(models, config, ready)
 
 
 def serve(
@@ -189,21 +190,11 @@ def _serve(
     models: list[Path] | None,
     config: ServeConfig,
     ready: Callable[[str, Any], None],
-    explored: bool = False,
     **how: Any,
 ) -> None:
     from regard.serving.door import listen
 
     door = listen(config)  # first of all: a port that is taken is told at once
-    from regard.api import told
-    from regard.serving.registry import EXPLORED
     from regard.serving.run import serve
 
-    places = [*map(located, models or (None,))]
-    for place in places if explored else ():
-        if (task := told(place).task).name not in EXPLORED:
-            door.close()
-            raise ValueError(
-                f"{place} is {task.a_model}, which the explorer does not show: try `regard inspect {place} TEXT`"
-            )
-    serve(places, config, door, ready=ready, **how)
+    serve([*map(located, models or (None,))], config, door, ready=ready, **how)

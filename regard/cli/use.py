@@ -6,7 +6,7 @@ torch takes a second to load: what needs it is imported when a verb runs.
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from os.path import isdir, isfile  # which answer for a name that is too long, too
 from pathlib import Path
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from regard.cli.bulk import Notes
 
 GENERAL = ("extra", "ordered")  # of a search, what means nothing to a language model
-UNSAID = ("read", "ids", "told")  # of a completion: numbers that say nothing to a person
+CUT = "{} ended before the form was complete: --limit N lets it write more"
+UNSAID = ("read", "ids", "told", "complete")  # of a completion: numbers that say nothing to a person
 
 
 def translate(
@@ -202,6 +203,7 @@ def generate(
     from regard.api import load
     from regard.files import write_whole
 
+    settings = _formed(settings)
     generator = load(model, task="generate", **vars(engine))
     how = Writing.of(settings, generator.decode)
     alone = file is None and not as_json and output is None and how.search.best == 1
@@ -211,15 +213,17 @@ def generate(
     else:
         prompts = list(_prompts(file, jsonl))
     if alone:
-        for piece in generator.stream(prompts[0], **settings):
+        for piece in _whole(generator.stream(prompts[0], **settings)):
             typer.echo(piece, nl=False)
-        typer.echo()
         return
-    lines = []
+    lines, cut = [], 0
     for asked, outputs in zip(prompts, generator.answers(prompts, how), strict=True):
+        cut += sum(each.complete is False for each in outputs)
         if as_json:
             known = {"id": asked.id} if asked.id is not None else {}
             rows = [{key: value for key, value in asdict(each).items() if key not in UNSAID} for each in outputs]
+            if how.form is not None:
+                rows = [{**row, "complete": each.complete} for row, each in zip(rows, outputs, strict=True)]
             row = {**known, "prompt": asked.text, **rows[0], **({"best": rows} if rows[1:] else {})}
             lines.append(json.dumps(row, ensure_ascii=False))
         else:
@@ -228,6 +232,32 @@ def generate(
         write_whole(output, "".join(f"{line}\n" for line in lines))
     else:
         typer.echo("\n".join(lines))
+    if cut:
+        typer.echo(f"note: {CUT.format(f'of the outputs, {cut}')}", err=True)
+
+
+def _formed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings in which a schema and a grammar are what their files say."""
+    from regard.files import read_whole
+
+    found = dict(settings)
+    for name in ("schema", "grammar"):
+        text = settings.get(name)
+        if text is not None and (isfile(text) or (name == "grammar" and "\n" not in text)):
+            found[name] = read_whole(text).decode()
+        elif name == "schema" and text is not None and not text.lstrip().startswith(("{", "true", "false")):
+            raise ValueError(
+                f'--schema {text[:60]}: it is neither a file nor a JSON Schema such as {{"type": "object"}}'
+            )
+    return found
+
+
+def _whole(coming: Any) -> Iterator[str]:
+    """What is streamed; where it was to keep a form and was cut, that is told."""
+    found = yield from coming
+    typer.echo()
+    if found.complete is False:
+        typer.echo(f"note: {CUT.format('it')}", err=True)
 
 
 def chat(
@@ -242,7 +272,7 @@ def chat(
     from regard.api import load
 
     generator = load(model, task="generate", **vars(engine))
-    talk = Talk(generator, settings, system)
+    talk = Talk(generator, _formed(settings), system)
     if message:
         talk.say(" ".join(message))
     elif sys.stdin.isatty():
@@ -256,24 +286,29 @@ class Talk:
     """A conversation: what was said, and how it goes on. What no longer fits is left out, and that is told."""
 
     def __init__(self, generator: Any, settings: dict[str, Any], system: str | None) -> None:
-        self.generator, self.settings = generator, settings
+        self.generator, self.settings = generator, Writing.of(settings, generator.decode)
         self.before = [] if system is None else [{"role": "system", "content": system}]
         self.said = list[dict[str, str]]()
-        self.places = generator.reach or generator.model.config.max_length
         # An answer should find room beside what is said before it; half of the places, if it may be very long.
-        limit = Writing.of(settings, generator.decode).search.limit or self.places
-        self.room = self.places - min(limit, self.places // 2)
+        places, limit = generator.memory, self.settings.search.limit
+        self.room = None if places is None else places - min(limit or places, places // 2)
         generator.conversation([*self.before, {"role": "user", "content": ""}])  # or why not
 
     def say(self, text: str, *, one_line: bool = False) -> None:
         """Say something, and show the answer as it is written."""
         self.said.append({"role": "user", "content": text})
-        pieces = self.generator.stream(self._fitting(), **self.settings)
+        coming = self.generator.streamed(self._fitting(), self.settings)
         self.said.append({"role": "assistant", "content": ""})
-        for piece in pieces:
+
+        def pieces() -> Iterator[str]:
+            found = yield from coming
+            typer.echo()
+            if found.why == "length":
+                typer.echo(f"note: cut after {len(found.ids)} tokens: --limit N lets it write more", err=True)
+
+        for piece in pieces():
             self.said[-1]["content"] += piece
             typer.echo(piece.replace("\n", " ") if one_line else piece, nl=False)
-        typer.echo()
 
     def at_terminal(self) -> None:
         """Say what is typed, line by line."""
@@ -300,14 +335,15 @@ class Talk:
     def _fitting(self) -> Prompt:
         """The conversation, without its oldest turns if need be."""
         for first in range(0, len(self.said), 2):
-            prompt = self.generator.conversation([*self.before, *self.said[first:]])
             last = first + 1 == len(self.said)
-            if len(prompt.ids) <= (self.places if last else self.room):
-                del self.said[:first]
-                for _ in range(0, first, 2):
-                    typer.echo(f"note: the model has {self.places:,} places: the oldest turn is left out", err=True)
-                return prompt
-        raise ReachError(f"this has {len(prompt.ids):,} sub-words, the model {self.places:,} places: shorten it")
+            with nullcontext() if last else suppress(ReachError):
+                prompt = self.generator.conversation([*self.before, *self.said[first:]])
+                if last or self.room is None or len(prompt.ids) <= self.room:
+                    break
+        del self.said[:first]
+        for _ in range(0, first, 2):
+            typer.echo(f"note: the model has {self.generator.memory:,} places: the oldest turn is left out", err=True)
+        return prompt
 
 
 def _prompts(file: Path, jsonl: bool) -> Iterator[Prompt]:

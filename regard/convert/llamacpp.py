@@ -201,10 +201,7 @@ def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     ids = {long: getattr(marks, mark) for mark, long in gguf.MARKS.items()} | {"unknown": marks.unk}
     told |= {f"tokenizer.ggml.{long}_token_id": i for long, i in ids.items() if i is not None}
     merges: list[tuple[str, str]] = [*map(tuple, content["model"].get("merges") or ())]
-    cuts: dict[str, Any] = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
-    }
+    cuts: dict[str, Any] = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": [*map(" ".join, merges)]}
     tries = [told | cuts | {"tokenizer.ggml.pre": cut} for cut in CUTS]
     scored: dict[str, Any] = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
     scored |= {"tokenizer.ggml.scores": _scores(pieces, merges)} if falls else {}
@@ -235,17 +232,15 @@ def _scores(pieces: list[str], merges: list[tuple[str, str]]) -> list[float]:
 
 
 def _same(ours: dict[str, Any], read: dict[str, Any]) -> bool:
-    """Whether two tokenizers cut a text alike; without merges, how it is cut before is of no matter."""
+    """Whether two tokenizers cut a text alike; without merges, where it is cut before is of no matter."""
     a, b = ([each["model"].get(key) for key in ("type", "vocab", "merges", "byte_fallback")] for each in (ours, read))
-    parts = ["normalizer", *(["pre_tokenizer"] if ours["model"].get("merges") else [])]
-    return a == b and all(_bare(ours[part]) == _bare(read[part]) for part in parts)
+    but = ["trim_offsets", *([] if ours["model"].get("merges") else ["use_regex"])]
+    return a == b and all(_bare(ours[x], but) == _bare(read[x], but) for x in ("normalizer", "pre_tokenizer"))
 
 
-def _bare(part: Any) -> Any:
+def _bare(part: Any, but: list[str]) -> Any:
     """A part of a tokenizer without what changes no token; nothing done is nothing."""
-    if not isinstance(part, dict):
-        return [_bare(each) for each in part] if isinstance(part, list) else part
-    if part.get("type") == "Sequence":
-        inner = [_bare(each) for key in ("normalizers", "pretokenizers") for each in part.get(key, ())]
+    if isinstance(part, dict) and part.get("type") == "Sequence":
+        inner = [_bare(each, but) for each in part.get("normalizers") or part.get("pretokenizers") or ()]
         return inner[0] if len(inner) == 1 else inner or None
-    return {key: _bare(each) for key, each in part.items() if key != "trim_offsets"}
+    return {key: x for key, x in part.items() if key not in but} if isinstance(part, dict) else part

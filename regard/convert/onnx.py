@@ -85,9 +85,7 @@ def _write_one(source: Source, model: Any, directory: Path, past: bool) -> None:
     widths = {"key": c.d_k or c.d_model // c.heads, "value": c.d_v or c.d_model // c.heads}
     free: Any = {0: "batch", 1: "sequence"}
     inputs: dict[str, tuple[Any, Any]] = {"input_ids": (ids, free)}
-    inputs["attention_mask"] = (
-        (torch.ones(B, P + T, dtype=torch.int64), {0: "batch", 1: "total"}) if n else (ids * 1, free)
-    )
+    inputs["attention_mask"] = ids.new_ones(B, P + T if n else T), {0: "batch", 1: "total"} if n else free
     if (getattr(c, "segments", None) or 1) > 1:
         inputs["token_type_ids"] = torch.zeros_like(ids), free
     if n:
@@ -96,10 +94,12 @@ def _write_one(source: Source, model: Any, directory: Path, past: bool) -> None:
     outputs = PAIR if head.relation else GIVEN[head.kind]
     _export(_One(model), inputs, [*outputs, *(f"present.{i}.{x}" for i in range(n) for x in widths)], directory / MODEL)
     try:
-        foreign.describe(source, directory)
-    except ValueError:  # no class of theirs is such a model: the graph needs none
+        foreign.their_config(source)
+    except ValueError:  # no class of theirs is such a model, and the graph needs none
         write_whole(directory / CONFIG, json.dumps({"config": asdict(c), "head": asdict(head)}, indent=2) + "\n")
         source.tokenizer.save(directory / TOKENIZER)
+    else:
+        foreign.describe(source, directory)
 
 
 class _One(nn.Module):
@@ -267,6 +267,9 @@ def _export(module: nn.Module, inputs: dict[str, tuple[Any, Any]], outputs: list
                 verbose=False,
                 dynamo=True,
             )
+        except torch.onnx.OnnxExporterError as error:
+            why = str(error.__cause__ or error).splitlines()[0]
+            raise ValueError(f"PyTorch makes no graph of this model: {why}") from error
         finally:
             log.setLevel(level)
     stored = program.model.graph.initializers
@@ -294,17 +297,20 @@ def _content(x: Any) -> tuple[tuple[int, ...], bytes]:
 
 def _quantise(path: Path) -> None:
     """Put the matrices of a graph in eight bits, in place; activations are rounded as it runs."""
-    quantise = need("onnxruntime.quantization", "convert").quantize_dynamic
-    whole = path.rename(path.with_suffix(".fp32"))
+    model = need("onnx", "convert").load(str(path))
+    nodes = [node for node in model.graph.node if node.op_type == "Gemm"]  # whose matrices are turned round for it
+    turned = {n.input[1] for n in nodes if any(each.name == "transB" and each.i for each in n.attribute)}
+    (named,) = (each for each in model.metadata_props if each.key == NAMED)
+    named.value = json.dumps({x: f"{at}^T" if at in turned else at for x, at in json.loads(named.value).items()})
+    for each in (path, path.with_name(f"{path.name}.data")):
+        each.unlink(missing_ok=True)
     log = logging.getLogger()
     level = log.level
-    log.setLevel(logging.ERROR)
+    log.setLevel(logging.ERROR)  # it would have us prepare the graph, for which there is no need
     try:
-        quantise(whole, path, extra_options={"MatMulConstBOnly": True})
+        need("onnxruntime.quantization", "convert").quantize_dynamic(model, path)
     finally:
         log.setLevel(level)
-    for each in (whole, path.with_name(f"{path.name}.data")):
-        each.unlink(missing_ok=True)
 
 
 class Onnx(Module):

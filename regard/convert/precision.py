@@ -39,7 +39,8 @@ def quantize_directory(model_dir: str | Path, out_dir: str | Path, precision: st
         if precision == "int8" and is_quantised(storage.load(model_dir)):
             raise ValueError(f"{model_dir} is int8 already")
         model = storage.load(model_dir, dtype=DTYPES[precision])
-        storage.save(apply(Int8(), model) if precision == "int8" else model, made, storage.purpose(model_dir))
+        model = apply(Int8(), model) if precision == "int8" else model
+        storage.save(model, made, storage.purpose(model_dir), place=out_dir)
         for name in USED:
             if (model_dir / name).exists():
                 write_whole(made / name, read_whole(model_dir / name))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.adaptation.change import listed
+from regard.core.added import added
 from regard.core.outputs import HeadConfig
 from regard.data.tokenizers import Tokenizer
 from regard.files import read_whole
@@ -31,8 +32,8 @@ class Source(NamedTuple):
     template: str | None = None  # of a chat
 
     @classmethod
-    def load(cls, directory: str | Path) -> "Source":
-        """The model of a directory, in fp32, and its tokenizer."""
+    def load(cls, directory: str | Path, *, adding: bool = False) -> "Source":
+        """The model of a directory, in fp32, and its tokenizer; one that only adds to another, if it may."""
         path = Path(directory) / TOKENIZER
         model: Any = storage.load(directory, dtype=torch.float32)
         if any("prune" in change for change in listed(model)):
@@ -40,6 +41,8 @@ class Source(NamedTuple):
                 f"{directory} has lost some heads, and other formats have one number of heads for all attentions: "
                 "export the model that it was pruned from"
             )
+        if added(model) and not adding:
+            raise ValueError(f"{directory} adds to another model: export what `regard merge {directory} OUT` makes")
         if not path.is_file():
             raise ValueError(f"{directory} is not a whole model directory: it has no {TOKENIZER}")
         tokenizer = Tokenizer.load(path)

@@ -184,7 +184,7 @@ def kept(directory: Path, theirs: Rust, about: dict[str, Any], table: Foreign, a
     """
     content = json.loads(theirs.to_str())
     path, size, pieces = directory / TOKENIZER, about["vocab_size"], _pieces(content)
-    marks = _marks(directory, content, about, table, pieces)
+    marks = _marks(directory, content, about, table, pieces, strict=around != "frame")
     if (most := max([*pieces, *(i for i in marks if i is not None)])) >= size:
         raise ValueError(f"the tokenizer has an id {most}, but vocab_size = {size}")
     with no_panic(path):
@@ -250,9 +250,16 @@ def _named(directory: Path, table: Foreign) -> dict[str, str]:
 
 
 def _marks(
-    directory: Path, content: dict[str, Any], about: dict[str, Any], table: Foreign, pieces: dict[int, str]
+    directory: Path,
+    content: dict[str, Any],
+    about: dict[str, Any],
+    table: Foreign,
+    pieces: dict[int, str],
+    *,
+    strict: bool,
 ) -> Marks:
-    """What config.json says of the marks, and of the others what the tokenizer's own settings say."""
+    """What config.json says of the marks, which a model that writes must have, and of the others what the tokenizer's
+    own settings say."""
     ids = {piece: i for i, piece in pieces.items()}
     found = {name: ids[token] for name, token in _named(directory, table).items() if token in ids}
     if (unknown := content["model"].get("unk_id")) is not None:
@@ -265,7 +272,7 @@ def _marks(
             value = found[name] if found.get(name) in value else value[0]
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             found[name] = value
-        elif not key.endswith("?"):
+        elif strict and not key.endswith("?"):
             raise ValueError(f"{key} = {value!r} is not a token's id: set it in config.json")
     return Marks(**found)
 

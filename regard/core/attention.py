@@ -7,14 +7,17 @@ applies W_O; what mixes is a `regard.core.mixers.Mixer`: eq. 1, or what may stan
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.backends import backend_of, check_added, fitted, one_dtype, weights
 from regard.core.cache import KeyValues
 from regard.core.dropout import check_probability
 from regard.core.layers import linear
-from regard.core.masks import AnyMask
+from regard.core.masks import AnyMask, beyond
 from regard.core.mixers import AttentionConfig, Mixer, Past, Under, make_mixer
 from regard.core.positions import Positions
 
@@ -79,6 +82,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     mix: Mixer
+    prefix: Any  # of keys and values, that were added
 
     def __init__(
         self,
@@ -111,6 +115,7 @@ class MultiHeadAttention(nn.Module):
         self.__dict__["mix"] = mix = make_mixer(config, self.cross, self.positions, self.d_k, key_width)
         for name, part in mix.named_children():
             self.add_module(name, part)
+        self.register_module("prefix", None)
         self.output = (
             nn.Identity() if not config.output else linear(self.heads * self.d_v, config.d_model, bias=config.bias)
         )
@@ -131,8 +136,10 @@ class MultiHeadAttention(nn.Module):
         row for each row of the memory, as the hypotheses of a beam have that read one sentence: it is copied for none.
         """
         scale = self.d_k**-0.5 if self.config.scale is None else self.config.scale
-        offset = 0 if cache is None else cache.length
-        q, k, v = self._from_memory(x, memory, cache) if self.cross else self._from_itself(x, memory, cache)
+        offset = self._offset(cache)
+        q, k, v = self._from_memory(x, memory, cache) if self.cross else self._from_itself(x, memory, cache, offset)
+        if (ahead := self.ahead) and (self.cross or offset == ahead):  # keys of which who calls knows nothing
+            mask, bias = beyond(mask, ahead), None if bias is None else F.pad(bias, (ahead, 0))
         if not self.cross and (relative := self.positions.bias(q, k.shape[2], offset, scale)) is not None:
             check_added(None, bias, (*q.shape[:3], k.shape[2]), q.dtype)  # a sum would hide its shape
             bias = relative if bias is None else bias + relative
@@ -153,16 +160,35 @@ class MultiHeadAttention(nn.Module):
         """What matrices side by side made of one input: x (..., Σ widths) -> (..., width) of each."""
         return x.split(widths, -1)
 
-    def _from_itself(self, x: Tensor, memory: Tensor | None, cache: Past | None) -> tuple[Tensor, Tensor, Tensor]:
+    @property
+    def ahead(self) -> int:
+        """Keys and values that were taught, before all others: those of a prefix (Li & Liang, 2021)."""
+        return self.prefix.length if self.prefix is not None and self.prefix.on else 0
+
+    def _offset(self, cache: Past | None) -> int:
+        """Where the first of x stands: behind the past, which begins with the prefix."""
+        return self.ahead if cache is None or not cache.length else cache.length
+
+    def _behind_prefix(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, G, S, d) with those of the prefix before them."""
+        if not self.ahead:
+            return k, v
+        keys, values = (x.to(k.dtype).expand(len(k), -1, -1, -1) for x in self.prefix.key_value())
+        return torch.cat([keys, k], 2), torch.cat([values, v], 2)
+
+    def _from_itself(
+        self, x: Tensor, memory: Tensor | None, cache: Past | None, offset: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         if memory is not None:
             raise ValueError("this is a self-attention: build it with d_memory= to attend to a memory")
         self._check_input("x", x, self.config.d_model)
-        offset = 0 if cache is None else cache.length
         q, k, v = self.split(self.query_key_value(x), self.widths) if self.config.project else (x, x, x)
         q, k, v = _split(q, self.heads), _split(k, self.kv_heads), _split(v, self.kv_heads)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         q, k = self.positions.rotate(q, offset), self.mix.prepared(self.positions.rotate(k, offset))
+        if cache is None or not cache.length:
+            k, v = self._behind_prefix(k, v)
         return (q, *cache.extend(k, v)) if isinstance(cache, KeyValues) else (q, k, v)
 
     def _from_memory(self, x: Tensor, memory: Tensor | None, cache: Past | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,7 +201,7 @@ class MultiHeadAttention(nn.Module):
         else:
             self._check_input("memory", memory, self.d_memory)
             k, v = self.split(self.key_value(memory), self.widths[1:]) if self.config.project else (memory, memory)
-            k, v = self.mix.prepared(_split(k, self.kv_heads)), _split(v, self.kv_heads)
+            k, v = self._behind_prefix(self.mix.prepared(_split(k, self.kv_heads)), _split(v, self.kv_heads))
             if cache is not None:
                 cache.keys, cache.values, cache.length = k, v, k.shape[2]
         if len(x) != len(k):  # K rows read one memory: as K · T queries of one row

@@ -45,6 +45,12 @@ def of_like_length(lengths: Sequence[int], tokens: int, rows: int | None = None)
         start += n if rows is None else min(n, rows)
 
 
+def longest(model: Any) -> int | None:
+    """The most tokens that a model has positions for, beside those of what was added; None: it reads any number."""
+    most: int | None = model.config.longest
+    return None if most is None else most - getattr(model, "ahead", 0)
+
+
 def room_beside(source: Source, longest: int | None) -> int | None:
     """Tokens that an output may have which has positions of its own."""
     if not len(source):
@@ -115,7 +121,7 @@ class EncoderDecoder:
 
     def room(self, source: Source) -> int | None:
         """Tokens that the output may have; a `ValueError` says why the source cannot be read."""
-        return room_beside(source, self.config.longest)
+        return room_beside(source, longest(self))
 
 
 class DecoderOnly:
@@ -146,4 +152,4 @@ class DecoderOnly:
 
     def room(self, source: Source) -> int | None:
         """Tokens that the output may have; a `ValueError` says why the prompt cannot be read."""
-        return room_after(source, self.config.longest)
+        return room_after(source, longest(self))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Shape = tuple[int, int, int, int]
@@ -79,6 +80,20 @@ def padding(keep: Tensor) -> Mask:
         )
     B, S = keep.shape
     return Mask(lambda i, j: keep[:, None, None, j.flatten()], (B, 1, 1, S), keep=keep)
+
+
+def beyond(mask: AnyMask | None, n: int) -> AnyMask | None:
+    """The same with n more keys before the others: everybody sees them.
+
+    >>> beyond(causal(), 1).dense(2, 3)[0, 0].int().tolist()
+    [[1, 1, 0], [1, 1, 1]]
+    """
+    if mask is None or not n:
+        return mask
+    if isinstance(mask, Tensor):
+        return mask if mask.shape[3] == 1 else F.pad(mask, (n, 0), value=True)
+    B, H, T, S = mask.shape
+    return Mask(lambda i, j: (j < n) | mask.rule(i, (j - n).clamp(min=0)), (B, H, T, S if S == 1 else S + n))
 
 
 def alike(groups: Tensor) -> Mask:

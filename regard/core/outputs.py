@@ -19,6 +19,7 @@ from regard.core.dropout import Dropout, check_probability
 from regard.core.layers import ACTIVATIONS
 
 HEADS = ("tokens", "classes", "tags", "spans", "vector")
+POOLED = ("classes", "vector")  # of these, what makes one thing of a text
 POOLS = ("first", "last", "mean", "max")  # which vector stands for a text
 INNER = {**ACTIVATIONS, "tanh": torch.tanh}
 
@@ -140,7 +141,7 @@ def pooled(x: Tensor, keep: Tensor | None, pool: str) -> Tensor:
         keep = x.new_ones(x.shape[:2], dtype=torch.bool)
     if pool == "last":
         at = (keep * torch.arange(x.shape[1], device=x.device)).argmax(1)
-        return x[torch.arange(len(x), device=x.device), at]
+        return x[torch.arange(x.shape[0], device=x.device), at]
     if pool == "max":
         return x.masked_fill(~keep[:, :, None], float("-inf")).amax(1)
     return (x * keep[:, :, None]).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)

@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.added import added
+
 LARGEST = 127
 TINY = 2.0**-120
 EXACT = 2**24 // LARGEST**2  # products whose sum fp32 holds exactly, in any order: 1040
@@ -86,6 +88,8 @@ def quantise(model: nn.Module) -> nn.Module:
     >>> model(torch.tensor([1, 2])).shape, model[1].weight.dtype
     (torch.Size([2, 3]), torch.int8)
     """
+    if added(model):
+        raise ValueError("no whole numbers under what was added to a model: merge it first, with `regard merge`")
     matrices: dict[Tensor, tuple[nn.Parameter, nn.Parameter]] = {}
     made: dict[nn.Module, nn.Module] = {}
     for module in model.modules():

@@ -4,8 +4,10 @@ Letters: B batch, T positions, d_model width of the model.
 """
 
 import math
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.dropout import Dropout
@@ -28,7 +30,13 @@ class Embedding(Stem):
 
     Some models add a vector for the sentence of a pair that a token is in (BERT): `segments`; some normalise the sum
     (BART, BERT): `norm`; and some have vectors of another width than the stack (ALBERT): `widen` makes them fit.
+
+    What was taught beside a model may stand before its first token: vectors, those of a `prompt`; and before them
+    positions that only attention knows of, those of a `prefix`.
     """
+
+    prompt: Any
+    prefix: Any
 
     def __init__(
         self,
@@ -45,13 +53,34 @@ class Embedding(Stem):
         self.tokens, self.positions, self.segments, self.norm, self.widen = tokens, positions, segments, norm, widen
         self.scale = math.sqrt(tokens.embedding_dim) if scale is None else scale
         self.dropout = Dropout(dropout)
+        self.register_module("prompt", None)
+        self.register_module("prefix", None)
+
+    @property
+    def virtual(self) -> int:
+        """Vectors before that of the first token."""
+        return self.prompt.length if self.prompt is not None and self.prompt.on else 0
+
+    def kept(self, keep: Tensor) -> Tensor:
+        """Which of (B, T) count, and all of what stands before them: (B, virtual + T)."""
+        return F.pad(keep, (self.virtual, 0), value=True) if self.virtual else keep
 
     def forward(self, tokens: Tensor, offset: int | Tensor = 0, segments: Tensor | None = None) -> Tensor:
         """tokens (B, T), the first at position `offset`, or each at its own (B, T) -> (B, T, d_model).
 
         `segments` (B, T) numbers the sentences; left out, or where there is one vector for all, all is the first.
+        Before those at position 0 stands the prompt, if there is one: (B, virtual + T, d_model).
         """
-        x = self.positions.add(self._vectors(tokens) * self.scale, offset)
+        x = self._vectors(tokens)
+        if isinstance(offset, Tensor) or offset == 0:
+            first = self.prefix.length if self.prefix is not None and self.prefix.on else 0
+            if n := self.virtual:
+                x = torch.cat([self.prompt.vectors.to(x.dtype).expand(len(x), -1, -1), x], 1)
+                segments = None if segments is None else F.pad(segments, (n, 0))
+                if isinstance(offset, Tensor):
+                    offset = torch.cat([torch.arange(n).to(offset).expand(len(x), n), offset + n], 1)
+            offset = offset + first
+        x = self.positions.add(x * self.scale, offset)
         if self.segments is not None:
             apart = segments is not None and self.segments.num_embeddings > 1
             x = x + self.segments(segments if apart and segments is not None else tokens.new_zeros(1))

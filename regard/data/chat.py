@@ -14,6 +14,7 @@ from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -21,6 +22,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Rust
 
 from regard.data.tokenizers import Tokenizer, no_panic, state
+from regard.data.tools import Calls, Tool, told
 
 Message = Mapping[str, Any]  # role, content, and what else a template may know
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around the name of a mark in a message: no text has these, by Unicode's own word
@@ -80,6 +82,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             self._template = environment.from_string(source)
+            self._knows_tools = "tools" in find_undeclared_variables(environment.parse(source))
         except TemplateSyntaxError as error:
             raise ValueError(f"the chat template is no Jinja: line {error.lineno}: {error.message}") from None
         marks, content = tokenizer.marks, json.loads(tokenizer.rust.to_str())
@@ -90,6 +93,7 @@ class ChatTemplate:
         written = [token["content"] for token in added if token["content"] in source and token["content"].strip()]
         control = sorted({*names.values(), *written}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, control)) or "(?!)")
+        self._silent = re.compile("|".join(map(re.escape, names.values())) or "(?!)")
         self._marked = re.compile(f"{OPEN}({self._control.pattern}){CLOSE}|[{OPEN}{CLOSE}]")
         with no_panic("the tokenizer"):
             plain = [token for token in added if token["content"] not in control]
@@ -97,9 +101,18 @@ class ChatTemplate:
             self._rust = Rust.from_str(json.dumps(content))
             self._rust.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names.values()])
 
-    def encode(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
-        """What a model reads to go on with a conversation: the text, and the ids."""
-        text = self._render(self._guarded([*messages]), add_generation_prompt=True)
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, list[int]]:
+        """What a model reads to go on with a conversation, in which it may call functions: the text, and the ids."""
+        given = self._guarded([*tools]) or None
+        if self._knows_tools or not (
+            tools or any(each.get("tool_calls") or each["role"] == "tool" for each in messages)
+        ):
+            text = self._render(self._guarded([*messages]), tools=given, add_generation_prompt=True)
+        else:
+            try:
+                text = self._render(self._guarded(told(messages, tools, "system")), add_generation_prompt=True)
+            except ValueError:  # some know no system
+                text = self._render(self._guarded(told(messages, tools, "user")), add_generation_prompt=True)
         return self._marked.sub(lambda found: found[1] or "", text), self._ids(text)
 
     def answered(self, messages: Sequence[Message]) -> tuple[list[int], list[tuple[int, int]]]:
@@ -107,9 +120,9 @@ class ChatTemplate:
         after what `encode` gives of the messages before, to behind the mark that ends it. Spaces around an answer are
         left out: after one, a model would be taught to write other sub-words than those that it is asked for."""
         own = [k for k, message in enumerate(messages) if message.get("role") == "assistant"]
-        told = [{**m, "content": m["content"].strip()} if k in own else m for k, m in enumerate(messages)]
-        told = self._guarded(told)
-        marked = [{**m, "content": f"{BEGIN}{m['content']}{END}"} if k in own else m for k, m in enumerate(told)]
+        said = [{**m, "content": m["content"].strip()} if k in own else m for k, m in enumerate(messages)]
+        said = self._guarded(said)
+        marked = [{**m, "content": f"{BEGIN}{m['content']}{END}"} if k in own else m for k, m in enumerate(said)]
         text, places = "", []
         for piece in re.split(f"([{BEGIN}{END}])", self._render(marked, add_generation_prompt=False)):
             if piece in (BEGIN, END):
@@ -122,7 +135,7 @@ class ChatTemplate:
         starts, ids = map(list, zip(*self._placed(text), strict=True))
         spans = []
         for k, begin, end, after in zip(own, places[::2], places[1::2], [*places[2::2], len(text)], strict=True):
-            before = self._render(told[:k], add_generation_prompt=True) if k else ""
+            before = self._render(said[:k], add_generation_prompt=True) if k else ""
             begin = (
                 len(before) if text.startswith(before) and len(before) <= begin else begin - (text[begin - 1] == " ")
             )
@@ -141,11 +154,33 @@ class ChatTemplate:
             return None
         return next((i for i in self._ids(after) if i in self._tokenizer.silent), None)
 
-    def _render(self, messages: Any, **how: Any) -> str:
+    @cached_property
+    def calls(self) -> Calls:
+        """How the template writes a call, if it is a JSON object between texts without marks; else a bare one."""
+        tool = {"type": "function", "function": {"name": PROBE, "description": PROBE, "parameters": {}}}
+        call = {"type": "function", "id": PROBE, "function": {"name": PROBE, "arguments": {PROBE: PROBE}}}
+        turns: list[Any] = [
+            {"role": "user", "content": PROBE},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        try:
+            begin = self._render(turns[:1], tools=[tool], add_generation_prompt=True)
+            text = self._render(turns, tools=[tool], add_generation_prompt=False)
+            rest = text.removeprefix(begin)
+            start, end = rest.find("{"), rest.rfind("}") + 1
+            said = json.loads(rest[start:end])
+            (key,) = [key for key, value in said.items() if value == {PROBE: PROBE}]
+        except (ValueError, AttributeError):
+            return Calls()
+        if text == rest or list(said) != ["name", key] or self._silent.search(rest[:start]):
+            return Calls()
+        return Calls(rest[:start], self._silent.split(rest[end:])[0].rstrip("\n"), key)
+
+    def _render(self, messages: Any, *, tools: Any = None, **how: Any) -> str:
         if not messages:
             raise ValueError("a conversation has at least one message: give some")
         try:
-            return self._template.render(messages=messages, tools=None, documents=None, **self._given, **how)
+            return self._template.render(messages=messages, tools=tools, documents=None, **self._given, **how)
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error.message}") from None
         except Exception as error:  # whatever happens in it
@@ -180,8 +215,11 @@ class ChatTemplate:
         return ids
 
     def _encode(self, rust: Rust, text: str) -> list[tuple[int, int]]:
-        with no_panic():
-            found = rust.encode(text, add_special_tokens=False)
+        try:
+            with no_panic():
+                found = rust.encode(text, add_special_tokens=False)
+        except TypeError:
+            raise ValueError("a message is not Unicode text: it holds half of a surrogate pair") from None
         return [(at, i) for (at, _), i in zip(found.offsets, found.ids, strict=True)]
 
 

@@ -4,11 +4,13 @@ A sub-word may be a part of a character only, one or several bytes of its UTF-8.
 model has hardly seen; and one that it writes need not make characters at all, unless it is held to.
 """
 
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from regard.data.tokenizers import Tokenizer
 
@@ -17,6 +19,36 @@ from regard.data.tokenizers import Tokenizer
 def spellings(tokenizer: Tokenizer) -> list[bytes]:
     """What each token adds to a text."""
     return [tokenizer.spelled(i) for i in range(len(tokenizer))]
+
+
+@lru_cache(maxsize=8)
+def added(tokenizer: Tokenizer) -> list[bytes]:
+    """The same where a text has begun, exactly: a piece after a space has this space.
+
+    >>> from regard.data.tokenizers import TokensConfig
+    >>> tokens = Tokenizer.learn(TokensConfig("unigram", size=280), ["low lower lowest"] * 9)
+    >>> b"".join(added(tokens)[i] for i in tokens.encode("low ☕")).decode()
+    ' low ☕'
+    """
+    decoder = json.loads(tokenizer.rust.to_str())["decoder"] or {}
+    kinds = {each.get("type") for each in (decoder, *decoder.get("decoders", ()))}
+    if tokenizer.kind in ("wordpiece", "none") or kinds & {"WordPiece", "BPEDecoder", "CTC"}:
+        raise ValueError("what a sub-word of this model adds to a text hangs on those around it: it can keep no form")
+    spelled, names = spellings(tokenizer), tokenizer.rust.get_vocab_size()
+    if tokenizer.kind == "other" and "ByteLevel" not in kinds:
+        (*_, probe), parts = tokenizer.encode("a"), fragments(tokenizer)
+        begun = len(tokenizer.decode([probe]))
+        texts = tokenizer.decode_batch([[probe, i] for i in range(len(tokenizer))])
+        spelled = [spelled[i] if i in parts else text[begun:].encode() for i, text in enumerate(texts)]
+    return [text if i < names and tokenizer.rust.id_to_token(i) is not None else b"" for i, text in enumerate(spelled)]
+
+
+@lru_cache(maxsize=8)
+def openings(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """(V,): the tokens that begin a text with what they add: some lose their space there."""
+    alone, texts = tokenizer.decode_batch([[i] for i in range(len(tokenizer))]), added(tokenizer)
+    parts = fragments(tokenizer)
+    return np.array([i in parts or said.encode() == texts[i] for i, said in enumerate(alone)])
 
 
 @lru_cache(maxsize=8)

@@ -156,19 +156,6 @@ class Tokenizer:
         """Write a tokenizer.json."""
         write_whole(path, self.rust.to_str(pretty=True) + "\n")
 
-    @property
-    def begins(self) -> bool:
-        """Whether it puts something before a text."""
-        return bool(self._before)
-
-    def bare(self) -> "Tokenizer":
-        """The same, but that it puts nothing before a text: for who reads one as a whole, and frames it."""
-        content = json.loads(self.rust.to_str())
-        about = content["post_processor"] or {}
-        for way in about.keys() & {"single", "pair"}:
-            about[way] = [part for part in about[way] if "Sequence" in part]
-        return Tokenizer(json.dumps(content))
-
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[str]]:  # for a worker process that is not forked
         return Tokenizer, (self.rust.to_str(),)
 

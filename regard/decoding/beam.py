@@ -129,7 +129,7 @@ class Beam:
         self._state = np.zeros(0, numbers)
         self._row = np.empty((0, K), np.int64)  # of each beginning, (A, K): at first one for all
         self._newest = np.empty(0, np.int64)  # (R,): the last token of each row
-        self._written: list[list[int]] = []  # by each row, where `_whole`
+        self._written: list[list[int]] = []  # by each row, where `_whole` or `_settles`
         self._past: list[Step] = []
         self._steps = 0  # of the past, those no longer kept included
 
@@ -144,13 +144,14 @@ class Beam:
         new["norm"] = [length_penalty(n, config.alpha, config.penalty) for n in new["limit"].tolist()]
         new["bound"] = new["log_p"] = -math.inf
         new["log_p"][:, :: self._group] = 0.0  # one beginning for each group
-        if not self._whole and any(whole(config, request) for _, request in indexed):
-            self._whole, owner = True, self._owner().tolist()
-            lengths = self._state["length"].tolist()
-            self._written = [self._read(self._steps, r, lengths[a])[0] for r, a in enumerate(owner)]
-        if self._whole:
-            self._written += [[] for _ in indexed]
+        noted = self._whole or self._settles
+        self._whole |= any(whole(config, request) for _, request in indexed)
         self._settles |= config.best == 1 and any(request.ends is not None for _, request in indexed)
+        if not noted and (self._whole or self._settles):
+            owner, lengths = self._owner().tolist(), self._state["length"].tolist()
+            self._written = [self._read(self._steps, r, lengths[a])[0] for r, a in enumerate(owner)]
+        if self._whole or self._settles:
+            self._written += [[] for _ in indexed]
         for _, request in indexed:
             if request.refusal is not None and request.refusal.wakes is not None:
                 self._wakes = request.refusal.wakes
@@ -288,23 +289,19 @@ class Beam:
         """By sentence the output of those that need not go on; all but `stay` (A,) are (A, K)."""
         found = {}
         for a in np.flatnonzero(stay).tolist():
-            ends, length = self._sentences[a].request.ends, int(self._state["length"][a]) - 1
+            ends, live = self._sentences[a].request.ends, np.flatnonzero(log_p[a] > -math.inf).tolist()
             if ends is None:
                 continue
-            live = np.flatnonzero(log_p[a] > -math.inf).tolist()
-            read = [self._read(self._steps, int(parent[a, k]), length) for k in live]
-            said = [[*tokens, int(token[a, k])] for (tokens, _), k in zip(read, live, strict=True)]
-            tokens = common_beginning(
-                said + [self._hypothesis(each).tokens for each in chain(*self._sentences[a].kept)]
-            )
+            said = [[*self._written[parent[a, k]], int(token[a, k])] for k in live]
+            said += [self._hypothesis(each).tokens for each in chain(*self._sentences[a].kept)]
+            tokens = common_beginning(said) if said[1:] else said[0]
             if tokens and ends(tokens):
-                scores = [*read[0][1], float(own[a, live[0]])][: len(tokens)]
-                p, config = math.fsum(scores), self._config
-                score = p / length_penalty(len(tokens), config.alpha, config.penalty)
-                told = (
-                    Hypothesis(tokens, math.nan, math.nan, []) if self._bare else Hypothesis(tokens, score, p, scores)
-                )
-                found[a] = [told]
+                best, length, config = live[0], int(self._state["length"][a]) - 1, self._config
+                scores = [*self._read(self._steps, int(parent[a, best]), length)[1], float(own[a, best])]
+                scores = [] if self._bare else scores[: len(tokens)]
+                p = math.nan if self._bare else math.fsum(scores)
+                norm = length_penalty(len(tokens), config.alpha, config.penalty)
+                found[a] = [Hypothesis(tokens, p / norm, p, scores)]
         return found
 
     def _outputs(self, a: int) -> list[Hypothesis]:
@@ -345,7 +342,7 @@ class Beam:
             self._row = np.arange(A * K).reshape(A, K)
         self._newest, parent = token.ravel(), parent.ravel()
         rows.reorder(parent)
-        if self._whole:
+        if self._whole or self._settles:
             pairs = zip(parent.tolist(), self._newest.tolist(), strict=True)
             self._written = [[*self._written[r], token] for r, token in pairs]
         self._past.append(Step(self._newest, parent, own.ravel()))

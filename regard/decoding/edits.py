@@ -67,7 +67,12 @@ def edit(
 
 def _obey(rule: Rule, log_p: Floats, written: Sequence[int], request: Request) -> None:
     """What a rule allows stays possible, however unlikely the model holds it: so an output can always be finished."""
-    allowed = list(rule.allowed(request.source, written, request.room - len(written)))
+    said = rule.allowed(request.source, written, request.room - len(written))
+    if isinstance(said, np.ndarray):
+        np.maximum(log_p, FLOOR, out=log_p)
+        log_p[: len(said)][~said] = log_p[len(said) :] = -math.inf  # a model may have more tokens than are used
+        return
+    allowed = list(said)
     if not allowed or min(allowed) < 0 or max(allowed) >= len(log_p):
         raise ValueError(
             f"a rule allows {allowed} after {[*written]}: it must be one id at least, each in 0..{len(log_p) - 1}"

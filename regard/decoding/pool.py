@@ -8,6 +8,7 @@ from itertools import chain
 from threading import Event, Lock
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from regard.checks import at_least
@@ -192,6 +193,7 @@ def _check(request: Request, model: Searchable, config: SearchConfig, eos: int) 
             )
         for t in range(len(prefix) + 1):  # without a prefix: whether it can be followed at all
             allowed = request.rule.allowed(request.source, prefix[:t], room - t)
+            allowed = np.flatnonzero(allowed).tolist() if isinstance(allowed, np.ndarray) else allowed
             if t < len(prefix) and prefix[t] not in allowed:
                 raise ValueError(f"token {prefix[t]} of its prefix breaks its rule")
     phrases = {"prefix": (prefix,), "required": request.required, "forbidden": request.forbidden}

@@ -66,10 +66,11 @@ class Searchable(Protocol):
 class Rule(Protocol):
     """What an output must be, token by token, whatever a model thinks of it."""
 
-    def allowed(self, source: Any, written: Sequence[int], room: int) -> Sequence[int]:
+    def allowed(self, source: Any, written: Sequence[int], room: int) -> Sequence[int] | NDArray[np.bool_]:
         """The ids that may follow what is written, where `room` more may, eos included: never none of them.
 
-        Every way that it allows ends in eos within the room. A `ValueError` says that nothing can.
+        Every way that it allows ends in eos within the room. A `ValueError` says that nothing can. A rule that knows
+        of no room says by a mask (V,) what may follow; where nothing may, the output ends as it is.
         """
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from torch import Tensor, nn
 
 from regard.core.blocks import DecoderLayer
+from regard.core.outputs import HeadConfig
 from regard.inspection.taps import attentions
 
 START, END = "<s>", "</s>"
@@ -49,7 +50,7 @@ class Axes(NamedTuple):
     @property
     def role(self) -> str:
         """Whether rows are named by the tokens "read" at each position, or "predicted" there."""
-        return "read" if self.kind == "encoder" else "predicted"
+        return "predicted" if self.keys.late or self.kind == "cross" else "read"
 
 
 class Taught(Protocol):
@@ -77,13 +78,15 @@ def axes(model: nn.Module) -> dict[str, Axes]:
     ['encoder', 'decoder', 'cross']
     """
     names = inputs(model)
+    head: HeadConfig | None = getattr(model, "head", None)
+    writes = head is None or head.kind == "tokens"  # a decoder that classifies, say, reads
     looks_back = {id(part) for layer in model.modules() if isinstance(layer, DecoderLayer) for part in layer.modules()}
     found = {}
     for name, attention in attentions(model).items():
         if attention.cross:
             found[name] = Axes(Axis(names[-1]), Axis(names[0]))
         elif id(attention) in looks_back:
-            found[name] = Axes(Axis(names[-1]), Axis(names[-1], late=True), causal=True)
+            found[name] = Axes(Axis(names[-1]), Axis(names[-1], late=writes), causal=True)
         else:
             found[name] = Axes(Axis(names[0]), Axis(names[0]))
     return found

@@ -37,12 +37,18 @@ def sentence_losses(model: nn.Module, batch: Taught, pad: int) -> Tensor:
 
 
 def head_importance(
-    model: nn.Module, batches: Iterable[Taught], *, pad: int, normalise: bool = True
+    model: nn.Module,
+    batches: Iterable[Taught],
+    *,
+    pad: int,
+    normalise: bool = True,
+    losses: Callable[[Taught], Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """The mean over sentences x of |∂L(x)/∂ξ|, where ξ scales what a head says (Michel et al., 2019): (H,) by name.
 
     L is the cross-entropy of a whole sentence. The absolute value is taken for each sentence: a head that helps with
     one and harms another is important. With `normalise` each attention's heads have the l2-norm 1, as the paper's.
+    `losses` are those of a model that is not taught tokens: of a batch, any numbers whose sum is its loss.
 
     >>> from regard.data.batching import Batch
     >>> from regard.models.transformer import Transformer, TransformerConfig
@@ -61,11 +67,12 @@ def head_importance(
     found = {name: torch.zeros(attention.heads) for name, attention in known.items()}
     sentences = 0
     for batch in batches:
-        B, device = len(batch["labels"]), batch["labels"].device
+        first = next(iter(batch.inputs.values()))
+        B, device = len(first), first.device
         with torch.enable_grad():
             masks = {name: torch.ones(B, a.heads, device=device, requires_grad=True) for name, a in known.items()}
             with edit(model, {name: partial(scaled, mask) for name, mask in masks.items()}):
-                total = sentence_losses(model, batch, pad).sum()
+                total = (sentence_losses(model, batch, pad) if losses is None else losses(batch)).sum()
         # A sentence's row of a mask reaches no other's loss: the gradient of the sum is the gradients side by side.
         for name, gradient in zip(masks, torch.autograd.grad(total, list(masks.values())), strict=True):
             found[name] += gradient.abs().sum(0).cpu()
@@ -78,6 +85,14 @@ def head_importance(
 def scaled(mask: Tensor, weights: Tensor) -> Tensor:
     """Weights (B, H, T, S) times a mask (B, H) of heads."""
     return weights * mask[:, :, None, None].to(weights.dtype)
+
+
+@torch.inference_mode()
+def moved(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """How far, for its size, what a model says moves without each of its heads: (H,) by name."""
+    whole = model(**inputs)
+    apart = ablate_each(model, lambda: (model(**inputs) - whole).norm() / whole.norm().clamp(min=1e-9))
+    return {name: torch.stack([apart[name, h] for h in range(a.heads)]) for name, a in attentions(model).items()}
 
 
 def ablate_each(model: nn.Module, measure: Callable[[], Found]) -> dict[tuple[str, int], Found]:

@@ -46,7 +46,8 @@ def attention_maps(
         sides = laid[name]
         shown = weights if view == "weights" else norm_maps(known[name], weights, seen.values[name])
         queries, keys = (axis.along(texts, start) for axis in (sides.queries, sides.keys))
-        whole = AttentionMap(name, shown[0].float(), queries, keys, sides.role, view=view)
+        some_of = shown[0, :, -len(queries) :, -len(keys) :]  # before them stands what was taught and is no token
+        whole = AttentionMap(name, some_of.float(), queries, keys, sides.role, view=view)
         if words is not None:
             whole = _in_words(whole, sides.queries, sides.keys, words)
         if (some := checked_heads(heads, known[name], name)) is not None:

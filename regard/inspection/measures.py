@@ -55,9 +55,10 @@ class Tokens:
     counts: Mapping[str, Tensor] = field(default_factory=dict)  # (V,) of an input by name; without, nothing is rare
 
     @classmethod
-    def of(cls, marks: Sequence[int | None], pieces: Sequence[str], **counts: Tensor) -> "Tokens":
-        """Of a tokenizer with these marks, pad, bos and eos first, some of which it may not have."""
-        pad, bos, eos = (NONE if mark is None else mark for mark in marks[:3])
+    def of(cls, marks: Any, pieces: Sequence[str], **counts: Tensor) -> "Tokens":
+        """Of a tokenizer with these marks, some of which it may not have: cls and sep are read in place of bos, eos."""
+        first, last = marks.bos if marks.cls is None else marks.cls, marks.eos if marks.sep is None else marks.sep
+        pad, bos, eos = (NONE if mark is None else mark for mark in (marks.pad, first, last))
         return cls(pad, bos, eos, punctuation(pieces), counts)
 
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import blocks
 from regard.core.cache import Cache
 from regard.core.generation import DecoderOnly
 from regard.core.layers import Residual
-from regard.core.masks import alike, causal
+from regard.core.masks import Mask, alike, causal
 from regard.core.outputs import HEADS, HeadConfig, head
 from regard.core.positions import absolute_positions
 from regard.core.stems import Embedding
@@ -76,12 +77,16 @@ class Decoder(DecoderOnly, nn.Module):
         Of rows with several documents, `documents` (B, T) has the number of each token's: it sees no other.
         """
         offset = 0 if cache is None else cache.length
-        one = cache is not None and tokens.shape[1] == 1  # the newest position sees all the others
+        ahead = 0 if offset else self.stem.virtual
+        one = cache is not None and ahead + tokens.shape[1] == 1  # the newest position sees all the others
         mask = None if one else causal(offset)
         if documents is None:
-            return self.decoder(self.stem(tokens, offset), mask=mask, cache=cache)
+            return self.decoder(self.stem(tokens, offset), mask=mask, cache=cache)[:, ahead:]
         assert cache is None, "what is written goes on with one document"
-        return self.decoder(self.stem(tokens, within(documents)), mask=causal() & alike(documents))
+        mask = causal() & alike(documents)
+        if ahead:  # a prompt, which every document sees
+            mask = causal() & (alike(F.pad(documents, (ahead, 0), value=-1)) | Mask(lambda i, j: j < ahead))
+        return self.decoder(self.stem(tokens, within(documents)), mask=mask)[:, ahead:]
 
     def new_cache(self) -> Cache:
         """An empty cache for `features`; the caller holds it."""

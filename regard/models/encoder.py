@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.core import blocks
 from regard.core.masks import padding
-from regard.core.outputs import HEADS, HeadConfig, head
+from regard.core.outputs import HEADS, POOLED, HeadConfig, head
 from regard.core.positions import absolute_positions
 from regard.core.stems import Embedding
 from regard.models.family import Config, Family
@@ -55,13 +55,15 @@ class Encoder(nn.Module):
         """tokens (B, T), of which those to `keep` count; segments (B, T): which sentence of a pair each is in -> what
         the head makes of them."""
         keep = tokens != self.config.pad if keep is None else keep
-        return self.output(self.features(tokens, segments, keep), keep=keep)
+        x = self.features(tokens, segments, keep)
+        return self.output(x, keep=keep if x.shape[1] == keep.shape[1] else self.stem.kept(keep))
 
     def features(self, tokens: Tensor, segments: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
-        """What the head reads, (B, T, d_model)."""
-        keep = tokens != self.config.pad if keep is None else keep
+        """What the head reads, (B, T, d_model); one that makes one thing of all reads a prompt as well."""
+        keep = self.stem.kept(tokens != self.config.pad if keep is None else keep)
         mask = padding(keep).dense(1, keep.shape[1], keep.device)
-        return self.encoder(self.stem(tokens, segments=segments), mask=mask, keep=keep)
+        x = self.encoder(self.stem(tokens, segments=segments), mask=mask, keep=keep)
+        return x if self.head.kind in POOLED else x[:, self.stem.virtual :]
 
 
 def _draw(module: nn.Module) -> None:

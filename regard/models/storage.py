@@ -3,12 +3,16 @@
 Nothing in them is code. A tensor that goes by several names, as tied embeddings do, is written once, under its first
 name: the model that is built from the config ties the same names again. What the config knows nothing of, heads that
 were pruned and products in int8, is listed under `changes`; the dtype of a model is that of its tensors.
+
+A model that was begun with another one and only adds to it has `base`, the path and the digest of that one's directory:
+then its own changes are listed, and its weights are those that were added, and a head that is new.
 """
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -19,12 +23,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.adaptation.change import changed, listed
+from regard.adaptation.change import TAUGHT, changed, listed, read
 from regard.adaptation.prune import of_text
+from regard.core.added import Base
 from regard.core.outputs import HeadConfig
 from regard.core.quantised import dequantise
-from regard.files import read_whole, sync, write_whole
-from regard.models.family import FAMILIES, blank, configured, family
+from regard.files import digest, read_whole, sync, write_whole
+from regard.models.family import FAMILIES, blank, build, configured, family
 
 FORMAT = 2
 INT8: dict[str, Any] = {"int8": {}}
@@ -34,9 +39,12 @@ LARGEST = 2**20  # bytes of a config.json
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in which a model can compute
 
 
-def save(model: nn.Module, directory: str | Path, purpose: "Purpose | None" = None) -> None:
+def save(
+    model: nn.Module, directory: str | Path, purpose: "Purpose | None" = None, *, place: str | Path | None = None
+) -> None:
     """Write a model into a directory, made if need be; the other files in it stay. Its purpose, if known, goes along.
 
+    What only adds to another model notes the way to that from `place`, where the directory will be, if not where it is.
     Both files are on the disk before either takes its place. The same model gives the same bytes.
 
     >>> import tempfile
@@ -55,10 +63,25 @@ def save(model: nn.Module, directory: str | Path, purpose: "Purpose | None" = No
     tensors = {names[0]: tensor.detach().contiguous() for names, tensor in _named(model)}
     changes = listed(model)
     head: HeadConfig = getattr(model, "head", HeadConfig())
-    _check("the model", tensors, _blank(settings, head, changes))
+    base: Base | None = getattr(model, "base", None)
+    if base is None:
+        _check("the model", tensors, _blank(settings, head, changes))
+    else:
+        whole = _whole(Path(base.path))
+        changes = _taught(changes)[len(_taught(whole.changes)) :]
+        known = _blank(settings, head, whole.changes + changes, spared=whole.anew or base.head)
+        own = _own(known, whole, base.head)
+        tensors = {name: tensors[name] for name in sorted(own)}
+        _check("the model", tensors, known, own)
     about = {"format": FORMAT, "family": name, "regard": version("regard"), "config": asdict(settings)}
     about |= {"head": {"kind": head.kind} | {k: v for k, v in asdict(head).items() if v != getattr(HeadConfig, k)}}
     about |= {"changes": changes} if changes else {}
+    if base is not None:
+        about["base"] = {
+            "path": _path_from(Path(place or directory), base.path),
+            "digest": base.digest,
+            "head": base.head,
+        }
     about |= {} if purpose is None else purpose._asdict()
     staging = directory / ".saving"
     try:
@@ -80,33 +103,26 @@ def save(model: nn.Module, directory: str | Path, purpose: "Purpose | None" = No
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> nn.Module:
+def load(
+    directory: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    base: str | Path | None = None,
+) -> nn.Module:
     """The model of a directory, in eval mode; its weights as they were saved, or converted to `dtype`.
 
-    A quantised model given a `dtype` is a plain one of that dtype. No random number is drawn.
+    A quantised model given a `dtype` is a plain one of that dtype. What adds to another model is looked up there, or
+    where that is by now: `base`. No random number is drawn.
     """
-    path = Path(directory) / WEIGHTS
-    settings, head, changes, _ = _read(Path(directory))
-    if not path.is_file():
-        raise ValueError(f"{directory} is not a whole model directory: it has no {WEIGHTS}")
-    try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict: `file` cannot be iterated
-    except (SafetensorError, AttributeError, TypeError) as error:  # the last two of a dtype that PyTorch has not
-        raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from error
-    layers = sum(value for name, value in vars(settings).items() if name.endswith("layers"))
-    if layers > len(tensors):  # before they are built
-        raise ValueError(f"{path} does not fit its config: it has {len(tensors)} tensors for {layers} layers")
-    model = _blank(settings, head, changes)
-    _check(str(path), tensors, model)
-    for name, x in tensors.items():
-        if x.is_floating_point() and x.numel() and not all(end.isfinite() for end in x.aminmax()):
-            raise ValueError(
-                f"{path} is damaged, or its training diverged: {name!r} has values that are no numbers (NaN or "
-                f"infinite): copy it again, or train again"
-            )
+    about = _whole(Path(directory), base)
+    tensors = about.tensors()
+    if about.base is not None and dtype is None and INT8 not in about.changes:
+        dtype = torch.float32  # in which it was taught, whatever its base is stored in
+    changes = about.changes
     if dtype is not None and INT8 in changes:
-        tensors, model = dequantise(tensors), _blank(settings, head, [change for change in changes if change != INT8])
+        tensors, changes = dequantise(tensors), [change for change in changes if change != INT8]
+    model = _blank(about.config, about.head, changes, spared=about.anew)
     state: dict[str, Tensor] = {}
     for names, empty in _named(model):
         tensor = tensors.pop(names[0])
@@ -117,11 +133,51 @@ def load(directory: str | Path, *, device: str | torch.device = "cpu", dtype: to
         state |= dict.fromkeys(names, tensor)
     assert {name for name, _ in model.named_buffers()} <= state.keys(), "a buffer that is not stored has no value here"
     model.load_state_dict(state, assign=True)
+    if about.base is not None:
+        _begun(model, Base(str(about.base), about.digest, about.own, about.new))
     return model.eval()
+
+
+def begin(
+    directory: str | Path,
+    config: Any,
+    head: HeadConfig | None,
+    changes: Sequence[dict[str, Any]],
+    *,
+    anew: bool = False,
+) -> nn.Module:
+    """A new model that adds to that of a directory, which stays as it is: with these changes, and a head of its own
+    where it needs one, or where it is to be `anew`. Of what is new, the first values are drawn."""
+    place = Path(directory).absolute()
+    base, model = _whole(place), build(config, head)
+    head = getattr(model, "head", HeadConfig())
+    other = _shapes(config, head) != _shapes(base.config, base.head)
+    new = anew or other
+    model = _changed(model, base.changes, spared=new or base.anew)
+    theirs = {name: x for name, x in base.tensors().items() if not (other and _of_head(name))}
+    if new and not other and INT8 in base.changes:
+        theirs = {**theirs, **{name: x for name, x in dequantise(theirs).items() if _of_head(name)}}
+    names = {group[0]: group for group, _ in _named(model)}
+    model.load_state_dict({name: x for first, x in theirs.items() for name in names.get(first, ())}, strict=False)
+    model = changed(model, list(changes))
+    known = _blank(config, head, base.changes + list(changes), spared=new or base.anew)
+    return _begun(model, Base(str(place), base.sum(), _own(known, base, new), new))
+
+
+def _begun(model: nn.Module, base: Base) -> nn.Module:
+    """The model, noting with what it began and what it has for itself: that learns."""
+    model.base = base  # type: ignore[assignment]
+    for name, p in model.named_parameters():
+        p.requires_grad_(name in base.own and p.is_floating_point())
+    return model
 
 
 def adopt(model: nn.Module, directory: str | Path) -> None:
     """Give a model the weights of another one with the same body; where its head is another, that stays as it is."""
+    if (about := _read(Path(directory))).base is not None or _taught(about.changes):
+        raise ValueError(
+            f"{directory} adds to another model: add to it by `changes`, or make one of both: regard merge"
+        )
     found, new = load(directory, dtype=torch.float32), set(unlike(model, directory))
     theirs = {name: tensor for name, tensor in found.state_dict().items() if name not in new}
     model.load_state_dict({name: x for name, x in theirs.items() if name in model.state_dict()}, strict=False)
@@ -155,8 +211,17 @@ def config(directory: str | Path) -> Any:
 
 def shape(directory: str | Path) -> nn.Module:
     """The model of a directory in plain numbers, and without memory for them."""
-    about = _read(Path(directory))
+    about = _whole(Path(directory))
     return _blank(about.config, about.head, [change for change in about.changes if change != INT8])
+
+
+def base_of(directory: str | Path) -> tuple[Path, int] | None:
+    """The model that one of a directory adds to, and how many numbers it adds; None if it stands alone."""
+    about = _whole(Path(directory))
+    if about.base is None:
+        return None
+    known = {names[0]: x for names, x in _named(_blank(about.config, about.head, about.changes, spared=about.anew))}
+    return about.base, sum(known[name].numel() for name in about.own)
 
 
 class Purpose(NamedTuple):
@@ -176,6 +241,107 @@ class _About(NamedTuple):
     head: HeadConfig
     changes: list[dict[str, Any]]
     purpose: Purpose | None
+    base: dict[str, Any] | None
+    said: str  # what a digest is of: as it is written, which a younger regard may read with more settings
+
+
+class _Whole(NamedTuple):
+    """What a directory says, with all that it has from the one it adds to."""
+
+    directory: Path
+    said: str
+    config: Any
+    head: HeadConfig
+    changes: list[dict[str, Any]]  # the base's, then its own
+    anew: bool = False  # whether its head is not that of the model at the root, which may be in whole numbers
+    base: Path | None = None
+    digest: str = ""  # the base's
+    own: frozenset[str] = frozenset()  # tensors that it adds
+    new: bool = False  # a head among them
+    before: Any = None  # the base's _Whole
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by their first names."""
+        path = self.directory / WEIGHTS
+        if not path.is_file():
+            raise ValueError(f"{self.directory} is not a whole model directory: it has no {WEIGHTS}")
+        try:
+            with safe_open(path, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict: `file` cannot be iterated
+        except (SafetensorError, AttributeError, TypeError) as error:  # the last two of a dtype that PyTorch has not
+            raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from error
+        layers = sum(value for name, value in vars(self.config).items() if name.endswith("layers"))
+        if layers > len(tensors) and self.base is None:  # before they are built
+            raise ValueError(f"{path} does not fit its config: it has {len(tensors)} tensors for {layers} layers")
+        model = _blank(self.config, self.head, self.changes, spared=self.anew)
+        _check(str(path), tensors, model, self.own if self.base else None)
+        for name, x in tensors.items():
+            if x.is_floating_point() and x.numel() and not all(end.isfinite() for end in x.aminmax()):
+                raise ValueError(
+                    f"{path} is damaged, or its training diverged: {name!r} has values that are no numbers (NaN or "
+                    f"infinite): copy it again, or train again"
+                )
+        if self.before is None:
+            return tensors
+        theirs: dict[str, Tensor] = self.before.tensors()
+        return {name: x for name, x in theirs.items() if not (self.new and _of_head(name))} | tensors
+
+    def sum(self) -> str:
+        """What the weights and what they make are known by."""
+        return hashlib.sha256((self.said + digest(self.directory / WEIGHTS)).encode()).hexdigest()
+
+
+def _whole(directory: Path, base: str | Path | None = None) -> _Whole:
+    """What a directory says; the one it adds to is where it says, or at `base`, and the same as it was."""
+    about = _read(directory)
+    if about.base is None:
+        if base is not None:
+            raise ValueError(f"{directory} adds to no other model: leave out base = {str(base)!r}")
+        return _Whole(directory, about.said, about.config, about.head, about.changes)
+    place = Path(base) if base is not None else Path(os.path.normpath(directory.absolute() / about.base["path"]))
+    if not (place / CONFIG).is_file():
+        raise ValueError(
+            f"{directory} adds to the model {place}, which is not there: put it back, or say where it is, by base"
+        )
+    before = _whole(place)
+    if before.sum() != about.base["digest"]:
+        raise ValueError(
+            f"{directory} adds to another model than that in {place}: its digest is {before.sum()[:12]}, not "
+            f"{about.base['digest'][:12]}; say where the right one is, by base"
+        )
+    changes, summed, new = before.changes + about.changes, about.base["digest"], about.base.get("head") is True
+    own = _own(_blank(about.config, about.head, changes, spared=before.anew or new), before, new)
+    more = (before.anew or new, place, summed, own, new, before)
+    return _Whole(directory, about.said, about.config, about.head, changes, *more)
+
+
+def _taught(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that add parameters."""
+    return [each for each, change in zip(changes, read(changes), strict=True) if isinstance(change, TAUGHT)]
+
+
+def _of_head(name: str) -> bool:
+    return name.startswith("output.")
+
+
+def _shapes(settings: Any, head: HeadConfig) -> dict[str, Any]:
+    """What a head is made of."""
+    return {name: x.shape for name, x in _blank(settings, head, []).state_dict().items() if _of_head(name)}
+
+
+def _own(model: nn.Module, base: _Whole, new: bool) -> frozenset[str]:
+    """The tensors of a model without memory that its base has not, or has for another head, if this one is `new`."""
+    theirs = {names[0] for names, _ in _named(_blank(base.config, base.head, base.changes, spared=base.anew))}
+    mine = [names[0] for names, _ in _named(model)]
+    return frozenset(name for name in mine if name not in theirs or (new and _of_head(name)))
+
+
+def _path_from(directory: Path, base: str) -> str:
+    """The way to a base, from a directory if there is one."""
+    try:
+        return Path(os.path.relpath(base, directory.absolute())).as_posix()
+    except ValueError:  # another drive
+        return base
 
 
 def _read(directory: Path) -> _About:
@@ -195,6 +361,9 @@ def _read(directory: Path) -> _About:
         raise ValueError(f"{path} is of unknown format {found!r}, this regard reads up to {FORMAT}")
     if found > FORMAT:
         raise ValueError(f"{path} is of format {found}, this regard reads up to {FORMAT}: upgrade regard")
+    said = {key: about.get(key) for key in ("family", "config", "head", "changes", "precision")}
+    said["base"] = about["base"].get("digest") if isinstance(about.get("base"), dict) else None
+    text = json.dumps(said, sort_keys=True)
     try:
         changes = about["changes"] if "changes" in about else _of_format_1(about)
         kind = family(str(about.get("family"))).config
@@ -204,7 +373,12 @@ def _read(directory: Path) -> _About:
             if not all(isinstance(part, dict) for part in told) or not isinstance(told.task.get("name"), str):
                 raise ValueError("'task' and 'use' are objects, and a task has a name")
         head = configured(HeadConfig, about.get("head", {}))
-        return _About(configured(kind, about["config"]), head, changes, told)
+        base = about.get("base")
+        if base is not None and not (
+            isinstance(base, dict) and all(type(base.get(k)) is str for k in ("path", "digest"))
+        ):
+            raise ValueError("'base' has a path and a digest")
+        return _About(configured(kind, about["config"]), head, changes, told, base, text)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -217,12 +391,22 @@ def _of_format_1(about: dict[str, Any]) -> list[dict[str, Any]]:
     return ([{"prune": asdict(pruned)}] if pruned else []) + ([INT8] if "precision" in about else [])
 
 
-def _blank(settings: Any, head: HeadConfig, changes: list[dict[str, Any]]) -> nn.Module:
+def _blank(settings: Any, head: HeadConfig, changes: list[dict[str, Any]], *, spared: bool = False) -> nn.Module:
     """The model that a config builds, and these changes make, with names and shapes but without memory."""
     try:
-        return changed(blank(settings, head), changes)
+        return _changed(blank(settings, head), changes, spared=spared)
     except RuntimeError as error:  # a matrix of more bytes than there are numbers for
         raise ValueError(f"no model can be built from its config: {str(error).splitlines()[0]}") from None
+
+
+def _changed(model: nn.Module, changes: list[dict[str, Any]], *, spared: bool) -> nn.Module:
+    """The model with these changes; its head is `spared` if it is younger than they are."""
+    if not spared or INT8 not in changes:
+        return changed(model, changes)
+    output, model.output = model.output, nn.Identity()
+    model = changed(model, changes[: changes.index(INT8) + 1])
+    model.output = output
+    return changed(model, changes[changes.index(INT8) + 1 :])
 
 
 def _named(model: nn.Module) -> list[tuple[list[str], Tensor]]:
@@ -234,9 +418,10 @@ def _named(model: nn.Module) -> list[tuple[list[str], Tensor]]:
     return [(group, tensors[group[0]]) for group in names.values()]
 
 
-def _check(what: str, tensors: Mapping[str, Tensor], blank: nn.Module) -> None:
-    """Refuse tensors whose names, shapes or dtypes are not the model's. All floats have one dtype, whichever it is."""
-    expected = {names[0]: tensor for names, tensor in _named(blank)}
+def _check(what: str, tensors: Mapping[str, Tensor], blank: nn.Module, own: frozenset[str] | None = None) -> None:
+    """Refuse tensors whose names, shapes or dtypes are not the model's, or those of its `own` alone. All floats have
+    one dtype, whichever it is."""
+    expected = {names[0]: tensor for names, tensor in _named(blank) if own is None or names[0] in own}
     floats = next((x.dtype for x in tensors.values() if x.dtype in FLOATS), torch.float32)
     wrong = []
     for name, y in expected.items():

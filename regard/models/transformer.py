@@ -43,7 +43,7 @@ class Transformer(EncoderDecoder, nn.Module):
 
     def encode(self, source: Tensor) -> "Memory":
         """source (B, S), padded with `pad` -> what the decoder attends to."""
-        keep = source != self.config.pad
+        keep = self.source_embedding.kept(source != self.config.pad)
         mask = padding(keep).dense(1, keep.shape[1], keep.device)
         return Memory(self.encoder(self.source_embedding(source), mask=mask, keep=keep), mask)
 

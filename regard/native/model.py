@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from regard.core.added import merged
 from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.generation import DecoderOnly, room_after, room_beside
@@ -52,6 +53,10 @@ class Laid:
             if not hasattr(model, name):
                 raise UnsupportedError(f"a {type(model).__name__} has no {name.replace('_', ' ')}")
         self.half = not (source and target)
+        try:
+            model = merged(model)
+        except ValueError as error:
+            raise UnsupportedError(f"what was added to it cannot be merged: {error}") from None
         with torch.no_grad():
             self.c = self._model(model, {side: getattr(model, name) for side, name in parts.items()})
         self._reach, self._growing = c_int32(0), Lock()  # of the position tables: shared by `with_threads`, as they are

@@ -55,7 +55,7 @@ def distil(
         begun = (directory / "recipe.yaml").exists()
         if not begun:
             check_place(directory, overwrite=False)
-        teacher, splits = load(teacher_dir), find_splits(recipe)
+        teacher, splits = load(teacher_dir, task="translate"), find_splits(recipe)
         if (teacher.tokenizer.kind == "none") != (recipe.tokens.kind == "none"):
             raise ValueError(
                 f"the teacher's tokens are of kind {teacher.tokenizer.kind} and the student's of {recipe.tokens.kind}: "

@@ -83,7 +83,7 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
         tokens: Any = {**asdict(recipe.tokens), "dropout": 0.0}  # which acts in training only
         if recipe.model.base is not None:
             tokens = digest(Path(recipe.model.base) / "tokenizer.json")
-            tokens += " bare" if _framed(recipe) else ""
+            tokens += "" if (own := recipe.model.tokenizer()) is _begun(own, splits.task) else " bare"
         how = [recipe.data.limit, splits.modulus, *splits.task.prepared_by()]
         what = json.dumps([FORMAT, sums, tokens, *how])
         folder = cache_folder() / "prepared" / hashlib.sha256(what.encode()).hexdigest()[:24]
@@ -114,9 +114,7 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
     count = sum(1 for _ in islice(splits.rows("train", skipped), limit))
     every = 1 if recipe.tokens.kind in ("char", "none") else max(1, math.ceil(count / SAMPLE))
     sample = islice(splits.rows("train"), 0, limit, every)
-    tokenizer = recipe.model.tokenizer()
-    if tokenizer is not None and _framed(recipe):
-        tokenizer = tokenizer.bare()
+    tokenizer = _begun(recipe.model.tokenizer(), task)
     if tokenizer is None:
         tokenizer = Tokenizer.learn(recipe.tokens, (text for row in sample for text in task.texts(row)), task.marks)
     tokenizer = task.tokens(tokenizer)
@@ -156,10 +154,13 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
     write_whole(folder / "habits.json", json.dumps(task.habits(some)))
 
 
-def _framed(recipe: Recipe) -> bool:
-    """Whether a tokenizer puts before a text what its task puts there anyway."""
-    tokenizer = recipe.model.tokenizer()
-    return tokenizer is not None and tokenizer.begins and recipe.purpose().stands != "tokens"
+def _begun(tokenizer: Tokenizer | None, task: Task) -> Tokenizer | None:
+    """A tokenizer to begin with: what some put before a text, a task that reads it as a whole puts there itself."""
+    if tokenizer is None or task.stands == "tokens" or not tokenizer.encode(""):
+        return tokenizer
+    content = json.loads(tokenizer.rust.to_str())
+    content["post_processor"]["single"] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    return Tokenizer(json.dumps(content))
 
 
 def _many(rows: int, task: Task) -> str:

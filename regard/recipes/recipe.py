@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from regard.adaptation.change import TAUGHT, read
 from regard.checks import one_of
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
@@ -127,6 +128,7 @@ class Recipe:
     data: Any  # where examples come from
     tokens: TokensConfig = field(default_factory=TokensConfig)  # how text becomes sub-words
     model: ModelConfig = field(default_factory=ModelConfig)  # what is trained
+    changes: tuple[dict[str, Any], ...] = ()  # what is added to it, and alone learns: [{lora: {rank: 8}}]
     train: TrainConfig  # how it is trained
     decode: Any = None  # how it is used
     evaluate: Any = None  # how it is judged
@@ -144,10 +146,18 @@ class Recipe:
             can = f"it can {', '.join(able)}"
             raise ValueError(f"task.name = {purpose.name}: a model like {self.model.preset} cannot do it; {can}")
         purpose.check(self)
+        taught = [isinstance(change, TAUGHT) for change in read(self.changes)]
+        if taught and (self.model.base is None or not all(taught)):
+            names = ", ".join(name for each in self.changes for name in each)
+            raise ValueError(
+                f"changes = {names}: they add to a model that stays as it is, so it is named by model.from"
+                if self.model.base is None
+                else f"changes = {names}: in a recipe they add parameters; make the others by a verb"
+            )
 
     def settings(self) -> dict[str, Any]:
         """Every key with its value, as in YAML."""
-        return {**asdict(self), "model": self.model.settings()}
+        return {**asdict(self), "model": self.model.settings(), "changes": list(self.changes)}
 
     def purpose(self) -> Task:
         """The task itself."""

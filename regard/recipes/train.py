@@ -17,6 +17,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from regard.adaptation.change import settled
+from regard.core.added import own
 from regard.data.batching import token_batches
 from regard.data.corpora import CORPORA
 from regard.files import alone_in, discard, vacant, write_whole
@@ -37,7 +39,7 @@ from regard.training.stream import stream
 
 SHOWN = 5  # held-out sentences shown at the end
 # What cannot change in a run that has begun. Of batch_tokens and seed follows which rows are still to come.
-FIXED = re.compile(r"(task|data|tokens|model)\..+|train\.(optimiser\..+|ema|batch_tokens|seed)")
+FIXED = re.compile(r"(task|data|tokens|model)\..+|changes|train\.(optimiser\..+|ema|batch_tokens|seed)")
 MOVABLE = re.compile(r"data\.(corpus|languages|(train|valid|test)\..+)")  # where the text is: what it says is compared
 DERIVED = ("shortlist.safetensors", "heads.json", "heads.html")  # from a model that was here, at a person's wish
 PRODUCTS = (
@@ -193,7 +195,10 @@ def _ready(recipe: Recipe, say: Display) -> Prepared:
 def _begin(recipe: Recipe, data: Prepared) -> nn.Module:
     """The model before its first step: new, or with the weights of another."""
     config = recipe.model.build(len(data.tokenizer))
-    model = build(config, data.task.head(family(recipe.model.family).model))
+    head = data.task.head(family(recipe.model.family).model)
+    if recipe.changes and recipe.model.base is not None:
+        return storage.begin(recipe.model.base, config, head, recipe.changes)
+    model = build(config, head)
     if recipe.model.base is not None:
         storage.adopt(model, recipe.model.base)
     return model
@@ -266,8 +271,12 @@ class _Run:
     def finish(self, say: Display) -> None:
         """Write the model, and say how good it is on what it has never seen."""
         # A model of its own: the one that was trained may be in pieces, one in each process.
-        model = build(self.model.config, self.task.head(type(self.model))).to(self.here.device)
-        load_parameters(model, self.trainer.final())
+        if self.recipe.changes:
+            model = _begin(self.recipe, self.data)
+        else:
+            model = build(self.model.config, self.task.head(type(self.model)))
+        load_parameters(model.to(self.here.device), self.trainer.final())
+        settled(model)
         for text in self.trainer.warnings:
             say.line("note", text)
         for name in DERIVED:  # of the weights that these take the place of
@@ -301,7 +310,13 @@ def _introduce(say: Display, name: str, recipe: Recipe, data: Prepared, model: n
         say.line("", remark)
     whose = f"as in {recipe.model.base}" if recipe.model.base else f"{recipe.tokens.kind} sub-words{task.shares}"
     say.line("tokens", f"{len(data.tokenizer):,} {whose}")
-    if recipe.model.base is not None and (new := storage.unlike(model, recipe.model.base)):
+    if recipe.changes:
+        taught, names = (
+            sum(x.numel() for x in own(model).values()),
+            ", ".join(n for each in recipe.changes for n in each),
+        )
+        say.line("model", f"{recipe.model.base} and {names}: {taught:,} parameters learn, {taught / size:.2%} of all")
+    elif recipe.model.base is not None and (new := storage.unlike(model, recipe.model.base)):
         say.line("model", f"begins as {recipe.model.base}; new: {', '.join(new)}")
 
 

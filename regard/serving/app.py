@@ -35,14 +35,13 @@ def create_app(registry: Registry, config: ServeConfig | None = None) -> FastAPI
     app.state.service = service
     for room in (libretranslate, openai, inference, pipelines, operation):
         app.include_router(room.router(service))
-    explored = config.explorer and any(served.explored for served in registry)
-    if explored:
+    if config.explorer:
         guard = Depends(service.door.guard)
         app.include_router(explorer.router(service), dependencies=[guard], include_in_schema=False)
 
     @app.get("/", include_in_schema=False)
     async def home() -> RedirectResponse:
-        return RedirectResponse("/explore/" if explored else "/docs")
+        return RedirectResponse("/explore/" if config.explorer else "/docs")
 
     @app.exception_handler(RefusalError)
     async def refuse(request: Request, refusal: RefusalError) -> JSONResponse:

@@ -1,5 +1,9 @@
 """OpenAI's chat completions: the messages of a conversation in, an answer out; else as `completions.py` has it."""
 
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -7,13 +11,14 @@ from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
 from regard.serving.completions import LIKELIEST, OURS, CompletionQuestion, Usage, WritingRequest
 from regard.serving.errors import RefusalError
-from regard.tasks.asks import Completion, Prompt
+from regard.tasks.asks import Completion, Prompt, ReachError
 
+NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 PARTS = {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}}}
 MESSAGE = {
     "type": "object",
-    "required": ["role", "content"],
+    "required": ["role"],
     "properties": {
         "role": {"type": "string", "enum": ROLES},
         "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": PARTS}]},
@@ -30,8 +35,11 @@ class _Conversed(WritingRequest):
     max_completion_tokens: int | None = Field(None, ge=1, description="another name of max_tokens")
     logprobs: bool | None = Field(None, description="tell log p of each token")
     top_logprobs: int | None = Field(None, ge=0, le=LIKELIEST, description="and of so many likeliest in its place")
-    tools: list[Any] | None = Field(None, description="not supported")
-    response_format: dict[str, Any] | None = Field(None, description="not supported, but for text")
+    tools: list[dict[str, Any]] | None = Field(None, max_length=128, description="functions that may be called")
+    tool_choice: str | dict[str, Any] | None = Field(
+        None, description='none, auto, required, or one: {"type": "function", "function": {"name": ...}}'
+    )
+    parallel_tool_calls: bool | None = Field(None, description="is not looked at: one is called at a time, if it must")
     store: bool | None = Field(None, description="is not looked at, as the two that follow")
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -63,12 +71,28 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
+class Called(BaseModel):
+    """A function, and what it is given, in JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call of it."""
+
+    id: str
+    type: str = "function"
+    function: Called
+
+
 class ChatMessage(BaseModel):
     """What is answered."""
 
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -84,7 +108,7 @@ class ChatPiece(BaseModel):
     """A piece of one."""
 
     index: int
-    delta: dict[str, str]
+    delta: dict[str, Any]
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
 
@@ -108,14 +132,20 @@ class ChatQuestion(CompletionQuestion):
     def _prompts(self) -> list[Any]:
         if self.asked.top_logprobs is not None and not self.asked.logprobs:
             raise RefusalError(400, "top_logprobs are told with logprobs: set it to true", param="top_logprobs")
+        self._tools, self._forced = _tools(self.asked)
+        if self._forced and self.form is not None:
+            message = "a function must be called, and the answer keep a form: leave tool_choice or response_format out"
+            raise RefusalError(400, message, param="tool_choice")
         return [[_message(each, f"messages[{i}]") for i, each in enumerate(self.asked.messages)]]
 
     def _texts(self, said: Any) -> list[str]:
-        return [each["content"] for each in said]
+        return [json.dumps(self._tools, ensure_ascii=False), *(_text(each) for each in said)]
 
     def _prompt(self, said: Any) -> Prompt:
         try:
-            prompt: Prompt = self.generator.conversation(said)
+            prompt: Prompt = self.generator.conversation(said, self._tools, self._forced)
+        except ReachError:
+            raise
         except ValueError as error:
             raise RefusalError(400, str(error), param="messages") from None
         told = (self.asked.top_logprobs or 0) if self.asked.logprobs else None
@@ -128,12 +158,38 @@ class ChatQuestion(CompletionQuestion):
         return self._event([ChatPiece(index=index, delta={"role": "assistant", "content": ""})])
 
     def _choice(self, found: Completion, index: int) -> ChatChoice:
-        message = ChatMessage(content=found.text)
-        return ChatChoice(index=index, message=message, logprobs=self._told(found), finish_reason=found.why)
+        said, calls = self._called(found.text)
+        message = ChatMessage(content=said if said or not calls else None, tool_calls=calls or None)
+        why = "tool_calls" if calls else found.why
+        return ChatChoice(index=index, message=message, logprobs=self._told(found), finish_reason=why)
 
     def _piece(self, text: str, index: int, found: Completion | None = None) -> ChatPiece:
-        told, why = (None, None) if found is None else (self._told(found), found.why)
-        return ChatPiece(index=index, delta={"content": text} if text else {}, logprobs=told, finish_reason=why)
+        delta: dict[str, Any] = {"content": text} if text else {}
+        if found is None:
+            return ChatPiece(index=index, delta=delta)
+        _, calls = self._called(found.text)
+        if calls:
+            delta["tool_calls"] = [{"index": i, **call.model_dump()} for i, call in enumerate(calls)]
+        why = "tool_calls" if calls else found.why
+        return ChatPiece(index=index, delta=delta, logprobs=self._told(found), finish_reason=why)
+
+    def _called(self, text: str) -> tuple[str, list[ToolCall]]:
+        """What an answer says, and which functions it calls."""
+        if not self._tools:
+            return text, []
+        said, calls = self.generator.calls.found(text, [tool["function"]["name"] for tool in self._tools])
+        made = [Called(name=call.name, arguments=call.arguments) for call in calls]
+        return said, [ToolCall(id=f"call_{secrets.token_hex(12)}", function=each) for each in made]
+
+    def _said(self, pieces: Iterable[str]) -> Iterator[str]:
+        """What may be a call is held back until it is known to be none."""
+        text, sent = "", 0
+        for piece in pieces:
+            text += piece
+            safe = self.generator.calls.certain(text) if self._tools else len(text)
+            yield text[sent:safe]
+            sent = max(sent, safe)
+        yield self._called(text)[0][sent:]
 
     def _told(self, found: Completion) -> ChatLogprobs | None:
         if found.told is None:
@@ -151,13 +207,14 @@ class ChatQuestion(CompletionQuestion):
         return ChatLogprobs(content=told)
 
 
-def _message(said: dict[str, Any], place: str) -> dict[str, str]:
+def _message(said: dict[str, Any], place: str) -> dict[str, Any]:
     """A message as a template reads it: its role, and its text."""
     role, content = said.get("role"), said.get("content")
     if role not in ROLES:
         raise RefusalError(400, f"{place}.role = {str(role)[:40]!r}: choose {', '.join(ROLES)}", param="messages")
-    if said.get("tool_calls"):
-        raise RefusalError(400, f"{place}.tool_calls is not supported: leave it out", param="messages")
+    calls = [_call(each, f"{place}.tool_calls[{i}]") for i, each in enumerate(_list(said.get("tool_calls")))]
+    if calls and content is None:
+        content = ""
     if isinstance(content, list):
         for part in content:
             kind = part.get("type") if isinstance(part, dict) else part
@@ -167,5 +224,58 @@ def _message(said: dict[str, Any], place: str) -> dict[str, str]:
         content = "\n".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise RefusalError(400, f"{place}.content is no text: give a string, or a list of text parts", param="messages")
-    named = {"name": said["name"]} if isinstance(said.get("name"), str) else {}
-    return {"role": "system" if role == "developer" else role, "content": content, **named}
+    named = {key: said[key] for key in ("name", "tool_call_id") if isinstance(said.get(key), str)}
+    more = {"tool_calls": calls} if calls else {}
+    return {"role": "system" if role == "developer" else role, "content": content, **named, **more}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value] if value else []
+
+
+def _text(message: dict[str, Any]) -> str:
+    calls = message.get("tool_calls")
+    return message["content"] + (json.dumps(calls, ensure_ascii=False) if calls else "")
+
+
+def _call(said: Any, place: str) -> dict[str, Any]:
+    """A call that was made, as a template reads it."""
+    try:
+        name, given = said["function"]["name"], json.loads(said["function"]["arguments"] or "{}")
+        if isinstance(name, str) and isinstance(given, dict):
+            id = {"id": said["id"]} if isinstance(said.get("id"), str) else {}
+            return {**id, "type": "function", "function": {"name": name, "arguments": given}}
+    except (LookupError, TypeError, ValueError, RecursionError):
+        pass
+    message = f'{place} is no call: give {{"function": {{"name": ..., "arguments": a JSON object as text}}}}'
+    raise RefusalError(400, message, param="messages")
+
+
+def _tools(asked: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """The functions that may be called, and the names of those of which one must be."""
+    names = list[str]()
+    for i, tool in enumerate(asked.tools or ()):
+        about = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(about, dict):
+            raise RefusalError(400, f'tools[{i}] is no function: give {{"type": "function", ...}}', param="tools")
+        name, given = about.get("name"), about.get("parameters")
+        if not isinstance(name, str) or not NAME.fullmatch(name) or name in names:
+            message = (
+                f"tools[{i}].function.name = {str(name)[:40]!r}: up to 64 letters, digits, _ and -, each name once"
+            )
+            raise RefusalError(400, message, param="tools")
+        if not isinstance(given, dict | None):
+            raise RefusalError(400, f"tools[{i}].function.parameters is no JSON Schema: give an object", param="tools")
+        names.append(name)
+    choice = asked.tool_choice or "auto"
+    if choice == "none":
+        return [], []
+    if choice == "auto" or (choice == "required" and names):
+        return asked.tools or [], names if choice == "required" else []
+    named = choice.get("function") if isinstance(choice, dict) else None
+    name = named.get("name") if isinstance(named, dict) else None
+    if name in names:
+        return asked.tools, [name]
+    wrong = f"names the function {name!r}, which tools has not" if name else f"= {str(choice)[:40]!r}"
+    message = f"tool_choice {wrong}: choose none, auto, or of the tools given required, or one"
+    raise RefusalError(400, message, param="tool_choice")

@@ -3,7 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -12,18 +12,19 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from regard.checks import at_least
 from regard.data.spelling import fragments
+from regard.decoding.forms import Form
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.serving.errors import RefusalError
 from regard.serving.queue import Asked
 from regard.serving.shown import Shown
 from regard.tasks.asks import SAMPLING, Completion, Followed, Prompt, Writing, names_of
+from regard.tasks.generator import Ending
 
 PROMPTS, LIKELIEST = 1_000, 20  # of a request, at most; of a place
 NAMES = {"max_tokens": "limit", "max_completion_tokens": "limit", "best_of": "best"}  # what OpenAI calls our settings
-NEUTRAL: dict[str, Any] = {"logit_bias": {}, "suffix": "", "presence_penalty": 0, "frequency_penalty": 0} | {
-    "tools": [],
-    "response_format": {"type": "text"},
-}  # what none here can do
+NEUTRAL: dict[str, Any] = {"logit_bias": {}, "suffix": "", "presence_penalty": 0, "frequency_penalty": 0}  # which
+# none here can do
+FORMS = ("schema", "regex", "grammar")  # of each prompt, not of the settings: requests of other forms go together
 SEEDS = 2**53  # what is drawn where nobody names a seed
 
 
@@ -43,6 +44,11 @@ class WritingRequest(BaseModel):
     stop: str | list[str] | None = Field(None, description="a text, or several, before which an output ends")
     stream: bool | None = Field(None, description="send it piece by piece as it is written, as server-sent events")
     stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = Field(
+        None, description='text; or what the output is: {"type": "json_object"}, {"type": "json_schema", ...}'
+    )
+    regex: str | None = Field(None, description="a regular expression that the output matches as a whole")
+    grammar: str | None = Field(None, description="a grammar that it keeps, in Lark's notation")
     user: str | None = Field(None, description="is not looked at")
     logit_bias: dict[str, float] | None = Field(None, description="not supported, as the two that follow")
     presence_penalty: float | None = None
@@ -65,7 +71,7 @@ class _Prompted(WritingRequest):
 _TYPES: dict[str, Any] = {
     each.name: each.type for kind in (Writing, SearchConfig, SamplingConfig) for each in fields(kind)
 }
-OURS: dict[str, Any] = {name: (_TYPES[name] | None, None) for name in names_of(Writing) if name != "stop"}
+OURS: dict[str, Any] = {name: (_TYPES[name] | None, None) for name in names_of(Writing) if name not in ("stop", *FORMS)}
 CompletionRequest: Any = create_model("CompletionRequest", __base__=_Prompted, **OURS)
 
 
@@ -125,7 +131,7 @@ class CompletionQuestion:
             if getattr(asked, name, None) not in (None, neutral):
                 message = f"{name} is not supported: leave it out"
                 raise RefusalError(400, message, param=name, code="unsupported_parameter")
-        self.asked, self._settings = asked, _settings(asked)
+        self.asked, self._settings, self.form = asked, _settings(asked), _form(asked)
         self._envelope: dict[str, Any] = {
             "id": f"{self.id}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -168,7 +174,8 @@ class CompletionQuestion:
         for each in self.prompts:
             # Not of the settings: requests of other seeds are answered together.
             seed = secrets.randbelow(SEEDS) if asked.seed is None else asked.seed
-            self.asks.append(replace(self._prompt(each), seed=seed))
+            prompt = self._prompt(each)
+            self.asks.append(replace(prompt, seed=seed, form=prompt.form or self.form))
         return self.asks, self.settings
 
     def completed(self, answers: Sequence[Sequence[Completion]]) -> Any:
@@ -190,12 +197,11 @@ class CompletionQuestion:
             for n in range(self.asked.n):
                 index = at * self.asked.n + n
                 yield self._opening(index)
-                if n and self.settings.search.sampling is None:  # it would be the same again
-                    yield self._event([self._piece(answers[-1][0].text, index)])
-                else:
-                    coming = _Ending(self.generator.streamed(prompt, self.settings, n))
-                    for text in coming:
-                        yield self._event([self._piece(text, index)]) if text else b""
+                again = n and self.settings.search.sampling is None  # it would be the same again
+                coming = Ending(self.generator.streamed(prompt, self.settings, n))
+                for text in self._said([answers[-1][0].text] if again else coming):
+                    yield self._event([self._piece(text, index)]) if text else b""
+                if not again:
                     answers[-1].append(coming.end)
                 yield self._event([self._piece("", index, answers[-1][-1])])
         if self.asked.stream_options is not None and self.asked.stream_options.include_usage:
@@ -209,6 +215,10 @@ class CompletionQuestion:
     def _whole(self, streamed: bool = False, **parts: Any) -> Any:
         """An answer, or a part of one."""
         return Completed(**parts)
+
+    def _said(self, pieces: Iterable[str]) -> Iterable[str]:
+        """Of the pieces of an output, what is text."""
+        return pieces
 
     def _opening(self, index: int) -> bytes:
         """What is sent before the pieces of an output."""
@@ -258,16 +268,6 @@ class CompletionQuestion:
         return places
 
 
-class _Ending:
-    """What a generator yields, and then what it returns."""
-
-    def __init__(self, made: Generator[str, None, Completion]) -> None:
-        self._made = made
-
-    def __iter__(self) -> Iterator[str]:
-        self.end = yield from self._made
-
-
 def failed(message: str) -> bytes:
     """What is sent when it cannot go on."""
     return b"data: " + json.dumps({"error": {"message": message}}).encode() + b"\n\n"
@@ -284,6 +284,28 @@ def _settings(asked: Any) -> dict[str, Any]:
         given["beam"] = given["beam"] or 1
         given["best"] = min(given["best"] or 1, given["beam"])
     return given
+
+
+def _form(asked: Any) -> Form | None:
+    """What an output is to be, as `response_format` says it, or one of our own fields."""
+    said: dict[str, Any] = asked.response_format or {"type": "text"}
+    schema, kind = None, said.get("type")
+    if kind == "json_object":
+        schema = {"type": "object"}
+    elif kind == "json_schema":
+        body = said.get("json_schema")
+        if not isinstance(body, dict) or not isinstance(schema := body.get("schema"), dict | bool):
+            raise _wrong("response_format.json_schema.schema is no JSON Schema: give an object")
+    elif kind != "text":
+        raise _wrong(f"response_format.type = {str(kind)[:40]!r}: choose text, json_object, json_schema")
+    try:
+        return Form.of(schema, asked.regex, asked.grammar)
+    except ValueError as error:
+        raise _wrong(str(error).replace("schema and", "response_format and")) from None
+
+
+def _wrong(message: str) -> RefusalError:
+    return RefusalError(400, message, param="response_format")
 
 
 def _usage(answers: Sequence[Sequence[Completion]]) -> Usage:

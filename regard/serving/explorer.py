@@ -19,13 +19,16 @@ from regard.decoding.protocol import DAMAGED
 from regard.serving import looks
 from regard.serving.errors import RefusalError
 from regard.serving.live import Line, Live, Look, TooLargeError
+from regard.serving.readers import LiveReader
 from regard.serving.registry import Registry, Served
 from regard.serving.service import Service
-from regard.serving.shown import examples
+from regard.tasks.reader import Reader
+from regard.tasks.searching import Searcher
 
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 FILE = re.compile(rf"[a-z0-9_-]+\.({'|'.join(TYPES)})", re.ASCII)
 Ids = list[int]
+INPUTS = {"source", "target", "tokens", "segments"}
 
 
 class Asked(BaseModel, extra="forbid"):
@@ -41,6 +44,7 @@ class TranslateAsked(Asked):
     beam: int = 1
     alternatives: int = 8
     sentence: Annotated[int, Field(ge=0)] = 0
+    pair: str = ""  # what stands beside the text, for a model that reads: its pair, its context, or lines
 
 
 class LookAsked(Asked):
@@ -49,6 +53,7 @@ class LookAsked(Asked):
     source: Ids | None = None
     target: Ids | None = None
     tokens: Ids | None = None
+    segments: Ids | None = None  # of two texts that are read together
 
 
 class ScoreAsked(LookAsked):
@@ -78,15 +83,10 @@ class _Models:
 
     def __init__(self, registry: Registry) -> None:
         self._registry, self._lock, self._lives = registry, Lock(), dict[str, Live]()
-        self.shown = [served for served in registry if served.explored]
 
     def served(self, id: str | None) -> Served:
-        """The model that is meant, if it is one to look at."""
-        served = self.shown[0] if id is None else self._registry.get(id)
-        if not served.explored:
-            message = f"{served.id} is {served.task.a_model}: the explorer does not show such"
-            raise RefusalError(404, message, param="model")
-        return served
+        """The model that is meant."""
+        return self._registry.get(id)
 
     def get(self, id: str | None) -> Live:
         served = self.served(id)
@@ -95,7 +95,7 @@ class _Models:
             with self._lock:
                 live = self._lives.get(served.id)
                 if live is None or live.predictor is not predictor:  # its files have changed
-                    live = self._lives[served.id] = Live(predictor)
+                    live = self._lives[served.id] = _live(predictor, served)
                 return live
         except (OSError, ValueError) as error:
             raise RefusalError(503, f"the model {served.id} cannot be loaded: {error}", reason="model") from None
@@ -114,9 +114,16 @@ class _Models:
             "source": source,
             "target": target,
             **live.about(),
-            "examples": examples(source, live.tokenizer.kind if served.task.name == "translate" else "beginnings"),
+            "examples": live.examples(served.task.name, source),
             "atlas": (served.path / "heads.json").is_file(),
         }
+
+
+def _live(predictor: Any, served: Served) -> Live:
+    if not isinstance(predictor, Reader | Searcher):
+        message = f"{served.id} is {served.task.a_model}: the explorer does not show such"
+        raise RefusalError(404, message, param="model")
+    return LiveReader(predictor) if isinstance(predictor, Reader) else Live(predictor)
 
 
 @contextmanager
@@ -140,7 +147,7 @@ def router(service: Service) -> APIRouter:
     ) -> Response:
         def work() -> Response:
             live = models.get(asked.model)
-            given = asked.model_dump(include={"source", "target", "tokens"}, exclude_none=True)
+            given = asked.model_dump(include=INPUTS, exclude_none=True)
             found = answer(live, live.look(given, asked.edits))
             return found if isinstance(found, Response) else _json(found)
 
@@ -149,8 +156,10 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/api/models")
     async def get_models(request: Request) -> dict[str, Any]:
-        found = asyncio.gather(*(service.looked(served, partial(models.about, served.id)) for served in models.shown))
-        return {"default": models.shown[0].id, "models": await service.attended(request, found)}
+        found = asyncio.gather(
+            *(service.looked(served, partial(models.about, served.id)) for served in service.registry)
+        )
+        return {"default": service.registry.ids[0], "models": await service.attended(request, found)}
 
     @routes.post("/api/translate")
     async def translate(asked: TranslateAsked, request: Request) -> Response:

@@ -5,6 +5,7 @@ Letters: H heads, S source length, T target length, V vocabulary.
 A `Look` says at what: the inputs of a model, token by token, and which heads are scaled. The last of them is what the
 model writes. Of a translation this is the target: position t reads (<s>, target[0], ...)[t] and predicts target[t]. A
 language model has no other, and what stands before it is its own: position t reads tokens[t], predicts tokens[t + 1].
+Of a model that reads (`LiveReader`) there is one, of which nothing is predicted.
 """
 
 import copy
@@ -34,10 +35,12 @@ from regard.decoding.edits import log_soft_max
 from regard.decoding.module import Generative, Module
 from regard.decoding.protocol import DAMAGED, Awake, Floats, Hypothesis, Request, SearchConfig, best_of, bounded
 from regard.inspection.axes import axes, inputs, layer_of
+from regard.inspection.importance import head_importance
 from regard.inspection.measures import Tokens
 from regard.inspection.taps import attentions, edit, record
 from regard.inspection.views import dots
-from regard.serving.shown import Shown
+from regard.models.family import blank
+from regard.serving.shown import Shown, examples
 from regard.serving.turns import safe_point
 from regard.tasks.asks import short
 
@@ -61,6 +64,7 @@ class Look:
 
     ids: tuple[tuple[int, ...], ...]
     changes: Changes = ()
+    segments: tuple[int, ...] = ()  # of two texts that are read together, in which each token is
 
 
 class Recorded(NamedTuple):
@@ -78,8 +82,7 @@ def replica(model: nn.Module) -> nn.Module:
     (True, True)
     """
     if is_quantised(model):
-        with torch.device("meta"):
-            plain = type(model)(model.config)
+        plain = blank(model.config, getattr(model, "head", None))
         plain = change.changed(plain, [each for each in change.listed(model) if "int8" not in each])
         whole = model.state_dict(keep_vars=True)
         tied: dict[int, nn.Parameter] = {}  # what had several names has them again
@@ -101,17 +104,23 @@ class Live:
 
     def __init__(self, predictor: Any, *, budget: int = BUDGET) -> None:
         """`budget`: bytes of recorded attention that are kept for the next question."""
-        self.predictor, self.tokenizer, self.eos = predictor, predictor.tokenizer, predictor.eos
+        self.predictor, self.tokenizer = predictor, predictor.tokenizer
         self.model = replica(predictor.model)
+        self.device = next(self.model.parameters()).device
         self.attentions, self.axes, self.inputs = attentions(self.model), axes(self.model), inputs(self.model)
-        self._begin = [] if len(self.inputs) == 1 else [predictor.bos]  # before what is written
-        reach = math.inf if predictor.reach is None else predictor.reach + 1
-        self.longest = int(min(TOKENS, reach))  # tokens of an input, the end included
-        self._module = Module(cast(Generative, self.model))
+        self._open()
         for attention in self.attentions.values():
             attention.register_forward_pre_hook(lambda *_: safe_point())
         self._lock = Lock()  # taps have one owner at a time
         self._budget, self._held = budget // 4, OrderedDict[tuple[Look, str], Recorded]()
+
+    def _open(self) -> None:
+        predictor = self.predictor
+        self.eos = predictor.eos
+        self._begin = [] if len(self.inputs) == 1 else [predictor.bos]  # before what is written
+        reach = math.inf if predictor.reach is None else predictor.reach + 1
+        self.longest = int(min(TOKENS, reach))  # tokens of an input, the end included
+        self._module = Module(cast(Generative, self.model))
 
     def look(self, given: Mapping[str, Sequence[int]], edits: Edits) -> Look:
         """Something to look at, if there is such a thing: the inputs of the model by name."""
@@ -127,8 +136,9 @@ class Live:
             raise ValueError(f"{self.inputs[-1]} has one token, and none is predicted: give another")
         return found
 
-    def steps(self, look: Look) -> tuple[int, tuple[int, ...]]:
-        """What the first step of the writing reads, and what each of them predicts."""
+    def steps(self, look: Look) -> tuple[int | None, tuple[int, ...]]:
+        """What the first step of the writing reads, and what each of them predicts; None, and what is read, of a model
+        that reads."""
         whole = (*self._begin, *look.ids[-1])
         return whole[0], whole[1:]
 
@@ -172,6 +182,7 @@ class Live:
         beam: int = 1,
         alternatives: int = 8,
         sentence: int = 0,
+        pair: str = "",
     ) -> Iterator[Line | None]:
         """A translation as lines: the source, each token as it is chosen, and what came of it.
 
@@ -181,10 +192,9 @@ class Live:
 
         What a language model reads is the beginning of its output: the text, or `prefix` in its place.
         """
-        if len(text) > CHARACTERS:
-            raise TooLargeError(f"the text has {len(text):,} characters: at most {CHARACTERS:,} are looked at")
-        if not text.strip():
-            raise ValueError("there is no text: type a sentence")
+        self._admit(text)
+        if pair:
+            raise ValueError("pair: this model reads one text: leave it out")
         for name, value, low, high in (("beam", beam, 1, BEAM), ("alternatives", alternatives, 0, ALTERNATIVES)):
             if not low <= value <= high:
                 raise ValueError(f"{name} = {value}: it lies between {low} and {high}")
@@ -209,6 +219,13 @@ class Live:
         if (size := len(begin)) > request.room:
             raise TooLargeError(f"the prefix has {size} tokens, the output at most {request.room}: shorten the prefix")
         return self._translating(request, self._changes(edits or {}), config, alternatives, about)
+
+    @staticmethod
+    def _admit(text: str, name: str = "text") -> None:
+        if len(text) > CHARACTERS:
+            raise TooLargeError(f"the {name} has {len(text):,} characters: at most {CHARACTERS:,} are looked at")
+        if not text.strip():
+            raise ValueError(f"there is no {name}: type a sentence")
 
     def _translating(
         self, request: Request, changes: Changes, config: SearchConfig, alternatives: int, about: Line
@@ -273,7 +290,7 @@ class Live:
         if not 0 <= alternatives <= ALTERNATIVES:
             raise ValueError(f"alternatives = {alternatives}: it lies between 0 and {ALTERNATIVES}")
         shown, (first, predicted) = Shown(self.tokenizer), self.steps(look)
-        shown.all([first])
+        shown.all([] if first is None else [first])
         steps = zip(self._log_p(look), predicted, strict=True)
         tokens = [self._said(shown, log_p, id, alternatives) for log_p, id in steps]
         return {"tokens": tokens, "log_probability": math.fsum(token["log_p"] for token in tokens)}
@@ -309,8 +326,7 @@ class Live:
         first, predicted = self.steps(look)
         rows = {**dict(zip(self.inputs, look.ids, strict=True)), self.inputs[-1]: (first, *predicted[:-1])}
         tensors = {
-            name: torch.tensor([ids], device=self._module.device)
-            for name, ids in (*rows.items(), ("labels", predicted))
+            name: torch.tensor([ids], device=self.device) for name, ids in (*rows.items(), ("labels", predicted))
         }
         return Batch(tensors, len(predicted))
 
@@ -361,9 +377,19 @@ class Live:
         """What measures must know of the tokens."""
         return Tokens.of(self.tokenizer.marks, self.tokenizer.pieces(range(len(self.tokenizer))))
 
+    def importance(self, look: Look) -> Mapping[str, Tensor]:
+        """How much each head's part in this matters, (H,) by name: to how likely the model holds what it writes."""
+        with self.apart(look.changes) as model:
+            return head_importance(model, [self.batch(look)], pad=self.marks.pad)
+
     def decoded(self, ids: Iterable[int]) -> str:
         """The text of some tokens, whatever marks are among them."""
         return self.tokenizer.decode([id for id in ids if id not in self.tokenizer.silent])
+
+    def examples(self, task: str, language: str) -> list[Any]:
+        """Texts to try."""
+        kind = self.tokenizer.kind if self._begin else "beginnings"
+        return examples("en" if task == "denoise" else language, kind)
 
     def about(self) -> dict[str, Any]:
         """The shape of the model, for a page."""
@@ -371,10 +397,6 @@ class Live:
         return {
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "d_model": config.d_model,
-            "layers": {
-                side: getattr(config, f"{side}_layers", None if self._begin else getattr(config, "layers", None))
-                for side in ("encoder", "decoder")[not self._begin :]
-            },
             "inputs": self.inputs,
             "attentions": [
                 {
@@ -390,9 +412,17 @@ class Live:
                 }
                 for name, a in self.attentions.items()
             ],
-            "beam": self.predictor.decode.beam,
+            **self._manner(),
             "note": "int8 weights, shown as fp32" if is_quantised(self.predictor.model) else "",
         }
+
+    def _manner(self) -> dict[str, Any]:
+        """What is particular to a model that writes."""
+        config: Any = self.model.config
+        sides = ("encoder", "decoder")[not self._begin :]
+        alone = None if self._begin else getattr(config, "layers", None)
+        layers = {side: getattr(config, f"{side}_layers", alone) for side in sides}
+        return {"layers": layers, "reads": False, "second": "", "beam": self.predictor.decode.beam}
 
 
 def changed(model: nn.Module, changes: Changes) -> AbstractContextManager[None]:

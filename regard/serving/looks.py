@@ -10,7 +10,6 @@ from torch import Tensor
 
 from regard.inspection.axes import KINDS
 from regard.inspection.faithfulness import faithfulness as attention_faithfulness
-from regard.inspection.importance import head_importance
 from regard.inspection.measures import tally
 from regard.inspection.page import AttentionMap, attention_page
 from regard.inspection.taps import record
@@ -132,10 +131,7 @@ def measures(live: Live, look: Look) -> dict[str, Any]:
     """What each head does in this sentence, and how much its part in it matters."""
     if (size := live.size(look)) > IMPORTANT:
         raise TooLargeError(f"the maps of this sentence hold {size:,} numbers: heads are measured up to {IMPORTANT:,}")
-    marks, batch = live.marks, live.batch(look)
-    with live.apart(look.changes) as model:
-        importance = head_importance(model, [batch], pad=marks.pad)
-    batch = batch.to("cpu")
+    marks, importance, batch = live.marks, live.importance(look), live.batch(look).to("cpu")
     heads = [
         {"name": name, "head": head, **found.named(), "importance": float(importance[name][head])}
         for name, recorded in live.recorded(look, live.attentions)
@@ -169,9 +165,9 @@ def page(live: Live, look: Look) -> str:
     if (size := live.size(look)) > PAGE:
         raise TooLargeError(f"a page of this would hold {size:,} numbers, and at most {PAGE:,}: save a single map")
     first, predicted = live.steps(look)
-    rows = [*look.ids[:-1], (first, *predicted)]
+    rows = [*look.ids[:-1], predicted if first is None else (first, *predicted)]
     shown_as = [[token["text"] for token in Shown(live.tokenizer).all(ids)] for ids in rows]
-    start = shown_as[-1].pop(0)
+    start = "" if first is None else shown_as[-1].pop(0)
     texts = dict(zip(live.inputs, shown_as, strict=True))
     shown = []
     for name in sorted(live.attentions, key=lambda name: -KINDS.index(live.axes[name].kind)):

@@ -1,4 +1,4 @@
-"""Hugging Face's inference API, by which its client asks a model that reads, whatever for: POST /models/{id}."""
+"""Hugging Face's inference API, by which its client asks a model that reads or summarises: POST /models/{id}."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,18 +10,28 @@ from pydantic import BaseModel, ConfigDict, Field
 from regard.serving import forms, reading
 from regard.serving.errors import RefusalError
 from regard.serving.libretranslate import Problem
+from regard.serving.queue import Asked
 from regard.serving.reading import QuestionAsked, several
 from regard.serving.service import Service
+from regard.tasks.asks import Ask, Settings
+from regard.tasks.embed import near
 from regard.tasks.reader import Given
 
 ROUTE = "POST /models/{id}"
-NAMES = {"top_k": "top", "max_answer_len": "longest", "dimensions": "dimensions"}  # what it calls our settings
+NAMES = {  # what it calls our settings
+    "top_k": "top",
+    "max_answer_len": "longest",
+    "dimensions": "dimensions",
+    "max_new_tokens": "limit",
+    "num_beams": "beam",
+}
 PARAMETERS = {  # that a model for each task is asked by
     "classify": ("top_k",),
     "mask": ("top_k",),
     "answer": ("top_k", "max_answer_len"),
     "tag": (),
     "embed": ("dimensions",),
+    "summarise": ("max_new_tokens", "num_beams"),
 }
 NEUTRAL: dict[str, Any] = {"aggregation_strategy": "simple", "normalize": True, "truncate": False}  # it is done so
 
@@ -98,9 +108,7 @@ def vectors(inputs: Any) -> QuestionAsked:
     """For each text its vector; or how near some are to one."""
     if isinstance(inputs, dict):
         source, others = _parts(inputs, "source_sentence", "sentences")
-        return QuestionAsked(
-            list(map(Given, [*_texts(source), *_texts(others)])), lambda _, answers: reading.near(answers)
-        )
+        return QuestionAsked(list(map(Given, [*_texts(source), *_texts(others)])), lambda _, answers: near(answers))
     return QuestionAsked(list(map(Given, _texts(inputs))), lambda _, answers: [each.numbers for each in answers])
 
 
@@ -150,10 +158,27 @@ def replies(inputs: Any) -> QuestionAsked:
     return QuestionAsked([Given(question, context)], told)
 
 
+class SummariesAsked(QuestionAsked):
+    """The same of a model that writes."""
+
+    def __call__(self, predictor: Any) -> Asked:
+        self.predictor = predictor
+        return [Ask(ask.text) for ask in self.asks], Settings.of(self.settings, predictor.decode)
+
+
+def summaries(inputs: Any) -> QuestionAsked:
+    """For each text its summary."""
+    return SummariesAsked(
+        list(map(Given, _texts(inputs))),
+        lambda _, answers: [{"summary_text": each.translations[0].text} for each in answers],
+    )
+
+
 QUESTIONS: dict[str, Callable[[Any], QuestionAsked]] = {
     "classify": classes,
     "embed": vectors,
     "mask": gaps,
     "tag": entities,
     "answer": replies,
+    "summarise": summaries,
 }

@@ -15,6 +15,7 @@ from regard.serving.config import ServeConfig
 from regard.serving.errors import RefusalError
 from regard.serving.queue import Asked
 from regard.serving.registry import Registry
+from regard.tasks.embed import near
 from regard.tasks.reader import Given
 
 TEXTS = 2_048  # of a request, at most
@@ -231,9 +232,3 @@ def rerank(asked: RerankRequest, task: str) -> QuestionAsked:
     if task == "embed":
         return QuestionAsked([Given(text) for text in (asked.query, *texts)], told, **_long(asked))
     return QuestionAsked([Given(asked.query, text) for text in texts], told, **_long(asked))
-
-
-def near(answers: list[Any]) -> list[float]:
-    """The cosine of the first vector with each other."""
-    first, *others = (each.normal.vector for each in answers)
-    return [float(first @ each) for each in others]

@@ -19,15 +19,11 @@ ROUTES = {  # by which a model is asked, by what it is for
     "mask": ("POST /models/{id}",),
     "tag": ("POST /models/{id}",),
     "answer": ("POST /models/{id}",),
+    "summarise": ("POST /models/{id}",),
 }
-EXPLORED = ("translate", "generate")  # what the explorer shows
-FILES = (
-    storage.CONFIG,
-    storage.WEIGHTS,
-    storage.TEMPLATE,
-    "tokenizer.json",
-    "recipe.yaml",
-)  # of which a predictor is made
+WRITE = ("translate", "summarise", "generate")
+# Of which a predictor is made.
+FILES = (storage.CONFIG, storage.WEIGHTS, storage.TEMPLATE, "tokenizer.json", "recipe.yaml")
 Stamp = list[tuple[int, int, int]]  # of each file there is: its identity, time and size
 
 
@@ -40,9 +36,8 @@ class Served:
         storage.config(path)  # now, not when the first request comes
         self.task = api.told(path).task  # what a model is for
         self.languages: tuple[str, str] = getattr(self.task, "languages", ("", ""))  # source, target
-        self.explored = self.task.name in EXPLORED
         # What a model that reads makes of a text is the same to the bit, whatever else is read with it.
-        self._how, self._lock = {"bitwise": not self.explored, **how}, Lock()
+        self._how, self._lock = {"bitwise": self.task.name not in WRITE, **how}, Lock()
         self._loaded: tuple[Stamp, Any] | None = None
 
     @property

@@ -26,7 +26,7 @@ class Shown:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._marks = tokenizer.silent - {tokenizer.marks.unk}
+        self._marks = tokenizer.silent - {tokenizer.marks.unk, tokenizer.marks.mask}
         self._before: int | None = None  # the last token that has a text
         self._words = Counting(UNSPACED)
 
@@ -64,10 +64,11 @@ class Shown:
             return plain
         # Their decoders have rules of their own: what a token adds is seen from what they write with it and without.
         pairs = [([] if before is None else [before], id) for before, id in zip(befores, ids, strict=True)]
+        textless = {tokens.marks.unk, tokens.marks.mask} - {None}
         decoded = tokens.decode_batch([row for old, id in pairs for row in (old, [*old, id])])
         texts = []
         for old, new, text, before, id in zip(decoded[::2], decoded[1::2], plain, befores, ids, strict=True):
-            if tokens.marks.unk in (before, id):  # of which no text remains
+            if before in textless or id in textless:
                 texts.append(text if tokens.kind == "wordpiece" else f" {text}")
             elif new.startswith(old) and len(new) > len(old) and "\ufffd" not in new:
                 texts.append(new[len(old) :])
@@ -81,16 +82,17 @@ def _visible(text: str) -> str:
     return text.strip() or "".join(_BLANKS.get(blank, "␣") for blank in text)
 
 
-def examples(language: str, kind: str) -> list[str]:
+def examples(language: str, kind: str) -> list[Any]:
     """Sentences to try with a model that reads a language in tokens of a kind; none for a language unknown here.
 
-    Of the kind "beginnings" they are for a language model, which may have learnt any language.
+    Of the kind "beginnings" they are for a language model, which may have learnt any language; of the name of a task,
+    for a model that reads, where a list is a text and what stands beside it.
 
     >>> examples("en", "bpe")[0], examples("en", "none")[0]
     ('Where is the library?', 'two men are sitting on a bench .')
     """
     known = json.loads(resources.files("regard.serving").joinpath("examples.json").read_text("utf-8"))
     # Text that is cut into tokens already, and in small letters, is most often that of captions of pictures.
-    if kind == "beginnings":
+    if isinstance(known.get(kind), list):
         return list(known[kind])
     return list(known["cut" if kind == "none" else "plain"].get(language.split("-")[0].lower(), ()))

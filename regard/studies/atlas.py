@@ -24,7 +24,7 @@ from regard.checks import at_least
 from regard.files import write_whole
 from regard.inspection.alignment import Gold, Link, error_rate, head_links, lexical_links
 from regard.inspection.axes import KINDS, layer_of
-from regard.inspection.importance import ablate_each, head_importance, pruning_curve, random_curve
+from regard.inspection.importance import ablate_each, pruning_curve, random_curve
 from regard.inspection.measures import OFFSETS, Tally, joined, rows_of, tally
 from regard.inspection.page import filled
 from regard.inspection.roles import ABOUT, BETTER, Aligned, roles
@@ -107,7 +107,7 @@ def analysed(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | Non
     seen = _look(study, gold, parsed, how.progress)
     everything = range(len(study.examples))
     batches = study.batches(everything)
-    importance = head_importance(study.model, batches, pad=study.pad)
+    importance = study.importance(everything)
     heads = _heads(study, seen, importance)
     score, whole = study.score(everything), study.loss(everything)
     if how.ablate:
@@ -116,6 +116,7 @@ def analysed(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | Non
             entry["ablation"] = {"loss": round(more - whole, 4), **bleu}
     return {
         "sentences": len(study.examples),
+        "called": study.called,
         "tokens": sum(batch.count for batch in batches),
         **({} if score is None else {"bleu": score.value, "signature": score.signature}),
         "loss": whole,
@@ -166,7 +167,7 @@ def _look(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, 
     hits: dict[str, Tensor] = {}  # (H, 2): lexical links that the rows that predict, and read, look at
     work = study.rows(range(len(study.examples)))
     for done, rows in enumerate(work, 1):
-        batch = study.collate([study.examples[i] for i in rows])
+        batch = study.batch(rows)
         with record(study.model, what=("weights", "outputs")) as flow, torch.inference_mode():
             study.model(**batch.inputs)
         for kind in KINDS:
@@ -259,7 +260,7 @@ def _example(study: Study, seen: Pass, name: str, head: int, role: str) -> dict[
     fit = (lengths >= study.example.start) & (lengths < study.example.stop)
     sentence = seen.order[int((scores.where(fit, -2.0) if fit.any() else -lengths).argmax())]
     with record(study.model, name, heads=[head]) as flow, torch.inference_mode():
-        study.model(**study.collate([study.examples[sentence]]).inputs)
+        study.model(**study.batch([sentence]).inputs)
     texts, sides = study.pieces(sentence), study.axes[name]
     return {
         "row": {"read": "reads", "predicted": "predicts"}[sides.role],
@@ -308,7 +309,6 @@ def _pruning(study: Study, how: How) -> dict[str, Any]:
     points = 1 - (-total // max(1, round(share * total)))
     # A text of one sentence has to serve for both.
     chosen_on, measured_on = range(0, len(study.examples), 2), range(1, len(study.examples), 2) or range(1)
-    batches_ = study.batches(chosen_on)
 
     def curve(stage: str, run: Callable[[Callable[[], float]], Any]) -> list[dict[str, Any]]:
         found = run(_ticking(lambda: study.loss(measured_on), stage, 2 * points, progress))
@@ -321,7 +321,7 @@ def _pruning(study: Study, how: How) -> dict[str, Any]:
         return measured
 
     def rescored() -> dict[str, Tensor]:
-        return head_importance(study.model, batches_, pad=study.pad)
+        return study.importance(chosen_on)
 
     def gated(config: GateConfig) -> dict[str, Any]:
         progress(f"learning gates of price {config.price:g}", 0, 1)
@@ -342,7 +342,7 @@ def _pruning(study: Study, how: How) -> dict[str, Any]:
         "seeds": seeds,
         "importance": by_importance,
         "random": [_spread(points) for points in zip(*by_chance, strict=True)],
-        "gates": {"steps": GATES.steps, "points": [gated(each) for each in gates]} if gates else None,
+        "gates": {"steps": GATES.steps, "points": [gated(each) for each in gates]} if gates and study.gated else None,
     }
 
 

@@ -13,6 +13,7 @@ from regard.evaluation.texts import compare
 from regard.files import write_whole
 from regard.shipped import located
 from regard.tasks.generate import Generate
+from regard.tasks.translate import Translate
 from regard.training.validation import foretell as foretell_pairs
 
 
@@ -21,6 +22,7 @@ def foretell(directory: Path, text: Path, stride: int | None = None) -> dict[str
     model, task = load(directory, task="generate"), told(located(directory)).task
     assert isinstance(task, Generate)
     passages = list(TextFiles(str(text)).read())
+    task = replace(task, block=min(task.block, model.reach or task.block))
     stride = stride or max(1, task.block // 2)
     size = {"characters": sum(len(passage.text) for passage in passages)}
     return {"window": f"{task.block} by {stride}", **size, **task.foretell(model, passages, stride)}
@@ -46,7 +48,8 @@ def evaluate(
     lines were read for translation is said by `read`; what is foretold is whole lines.
     """
     translator = load(directory, task="translate")
-    given: Any = told(located(directory)).task
+    task = told(located(directory)).task
+    given = task if isinstance(task, Translate) else Translate()  # one that fills gaps is scored as any other
     tokenize = given.tokenize if tokenize is None else tokenize
     lowercase = given.lowercase if lowercase is None else lowercase
     how: Any = {"tokenize": tokenize, "lowercase": lowercase, "stem": given.stem}

@@ -9,6 +9,7 @@ from regard.files import write_whole
 from regard.inspection.figures import to_csv, to_html, to_npz, to_png, to_svg
 from regard.inspection.page import AttentionMap
 from regard.inspection.taps import attentions
+from regard.tasks.reader import Reader
 
 DRAWINGS: dict[str, Callable[..., str | bytes]] = {".html": to_html, ".svg": to_svg, ".png": to_png}
 NUMBERS: dict[str, Callable[..., str | bytes]] = {".npz": to_npz, ".csv": to_csv}
@@ -28,6 +29,7 @@ def inspect(
     output: Path,
     *,
     target: str | None = None,
+    pair: str | None = None,
     names: Sequence[str] | None = None,
     heads: Sequence[int] | None = None,
     view: str = "weights",
@@ -39,7 +41,7 @@ def inspect(
     """Write the attention of a model, as it translates a text or reads a given translation of it, into a file.
 
     The ending of `output` says what it becomes. `names` are patterns of attentions; without them a figure shows those
-    to the source, any other file all. A language model reads the text, and a figure shows its last attention.
+    to the source, any other file all. Another model reads the text, or a pair, and a figure shows its last attention.
     """
     kind = output.suffix.lower()
     if kind not in DRAWINGS | NUMBERS:
@@ -48,6 +50,10 @@ def inspect(
         raise ValueError(f"{output}: --log is about colours, and {kind} has none: leave it out")
     predictor, drawn_alone = load(model), kind in (".svg", ".png")
     how: Any = {"heads": heads, "view": view, "special": special}
+    if pair is not None and not isinstance(predictor, Reader):
+        raise ValueError(
+            f"--pair is for a model that reads two texts, and {model or 'this one'} does not: leave it out"
+        )
     if isinstance(predictor, Translator):
         how |= {"words": words, "split": split, "keep": False}
         maps = predictor.attention(text, target, names=names or (DRAWN if drawn_alone else "*"), **how)
@@ -57,9 +63,10 @@ def inspect(
         for option, given in {"--target": target is not None, "--split": split is not None}.items():
             if given:
                 raise ValueError(f"{option} is for translations, and {model} reads one text: leave it out")
-        how["words"] = words
+        how |= {"words": words} | ({"pair": pair} if isinstance(predictor, Reader) else {})
         last = [*attentions(predictor.model)][-1:] if drawn_alone else "*"
-        maps, title = predictor.attention(text, names=names or last, **how), text.strip()
+        maps = predictor.attention(text, names=names or last, **how)
+        title = " ║ ".join(each.strip() for each in (text, pair) if each)
     if kind in NUMBERS:
         write_whole(output, NUMBERS[kind](maps))
     else:

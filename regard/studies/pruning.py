@@ -68,6 +68,8 @@ def prune_directory(
         model: Any = storage.load(model_dir)
         check_prunable(model)  # before anything is measured
         study = study_of(model_dir, source, reference, text, limit) if source or text else None
+        if study is not None and not study.gated:
+            raise ValueError(f"{model_dir} reads: its heads go by its atlas, by = atlas, of `regard heads`; or by name")
         given = study.batches(range(len(study.examples)), TOKENS) if study else []
         gone = {name: sorted(set(numbers)) for name, numbers in heads.items()} if heads is not None else {}
         if heads is None:

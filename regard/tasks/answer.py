@@ -27,7 +27,19 @@ from regard.data.text import Skipped, decoded, from_json, open_bytes
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.spans import marked, of_marks
 from regard.tasks.classify import SHOWN, Evaluation
-from regard.tasks.reader import Framed, Given, Reader, Span, asked, batched, check_length, windows
+from regard.tasks.reader import (
+    BARS,
+    Framed,
+    Given,
+    Pictured,
+    Rated,
+    Reader,
+    Span,
+    asked,
+    batched,
+    check_length,
+    windows,
+)
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import AnswerUse
 from regard.training.objectives import Objective, Spans
@@ -166,6 +178,7 @@ class Answerer(Reader):
     Reply(text='The army', start=0, end=8, probability=0.93, ...
     """
 
+    second = "context"
     unanswerable: bool  # whether it has learnt that there may be no answer
 
     @overload
@@ -190,6 +203,16 @@ class Answerer(Reader):
             self._told(ask.pair or "", own, row, [next(said) for _ in row], settings)
             for ask, own, row in zip(asks, places, read, strict=True)
         ]
+
+    def pictured(self, ask: Given) -> Pictured:
+        (reply,) = self.answers([ask], replace(self.use, top=BARS))
+        bars = [
+            Rated(each.text, each.probability, chosen=(each.start, each.end) == (reply.start, reply.end))
+            for each in reply.best
+        ]
+        if reply.none:
+            bars = sorted([*bars, Rated("", reply.none, chosen=not reply.text)], key=lambda bar: -bar.value)
+        return Pictured(reply.text, [bars], text=ask.pair or "", spans=reply.best[:1] if reply.text else [])
 
     def _told(
         self, context: str, places: list[Place], read: list[Framed], logits: list[Tensor], use: AnswerUse

@@ -4,6 +4,7 @@ A text is read in parts: sentences, unless it is to be read as one, and pieces o
 between them is never read, and stands in the answer where it stood in the text; so do addresses, code and emoji.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,6 +14,7 @@ from regard.checks import at_least, hint, one_of
 from regard.data.kept import Links as Links
 from regard.data.kept import Without
 from regard.data.sentences import Piece
+from regard.decoding.forms import Form
 from regard.decoding.protocol import Bare, SamplingConfig, SearchConfig
 from regard.evaluation.calibration import perplexity
 
@@ -143,9 +145,13 @@ class Writing:
     seed: int = 0  # of chance; what is drawn for a prompt hangs on it and on the prompt alone
     stop: tuple[str, ...] = ()  # texts before which the output ends
     echo: bool = False  # the prompt stands before it
+    schema: str | None = None  # `JSON|FILE` it is JSON that satisfies this JSON Schema
+    regex: str | None = None  # it matches this regular expression as a whole
+    grammar: str | None = None  # `FILE` it keeps this grammar, in Lark's notation
 
     def __post_init__(self) -> None:
         at_least(0, seed=self.seed)
+        self.form  # noqa: B018  or why not
         if not all(self.stop):
             raise ValueError("a stop text is empty: leave it out")
 
@@ -162,7 +168,14 @@ class Writing:
             own["stop"] = (stop,)
         else:
             own["stop"] = tuple(stop)
+        if isinstance(own.get("schema"), Mapping | bool):
+            own["schema"] = json.dumps(own["schema"])
         return cls(search_of(given, default), **own)
+
+    @property
+    def form(self) -> Form | None:
+        """What an output is as a whole."""
+        return Form.of(self.schema, self.regex, self.grammar)
 
 
 @dataclass(frozen=True)
@@ -175,6 +188,7 @@ class Prompt:
     seed: int | None = None  # in place of that of the settings
     ids: tuple[int, ...] | None = None  # what is read in place of its sub-words, marks and all
     end: int | None = None  # a token that ends the output, as the model's own end does
+    form: Form | None = None  # what the output is as a whole, in place of that of the settings
     tell: int | None = None  # say how likely the model held each token, and so many others
 
 
@@ -203,6 +217,7 @@ class Completion:
     read: list[int]  # ids of the prompt
     ids: list[int]  # and of the tokens
     told: list[Followed] | None = None  # where asked for: of the tokens, and with `echo` of the prompt's before them
+    complete: bool | None = None  # whether it keeps its form to the end, where it was to keep one
 
 
 SETTINGS = names_of(Settings)

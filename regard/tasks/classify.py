@@ -20,7 +20,7 @@ from regard.data.corpora import fetched
 from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import agreement, correlation, decided, fitted_temperature, indicated, probable
-from regard.tasks.reader import Framed, Given, Reader, asked, batched, check_length
+from regard.tasks.reader import BARS, Framed, Given, Pictured, Rated, Reader, asked, batched, check_length
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import ClassifyUse
 from regard.training.objectives import Labelled, Objective
@@ -98,6 +98,7 @@ class Classifier(Reader):
     Classified(label='1', probability=0.99, ...)
     """
 
+    second = "pair"
     labels: tuple[str, ...]
     kind: str
 
@@ -128,6 +129,15 @@ class Classifier(Reader):
         else:
             raise ValueError(f"texts are ranked by one number or two classes: this model has {len(each.logits)}")
         return float(x if raw else 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x)))
+
+    def pictured(self, ask: Given) -> Pictured:
+        (told,) = self.answers([ask], replace(self.use, top=BARS))
+        if told.value is not None:
+            return Pictured(f"{told.value:.3f}", numbers={"value": told.value})
+        several = self.kind == "several"
+        chosen = (lambda label, p: p >= self.use.threshold) if several else (lambda label, p: label == told.label)
+        bars = [Rated(label, p, chosen=chosen(label, p)) for label, p in told.probabilities.items()]
+        return Pictured(" · ".join(bar.text for bar in bars if bar.chosen), [bars])
 
     def _told(self, logits: Tensor, use: ClassifyUse, windows: int) -> Classified:
         raw = tuple(logits.tolist())

@@ -20,7 +20,7 @@ from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import correlation
 from regard.evaluation.retrieval import means, retrieval
-from regard.tasks.reader import Given, Reader, check_length
+from regard.tasks.reader import BARS, Given, Pictured, Rated, Reader, check_length
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import EmbedUse
 from regard.training.objectives import Alike, Contrastive, Objective
@@ -91,6 +91,12 @@ class Embedded(NamedTuple):
         return [float(f"{x:.9g}") for x in self.vector.tolist()]
 
 
+def near(answers: Sequence[Embedded]) -> list[float]:
+    """The cosine of the first vector with each other."""
+    first, *others = (each.normal.vector for each in answers)
+    return [float(first @ each) for each in others]
+
+
 class Embedder(Reader):
     """A model that makes vectors of texts, and its tokenizer.
 
@@ -98,6 +104,8 @@ class Embedder(Reader):
     >>> embedder.embed(["A cat sits.", "A feline is sitting."]).shape              # doctest: +SKIP
     (2, 384)
     """
+
+    second = "lines"
 
     @overload
     def embed(self, text: str, **settings: Any) -> NDArray[np.float32]: ...
@@ -129,6 +137,14 @@ class Embedder(Reader):
                 vector = F.normalize(vector, dim=-1)
             found.append(Embedded(vector.numpy(), row[-1].first + row[-1].tokens, len(row)))
         return found
+
+    def pictured(self, ask: Given) -> Pictured:
+        lines = [line for line in (ask.pair or "").splitlines() if line.strip()]
+        first, *others = self.answers([Given(text) for text in (ask.text, *lines[:BARS])], self.use)
+        bars = [Rated(*each) for each in zip(lines, near([first, *others]), strict=False)]
+        said = " · ".join(f"{bar.value:.2f}" for bar in bars)
+        numbers = {"norm": float(np.linalg.norm(first.vector)), "dimensions": len(first.vector)}
+        return Pictured(said, [bars] if bars else [], cosines=True, numbers=numbers, vector=first.numbers)
 
     def width(self, settings: EmbedUse | None) -> int:
         """How many numbers a vector has."""

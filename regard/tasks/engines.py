@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from regard.checks import at_least, one_of
+from regard.core.added import Added
+from regard.core.generation import longest
 from regard.core.mixers import Tap
 from regard.data.tokenizers import Tokenizer
 from regard.native import UnavailableError, UnsupportedError
@@ -42,8 +44,7 @@ class Engines:
     @property
     def places(self) -> int | None:
         """The most positions that every model has; None: any number."""
-        configs: list[Any] = [each.config for each in self.models]
-        return min((c.longest for c in configs if c.longest is not None), default=None)
+        return min((n for each in self.models if (n := longest(each)) is not None), default=None)
 
     @property
     def device(self) -> torch.device:
@@ -54,6 +55,7 @@ class Engines:
     def engines(self) -> list[Any]:
         """What runs each model: PyTorch while somebody watches a tap, and made anew for changed weights."""
         modules, parameters, watched = list[nn.Module | None](self.models), list[nn.Parameter | None](), False
+        on: list[bool] = []
         for module in modules:  # PyTorch's own walk takes seven times as long: as long as a short text
             if module is None:
                 continue
@@ -61,9 +63,11 @@ class Engines:
                 modules.extend(module._modules.values())
             elif type(module) is Tap:
                 watched = watched or bool(module.watchers)
+            if isinstance(module, Added):
+                on.append(module.on)
             if module._parameters:
                 parameters.extend(module._parameters.values())
-        made_from = watched, [(p.data_ptr(), p._version) for p in parameters if p is not None]
+        made_from = watched, on, [(p.data_ptr(), p._version) for p in parameters if p is not None]
         if self._made is None or self._made[0] != made_from:
             self._made = made_from, [self._engine(model, watched) for model in self.models]
         return self._made[1]

@@ -14,9 +14,11 @@ from torch import nn
 from regard.core.generation import of_like_length
 from regard.core.losses import token_log_probabilities
 from regard.data.chat import ChatTemplate, Message
-from regard.data.spelling import characters, whole
+from regard.data.spelling import added, characters, openings, whole
 from regard.data.tokenizers import Tokenizer
+from regard.data.tools import Calls, Tool
 from regard.decoding import pool
+from regard.decoding.forms import Form, Forms, Kept
 from regard.decoding.protocol import ENDLESS, Hypothesis, Request, SearchConfig, bounded
 from regard.decoding.scoring import Forked, continuations
 from regard.inspection.axes import END
@@ -27,6 +29,7 @@ from regard.tasks.prompted import Prompted
 from regard.tasks.searching import Searcher, in_words
 
 SCORED = 4_096  # tokens that are scored at a time
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}  # what a function is given
 Streamed = abc.Generator[str, None, Completion]
 
 
@@ -102,7 +105,8 @@ class Generator(Searcher):
         for prompt in prompts:
             ids = self._read(prompt)
             read += len(ids)
-            room = search.limit or self._bounded(self._request(ids, prompt, settings), search).room
+            asked = self._request(ids, prompt, settings)
+            room = search.limit or self._bounded(asked, search).room
             written += room * (search.beam if search.sampling is None else search.best)
         return read, written
 
@@ -110,12 +114,14 @@ class Generator(Searcher):
         """The sub-words of an answer."""
         return sum(len(each.ids) for each in answer)
 
-    def stream(self, prompt: str | Prompt = "", **settings: Any) -> Iterator[str]:
+    def stream(self, prompt: str | Prompt = "", **settings: Any) -> Streamed:
         """What follows a prompt, piece by piece as it becomes certain: together they are `generate(prompt)`."""
         chosen = Writing.of(settings, self.decode)
         if chosen.search.best > 1:
             raise ValueError(f"best = {chosen.search.best}: one output can be streamed")
-        yield from filter(None, self.streamed(Prompt(prompt) if isinstance(prompt, str) else prompt, chosen))
+        coming = Ending(self.streamed(Prompt(prompt) if isinstance(prompt, str) else prompt, chosen))
+        yield from filter(None, coming)
+        return coming.end
 
     def streamed(self, prompt: Prompt, settings: Writing, draw: int = 0) -> Streamed:
         """The same of one of the outputs that are drawn; "" where nothing is certain yet, and at last the whole."""
@@ -147,17 +153,37 @@ class Generator(Searcher):
         yield found.text[len(prompt.text) * settings.echo + said :]
         return found
 
-    def conversation(self, messages: str | Sequence[Message]) -> Prompt:
+    def conversation(
+        self, messages: str | Sequence[Message], tools: Sequence[Tool] = (), called: Sequence[str] = ()
+    ) -> Prompt:
         """What the model reads to go on with a conversation: messages with a `role` (system, user, assistant) and a
-        `content` each, or what a user says first. It is written out as the model's template has it."""
+        `content` each, or what a user says first. It is written out as the model's template has it. `tools` are
+        functions that may be called, and one of those that are to be `called` must."""
         if self._chat is None:
             raise ValueError(
                 "the model has no chat template: have it go on with a text (`regard generate`, POST /v1/completions), "
                 "or put a chat_template.jinja into its directory"
             )
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        (text, ids), end = self._chat.encode(said), self._chat.end
-        return Prompt(text, "the conversation", ids=tuple(ids), end=None if end == self.eos else end)
+        (text, ids), end = self._chat.encode(said, tools), self._chat.end
+        if self.memory is not None and len(ids) > self.memory:
+            raise ReachError(
+                f"the conversation has {len(ids):,} sub-words, the model {self.memory:,} places: leave out its oldest "
+                "messages, or shorten them"
+            )
+        given = {tool["function"]["name"]: tool["function"].get("parameters") or NOTHING for tool in tools}
+        form = Form.call({name: given[name] for name in called}, *self._chat.calls) if called else None
+        return Prompt(text, "the conversation", ids=tuple(ids), end=None if end == self.eos else end, form=form)
+
+    @property
+    def calls(self) -> Calls:
+        """How the model calls functions in a conversation."""
+        return Calls() if self._chat is None else self._chat.calls
+
+    @property
+    def memory(self) -> int | None:
+        """Tokens that a conversation has at most: as many as the model has places, or is made for."""
+        return self.reach or getattr(self.model.config, "max_length", None)
 
     @cached_property
     def _chat(self) -> ChatTemplate | None:
@@ -265,8 +291,22 @@ class Generator(Searcher):
         room = ENDLESS if limit is None else limit
         if self.reach is None and limit is None:
             raise ValueError("this model writes without end: say how much by `limit`")
-        ends = self._ends(ids, prompt, settings)
-        return Request(ids[:-1], ids[-1], room, seed=seed, refusal=characters(self.tokenizer, False), ends=ends)
+        ends, rule = self._ends(ids, prompt, settings), self._rule(ids, prompt, settings)
+        refusal = characters(self.tokenizer, False) if rule is None else None  # a form is of characters
+        return Request(ids[:-1], ids[-1], room, seed=seed, rule=rule, refusal=refusal, ends=ends)
+
+    def _rule(self, ids: list[int], prompt: Prompt, settings: Writing, after: Sequence[int] = ()) -> Kept | None:
+        """What holds an output to its form, where it has one."""
+        form = prompt.form or settings.form
+        if form is None:
+            return None
+        opening = None if self.tokenizer.decode(self._context(ids)) else openings(self.tokenizer)
+        return self._forms.rule(form, prompt.end, opening, after)
+
+    @cached_property
+    def _forms(self) -> Forms:
+        tokens = self.tokenizer
+        return Forms(added(tokens), tokens.silent, self.eos, tokens.encode)
 
     def _ends(self, ids: list[int], prompt: Prompt, settings: Writing) -> Callable[[Sequence[int]], bool] | None:
         """What tells that an output is done: it certainly has a stop text, or the token that ends it."""
@@ -300,7 +340,7 @@ class Generator(Searcher):
             return None
         last = text[-max(1, self.reach // 2) :]
         asked = self._request(last, replace(prompt, text=f"{prompt.text} {len(written)} {output}"), settings)
-        return replace(asked, room=limit - len(written))
+        return replace(asked, room=limit - len(written), rule=self._rule(ids, prompt, settings, written))
 
     def _bounded(self, request: Request, search: SearchConfig) -> Request:
         return bounded(request, search, self.searchable.room(request.source))
@@ -315,7 +355,9 @@ class Generator(Searcher):
         if prompt.tell is not None:
             told = self._foretold([*ids, *h.tokens], prompt.tell)[0 if settings.echo else len(ids) :]
         text = prompt.text + text if settings.echo else text
-        return Completion(text, tokens, h.score, h.log_probability, h.token_scores, why, ids, h.tokens, told)
+        rule = self._rule(ids, prompt, settings)
+        complete = None if rule is None else end is None and rule.complete(h.tokens)
+        return Completion(text, tokens, h.score, h.log_probability, h.token_scores, why, ids, h.tokens, told, complete)
 
     def _text(self, ids: list[int], written: list[int]) -> str:
         """What some tokens say after others."""
@@ -332,6 +374,18 @@ class Generator(Searcher):
         own = log_p.gather(1, read[0, 1:, None])[:, 0].tolist()
         others = [dict(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
         return [Followed(ids[0], None, {}), *map(Followed, ids[1:], own, others)]
+
+
+class Ending:
+    """What a stream yields, and then what it returns."""
+
+    end: Completion
+
+    def __init__(self, made: Streamed) -> None:
+        self._made = made
+
+    def __iter__(self) -> Iterator[str]:
+        self.end = yield from self._made
 
 
 def _ended(h: Hypothesis) -> bool:

@@ -23,7 +23,7 @@ from regard.core.outputs import HeadConfig
 from regard.data.batching import Batch
 from regard.data.documents import Passage
 from regard.data.tokenizers import Tokenizer
-from regard.tasks.reader import Framed, Given, Reader, batched
+from regard.tasks.reader import BARS, Framed, Given, Pictured, Rated, Reader, batched
 from regard.tasks.task import Evidence, Measured, Sections
 from regard.tasks.texts import OverText, TextConfig
 from regard.tasks.uses import FillUse
@@ -101,25 +101,39 @@ class Filler(Reader):
         rust.add_special_tokens([AddedToken(self.gap, lstrip=not self.tokenizer.spaced, normalized=False)])
         return rust
 
-    def answers(self, asks: Sequence[Given], settings: FillUse) -> list[list[Gap]]:
-        """The gaps of each text."""
-        marks = self.tokenizer.marks
+    def framed(self, asks: Sequence[Given], room: int = 0, long: str = "refuse") -> list[list[Framed]]:
+        """What the model reads of each text, its gaps among it."""
+        marks, read = self.tokenizer.marks, []
         (mask,) = marks.need("mask")
-        read = []
         for ask in asks:
             ids = self._finding.encode(ask.text.replace("[MASK]", self.gap).replace("<mask>", self.gap)).ids
             ids = [i for i in ids if i == mask or i not in self.tokenizer.silent or i == marks.unk]
-            if mask not in ids:
-                where = ask.place or repr(ask.text[:40])
-                raise ValueError(f"{where} has no gap: write {self.gap} where something is to be filled in")
             framed = Framed(*marks.around(ids))
             if self.longest is not None and len(framed.ids) > self.longest:
                 raise ValueError(
                     f"{ask.place or repr(ask.text[:40])} has {len(framed.ids)} tokens, the model reads "
                     f"{self.longest} at most: shorten it"
                 )
-            read.append(framed)
+            read.append([framed])
+        return read
+
+    def answers(self, asks: Sequence[Given], settings: FillUse) -> list[list[Gap]]:
+        """The gaps of each text."""
+        read = [row[0] for row in self.framed(asks)]
+        for ask, each in zip(asks, read, strict=True):
+            if self.tokenizer.marks.mask not in each.ids:
+                where = ask.place or repr(ask.text[:40])
+                raise ValueError(f"{where} has no gap: write {self.gap} where something is to be filled in")
         return [self._filled(each.ids, said, settings.top) for each, said in zip(read, self.outputs(read), strict=True)]
+
+    def pictured(self, ask: Given) -> Pictured:
+        (gaps,) = self.answers([ask], FillUse(top=BARS))
+        words = [[self.tokenizer.decode([i]).strip() or t for i, t in zip(g.ids, g.tokens, strict=True)] for g in gaps]
+        bars = [
+            [Rated(word, p, chosen=not n) for n, (word, p) in enumerate(zip(some, gap.probabilities, strict=True))]
+            for some, gap in zip(words, gaps, strict=True)
+        ]
+        return Pictured(" · ".join(some[0] for some in words), bars)
 
     def _filled(self, ids: list[int], logits: torch.Tensor, top: int) -> list[Gap]:
         (mask,), silent = self.tokenizer.marks.need("mask"), self.tokenizer.silent

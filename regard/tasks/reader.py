@@ -5,10 +5,11 @@ Letters: B batch, T length.
 A text that is longer than the model reads is read in windows that overlap, so that nothing of it is lost.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from regard.tasks.searching import in_words
 
 TOKENS = 4_096  # that are read together
 STRIDE = 0.5  # of a window is new, where a text is read in several
+BARS = 50  # that are told to a page, at most: it draws fewer, but finds the others again when something changes
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,30 @@ class Span:
     label: str = ""  # what it is
 
 
+@dataclass(frozen=True)
+class Rated:
+    """Something that may be so, and how much."""
+
+    text: str  # "" is none of what might be
+    value: float
+    label: str = ""  # what it is
+    chosen: bool = False  # whether it is what the model says
+
+
+@dataclass(frozen=True)
+class Pictured:
+    """An answer as a page draws it: of these parts, those that it has."""
+
+    said: str = ""  # in a few words
+    bars: Sequence[Sequence[Rated]] = ()  # one chart, or several of a kind
+    cosines: bool = False  # the values are, from -1 to 1; else they are probabilities
+    text: str = ""  # in which parts are marked
+    spans: Sequence[Span] = ()  # these
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    vector: Sequence[float] = ()
+    note: str = ""  # why there is no answer
+
+
 class Framed(NamedTuple):
     """What a model reads at once."""
 
@@ -67,6 +93,8 @@ Outputs = Callable[[Sequence[Framed]], list[Tensor]]
 
 class Reader(Engines):
     """One model, or several whose answers are averaged."""
+
+    second: ClassVar[str] = ""  # what may stand beside a text: a pair, the context of a question; or lines, each alone
 
     def __init__(
         self,
@@ -85,8 +113,24 @@ class Reader(Engines):
         self.use = use
         self.longest = min((n for n in (longest, self.places) if n is not None), default=None)
 
+    def on(self, model: nn.Module) -> Self:
+        """The same on another model, by PyTorch: so that somebody can watch that one."""
+        other = copy(self)
+        other.models, other.model, other.engine, other._made = [model], model, "torch", None
+        return other
+
+    def pictured(self, ask: Given) -> Pictured:
+        """The answer to a text, as a page draws it."""
+        raise NotImplementedError
+
     @property
-    def _told_apart(self) -> bool:
+    def pairs(self) -> bool:
+        """Whether a second text is read together with the first."""
+        return self.second in ("pair", "context")
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether the model knows which of two texts a token is in."""
         return (getattr(self.model.config, "segments", None) or 1) > 1
 
     def size(self, asks: Sequence[Given], settings: Any = None) -> tuple[int, int]:
@@ -131,7 +175,7 @@ class Reader(Engines):
         engine = NativeReader(model, threads=self.workers or torch.get_num_threads())
 
         def outputs(read: Sequence[Framed]) -> list[Tensor]:
-            told = self._told_apart and any(1 in each.segments for each in read)
+            told = self.told_apart and any(1 in each.segments for each in read)
             segments = [each.segments for each in read] if told else None
             return [torch.from_numpy(said) for said in engine.outputs([each.ids for each in read], segments)]
 
@@ -143,7 +187,7 @@ class Reader(Engines):
             found: list[Any] = [None] * len(read)
             rows = 1 if self.bitwise else self.rows
             for some in of_like_length([len(each.ids) for each in read], TOKENS, rows):
-                batch = batched([read[i] for i in some], self.tokenizer.marks.pad or 0, self._told_apart)
+                batch = batched([read[i] for i in some], self.tokenizer.marks.pad or 0, self.told_apart)
                 said = model(**batch.to(self.device).inputs).float().cpu()
                 for i, row in zip(some, said, strict=True):
                     found[i] = row if said.dim() == 2 else row[: len(read[i].ids)]
@@ -166,26 +210,33 @@ class Reader(Engines):
 
         `words` puts sub-words together; without `special`, marks are left out.
         """
+        if pair is not None and not self.pairs:
+            raise ValueError("this model reads one text at a time: leave the pair out")
         read = self.framed([Given(text, pair)])[0][0]
-        inputs = batched([read], 0, self._told_apart).to(self.device).inputs
-        pieces, silent = self.tokenizer.pieces(read.ids), self.tokenizer.silent
-        own = {"tokens": pieces}
-        grouped = None
-        if words:
-            known = in_words(self.tokenizer, read.ids)
-            grouped = {"tokens": Words(known.of[:-1], known.texts[:-1])}
+        inputs = batched([read], 0, self.told_apart).to(self.device).inputs
+        grouped = {"tokens": self._words(read.ids)} if words else None
         how: Any = {"names": names, "heads": heads, "view": view, "words": grouped}
-        maps = attention_maps(self.model, inputs, own, **how)
+        maps = attention_maps(self.model, inputs, {"tokens": self.tokenizer.pieces(read.ids)}, **how)
         if special:
             return maps
-        marks = {self.tokenizer.pieces([i])[0] for i in silent}
-        return [without(each, marks) for each in maps]
+        marks = self.tokenizer.silent - {self.tokenizer.marks.unk, self.tokenizer.marks.mask}
+        return [without(each, set(self.tokenizer.pieces(sorted(marks)))) for each in maps]
+
+    def _words(self, ids: Sequence[int]) -> Words:
+        """The words of what is read; each mark is one of its own."""
+        of, texts = list[int](), list[str]()
+        for marks, run in groupby(ids, (self.tokenizer.silent - {self.tokenizer.marks.unk}).__contains__):
+            for some in [[i] for i in run] if marks else [list(run)]:
+                known = Words([0], self.tokenizer.pieces(some)) if marks else in_words(self.tokenizer, some)
+                of += [len(texts) + word for word in known.of[: len(some)]]
+                texts += known.texts[: len({*known.of[: len(some)]})]
+        return Words(of, texts)
 
     def attended(self, text: str, pair: str | None = None) -> list[Span]:
         """The words of a text, and then of its pair (label: pair), and which share of the last layer's attention to
         words each has: the mean over heads, and over places, unless the head looks from one. Of the first window."""
         read = self.framed([Given(text, pair)])[0][0]
-        inputs = batched([read], 0, self._told_apart).to(self.device).inputs
+        inputs = batched([read], 0, self.told_apart).to(self.device).inputs
         *_, last = attentions(self.model)
         with record(self.model, last, what="weights") as seen:
             self.model(**inputs)

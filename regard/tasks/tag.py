@@ -30,7 +30,7 @@ from regard.data.text import Skipped, open_bytes
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.spans import TAG, bio, of_counts, span_counts, spans
 from regard.tasks.classify import SHOWN, Evaluation
-from regard.tasks.reader import Framed, Given, Reader, Span, batched, check_length, windows
+from regard.tasks.reader import Framed, Given, Pictured, Rated, Reader, Span, batched, check_length, windows
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import TagUse
 from regard.training.objectives import IGNORE, Labelled, Objective
@@ -179,6 +179,17 @@ class Tagger(Reader):
         asks = [Given(x) if isinstance(x, str) else x if isinstance(x, Given) else GivenWords.of(x) for x in several]
         found = self.answers(asks, replace(self.use, **settings))
         return found[0] if isinstance(text, str) else found
+
+    def framed(self, asks: Sequence[Given], room: int = 0, long: str = "windows") -> list[list[Framed]]:
+        """What the model reads of each text, word by word."""
+        words = [[ask.text[a:b] for a, b in _places(ask)] for ask in asks]
+        return [_read(some, self.tokenizer, self.longest)[0] for some in words]
+
+    def pictured(self, ask: Given) -> Pictured:
+        (found,) = self.answers([ask], self.use)
+        bars = [Rated(each.text, each.probability, each.label) for each in found.spans]
+        said = " · ".join(f"{bar.text} {bar.label}" for bar in bars)
+        return Pictured(said, [bars] if bars else [], text=ask.text, spans=found.spans)
 
     def answers(self, asks: Sequence[Given], settings: TagUse) -> list[Tagged]:
         """What stands in each of some texts: what the other methods are made of."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from regard.core.added import own
 from regard.core.blocks import layers_of
 from regard.core.layers import ConvolutionFeedForward, FeedForward, GatedFeedForward
 from regard.core.recompute import recompute
@@ -202,8 +203,8 @@ class Learner:
                     raise ValueError(f"{key!r} of the optimiser is {tuple(value.shape)} for {tuple(parameter.shape)}")
         self._scaler.load_state_dict(state["scaler"])
         if self.average is not None:
-            own, saved = self.average.parameters, state["average"]
-            shares = {name: like(tensor, own[name]) for name, tensor in saved["parameters"].items()}
+            kept, saved = self.average.parameters, state["average"]
+            shares = {name: like(tensor, kept[name]) for name, tensor in saved["parameters"].items()}
             self.average.load_state_dict({**saved, "parameters": shares})
 
 
@@ -214,22 +215,22 @@ def _slot(key: str, parameter: Tensor) -> tuple[int, ...]:
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """A model's parameters and buffers as whole tensors, each once even if it has several names."""
-    named = dict(model.named_parameters()) | {n: b for n, b in model.named_buffers() if n in model.state_dict()}
-    return {name: whole(tensor.detach()) for name, tensor in named.items()}
+    """A model's parameters and buffers as whole tensors, each once even if it has several names; of one that adds to
+    another, what it adds."""
+    return {name: whole(tensor.detach()) for name, tensor in own(model).items()}
 
 
 def load_parameters(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Put tensors of `parameters_of` into a model."""
-    own = dict(model.named_parameters()) | dict(model.named_buffers())
-    shapes = {name: tensors[name].shape for name in tensors.keys() & own.keys()}
-    wrong = [name for name in tensors if name not in own or shapes[name] != own[name].shape]
-    wrong += [name for name, _ in model.named_parameters() if name not in tensors]
+    known = own(model)
+    shapes = {name: tensors[name].shape for name in tensors.keys() & known.keys()}
+    wrong = [name for name in tensors if name not in known or shapes[name] != known[name].shape]
+    wrong += [name for name, _ in model.named_parameters() if name in known and name not in tensors]
     if wrong:
         raise ValueError(f"these are parameters of another model: {wrong[0]!r} does not fit")
     with torch.no_grad():
         for name, tensor in tensors.items():
-            own[name].copy_(like(tensor, own[name]))
+            known[name].copy_(like(tensor, known[name]))
 
 
 def fit(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from regard.checks import above, at_least, one_of, share
+from regard.core.added import own
 from regard.core.blocks import layers_of
 from regard.core.positions import Positions
 
@@ -302,6 +303,11 @@ class Muon(_Optimiser):
                 p.copy_(weight)
 
 
+def _learning(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of a model by name; of one that adds to another, those that it adds."""
+    return [(name, p) for name, p in own(model).items() if isinstance(p, nn.Parameter)]
+
+
 class Average:
     """The exponential moving average of a model's parameters; tied ones count once.
 
@@ -319,33 +325,33 @@ class Average:
     def __init__(self, model: nn.Module, decay: float) -> None:
         share(whole=False, decay=decay)
         self.decay, self.updates = decay, 0
-        self.parameters = {name: p.detach().to(_exact(p), copy=True) for name, p in model.named_parameters()}
+        self.parameters = {name: p.detach().to(_exact(p), copy=True) for name, p in _learning(model)}
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Take in the parameters as they are now."""
         self.updates += 1
         keep = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        for name, p in model.named_parameters():
-            own = self.parameters[name]
-            own.lerp_(p.to(own.dtype), 1 - keep)
+        for name, p in _learning(model):
+            mean = self.parameters[name]
+            mean.lerp_(p.to(mean.dtype), 1 - keep)
 
     @torch.no_grad()
     def copy_to(self, model: nn.Module) -> None:
         """Write the average over a model's parameters."""
-        for name, p in model.named_parameters():
+        for name, p in _learning(model):
             p.copy_(self.parameters[name])
 
     @contextmanager
     def swapped(self, model: nn.Module) -> Iterator[None]:
         """`with average.swapped(model):` the model is the average; afterwards it is itself again, bit for bit."""
-        own = [p.detach().clone() for p in model.parameters()]
+        before = [p.detach().clone() for _, p in _learning(model)]
         self.copy_to(model)
         try:
             yield
         finally:
             with torch.no_grad():
-                for p, value in zip(model.parameters(), own, strict=True):
+                for (_, p), value in zip(_learning(model), before, strict=True):
                     p.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
@@ -358,10 +364,10 @@ class Average:
         for name in sorted(given.keys() ^ self.parameters.keys()):
             where = "the saved average" if name in self.parameters else "this model"
             raise ValueError(f"{where} has no parameter {name!r}: was it saved for another model?")
-        for name, own in self.parameters.items():
-            if given[name].shape != own.shape:
+        for name, mean in self.parameters.items():
+            if given[name].shape != mean.shape:
                 raise ValueError(
-                    f"{name} is {tuple(given[name].shape)} in the saved average and {tuple(own.shape)} in this model"
+                    f"{name} is {tuple(given[name].shape)} in the saved average and {tuple(mean.shape)} in this model"
                 )
-            own.copy_(given[name])
+            mean.copy_(given[name])
         self.updates = state_dict["updates"]

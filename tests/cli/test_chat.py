@@ -48,7 +48,10 @@ def test_a_message_is_answered(model: Path, generator: Any) -> None:
     assert run(model, "Why", "is it?", *GREEDY).stdout == f"{expected}\n"
     (drawn,) = answers(generator, "Why?", system="You help.", beam=None, seed=3)
     told = run(model, "Why?", "--system", "You help.", "--seed", 3, "--limit", 12)
-    assert (told.stdout, told.stderr) == (f"{drawn}\n", "")
+    assert (told.stdout, told.stderr) == (f"{drawn}\n", "note: cut after 12 tokens: --limit N lets it write more\n")
+    stop = expected[3:5]
+    stopped = run(model, "Why is it?", *GREEDY, "--stop", stop)
+    assert (stopped.stdout, stopped.stderr) == (f"{expected[: expected.index(stop)]}\n", "")
 
 
 def test_a_pipe_is_a_conversation_a_message_a_line(model: Path, generator: Any) -> None:
@@ -80,7 +83,7 @@ def test_at_a_terminal_it_goes_on_until_the_end(
     out, errors = capsys.readouterr()
     assert out == f"{first}\n{second}\n{first}\n{second}\n\n"  # what was too long is as if never said
     assert errors.splitlines()[0] == "/reset begins anew, Ctrl-D ends"
-    assert "error: this has 523 sub-words, the model 256 places: shorten it" in errors
+    assert "error: the conversation has 523 sub-words, the model 256 places: leave out its oldest" in errors
 
 
 def test_who_interrupts_an_answer_goes_on_from_there(
@@ -92,7 +95,7 @@ def test_who_interrupts_an_answer_goes_on_from_there(
 
     typed(monkeypatch, iter(["Why?"]))
     talk = Talk(generator, {}, None)
-    monkeypatch.setattr(generator, "stream", interrupted)
+    monkeypatch.setattr(generator, "streamed", interrupted)
     talk.at_terminal()
     assert capsys.readouterr().out == "It\n\n"
     assert talk.said[-1] == {"role": "assistant", "content": "It"}
@@ -108,7 +111,7 @@ def test_what_no_longer_fits_is_left_out_and_told(generator: Any, capsys: pytest
     assert 2 < len(talk.said) < 20
     note = "note: the model has 256 places: the oldest turn is left out\n"
     errors = capsys.readouterr().err
-    assert errors == note * (12 - len(talk.said) // 2)
+    assert errors.count(note) == 12 - len(talk.said) // 2
 
 
 def test_mistakes_are_one_line(

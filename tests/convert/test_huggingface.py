@@ -268,5 +268,7 @@ def test_nothing_is_overwritten(build: Callable[..., Path], tmp_path: Path) -> N
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     with pytest.raises(ValueError, match="unknown format 'tflite': there are ctranslate2, hf, onnx"):
         export(directory, tmp_path / "new", "tflite")
-    with pytest.raises(ValueError, match="quantization = 'int8' is for ctranslate2: leave it out for hf"):
+    with pytest.raises(
+        ValueError, match="quantization = 'int8' is for ctranslate2, onnx and gguf: leave it out for hf"
+    ):
         export(directory, tmp_path / "new", "hf", quantization="int8")

@@ -212,7 +212,7 @@ def check(model_dir: Path, path: Path, prompts: Sequence[str], count: int, near:
         assert ours[range(len(written)), written].tolist() == pytest.approx(logs, abs=near)
 
 
-ODD = "Tom's 12345 café  ☕, and\n\nLily <|im_start|>"
+ODD = "Tom's 12345 café  ☕, and\n\nLily"  # without the names of marks, which a server takes for marks
 
 
 @pytest.mark.slow

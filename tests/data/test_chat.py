@@ -102,6 +102,7 @@ def test_roles_in_a_wrong_order_are_refused_as_there(pair: tuple[Any, Tokenizer]
             "the chat template refuses these messages: 'dict object' has no attribute 'content'",
         ),
         (CHATML, [{"role": "user", "content": None}], "the chat template cannot write these messages: "),
+        (CHATML, [{"role": "user", "content": "a\ud800"}], "a message is not Unicode text"),
         ("{{ messages.append(1) }}", [USER], "the chat template refuses these messages: access to attribute"),
         ("{{ ''.__class__.__mro__ }}", [USER], "the chat template refuses these messages: access to attribute"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", [USER], "the chat template cannot write these messages: "),

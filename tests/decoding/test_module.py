@@ -187,3 +187,26 @@ def test_bitwise_scores_hang_neither_on_company_nor_on_threads(repetition: float
         torch.set_num_threads(before)
     assert all(each == found[0] for each in found)
     assert seen == {1}
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+@pytest.mark.parametrize("bitwise", [False, True])
+def test_many_tokens_at_once_are_one_after_the_other(changes: dict[str, Any], bitwise: bool) -> None:
+    module = Module(build(**changes), bitwise=bitwise)
+    sources, of, texts = [[5, 6, 2], [7, 2]], [0, 0, 1, 1, 1, 1], [[1, 4], [1, 4, 5], [1], [9], [], [3, 3, 3]]
+    rows = module.rows()
+    rows.start(sources)
+    rows.reorder(np.array(of))
+    rows.extend(texts)
+    first = rows.step(np.full(6, 8))
+    rows.reorder(np.array([1, 3, 5]))
+    rows.extend([[4], [4, 4], []])
+    second = rows.step(np.full(3, 8))
+    for n, (i, text) in enumerate(zip(of, texts, strict=True)):
+        alone = module.rows()
+        alone.start([sources[i]])
+        said = [alone.step(np.array([token]))[0] for token in [*text, 8]]
+        np.testing.assert_allclose(first[n], said[-1], rtol=1e-5, atol=1e-5)
+        if n % 2:
+            said = [alone.step(np.array([token]))[0] for token in [*[[4], [4, 4], []][n // 2], 8]]
+            np.testing.assert_allclose(second[n // 2], said[-1], rtol=1e-5, atol=1e-5)

@@ -102,6 +102,26 @@ def test_a_stream_is_the_best_output_in_pieces(seed: int, name: str) -> None:
         assert [token for piece in pieces for token in piece] == search(model, [request], config)[0][0].tokens
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from(sorted(CONFIGS)), st.integers(1, 3))
+def test_what_ends_an_output_changes_nothing_before_it(seed: int, name: str, workers: int) -> None:
+    model, config = random_markov(seed % 7), replace(CONFIGS[name], extra=9)
+    whole = [replace(request, prefix=(), required=()) for request in requests(seed, 6)]
+    ended = [replace(request, ends=lambda written: 4 in written) for request in whole]
+    cut = search(model, ended, config, rows=5, workers=workers)
+    assert key(cut) == key([search(model, [request], config)[0] for request in ended])
+    for full, found in zip(search(model, whole, config), cut, strict=True):
+        if config.sampling is None and config.best > 1:  # they are compared as wholes
+            assert key([full]) == key([found])
+            continue
+        for a, b in zip(full, found, strict=True):
+            first = a.tokens.index(4) + 1 if 4 in a.tokens else len(a.tokens)
+            assert b.tokens == a.tokens[: max(first, len(b.tokens))]
+            assert b.token_scores == a.token_scores[: len(b.token_scores)]
+            if config.sampling is not None or config.beam == 1:
+                assert len(b.tokens) == first
+
+
 def test_greedy_search_streams_token_by_token_and_a_beam_as_soon_as_it_is_sure() -> None:
     sure = np.full((1, 5, 5), -9.0, np.float32)
     for a, b in ((1, 3), (3, 4), (4, 0), (0, 2)):

@@ -258,3 +258,19 @@ def test_what_it_cannot_do_it_says() -> None:
     del model.stem
     with pytest.raises(UnsupportedError, match="a Decoder has no stem"):
         Native(model)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama", "gemma"])
+def test_rows_that_share_a_beginning_go_on_as_if_each_had_read_it(kind: str) -> None:
+    engine, texts = Native(build(kind)), [[5], [6, 7, 8], [], [9] * 70]
+    shared = list(range(3, 40))
+    rows, alone = engine.rows(), engine.rows()
+    rows.start([shared])
+    rows.reorder(np.zeros(4, np.int64))
+    rows.extend(texts)
+    alone.start([[*shared, *text] for text in texts])
+    newest = np.array([11, 12, 13, 14])
+    assert np.array_equal(rows.step(newest), alone.step(newest))
+    assert len(rows.owner) - len(rows.free) == len(shared) + sum(map(len, texts)) + 4  # kept once
+    with pytest.raises(ValueError, match="does the tokenizer belong to this model"):
+        rows.extend([[V], [], [], []])

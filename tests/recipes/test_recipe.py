@@ -235,7 +235,7 @@ NO_TAGS = "a recipe has no anchors, aliases or tags (& * !): quote it, or write 
         (
             GOOD + "decode:\n  x: 4\n",
             "my.yaml:9: unknown key 'x' in decode; there are beam, best, alpha, penalty, patience, groups, "
-            "diversity, extra, limit, shortest, block, repetition, ordered, scores, sampling, split, stops",
+            "diversity, extra, limit, shortest, block, repetition, ordered, sampling, split, stops",
         ),
         (
             GOOD.replace("peak", "paek"),

@@ -29,6 +29,7 @@ const colours = scale("linear", 1, "light");
 def run(script: str) -> Any:
     """What `out` is after a script that sees every pure module."""
     names = {
+        "answer": "changed, cosine, mostChanged, pieces, rowsOf, saidOf",
         "maps": "axes, combineColumns, combineRows, figure, linesOf, readout",
         "colour": "RAMPS, scale, toOklab",
         "geometry": "ems, fitsBeside, heatLayout, laneLayout, short",
@@ -39,7 +40,7 @@ def run(script: str) -> Any:
         "pairs": "besides, carried, changes, comparable, counterpart, linked",
         "seen": "fileName, plain, seen as files",
         "sight": "besideOf, sentence, viewShown",
-        "state": "createStore, decode, encode, initial, looking, partner, towards",
+        "state": "createStore, decode, encode, exampleOf, initial, inputsOf, looking, partner, towards",
         "table": "mount as table",
     }
     imports = "\n".join(f'import {{ {what} }} from "{(WEB / name).as_uri()}.js";' for name, what in names.items())

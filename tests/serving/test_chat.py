@@ -29,8 +29,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     root = tmp_path_factory.mktemp("models")
     for name, kind, template in (("chatml", "bytes", CHATML), ("inst", "pieces", INST), ("turns", "pieces", TURNS)):
         talker(root, kind, template)[1].rename(root / name)
-    short = writer(root / "short")
-    (short / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    short = writer(root / "short", "{% for m in messages %}{{ m.content }}\n{% endfor %}")
     return Registry([root / "chatml", root / "inst", root / "turns", short, writer(root / "silent")])
 
 
@@ -158,15 +157,15 @@ def test_no_message_forges_a_mark(client: openai.OpenAI, generator: Any) -> None
         ({"messages": [{"role": "user", "content": ["a"]}]}, "has a part of type 'a'", "messages"),
         (
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
-            "tool_calls is not supp",
+            r"messages\[0\].tool_calls\[0\] is no call: give",
             "messages",
         ),
         ({"messages": [{"role": "user", "content": "a\0"}]}, "messages has a character that is no text", "messages"),
         ({"messages": CHAT[2:3], "model": "inst"}, "refuses these messages: after a user comes an assist", "messages"),
         ({"model": "turns"}, "the chat template refuses these messages: there is no role 'system'", "messages"),
         ({"messages": [{"role": "user", "content": "a" * 200}], "model": "short"}, "201 sub-words", "messages"),
-        ({"tools": [{"type": "function"}]}, "tools is not supported: leave it out", "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format is not supported", "response_format"),
+        ({"tools": [{"type": "function"}]}, r"tools\[0\] is no function: give", "tools"),
+        ({"response_format": {"type": "xml"}}, "response_format.type = 'xml': choose text, json_", "response_format"),
         ({"top_logprobs": 2}, "top_logprobs are told with logprobs", "top_logprobs"),
         ({"logprobs": 2}, "logprobs: ", "logprobs"),
         ({"logit_bias": {"5": 1.0}}, "logit_bias is not supported", "logit_bias"),

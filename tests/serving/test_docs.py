@@ -21,7 +21,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text("utf-8")
 @pytest.fixture
 def app(tmp_path: Path) -> Any:
     readers = [reader(tmp_path / "b", "embed"), reader(tmp_path / "c", "classify", labels=("no", "yes"))]
-    models = [directory(tmp_path / "a"), writer(tmp_path / "d"), *readers]
+    models = [directory(tmp_path / "a"), writer(tmp_path / "d", "{{ messages }}"), *readers]
     return create_app(Registry(models), ServeConfig(explorer=False))
 
 

@@ -29,7 +29,7 @@ from regard.serving.app import create_app
 from regard.serving.config import ServeConfig
 from regard.serving.live import Live
 from regard.serving.registry import Registry
-from tests.serving.toys import CROSS, ENCODER, LINES, directory
+from tests.serving.toys import CROSS, ENCODER, LINES, denoiser, directory
 
 WEB = Path(explorer.__file__).parent / "web"
 
@@ -451,3 +451,19 @@ def test_no_other_file_is_served(client: TestClient, name: str) -> None:
     answer = client.get(f"/explore/{name}", follow_redirects=False)
     assert answer.status_code in (404, 307)
     assert b"import" not in answer.content
+
+
+def test_a_model_that_makes_text_whole_opens_as_one_that_translates(tmp_path: Path) -> None:
+    with TestClient(application([denoiser(tmp_path / "whole")])) as client:
+        (about,) = client.get("/explore/api/models").json()["models"]
+        assert (about["task"], about["reads"], about["inputs"]) == ("denoise", False, ["source", "target"])
+        assert about["examples"]
+        read = pair(client, about["examples"][0])
+        silent = {CROSS: {"0": 0.0}}
+        assert (
+            ask(client, "score", **read)["log_probability"]
+            != ask(client, "score", **read, edits=silent)["log_probability"]
+        )
+        assert len(ask(client, "measures", **read)["heads"]) == 24
+        said = client.post("/explore/api/translate", json={"text": "a dog", "pair": "a cat"})
+        assert "pair: this model reads one text" in said.json()["error"]

@@ -13,14 +13,16 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import torch
 from huggingface_hub import InferenceClient
-from typer.testing import CliRunner
 
 import regard
-from regard import cli
+from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
+from regard.models.transformer import Transformer, TransformerConfig
 from regard.serving.config import ServeConfig
 from regard.serving.registry import Registry
+from regard.tasks.summarise import Summarise
 from tests.readers import LONGEST, TEXTS, directory
 from tests.serving.servers import Hold, running
 from tests.serving.toys import writer
@@ -345,6 +347,21 @@ def test_hugging_faces_client_asks_every_kind_of_model(address: str, registry: R
     assert [each.answer for each in best] == [s.text for s in own("answer").answer("a good film", TEXTS[3], top=2).best]
 
 
+def test_its_client_asks_for_summaries(tmp_path: Path) -> None:
+    purpose, tokens = Summarise(longest=16), Tokenizer.learn(TokensConfig("wordpiece", 80), TEXTS * 3)
+    torch.manual_seed(1)
+    model = Transformer(TransformerConfig.tiny(len(tokens), d_model=16, d_ff=32, heads=2))
+    storage.save(model, tmp_path / "short", storage.Purpose(purpose.noted(), {}))
+    tokens.save(tmp_path / "short" / "tokenizer.json")
+    own = regard.load(tmp_path / "short")
+    with running(Registry([tmp_path / "short"])) as (address, _):
+        client = InferenceClient(model=f"{address}/models/short", token="none")
+        assert client.summarization(TEXTS[0]).summary_text == own.summarise(TEXTS[0])
+        said = post(address, "/models/short", 200, inputs=TEXTS, parameters={"num_beams": 1, "max_new_tokens": 5})
+        assert [each["summary_text"] for each in said] == own.summarise(TEXTS, beam=1, limit=5)
+        assert "is not supported" in post(address, "/models/short", 400, inputs="a", parameters={"top_k": 2})["error"]
+
+
 @pytest.mark.parametrize(
     ("model", "body", "message"),
     [
@@ -384,15 +401,11 @@ def test_only_what_applies_is_shown(registry: Registry) -> None:
     assert routes("two") == {"/predict", "/rerank", any_kind}
     assert routes("vectors") == {"/embed", "/rerank", "/v1/embeddings", any_kind}
     assert routes("vectors", "writer") == {"/embed", "/rerank", "/v1/embeddings", any_kind, "/v1/completions"}
-    assert front == ["/docs", "/docs", "/docs", "/explore/"]
-    assert [each.status_code for each in shown] == [404, 404, 404, 200]
-    assert [each["id"] for each in shown[3].json()["models"]] == ["writer"]
-    assert shown[3].json()["default"] == "writer"
-
-
-def test_the_explorer_says_what_it_does_not_show(registry: Registry) -> None:
-    with running(Registry([registry.get(name).path for name in ("vectors", "writer")]), ServeConfig()) as (address, _):
-        said = httpx.post(f"{address}/explore/api/score", json={"model": "vectors", "tokens": [1]})
-    assert (said.status_code, "vectors is an embedding model: the explorer does not" in said.text) == (404, True)
-    found = CliRunner().invoke(cli.app, ["explore", str(registry.get("vectors").path), "--port", "0"])
-    assert "which the explorer does not show: try `regard inspect" in str(found.exception)
+    assert front == ["/explore/"] * 4
+    assert [[each["id"] for each in about.json()["models"]] for about in shown] == [
+        ["classes"],
+        ["two"],
+        ["vectors"],
+        ["vectors", "writer"],
+    ]
+    assert shown[3].json()["default"] == "vectors"

@@ -21,7 +21,7 @@ from tests.serving.toys import writer
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     root = tmp_path_factory.mktemp("models")
     readers = [reader(root / "vectors", "embed"), reader(root / "classes", "classify", labels=("no", "yes"))]
-    return Registry([directory(root / "first"), writer(root / "writer"), *readers])
+    return Registry([directory(root / "first"), writer(root / "writer", "{{ messages[0].content }}"), *readers])
 
 
 @pytest.mark.slow
@@ -49,6 +49,7 @@ def test_every_route_is_in_the_document_and_on_the_page(registry: Registry) -> N
     named = "/translate /detect /languages /frontend/settings /v1/models /v1/models/{id} /v1/completions /v1/embeddings"
     assert set(paths) == {
         *named.split(),
+        "/v1/chat/completions",
         "/embed",
         "/predict",
         "/rerank",

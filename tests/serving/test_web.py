@@ -302,3 +302,73 @@ def test_the_table_follows_the_map_though_the_browser_never_finds_an_idle_moment
       }
     """)
     assert out == ["0.2500", "0.7500"]
+
+
+def test_a_text_is_cut_by_its_spans_as_python_counts_characters() -> None:
+    text = "🐈 EU and U.S."
+    spans = [{"start": text.index("U.S."), "end": len(text), "label": "LOC"}, {"start": 2, "end": 4, "label": "ORG"}]
+    spans.append({"start": 3, "end": 9, "label": "MISC"})  # overlaps
+    out = run(
+        f"out = [pieces({json.dumps(text)}, {json.dumps(spans)}), pieces('ab', [])]"
+        ".map((some) => some.map(({ text, span }) => [text, span?.label ?? null]));"
+    )
+    assert out[0] == [["🐈 ", None], ["EU", "ORG"], [" and ", None], ["U.S.", "LOC"]]
+    assert out[1] == [["ab", None]]
+
+
+def test_bars_are_found_again_in_another_order_and_what_is_not_there_is_none() -> None:
+    out = run("""
+      const bar = (text, value, label = "") => ({ text, value, label, chosen: value > 0.5 });
+      const before = [bar("a", 0.7), bar("b", 0.2), bar("a", 0.1), ...Array.from("cdefghijk", (x) => bar(x, 0.01))];
+      const now = [bar("b", 0.6), bar("a", 0.3), bar("z", 0.1), bar("k", 0)];
+      out = { alone: rowsOf(before, null).length, both: rowsOf(now, before), most: mostChanged([now], [before]),
+              same: mostChanged([before], [before]), gone: rowsOf([], [bar("x", 0.9, "PER")]) };
+    """)
+    assert out["alone"] == 8
+    both = {(row["text"], row["before"]): row["value"] for row in out["both"]}
+    assert both[("b", 0.2)] == 0.6
+    assert both[("a", 0.7)] == 0.3
+    assert both[("a", 0.1)] is None  # a second one of the same text
+    assert both[("z", None)] == 0.1
+    assert both[("k", 0.01)] == 0  # beyond the eight that are drawn of the first
+    assert [row["text"] for row in out["both"]][:4] == ["b", "a", "z", "k"]
+    assert (out["most"]["text"], round(out["most"]["by"], 6)) == ("b", 0.4)
+    assert out["same"] is None
+    assert out["gone"] == [{"text": "x", "value": None, "label": "PER", "chosen": False, "before": 0.9}]
+
+
+def test_what_an_edit_does_to_an_answer_is_said_in_a_line() -> None:
+    out = run("""
+      const t = (key, values = {}) => `${key} ${Object.values(values).join(" ")}`.trim();
+      const answer = (said, bars, vector = []) => (
+        { said, bars: [bars], vector, note: "", spans: [], cosines: vector.length > 0 });
+      const bar = (text, value, chosen = false) => ({ text, value, label: "", chosen });
+      const [up, down] = [answer("up", [bar("up", 0.9, true)]), answer("down", [bar("up", 0.25)])];
+      const none = answer("", [bar("", 0.75, true)]);
+      out = [changed(t, down, up), changed(t, up, up), changed(t, answer("", [], [0, 2]), answer("", [], [1, 1])),
+             saidOf(t, up), saidOf(t, none), saidOf(t, answer("", [])), saidOf(t, { ...up, note: "why" }),
+             changed(t, none, answer("x", [bar("", 0.25)])), cosine([0, 0], [1, 0])];
+    """)
+    assert out[0] == "answer.other answer.most up −0.65"
+    assert out[1] == "answer.same"
+    assert out[2] == "answer.turned 0.7071"
+    assert out[3:7] == ["up", "answer.none", "answer.nothing", "why"]
+    assert out[7] == "answer.other answer.most answer.none +0.50"
+    assert out[8] == 0
+
+
+def test_a_model_that_reads_is_asked_by_its_tokens_and_the_texts_that_they_are_in() -> None:
+    out = run("""
+      const tokens = [{ id: 1, segment: 0 }, { id: 5, segment: 1 }];
+      const model = { id: "m", reads: true, inputs: ["tokens"], attentions: [] };
+      const state = { ...initial(), models: [model], model: "m", source: tokens, done: {} };
+      const { names, ids, tokens: along } = sentence(state);
+      out = { inputs: inputsOf(model, tokens, []), names, ids, along: along.length,
+              none: sentence({ ...state, done: null }),
+              examples: [exampleOf("a"), exampleOf(["a", "b"]), exampleOf()],
+              pair: decode(encode({ ...initial(), pair: "x\\ny" })).pair };
+    """)
+    assert out["inputs"] == {"tokens": [1, 5], "segments": [0, 1]}
+    assert (out["names"], out["ids"], out["along"], out["none"]) == (["tokens", "segments"], [[1, 5], [0, 1]], 2, None)
+    assert out["examples"] == [{"text": "a", "pair": ""}, {"text": "a", "pair": "b"}, {"text": "", "pair": ""}]
+    assert out["pair"] == "x\ny"

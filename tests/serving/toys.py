@@ -36,7 +36,7 @@ def translator(seed: int = 3, **changes: Any) -> Translator:
     return Translator(model(seed, **changes), tokenizer(), DecodeConfig(extra=6, beam=3), engine="torch")
 
 
-def writer(path: Path, **changes: Any) -> Path:
+def writer(path: Path, template: str | None = None, **changes: Any) -> Path:
     """A directory of a language model of characters that has learned nothing, either."""
     tokens = Tokenizer.learn(TokensConfig("char", size=0), LINES)
     torch.manual_seed(4)
@@ -47,6 +47,19 @@ def writer(path: Path, **changes: Any) -> Path:
         matrix.data *= 3.0
     made.output.weight.data[[*MARKS[:2], UNK]] = 0.0  # nor anything that is no text
     storage.save(made, path, storage.Purpose({"name": "generate", "block": 64}, {"limit": 40}))
+    tokens.save(path / "tokenizer.json")
+    if template is not None:
+        (path / storage.TEMPLATE).write_text(template)
+    return path
+
+
+def denoiser(path: Path) -> Path:
+    """A directory of a model that makes text whole, as BART does."""
+    tokens = Tokenizer.learn(TokensConfig(size=290), LINES * 3, ("mask",))
+    torch.manual_seed(5)
+    shape = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "d_ff": 32, "heads": 4}
+    task = {"name": "denoise", "block": 32, "noise": ["infill"], "share": 0.3}
+    storage.save(build(TransformerConfig.tiny(len(tokens), **shape)), path, storage.Purpose(task, {"extra": 6}))
     tokens.save(path / "tokenizer.json")
     return path
 

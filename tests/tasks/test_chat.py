@@ -57,10 +57,13 @@ def test_an_answer_ends_where_the_template_ends_one(tmp_path: Path) -> None:
 
 
 def test_what_no_model_can_answer_is_said(generator: Generator, folder: Path, tmp_path: Path) -> None:
-    short = writer(tmp_path / "short")
-    (short / "chat_template.jinja").write_text("{{ messages[-1].content }}")
-    with pytest.raises(ReachError, match="the conversation has 129 sub-words, the model has 128 places: shorten it"):
+    short = writer(tmp_path / "short", "{{ messages[-1].content }}")
+    with pytest.raises(
+        ReachError, match="the conversation has 129 sub-words, the model 128 places: leave out its oldest messages"
+    ):
         regard.load(short).chat("a" * 129)
+    with pytest.raises(ReachError, match=r"2\d\d sub-words, the model 256 places"):  # which it could go beyond
+        generator.chat("a" * 240)
     with pytest.raises(ValueError, match="the chat template refuses these messages: 'dict object' has no attribute"):
         generator.chat([{"role": "user"}])
     _, ours = talker(tmp_path, "bytes", None)

@@ -269,12 +269,12 @@ def test_rows_say_what_is_wrong_with_them(tmp_path: Path) -> None:
 
 def test_a_model_to_begin_with_takes_the_place_of_the_one_a_recipe_describes(folder: Path, classifier: Path) -> None:
     """What the file says of its own model is dropped; what is said beside it holds."""
-    own = str(recipe(folder, "task: {name: classify}", "data: {train: {tsv: two.tsv}}", name="other"))
+    data = "data: {train: {tsv: two.tsv}, max_length: 64}"
+    own = str(recipe(folder, "task: {name: classify}", data, name="other"))
     begun = reading.load(own, [f"model.from={classifier}", "model.dropout=0.3"])
     assert (begun.model.base, begun.model.changes) == (str(classifier), {"dropout": 0.3})
     (folder / "begun.yaml").write_text(
-        f"{TRAIN}\ntask: {{name: classify}}\ndata: {{train: {{tsv: two.tsv}}}}\n"
-        f"model: {{from: {classifier}, dropout: 0.3}}\n"
+        f"{TRAIN}\ntask: {{name: classify}}\n{data}\nmodel: {{from: {classifier}, dropout: 0.3}}\n"
     )
     anew = reading.load(str(folder / "begun.yaml"), ["model.preset=bert-mini"])
     assert (anew.model.base, anew.model.preset, anew.model.changes) == (None, "bert-mini", {})

@@ -19,6 +19,12 @@ export const texts = {
     "regard heads MODEL --source FILE --reference FILE",
   ],
   "atlas.table": ["All heads and their measures", "所有注意力头及其度量"], "atlas.open": ["Look at this head", "查看此头"],
+  "atlas.about@reads": ["Measured over {sentences} texts: loss {loss}.", "在 {sentences} 段文字上测得：损失 {loss}。"],
+  "atlas.command@reads": ["regard heads MODEL --text FILE", "regard heads MODEL --text FILE"],
+  "atlas.none@reads": [
+    "This model has no atlas yet: these are the measures of the one text beside. For roles, redundancy and pruning over many run",
+    "此模型尚无头图谱：以下只是旁边这段文字的度量。要在许多文字上得到角色、冗余与剪枝，请运行",
+  ],
   "atlas.head": ["Head", "头"], "atlas.role": ["Role", "角色"], "atlas.importance": ["Importance", "重要性"],
   "atlas.importance.title": ["Mean size of the gradient of the loss by the head's gate", "损失对该头门控的梯度大小的均值"],
   "atlas.nats": ["loss", "损失"], "atlas.loss": ["Δ loss", "Δ 损失"],

@@ -1,6 +1,7 @@
 // Other translations of the same sentence below the first: with the edits, and by a second model; what differs is marked.
 
-import { edited, looking, modelOf, towards } from "./state.js";
+import { edited, looking, modelOf, reads, towards } from "./state.js";
+import { answerView, changed, saidOf } from "./answer.js";
 import { logarithm, signed } from "./i18n.js";
 import { differing, wordsOf, write } from "./difference.js";
 import { chosenBy } from "./generation.js";
@@ -13,6 +14,16 @@ export const mount = (_, store, { t, announce }) => {
   const $ = (id) => document.getElementById(id);
   const drawEdited = strip($("edited-strip"), (step) => set({ step, side: towards(state, "edited") }));
   const drawOther = strip($("other-strip"), (step) => set({ step, side: towards(state, "other") }));
+
+  const drawEditedAnswer = answerView($("edited-answer"), t);
+  const drawOtherAnswer = answerView($("other-answer"), t);
+
+  /** The answer of a model that reads: below the words, its parts, as `draw` has them, beside what it was `before`. */
+  const writeAnswer = (element, draw, { done }, before) => {
+    element.textContent = done ? saidOf(t, done.answer) : "";
+    element.hidden = element.textContent === "";
+    draw(done?.answer, before);
+  };
 
   /** Write one translation, the words marked that the original has not; how many differ, or null if that says nothing. */
   const writeBeside = (element, { target, done }, id) => {
@@ -31,6 +42,14 @@ export const mount = (_, store, { t, announce }) => {
   const showEdited = () => {
     $("edited").hidden = !edited(state) || nothing(state.edited);
     const { target, done } = state.edited ?? NOTHING;
+    if (reads(state)) {
+      const before = state.done?.answer ?? null;
+      writeAnswer($("edited-translation"), drawEditedAnswer, { done }, before);
+      $("edited-figures").textContent = done && before ? changed(t, done.answer, before) : "";
+      return;
+    }
+    drawEditedAnswer(null);
+    $("edited-translation").hidden = false;
     const apart = writeBeside($("edited-translation"), { target, done }, state.model);
     const step = looking(state, "edited") ? state.step : null;
     drawEdited({ tokens: target, step, chosen: chosenBy(state, target), given: state.given, whole: done !== null });
@@ -46,6 +65,14 @@ export const mount = (_, store, { t, announce }) => {
     if (!state.compare) return;
     $("compare-title").textContent = t("compare.title", { model: state.compare });
     const { target, done, given } = state.other ?? NOTHING;
+    if (reads(state, state.compare)) {
+      const figures = done && { n: state.other.source.length, ms: Math.round(done.milliseconds) };
+      writeAnswer($("other-translation"), drawOtherAnswer, { done });
+      $("other-figures").textContent = done ? t("reading.figures", figures) : "";
+      return;
+    }
+    drawOtherAnswer(null);
+    $("other-translation").hidden = false;
     const apart = writeBeside($("other-translation"), { target, done }, state.compare);
     drawOther({ tokens: target, step: looking(state, "other") ? state.step : null, given, whole: done !== null });
     if (!target.length) $("other-figures").textContent = "";

@@ -1,6 +1,6 @@
 // What is asked of the server when: a translation as it is, one with the edits, one by the second model.
 
-import { edited, inputsOf, modelOf, shown } from "./state.js";
+import { edited, inputsOf, modelOf, reads, shown } from "./state.js";
 import { debounced } from "./dom.js";
 
 const TYPING = 150; // ms of rest before a half-written sentence is sent
@@ -45,10 +45,11 @@ export const start = (store, { api, fail }) => {
     let about = {};
     const target = [];
     const { text, sentence, beam } = state;
-    return api.translate({ text, sentence, beam, ...body }, (line) => {
+    const pair = modelOf(state, body.model)?.second ? state.pair : "";
+    return api.translate({ text, pair, sentence, beam, ...body }, (line) => {
       const { kind, ...rest } = line;
       if (signal.aborted) return;
-      if (kind === "source") ({ tokens: source, ...about } = { given: 0, ...rest });
+      if (kind === "source") ({ tokens: source, ...about } = { given: 0, windows: 1, ...rest });
       else if (kind === "token") put({ source, target: [...target, rest], done: null, ...about }, target.push(rest));
       else if (kind === "done") put({ source, target: [...target], done: rest, ...about });
     }, signal);
@@ -56,13 +57,13 @@ export const start = (store, { api, fail }) => {
 
   const there = () => state.model !== "" && state.text.trim() !== "";
   const lanes = {
-    original: lane("original", { source: [], target: [], done: null, sentences: [], unknown: [], given: 0 }, there, (signal) =>
+    original: lane("original", { source: [], target: [], done: null, sentences: [], unknown: [], given: 0, windows: 1 }, there, (signal) =>
       translate({ model: state.model, prefix: state.prefix }, signal, set)),
     edited: lane("edited", { edited: null }, () => there() && edited(state), (signal) => {
       const { model, prefix, edits } = state;
       return translate({ model, prefix, edits }, signal, ({ target, done }) => set({ edited: { target, done } }));
     }),
-    rescored: lane("rescored", { rescored: null }, () => there() && edited(state), async (signal) => {
+    rescored: lane("rescored", { rescored: null }, () => there() && edited(state) && !reads(state), async (signal) => {
       const { model, edits, source, target, done } = state;
       if (!done) return; // comes again when the output is whole
       const { tokens } = await api.score({ model, edits, ...inputsOf(modelOf(state), source, target) }, signal);
@@ -76,15 +77,15 @@ export const start = (store, { api, fail }) => {
     subscribe(keys, (_, changed) => {
       if (!state.models.length) return; // the address spoke first
       const patient = changed.has("edits") && !keys.some((key) => key !== "edits" && changed.has(key));
-      lanes[name](changed.has("text") && state.done ? TYPING : 0, patient);
+      lanes[name]((changed.has("text") || changed.has("pair")) && state.done ? TYPING : 0, patient);
     });
-  watch("original", ["models", "model", "text", "sentence", "beam", "prefix"]);
-  watch("edited", ["models", "model", "text", "sentence", "beam", "prefix", "edits"]);
+  watch("original", ["models", "model", "text", "pair", "sentence", "beam", "prefix"]);
+  watch("edited", ["models", "model", "text", "pair", "sentence", "beam", "prefix", "edits"]);
   watch("rescored", ["done", "edits"]);
-  watch("other", ["models", "compare", "text", "sentence", "beam"]);
+  watch("other", ["models", "compare", "text", "pair", "sentence", "beam"]);
 
   // What a person asks next makes an old complaint stale; the first load may have one of its own.
-  subscribe(["text", "sentence", "model", "compare", "beam", "prefix", "edits"], (_, changed) => {
+  subscribe(["text", "pair", "sentence", "model", "compare", "beam", "prefix", "edits"], (_, changed) => {
     if (!changed.has("models")) set({ error: null });
   });
   // Without edits there is no edited side to look at, nor another without a second model.

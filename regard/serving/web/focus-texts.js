@@ -18,6 +18,7 @@ export const texts = {
   ],
   "focus.special": ["Special tokens", "特殊符号"],
   "focus.special.title": ["Show <s> and </s>; without them rows are scaled to sum to 1", "显示 <s> 与 </s>；隐藏后每行重新归一"],
+  "focus.special.title@reads": ["Show the marks around texts; without them rows are scaled to sum to 1", "显示文字两端的符号；隐藏后每行重新归一"],
   "focus.log": ["Log colour", "对数颜色"],
   "focus.log.title": ["Colours by the logarithm: small weights become visible", "按对数着色：小权重也看得见"],
   "focus.axis": ["A row", "行"], "focus.factor": ["Factor", "系数"], "axis.predicted": ["predicts", "预测的词"],

@@ -1,10 +1,13 @@
 // What comes out: tokens with their probabilities, a scrubber through the steps, and what else the model considered.
 
-import { looking, modelOf, shown, towards } from "./state.js";
+import { looking, modelOf, reads, shown, towards } from "./state.js";
+import { answerView, saidOf, texts as own } from "./answer.js";
 import { h, sync } from "./dom.js";
 import { logarithm, percent } from "./i18n.js";
 import { differing, wordsOf, write } from "./difference.js";
 import { readable, strip, visible } from "./strip.js";
+
+export const texts = own;
 
 /** Which of the tokens a person chose: the end of the forced beginning, and what the model would not have taken. */
 export const chosenBy = ({ prefix, given = 0 }, target) => (k) =>
@@ -27,7 +30,25 @@ export const leastCertain = (target, given = 0) => {
 export const mount = (_, store, { t, announce }) => {
   const { state, set, subscribe } = store;
   const $ = (id) => document.getElementById(id);
-  const draw = strip($("strip"), (step) => set({ step, side: towards(state, "original") }));
+  const lock = (k) => set({ locked: state.locked?.rows[0] === k ? null : { rows: [k], columns: [] } });
+  const look = (step) => (reads(state) ? lock(step) : set({ step, side: towards(state, "original") }));
+  const draw = strip($("strip"), look);
+  const drawAnswer = answerView($("answer"), t);
+
+  /** What a model says that reads, and the tokens that it has read. */
+  const showAnswer = (none) => {
+    const { source, done, locked, windows } = state;
+    const said = done ? saidOf(t, done.answer) : t(none);
+    $("translation").textContent = said;
+    $("translation").hidden = said === "";
+    $("translation").classList.toggle("none", !done || done.answer.note !== "");
+    drawAnswer(done?.answer);
+    $("tokens-title").hidden = !source.length;
+    draw({ tokens: source, step: locked?.rows[0] ?? null, whole: true });
+    const parts = windows > 1 ? ` · ${t("reading.windows", { n: windows })}` : "";
+    const figures = { n: source.length, ms: Math.round(done?.milliseconds ?? 0) };
+    $("figures").textContent = done ? t("reading.figures", figures) + parts : "";
+  };
 
   const showOutput = () => {
     const { target, done, step } = state;
@@ -36,6 +57,11 @@ export const mount = (_, store, { t, announce }) => {
     // What the edits take away is marked where it was; what they bring, below (compare.js).
     const { models, original } = state.busy;
     const none = `generation.${models ? "loading" : original ? "busy" : "empty"}`;
+    document.body.classList.toggle("reads", reads(state));
+    if (reads(state)) return showAnswer(none);
+    drawAnswer(null);
+    text.hidden = false;
+    $("tokens-title").hidden = true;
     if (done && state.edited?.done) write(text, words, differing(words, wordsOf(state.edited.target))[0], "del");
     else text.textContent = done ? done.text : readable(target) || t(none);
     text.lang = modelOf(state)?.target ?? "";
@@ -48,6 +74,7 @@ export const mount = (_, store, { t, announce }) => {
       const figures = { log_p: logarithm(log_probability), n: target.length, ms: Math.round(milliseconds) };
       $("figures").textContent = t("generation.figures", figures) + cut;
     } else if (!target.length) $("figures").textContent = "";
+    return undefined;
   };
 
   // --- the scrubber: 0 is all steps, k the k-th
@@ -132,7 +159,7 @@ export const mount = (_, store, { t, announce }) => {
     });
   };
 
-  subscribe(["target", "done", "edited", "busy", "step", "side", "prefix", "language", "model"], showOutput);
+  subscribe(["source", "target", "done", "edited", "busy", "step", "side", "prefix", "language", "model", "locked"], showOutput);
   subscribe(["target", "edited", "other", "step", "side", "language"], showStep);
   subscribe(["target", "edited", "other", "step", "side", "language"], showAlternatives);
   subscribe(["target", "prefix", "language"], showForced);

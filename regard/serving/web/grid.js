@@ -23,6 +23,9 @@ export const texts = {
   "grid.pooled": ["Long text: thumbnails show the greatest weight of each patch.", "文本较长：缩略图显示每块中的最大权重。"],
   "grid.empty": ["Type a sentence: every head will show what it looks at.", "输入一句话：每个头会显示它看哪里。"],
   "grid.none": ["This model has no attention: there is nothing to look at.", "这个模型没有注意力：没有可看的内容。"],
+  "grid.encoder.title@reads": ["The text reads itself, both ways", "文字双向读自身"],
+  "grid.decoder.title@reads": ["The text reads itself, up to here", "文字读自身（到此为止）"],
+  "grid.empty@reads": ["Type a text: every head will show what it looks at.", "输入文字：每个头会显示它看哪里。"],
   "grid.rollout": ["all heads", "所有头"],
 };
 

@@ -1,6 +1,6 @@
 // The page's texts, [English, Chinese]. A component adds its own with `add(texts)`; index.html names its texts by
 // data-t (content), data-t-label (aria-label and tooltip). What is said otherwise of a model to generate text has the
-// key of what it stands for, and @generate.
+// key of what it stands for, and @generate; of models that read, @ and the task, or @reads.
 
 import { modelOf, store } from "./state.js";
 
@@ -40,6 +40,31 @@ const texts = {
     "在网格中或用预设关闭、缩放注意力头，观察文字的变化。",
   ],
   "ablation.same@generate": ["The text stays the same.", "文字不变。"], "by.measures@generate": ["by this text", "依据本文"],
+  "input.title@denoise": ["Text to make whole", "要复原的文字"], "input.hint@denoise": ["Type a text", "输入文字"],
+  "generation.title@denoise": ["What the model writes", "模型的输出"], "generation.done@denoise": ["Output: {text}", "输出：{text}"],
+  "generation.busy@denoise": ["Writing …", "正在输出……"], "ablation.same@denoise": ["The output stays the same.", "输出不变。"],
+  "input.title@reads": ["Text", "文字"], "input.title@mask": ["Text with gaps", "带空格的文字"],
+  "input.title@answer": ["Question", "问题"], "input.hint@reads": ["Type a text", "输入文字"],
+  "input.hint@mask": ["Type a text, with [MASK] where something is missing", "输入文字，缺失处写 [MASK]"],
+  "input.hint@answer": ["Type a question", "输入问题"],
+  "pair.pair": ["Second text, if the model reads pairs", "第二段文字（若模型读取文本对）"], "pair.context": ["Context", "上下文"],
+  "pair.lines": ["Texts to compare it with, one a line", "用来比较的文字，每行一段"],
+  "input.unknown@reads": ["⚠ No sub-words for {texts}: the model does not know it.", "⚠ 词表中没有 {texts} 的子词：模型不认识它。"],
+  "generation.title@reads": ["Answer", "答案"], "generation.tokens@reads": ["Tokens that are read", "读入的词元"],
+  "generation.title@classify": ["Class", "类别"], "generation.title@tag": ["What stands in it", "识别结果"],
+  "generation.title@mask": ["What may stand in the gaps", "空格处的候选"], "generation.title@embed": ["Vector", "向量"],
+  "generation.empty@reads": ["Waiting for a text.", "等待输入。"], "generation.busy@reads": ["Reading …", "正在阅读……"],
+  "generation.done@reads": ["Answer: {text}", "答案：{text}"], "key.input@reads": ["go to the text", "回到文字"],
+  "reading.figures": ["tokens {n} · {ms} ms", "词元 {n} · {ms} 毫秒"],
+  "reading.windows": ["read in {n} parts; below, heads in the first", "分 {n} 段阅读；下方为第一段的注意力"],
+  "tokens.title": ["Tokens: click one to see what it looks at", "词元：单击查看它看向何处"],
+  "token.read": ["Token {n}: {text}", "第 {n} 个词元：{text}"],
+  "ablation.hint@reads": [
+    "Switch a head off or scale it, in the grid or by a preset, and watch the answer change.",
+    "在网格中或用预设关闭、缩放注意力头，观察答案的变化。",
+  ],
+  "by.measures@reads": ["by this text", "依据本文"],
+  "model.shared": ["one layer, gone through again and again: its last pass is shown", "各层共用一层：显示最后一次"],
   "token.says": ["Step {step}: {text}, probability {p}", "第 {step} 步：{text}，概率 {p}"], "token.forced": ["forced", "强制"],
   "token.given": ["given", "给定"], "step.back": ["Previous step", "上一步"], "step.on": ["Next step", "下一步"],
   "step.scrub": ["Step of the output", "输出的步骤"], "step.all": ["all {n} steps", "全部 {n} 步"],
@@ -112,7 +137,8 @@ const isolated = (value) => (rightToLeft(value) ? `\u2068${value}\u2069` : value
 
 /** The text of `key` in the page's language, {names} filled in: t("step.says", {step: 3, n: 9}). */
 export const t = (key, values = {}) => {
-  const [english, chinese] = texts[`${key}@${modelOf(store.state)?.task}`] ?? texts[key] ?? [key, key];
+  const { task, reads } = modelOf(store.state) ?? {};
+  const [english, chinese] = texts[`${key}@${task}`] ?? (reads ? texts[`${key}@reads`] : null) ?? texts[key] ?? [key, key];
   const text = store.state.language === "zh" ? chinese : english;
   return text.replace(/\{(\w+)\}/g, (whole, name) => name in values ? isolated(values[name]) : whole);
 };

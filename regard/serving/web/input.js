@@ -1,6 +1,6 @@
 // What goes in: the sentence and its examples, the model, the beam; and how the page looks and speaks.
 
-import { modelOf } from "./state.js";
+import { exampleOf, modelOf } from "./state.js";
 import { h, sync } from "./dom.js";
 
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
@@ -11,24 +11,34 @@ export const mount = (_, store, { t, announce }) => {
   const { state, set, subscribe } = store;
   const $ = (id) => document.getElementById(id);
 
-  // --- the sentence
-  const text = $("text");
-  const grow = () => {
-    text.style.height = "auto";
-    text.style.height = `${Math.min(text.scrollHeight + 2, 200)}px`;
+  // --- the sentence, and what may stand beside it
+  const field = (key) => {
+    const area = $(key);
+    const grow = () => {
+      area.style.height = "auto";
+      area.style.height = `${Math.min(area.scrollHeight + 2, 200)}px`;
+    };
+    area.addEventListener("input", () => {
+      grow();
+      set({ [key]: area.value, ...anew });
+    });
+    addEventListener("resize", grow);
+    return () => {
+      if (area.value !== state[key]) area.value = state[key];
+      area.lang = modelOf(state)?.source ?? "";
+      grow();
+    };
   };
-  text.addEventListener("input", () => {
-    grow();
-    set({ text: text.value, ...anew });
-  });
+  const [showFirst, showSecond] = ["text", "pair"].map(field);
   const showText = () => {
-    if (text.value !== state.text) text.value = state.text;
-    text.lang = modelOf(state)?.source ?? "";
-    text.placeholder = t("input.hint");
-    grow();
+    const second = modelOf(state)?.second ?? "";
+    $("text").placeholder = t("input.hint");
+    $("beside").hidden = !second;
+    $("pair-title").textContent = second && t(`pair.${second}`);
+    showFirst();
+    showSecond();
   };
-  subscribe(["text", "model", "language"], showText);
-  addEventListener("resize", grow);
+  subscribe(["models", "text", "pair", "model", "language"], showText);
 
   // --- examples
   /** A button for each of some sentences; `chosen(sentence, index)` says which is pressed. */
@@ -42,9 +52,10 @@ export const mount = (_, store, { t, announce }) => {
         button.setAttribute("aria-pressed", chosen(sentence, index));
       },
     );
-  const take = ({ target }) => set({ text: target.textContent, ...anew });
+  const examples = () => (modelOf(state)?.examples ?? []).map(exampleOf);
+  const take = ({ target }) => set({ ...examples()[[...$("examples").children].indexOf(target)], ...anew });
   const showExamples = () =>
-    choices($("examples"), modelOf(state)?.examples ?? [], take, (example) => example === state.text);
+    choices($("examples"), examples().map(({ text }) => text), take, (example) => example === state.text);
   subscribe(["models", "model", "text"], showExamples);
 
   // --- of several sentences, the one that is looked at; and what the model cannot know of it
@@ -79,20 +90,25 @@ export const mount = (_, store, { t, announce }) => {
   };
   const showModels = () => {
     options($("model"), state.models, state.model);
-    $("compare-with").parentElement.hidden = state.models.length < 2;
-    options($("compare-with"), [{ id: "" }, ...state.models.filter(({ id }) => id !== state.model)], state.compare);
+    const others = state.models.filter(({ id, task }) => id !== state.model && task === modelOf(state)?.task);
+    $("compare-with").parentElement.hidden = !others.length;
+    options($("compare-with"), [{ id: "" }, ...others], state.compare);
     const model = modelOf(state);
     const heads = model?.attentions?.reduce((sum, attention) => sum + attention.heads, 0);
     const note = model && t("model.note", { parameters: short.format(model.parameters), heads });
-    $("model-note").textContent = model ? [note, model.note].filter(Boolean).join(" · ") : "";
+    const shared = model?.shared && t("model.shared");
+    $("model-note").textContent = model ? [note, model.note, shared].filter(Boolean).join(" · ") : "";
+    $("model-note").title = $("model-note").textContent; // it may be cut
   };
   $("model").addEventListener("change", ({ target }) => {
     const [old, model] = [modelOf(state), modelOf(state, target.value)];
     // A sentence is kept where the new model can read it; an example gives way to one of the new model's own.
-    const keep = old?.source === model.source && !old.examples.includes(state.text);
+    const alike = old?.source === model.source && old.task === model.task;
+    const keep = alike && !old.examples.some((example) => exampleOf(example).text === state.text);
+    const other = state.compare === model.id ? old?.id ?? "" : state.compare;
     set({
-      ...anew, model: model.id, compare: state.compare === model.id ? old?.id ?? "" : state.compare,
-      edits: {}, head: null, side: "original", text: keep ? state.text : model.examples[0] ?? state.text,
+      ...anew, model: model.id, compare: modelOf(state, other)?.task === model.task ? other : "",
+      edits: {}, head: null, side: "original", ...(keep || !model.examples.length ? {} : exampleOf(model.examples[0])),
     });
     $("examples").scrollLeft = 0;
     announce(arrow(model));

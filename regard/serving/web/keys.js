@@ -1,6 +1,6 @@
 // One key for everything that is often wanted; the list of them is the help.
 
-import { KINDS, edited, editsShown, factorOf, modelOf, shown, switched } from "./state.js";
+import { KINDS, edited, editsShown, factorOf, modelOf, reads, shown, switched } from "./state.js";
 import { h } from "./dom.js";
 import { headLabel } from "./i18n.js";
 import { dotsIn, kindsOf, rollsOut } from "./sight.js";
@@ -59,6 +59,7 @@ export const mount = (dialog, store, { t, announce }) => {
     { key: "e", act: () => $("export").querySelector("button, summary")?.click(), text: "key.export" },
     { key: "Escape", act: leave, text: "key.escape", written: "Esc" },
   ];
+  const about = ({ text }) => text && !(reads(state) && ["key.steps", "key.all", "key.axis"].includes(text));
   const actions = new Map(keys.filter(({ key }) => key).map((each) => [each.key, each]));
 
   addEventListener("keydown", (event) => {
@@ -76,13 +77,13 @@ export const mount = (dialog, store, { t, announce }) => {
 
   const show = () => {
     const kbds = (written) => written.split(" ").map((each) => h("kbd", {}, each));
-    $("keys").replaceChildren(...keys.filter(({ text }) => text).flatMap(({ key, text, written }) => [
+    $("keys").replaceChildren(...keys.filter(about).flatMap(({ key, text, written }) => [
       h("dt", {}, ...kbds(written ?? key)), h("dd", {}, t(text)),
     ]));
     $("help-about").textContent = t("help.about");
   };
   $("open-help").addEventListener("click", () => dialog.showModal());
   dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close()); // a click beside it
-  subscribe(["language"], show);
+  subscribe(["language", "models", "model"], show);
   show();
 };

@@ -1,6 +1,6 @@
 // The page: its parts, the services they share, and the models to begin with.
 
-import { store, modelOf } from "./state.js";
+import { exampleOf, store, modelOf } from "./state.js";
 import { api } from "./api.js";
 import { add, localise, t } from "./i18n.js";
 import { debounced } from "./dom.js";
@@ -75,10 +75,12 @@ const begin = async () => {
   const model = [state.model, first, ...models.map(({ id }) => id)].find(usable) ?? "";
   const gone = state.model && model !== state.model ? t("error.gone", { id: state.model, model }) : null;
   const broken = models.find((each) => each.error);
-  const compare = usable(state.compare) && state.compare !== model ? state.compare : "";
+  const taskOf = (id) => models.find((each) => each.id === id)?.task;
+  const another = usable(state.compare) && state.compare !== model && taskOf(state.compare) === taskOf(model);
+  const compare = another ? state.compare : "";
   store.set({ models, model, compare, busy: { models: false }, error: gone ?? (broken ? t("error.model", broken) : null) });
   if (gone) store.set({ prefix: [], edits: {}, head: null }); // they were about that other model
-  if (!state.text) store.set({ text: modelOf(state)?.examples?.[0] ?? "" });
+  if (!state.text) store.set(exampleOf(modelOf(state)?.examples?.[0]));
 };
 
 showTheme();

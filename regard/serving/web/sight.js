@@ -27,14 +27,16 @@ export const dotsIn = (state) => attentionsOf(state).find(({ name }) => name ===
 
 /**
  * {model, source, target, edits, ids, key} of the side that is shown; null while there is nothing whole to look at. Of a
- * language model the source is what its text begins with, and what it writes goes by the name of its input as well.
+ * language model the source is what its text begins with, and what it writes goes by the name of its input as well; of a
+ * model that reads it is all there is.
  */
 export const sentence = (state) => {
   const { model, edits, source, target, done } = shown(state);
-  if (!modelShown(state) || !done || !source?.length || !target?.length) return null;
+  const read = modelShown(state)?.reads;
+  if (!modelShown(state) || !done || !source?.length || !(read || target?.length)) return null;
   const inputs = inputsOf(modelShown(state), source, target);
   const [names, ids] = [Object.keys(inputs), Object.values(inputs)];
-  const alone = names.length > 1 ? {} : { names, [names[0]]: target, start: source[0] };
+  const alone = names[0] === "source" ? {} : { names, [names[0]]: read ? source : target, start: source[0] };
   return { model, edits, source, target, ids, ...alone, key: JSON.stringify([model, ids, edits]) };
 };
 

@@ -4,11 +4,12 @@
 export const KINDS = ["encoder", "decoder", "cross"]; // of attention, as /models names them
 
 export const initial = () => ({
-  models: [], model: "", compare: "", text: "", sentence: 0, beam: 1,
+  models: [], model: "", compare: "", text: "", pair: "", sentence: 0, beam: 1,
   prefix: [], edits: {},
   source: [], target: [], done: null, // the model as it is
   sentences: [], unknown: [], // of the text: the model reads one; of this: what it has no sub-words for
   given: 0, // tokens of the output that are the text itself: a language model goes on with it
+  windows: 1, // in which a model that reads has read a long text
   edited: null, rescored: null, // with the edits: {target, done}; the original's output under them
   other: null, // the second model: {source, target, done}
   step: null, side: "original",
@@ -68,7 +69,7 @@ const selection = {
 };
 
 const written = {
-  model: plain, compare: plain, text: plain,
+  model: plain, compare: plain, text: plain, pair: plain,
   sentence: { write: String, read: whole },
   beam: choice(1, 4),
   prefix: { write: (ids) => ids.join(","), read: wholes },
@@ -175,10 +176,20 @@ export const store = typeof location === "undefined" ? createStore(initial()) : 
 
 export const modelOf = (state, id = state.model) => state.models.find((model) => model.id === id);
 
+/** An example as it is typed: a text, and what stands beside it. */
+export const exampleOf = (example = "") => {
+  const [text, pair = ""] = [example].flat();
+  return { text, pair };
+};
+
+/** Whether a model reads a text and says something of it, and writes none. */
+export const reads = (state, id = state.model) => modelOf(state, id)?.reads ?? false;
+
 /** The ids of a sentence by the names of its model's inputs; what a language model reads and writes is one of them. */
 export const inputsOf = (model, source, target) => {
   const ids = (tokens) => tokens.map(({ id }) => id);
   const names = model?.inputs ?? ["source", "target"];
+  if (model?.reads) return { [names[0]]: ids(source), segments: source.map(({ segment }) => segment) };
   return names.length > 1 ? { source: ids(source), target: ids(target) } : { [names[0]]: ids([...source, ...target]) };
 };
 

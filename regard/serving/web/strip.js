@@ -1,4 +1,4 @@
-// A row of output tokens: the tint and the line below each say how probable it was. Used for every translation shown.
+// A row of tokens: of an output, the tint and the line below each say how probable it was. Used for every one shown.
 
 import { h, sync } from "./dom.js";
 import { percent, rightToLeft, t } from "./i18n.js";
@@ -36,19 +36,20 @@ export const strip = (element, look) => {
     element.dir = rightToLeft(readable(tokens)) ? "rtl" : "ltr";
     const stop = step !== null && step < tokens.length ? step : 0;
     sync(element, tokens, create, (chip, token, index) => {
-      const p = Math.exp(token.log_p);
+      const p = token.log_p === undefined ? null : Math.exp(token.log_p); // none: it is read, not written
       chip.firstElementChild.textContent = visible(token);
-      chip.style.setProperty("--p", p.toFixed(3));
+      chip.style.setProperty("--p", (p ?? 0).toFixed(3));
       chip.classList.toggle("special", Boolean(token.special));
       chip.classList.toggle("last", Boolean(tokens[index + 1]?.space)); // of its word
       chip.classList.toggle("forced", chosen(index));
       chip.classList.toggle("given", index < given); // the text that a language model goes on with
       chip.tabIndex = index === stop ? 0 : -1; // one stop for Tab; arrows move inside
       chip.setAttribute("aria-pressed", index === step);
-      const says = t("token.says", { step: index + 1, text: visible(token), p: percent(p) });
+      const named = { step: index + 1, n: index + 1, text: visible(token) };
+      const says = p === null ? t("token.read", named) : t("token.says", { ...named, p: percent(p) });
       const why = chosen(index) ? "token.forced" : index < given ? "token.given" : null;
       chip.setAttribute("aria-label", why ? `${says}, ${t(why)}` : says);
-      chip.title = percent(p);
+      chip.title = p === null ? "" : percent(p);
     });
     // A long output scrolls in its own room: scrollIntoView would move the whole column.
     const chip = step === null ? null : element.children[step];

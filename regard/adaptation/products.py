@@ -1,0 +1,75 @@
+"""The products of a model by their roles: which of them a change is of, whatever the model is called."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from regard.checks import hint
+from regard.core.attention import MultiHeadAttention
+from regard.core.layers import ConvolutionFeedForward, FeedForward, GatedFeedForward
+from regard.core.quantised import Int8Linear
+
+FEED_FORWARD = (FeedForward, GatedFeedForward, ConvolutionFeedForward)
+ROLES = ("query", "key", "value", "output", "gate", "inner", "outer")
+GROUPS: dict[str, tuple[str, ...]] = {
+    "attention": ("query", "key", "value", "output"),
+    "feed_forward": ("gate", "inner", "outer"),
+    "all": ROLES,
+}
+
+
+class Product(NamedTuple):
+    """A linear map inside attention or a feed-forward network, of matrices side by side that have a role each."""
+
+    path: str
+    module: nn.Linear | Int8Linear
+    rows: Mapping[str, slice]  # of which outputs each role is
+    of: nn.Module
+
+    @property
+    def like(self) -> Tensor:
+        """Numbers of the dtype and on the device that go with it."""
+        return self.module.scale if isinstance(self.module, Int8Linear) else self.module.weight
+
+
+def products(model: nn.Module) -> Iterator[Product]:
+    """All of a model, but those of its embeddings and its head."""
+    for path, module in model.named_modules():
+        if isinstance(module, MultiHeadAttention):
+            q, k, v = (("query", "key", "value")[i : i + 1] for i in range(3))
+            sides = {"query_key_value": q + k + v, "query": q, "key_value": k + v, "output": ("output",)}
+        elif isinstance(module, FEED_FORWARD):
+            gated = isinstance(module, GatedFeedForward)
+            sides = {"inner": ("gate", "inner") if gated else ("inner",), "outer": ("outer",)}
+        else:
+            continue
+        for name, roles in sides.items():
+            product = getattr(module, name, None)
+            if isinstance(product, nn.Linear | Int8Linear):
+                widths = [product.out_features // len(roles)] * len(roles)
+                if isinstance(module, MultiHeadAttention) and name != "output":
+                    widths = [module.widths[("query", "key", "value").index(role)] for role in roles]
+                ends = [sum(widths[: i + 1]) for i in range(len(widths))]
+                rows = {role: slice(end - w, end) for role, end, w in zip(roles, ends, widths, strict=True)}
+                yield Product(f"{path}.{name}", product, rows, module)
+
+
+def roles_of(where: Sequence[str]) -> list[str]:
+    """The roles that a setting `where` names, by themselves or in groups.
+
+    >>> roles_of(["value", "feed_forward"])
+    ['value', 'gate', 'inner', 'outer']
+    """
+    if not isinstance(where, list | tuple) or not where or not all(isinstance(name, str) for name in where):
+        raise ValueError(f"where = {where!r}: it is a list of products, as [query, value]")
+    for name in where:
+        if name not in (known := (*ROLES, *GROUPS)):
+            raise ValueError(f"where = {name!r}: no product is called so; {hint(name, known)}")
+    return [role for role in ROLES if any(role in GROUPS.get(name, (name,)) for name in where)]
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be the name of something added."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"name = {name!r}: the name of a change is a word, as its tensors are called by it")

@@ -1,0 +1,118 @@
+"""What is added to a model that stays as it is: parameters beside its own, which alone are taught.
+
+An `Added` is a child of the module that it adds to. That module keeps its type, its parameters and its kernels; hooks
+ask what was added, in the order in which it was, of what it reads and of what it makes. Switched off, it adds nothing.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+
+class Added(nn.Module):
+    """Parameters beside those of a module."""
+
+    on = True
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the module is to read in place of x."""
+        return x
+
+    def after(self, x: Tensor, y: Tensor) -> Tensor:
+        """What is to become of y, which the module has made of x."""
+        return y
+
+    def merge(self, module: nn.Module) -> None:
+        """Change the module's own parameters so that it does the same alone; a `ValueError` says why it cannot."""
+        raise ValueError(f"a {type(self).__name__} is no change of weights that a model has")
+
+
+class Base(NamedTuple):
+    """The model that another one has begun with, and adds to."""
+
+    path: str
+    digest: str
+    own: frozenset[str]  # the tensors that the other one has for itself
+    head: bool = False  # whether its head is among them
+
+
+def add(module: nn.Module, name: str, part: Added) -> None:
+    """Add a part to a module by this name."""
+    if getattr(module, name, None) is not None:
+        raise ValueError(f"there is something called {name!r} already: give each change a name of its own")
+    module.add_module(name, part)
+    if _after not in module._forward_hooks.values():
+        module.register_forward_pre_hook(_before)
+        module.register_forward_hook(_after)
+
+
+def _before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    x = args[0]
+    for part in module.children():
+        if isinstance(part, Added) and part.on:
+            x = part.before(x)
+    return None if x is args[0] else (x, *args[1:])
+
+
+def _after(module: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
+    for part in module.children():
+        if isinstance(part, Added) and part.on:
+            y = part.after(args[0], y)
+    return y
+
+
+def added(model: nn.Module) -> list[Added]:
+    """All that was added to a model."""
+    return [module for module in model.modules() if isinstance(module, Added)]
+
+
+@contextmanager
+def without(model: nn.Module) -> Iterator[None]:
+    """`with without(model):` the model is as if nothing had been added to it, bit for bit."""
+    parts = [(part, part.on) for part in added(model)]
+    try:
+        for part, _ in parts:
+            part.on = False
+        yield
+    finally:
+        for part, was in parts:
+            part.on = was
+
+
+def merged(model: nn.Module) -> nn.Module:
+    """A model that does the same with no more than its own parameters: a copy, or itself if nothing was added."""
+    if not added(model):
+        return model
+    model = copy.deepcopy(model)
+    done: set[Added] = set()  # one part may serve several modules that have the same parameters
+    for module in list(model.modules()):
+        for name, part in list(module.named_children()):
+            if isinstance(part, Added):
+                if part.on and part not in done:
+                    part.merge(module)
+                    done.add(part)
+                delattr(module, name)
+                for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                    for number in [number for number, hook in hooks.items() if hook in (_before, _after)]:
+                        del hooks[number]
+    return model
+
+
+def frozen(model: nn.Module) -> nn.Module:
+    """The model, of which only what was added learns."""
+    for p in model.parameters():
+        p.requires_grad_(False)
+    for part in added(model):
+        for p in part.parameters():
+            p.requires_grad_(True)
+    return model
+
+
+def own(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and stored buffers of a model by name, each once: of one that adds to another, what it adds."""
+    stored, base = model.state_dict().keys(), getattr(model, "base", None)
+    named = dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in stored}
+    return {name: x for name, x in named.items() if base is None or name in base.own}
