@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from regard.data.text import PairFiles
 from regard.data.tokenizers import TokensConfig
 from regard.evaluation.translation import TOKENIZERS
-from regard.models.family import FAMILIES, presets
+from regard.models import storage
+from regard.models.family import FAMILIES, build, configure, presets
 from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import TransformerConfig
 from regard.recipes import reading as module
@@ -158,8 +159,14 @@ def test_shipped_recipes_have_names_and_descriptions() -> None:
     assert load("quickstart", ["decode.beam=1"]).decode.beam == 1
 
 
-def test_what_comes_with_the_package_loads_and_has_a_description(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_with_the_package_loads_and_has_a_description(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    for base, preset in {"minilm": "bert-tiny", "smollm2": "gpt-tiny", "instruct": "gpt-tiny"}.items():
+        storage.save(build(configure(preset, ["layers=1"], vocabulary=9)), tmp_path / "runs" / base)
+        (tmp_path / "runs" / base / storage.TEMPLATE).write_text("{{ messages }}")
     for name, description in shipped().items():
         assert load(name).description == description != ""
 
