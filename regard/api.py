@@ -127,7 +127,7 @@ def told(directory: Path, asked: str | None = None) -> Told:
 
 def check_task(directory: Path, task: str) -> None:
     """Refuse a model directory that is for another task."""
-    if task not in ((known := told(directory).task).name, known.verb):
+    if task not in ((known := told(directory, task).task).name, known.verb):
         asked, own = (each.verb or each.name for each in (task_named(task), known))
         raise ValueError(f"{directory} cannot {asked}: it is a model to {own}, so `regard {own}` is its verb")
 
