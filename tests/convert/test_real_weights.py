@@ -305,7 +305,7 @@ def test_what_is_listed_is_what_is_there(fetched: Callable[[str], Pair]) -> None
         assert sum(x.numel() for x in model.parameters()) == each.parameters, name
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def test_labels_are_as_likely_as_in_transformers(fetched: Callable[[str], Pair], tmp_path: Path) -> None:
     _, ours = fetched("smollm2-135m-instruct")
     export(ours, tmp_path / "theirs", to="hf")
