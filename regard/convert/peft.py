@@ -36,7 +36,7 @@ NEUTRAL: dict[str, Any] = {"bias": "none", "rank_pattern": {}, "alpha_pattern": 
 NEUTRAL |= dict.fromkeys(("use_dora", "use_qalora", "lora_bias"), False)
 
 
-class Theirs(NamedTuple):
+class Aimed(NamedTuple):
     """A product of theirs, and what of ours it is."""
 
     theirs: str
@@ -44,7 +44,7 @@ class Theirs(NamedTuple):
     roles: tuple[str, ...]
 
 
-def parts(source: Source) -> Iterator[Theirs]:
+def parts(source: Source) -> Iterator[Aimed]:
     """All products of a model inside its layers, by their names."""
     table, top, _ = foreign.their_config(source)
     if table.permuted:
@@ -57,7 +57,7 @@ def parts(source: Source) -> Iterator[Theirs]:
         roles, names = tuple(each.rows), [name.removesuffix(".weight") for name in pair.theirs[0]]
         shared = [roles] if len(names) == 1 else [(role,) for role in roles]
         for name, own in zip(names, shared, strict=True):
-            yield Theirs(name.removeprefix(base), path, own)
+            yield Aimed(name.removeprefix(base), path, own)
 
 
 # In
@@ -111,7 +111,7 @@ def _bare(name: str) -> str:
 Read = tuple[dict[str, Any], dict[str, Tensor]]  # a change, and what it has been taught by our names
 
 
-def _taken(tensors: dict[str, Tensor], source: Source, *ends: str) -> Iterator[tuple[Theirs, list[Tensor]]]:
+def _taken(tensors: dict[str, Tensor], source: Source, *ends: str) -> Iterator[tuple[Aimed, list[Tensor]]]:
     """Of each product that they have changed, the tensors with these ends, which are taken out."""
     base = foreign.their_config(source)[0].base
     for part in parts(source):
