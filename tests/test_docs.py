@@ -234,7 +234,9 @@ def test_what_is_shown_to_be_added_is_what_the_toys_are() -> None:
     assert yaml.safe_load(recipe)["model"]["preset"] == "bag"
 
 
-@pytest.mark.parametrize("page", ["docs/experiments/README.md", "docs/zoo.md", "docs/baselines.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/experiments/README.md", "docs/zoo.md", "docs/baselines.md", "docs/preferences.md"]
+)
 def test_every_command_beside_an_explanation_parses(page: str) -> None:
     verbs: Any = typer.main.get_command(cli.app)
     for command in commands((ROOT / page).read_text("utf-8")):

@@ -1,6 +1,7 @@
 """Learning from instructions and preferences: from files through training to a model that talks; what is refused."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from regard.studies.judging import judge
 from regard.tasks.converse import ANSWER, FIRST, Converse, Packs, packed
 from regard.tasks.prefer import Prefer, both, fingerprint
 from regard.tasks.task import Measured
-from regard.training.objectives import IGNORE, NextToken
+from regard.training.objectives import IGNORE, PREFERENCES, NextToken
 from regard.training.run import Sample
 
 QUIET = Console(quiet=True)
@@ -255,3 +256,13 @@ def test_marks_take_the_room_that_a_model_has(folder: Path, talker: Path) -> Non
     assert len(model.tokenizer) == len(plain) + 2 <= model.model.config.vocabulary
     assert model.conversation("Is red 7 good?").end == len(plain) + 1
     assert Prefer(96, CHATML).tokens(plain).__reduce__() == model.tokenizer.__reduce__()
+
+
+def test_the_page_shows_recipes_that_can_be_read_and_every_loss(folder: Path, talker: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "preferences.md").read_text("utf-8")
+    shown = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(shown) == 3
+    for text in shown:
+        (folder / "shown.yaml").write_text(re.sub(r"from: runs/\w+", "from: runs/talker", text))
+        reading.load(str(folder / "shown.yaml"))
+    assert set(PREFERENCES) <= set(re.findall(r"`([a-z-]+)`", page))
