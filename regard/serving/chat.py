@@ -139,7 +139,8 @@ class ChatQuestion(CompletionQuestion):
         return [[_message(each, f"messages[{i}]") for i, each in enumerate(self.asked.messages)]]
 
     def _texts(self, said: Any) -> list[str]:
-        return [json.dumps(self._tools, ensure_ascii=False), *(_text(each) for each in said)]
+        shown = [json.dumps(self._tools, ensure_ascii=False)] if self._tools else []
+        return [*shown, *map(_text, said)]
 
     def _prompt(self, said: Any) -> Prompt:
         try:
