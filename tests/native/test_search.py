@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from regard.core.quantised import quantise
 from regard.decoding.module import Module
-from regard.decoding.protocol import Request, SamplingConfig, SearchConfig
+from regard.decoding.protocol import Bare, Request, SamplingConfig, SearchConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native import Native
 from tests.decoding.toys import asking, search, stream
@@ -84,5 +84,5 @@ def test_a_shortlist_of_everything_changes_nothing(model: Transformer) -> None:
 
 def test_greedy_without_scores_says_the_same(model: Transformer) -> None:
     engine = Native(model)
-    plain, bare = (search(engine, requests(40), replace(GREEDY, scores=s)) for s in (True, False))
+    plain, bare = (search(engine, requests(40), config) for config in (GREEDY, Bare(**vars(GREEDY))))
     assert [h[0].tokens for h in plain] == [h[0].tokens for h in bare]
