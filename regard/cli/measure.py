@@ -19,14 +19,16 @@ from regard.tasks.uses import Prompting
 if TYPE_CHECKING:
     from regard.models.costs import Cost, Footprint, PaperRun
 
+SENTENCE = 25  # tokens of a sentence, if nobody says
+
 
 def info(
     preset: str,  # `PRESET|MODEL` tiny, base, lstm, convs2s, ..., or a directory
     changes: list[str] | None = None,  # `KEY=VALUE` settings to change, as heads=16 positions=rope
     *,
     vocabulary: Count | None = None,  # entries of a preset's vocabulary (default: its own, or 37000)
-    source: Count = 25,  # tokens of a source sentence
-    target: Count = 25,  # tokens of a target sentence
+    source: Count | None = None,  # tokens of a source sentence (default: 25, or as many as the model has places)
+    target: Count | None = None,  # tokens of a target sentence (default: the same)
     as_json: bool = False,  # print one JSON object
 ) -> None:
     """Show what a model costs: parameters, FLOPs and memory."""
@@ -43,7 +45,8 @@ def info(
         config, began = storage.config(located(preset)), storage.base_of(located(preset))
     else:
         config = found = configure(preset, changes or (), vocabulary=vocabulary)
-    source, target = (min(length, config.longest or length) for length in (source, target))
+    usual = min(SENTENCE, config.longest or SENTENCE)
+    source, target = source or usual, target or usual
     parts = breakdown(found, 1, source, target)
     memory = footprint(found, 1, source, target)
     runs = PAPER_RUNS if any(config == run.config for run in PAPER_RUNS.values()) else {}

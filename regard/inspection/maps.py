@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import one_of
+from regard.core.added import added
 from regard.inspection.axes import END, KINDS, START, Axis, axes
 from regard.inspection.page import VIEWS, AttentionMap
 from regard.inspection.taps import Names, attentions, checked_heads, record
@@ -46,7 +47,9 @@ def attention_maps(
         sides = laid[name]
         shown = weights if view == "weights" else norm_maps(known[name], weights, seen.values[name])
         queries, keys = (axis.along(texts, start) for axis in (sides.queries, sides.keys))
-        some_of = shown[0, :, -len(queries) :, -len(keys) :]  # before them stands what was taught and is no token
+        some_of = shown[0]
+        if added(model):  # before tokens stands what was taught and is none
+            some_of = some_of[:, -len(queries) :, -len(keys) :]
         whole = AttentionMap(name, some_of.float(), queries, keys, sides.role, view=view)
         if words is not None:
             whole = _in_words(whole, sides.queries, sides.keys, words)

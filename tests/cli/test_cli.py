@@ -243,7 +243,7 @@ def test_a_mistake_is_one_line(
         (["heads=7"], "7"),
         (["positions=roep"], "'roep'"),
         (["dropout=2"], "2.0"),
-        (["positions=learned", "max_length=8"], "25"),
+        (["positions=learned", "max_length=8", "--source", "25"], "25"),
         (["positions=rope", "d_k=3"], "3"),
         (["source_vocabulary=5"], "5"),
     ],

@@ -266,7 +266,7 @@ def test_nothing_is_overwritten(build: Callable[..., Path], tmp_path: Path) -> N
     with pytest.raises(ValueError, match="out is already there"):
         import_(tmp_path / "out", tmp_path / "out")
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-    with pytest.raises(ValueError, match="unknown format 'tflite': there are ctranslate2, hf, onnx"):
+    with pytest.raises(ValueError, match="unknown format 'tflite': there are ctranslate2, gguf, hf, onnx, peft"):
         export(directory, tmp_path / "new", "tflite")
     with pytest.raises(
         ValueError, match="quantization = 'int8' is for ctranslate2, onnx and gguf: leave it out for hf"
