@@ -419,7 +419,7 @@ class Translator(Searcher):
         said = 0
         for ids in outputs:
             text = self.tokenizer.certain(ids)
-            text = text.rstrip(FULL) if bare else text
+            text = text.rstrip().rstrip(FULL) if bare else text  # a space may yet be what follows a last stop
             if len(text) > said:
                 yield text[said:]
                 said = len(text)
