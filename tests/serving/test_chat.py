@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,18 +30,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
         talker(root, kind, template)[1].rename(root / name)
     short = writer(root / "short", "{% for m in messages %}{{ m.content }}\n{% endfor %}")
     return Registry([root / "chatml", root / "inst", root / "turns", short, writer(root / "silent")])
-
-
-@pytest.fixture(scope="module")
-def address(registry: Registry) -> Iterator[str]:
-    with running(registry) as (address, _):
-        yield address
-
-
-@pytest.fixture(scope="module")
-def client(address: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

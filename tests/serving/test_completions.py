@@ -26,18 +26,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
 
 
 @pytest.fixture(scope="module")
-def address(registry: Registry) -> Iterator[str]:
-    with running(registry) as (address, _):
-        yield address
-
-
-@pytest.fixture(scope="module")
-def client(address: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def generator(registry: Registry) -> Any:
     return regard.load(registry.get("writer").path)
 

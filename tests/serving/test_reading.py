@@ -3,7 +3,6 @@
 import json
 import re
 from base64 import b64decode
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -43,18 +42,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
         **{name: directory(root / name, name) for name in ("mask", "tag", "answer")},
     }
     return Registry(list(made.values()))
-
-
-@pytest.fixture(scope="module")
-def address(registry: Registry) -> Iterator[str]:
-    with running(registry) as (address, _):
-        yield address
-
-
-@pytest.fixture(scope="module")
-def client(address: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal
 
@@ -15,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 import regard
 from regard.serving.registry import Registry
 from tests.chats import CALLS, CHATML, TURNS, talker
-from tests.serving.servers import running
 
 pytest.importorskip("llguidance")
 CHAT: list[Any] = [{"role": "user", "content": "Why?"}]
@@ -46,18 +44,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     for name, kind, template in (("chatml", "bytes", CHATML), ("calls", "bytes", CALLS), ("turns", "pieces", TURNS)):
         talker(root, kind, template, **shapes)[1].rename(root / name)
     return Registry([root / "chatml", root / "calls", root / "turns"])
-
-
-@pytest.fixture(scope="module")
-def address(registry: Registry) -> Iterator[str]:
-    with running(registry) as (address, _):
-        yield address
-
-
-@pytest.fixture(scope="module")
-def client(address: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 @pytest.mark.parametrize("model", ["chatml", "turns"])
