@@ -114,13 +114,14 @@ class Contrastive(Objective):
 
     def forward(self, tokens: Tensor, keep: Tensor, group: Tensor) -> Tensor:
         """tokens (N, T) of all texts; group (N,): 0 a first text, 1 its second, 2 a negative -> a number."""
-        vectors = F.normalize(self.model(tokens=tokens, keep=keep).float(), dim=-1)
+        vectors = _directions(self.model(tokens=tokens, keep=keep))
         first = vectors[group == 0]
         others, before = gathered(torch.cat([vectors[group == 1], vectors[group == 2]]))
         if not (group == 1).any():  # a process that is left without rows keeps step with the others
             return 0.0 * (vectors.sum() + others.sum())
         labels = before + torch.arange(len(first), device=first.device)
-        return F.cross_entropy(self.scale * first @ others.T, labels, reduction="sum")
+        with torch.autocast(first.device.type, enabled=False):  # 20 times a cosine in bf16 has steps of an eighth
+            return F.cross_entropy(self.scale * first @ others.T, labels, reduction="sum")
 
 
 class Alike(Objective):
@@ -130,9 +131,14 @@ class Alike(Objective):
 
     def forward(self, labels: Tensor, tokens: Tensor, keep: Tensor, group: Tensor) -> Tensor:
         """labels (N,), of which the first are those of the pairs; tokens, keep and group as above -> a number."""
-        vectors = F.normalize(self.model(tokens=tokens, keep=keep).float(), dim=-1)
+        vectors = _directions(self.model(tokens=tokens, keep=keep))
         first, second = vectors[group == 0], vectors[group == 1]
         return F.mse_loss((first * second).sum(-1), labels[: len(first)].float(), reduction="sum")
+
+
+def _directions(x: Tensor) -> Tensor:
+    """Vectors of length one, in fp32 or better."""
+    return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
 
 
 class Preferred(Objective):

@@ -58,7 +58,8 @@ def work(directory: Path, settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     objective: Objective
     if contrast:
-        objective = Contrastive(Encoder(bert_tiny(12, dropout=0.0), HeadConfig("vector", pool="mean")).to(dtype))
+        encoder = bert_tiny(12, dropout=0.0, attention_dropout=0.0)
+        objective = Contrastive(Encoder(encoder, HeadConfig("vector", pool="mean")).to(dtype))
     else:
         shape = {"encoder_layers": 2, "decoder_layers": 1, "d_model": 16, "d_ff": 32, "dropout": 0.0}
         objective = NextToken(Transformer(TransformerConfig.tiny(12, **shape)).to(dtype), 0.1)
