@@ -52,6 +52,10 @@ class Adapter:
         at_least(1, width=self.width)
         check_name(self.name)
 
+    def says(self, places: int) -> str:
+        """What it is, in a few words."""
+        return f"{self.kind} adapter, {self.width} wide, after {places} sub-layers"
+
     def apply(self, model: nn.Module) -> nn.Module:
         """The model with them, in place."""
         kinds = FEED_FORWARD if self.kind == "pfeiffer" else (*FEED_FORWARD, MultiHeadAttention)

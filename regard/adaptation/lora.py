@@ -15,6 +15,12 @@ from regard.adaptation.products import check_name, products, roles_of
 from regard.checks import above, at_least
 from regard.core.added import Added, add
 from regard.core.dropout import Dropout, check_probability
+from regard.core.quantised import matrix
+
+
+def _norm(b: Tensor, a: Tensor) -> Tensor:
+    """|B A|, of which no more than r x r numbers are made."""
+    return ((b.T @ b) * (a @ a.T)).sum().clamp(min=0).sqrt()
 
 
 class LowRank(Added):
@@ -40,6 +46,15 @@ class LowRank(Added):
         if end < self.d_out:
             parts.append(y.new_zeros(*y.shape[:-1], self.d_out - end))
         return y + (torch.cat(parts, -1) if len(parts) > 1 else parts[0])
+
+    @property
+    def roles(self) -> Sequence[str]:
+        return list(self.rows)
+
+    @torch.no_grad()
+    def amounts(self, module: nn.Module) -> dict[str, Tensor]:
+        whole = matrix(module)
+        return {role: self.scale * _norm(self.b[role], a) / whole[self.rows[role]].norm() for role, a in self.a.items()}
 
     @torch.no_grad()
     def merge(self, module: nn.Module) -> None:
@@ -71,6 +86,10 @@ class Lora:
     def scale(self) -> float:
         """What B A is multiplied with."""
         return self.alpha / (self.rank**0.5 if self.stabilised else self.rank)
+
+    def says(self, places: int) -> str:
+        """What it is, in a few words."""
+        return f"lora r={self.rank} on {places} {'matrix' if places == 1 else 'matrices'}"
 
     def apply(self, model: nn.Module) -> nn.Module:
         """The model with them, in place."""

@@ -71,5 +71,5 @@ def roles_of(where: Sequence[str]) -> list[str]:
 
 def check_name(name: str) -> None:
     """Refuse what cannot be the name of something added."""
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"name = {name!r}: the name of a change is a word, as its tensors are called by it")
+    if not isinstance(name, str) or not name.isidentifier() or name in ("prompt", "prefix"):
+        raise ValueError(f"name = {name!r}: its tensors are called by it, so it is a word, but not prompt or prefix")

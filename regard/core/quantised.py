@@ -112,6 +112,12 @@ def _matrix(weight: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
     return nn.Parameter(q.to(torch.int8), requires_grad=False), nn.Parameter(scale[:, 0], requires_grad=False)
 
 
+def matrix(linear: nn.Module) -> Tensor:
+    """The numbers (d_out, d_in) of a product, be it in whole numbers or not."""
+    weight = linear.get_parameter("weight").detach()
+    return weight * linear.scale[:, None] if isinstance(linear, Int8Linear) else weight
+
+
 def is_quantised(model: nn.Module) -> bool:
     """Whether there are products or look-ups over whole numbers in a model."""
     return any(isinstance(module, Int8Linear | Int8Embedding) for module in model.modules())

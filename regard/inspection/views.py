@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from regard.core.added import added
 from regard.core.attention import MultiHeadAttention
-from regard.core.quantised import Int8Linear
+from regard.core.quantised import matrix
 
 APPROXIMATE = ("linformer", "performer", "linear")  # kinds of attention whose weights come of no such scores
 
@@ -64,5 +65,8 @@ def query_key_products(attention: MultiHeadAttention, queries: Tensor, keys: Ten
 
 
 def _matrix(linear: nn.Module) -> Tensor:
-    weight = linear.get_parameter("weight").detach()  # (d_out, d_in)
-    return weight * linear.scale[:, None] if isinstance(linear, Int8Linear) else weight
+    """The numbers of a product (d_out, d_in), with what was added to it and is on."""
+    if not any(part.on for part in added(linear)):
+        return matrix(linear)
+    given = torch.eye(linear.in_features, device=(like := matrix(linear)).device, dtype=like.dtype)  # type: ignore[call-overload]
+    return (linear(given) - linear(torch.zeros_like(given[:1]))).detach().T
