@@ -92,7 +92,7 @@ def called(model: nn.Module) -> dict[str, list[tuple[str, Added]]]:
 
 @contextmanager
 def without(model: nn.Module, *names: str) -> Iterator[None]:
-    """`with without(model):` the model is as if nothing had been added to it, or nothing of these names, bit for bit."""
+    """`with without(model):` the model is as if nothing (or nothing of these names) had been added, bit for bit."""
     known = called(model)
     for name in names:
         if name not in known:
