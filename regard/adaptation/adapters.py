@@ -33,6 +33,9 @@ class Narrow(Added):
     def after(self, x: Tensor, y: Tensor) -> Tensor:
         return y + F.linear(self.activation(F.linear(y, self.down, self.down_bias)), self.up, self.up_bias)
 
+    def matrices(self) -> list[Tensor]:
+        return [self.down, self.up]
+
     def merge(self, module: nn.Module) -> None:
         raise ValueError("an adapter is a network of its own, not a change of weights")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.adaptation.products import check_name, products, roles_of
+from regard.adaptation.products import check_name, products, replaced, roles_of
 from regard.core.added import Added, add
 from regard.core.quantised import Int8Linear, matrix
 
@@ -40,6 +40,11 @@ class Scales(Added):
     @property
     def roles(self) -> Sequence[str]:
         return list(self.rows)
+
+    def weight(self, W: Tensor) -> Tensor:
+        if self.inside:
+            return W * next(iter(self.scale.values()))
+        return replaced(W, [(at, W[at] * self.scale[role][:, None]) for role, at in self.rows.items()])
 
     @torch.no_grad()
     def amounts(self, module: nn.Module) -> dict[str, Tensor]:
@@ -104,6 +109,9 @@ class Shift(Added):
         return y + self.bias
 
     roles = ("bias",)
+
+    def weight(self, W: Tensor) -> Tensor:
+        return W
 
     @torch.no_grad()
     def amounts(self, module: nn.Module) -> dict[str, Tensor]:

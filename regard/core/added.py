@@ -36,6 +36,14 @@ class Added(nn.Module):
         """By role, how much of a matrix it changes: |ΔW| / |W|; none where it changes no matrix."""
         return {}
 
+    def matrices(self) -> list[Tensor]:
+        """Those of its parameters that lead from one hidden state to another."""
+        return []
+
+    def weight(self, W: Tensor) -> Tensor:
+        """The numbers of a product with its part in them, through which gradients flow."""
+        raise ValueError(f"a {type(self).__name__} is no part of the numbers of a product")
+
     def merge(self, module: nn.Module) -> None:
         """Change the module's own parameters so that it does the same alone; a `ValueError` says why it cannot."""
         raise ValueError(f"a {type(self).__name__} is no change of weights that a model has")
@@ -96,9 +104,7 @@ def without(model: nn.Module, *names: str) -> Iterator[None]:
     known = called(model)
     for name in names:
         if name not in known:
-            raise ValueError(
-                f"nothing that is called {name!r} was added to this model: {hint(name, known or ['none'])}"
-            )
+            raise ValueError(f"nothing that was added to this model is called {name!r}: {hint(name, known)}")
     parts = [(part, part.on) for name in names or known for _, part in known[name]]
     try:
         for part, _ in parts:

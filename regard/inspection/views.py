@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.core.added import added
 from regard.core.attention import MultiHeadAttention
-from regard.core.quantised import matrix
+from regard.core.quantised import whole_matrix
 
 APPROXIMATE = ("linformer", "performer", "linear")  # kinds of attention whose weights come of no such scores
 
@@ -24,7 +23,7 @@ def norm_maps(attention: MultiHeadAttention, weights: Tensor, values: Tensor) ->
     _, H, _, d_v = values.shape
     made = values  # without W_O the head's result is what leaves
     if not isinstance(attention.output, nn.Identity):
-        W_O = _matrix(attention.output).unflatten(1, (H, d_v)).permute(1, 2, 0)  # (H, d_v, d_model)
+        W_O = whole_matrix(attention.output).detach().unflatten(1, (H, d_v)).permute(1, 2, 0)  # (H, d_v, d_model)
         made = values @ W_O.to(values.dtype)  # (B, H, S, d_model)
     return weights.abs() * made.norm(dim=-1)[:, :, None]
 
@@ -62,11 +61,3 @@ def query_key_products(attention: MultiHeadAttention, queries: Tensor, keys: Ten
         raise ValueError(f"{c.kind} attention by {c.score} score has no products of queries and keys to show")
     scale = attention.d_k**-0.5 if attention.config.scale is None else attention.config.scale
     return queries[0, head, query] * keys[0, head] * scale
-
-
-def _matrix(linear: nn.Module) -> Tensor:
-    """The numbers of a product (d_out, d_in), with what was added to it and is on."""
-    if not any(part.on for part in added(linear)):
-        return matrix(linear)
-    given = torch.eye(linear.in_features, device=(like := matrix(linear)).device, dtype=like.dtype)  # type: ignore[call-overload]
-    return (linear(given) - linear(torch.zeros_like(given[:1]))).detach().T

@@ -71,7 +71,7 @@ export const signed = (rows, tint) => {
   const table = SIGNED[tint];
   const step = (x) => Math.round(127.5 * (1 + Math.max(-1, Math.min(1, x / most))));
   const hex = (i) => hexOf(table, i);
-  return { table, step, hex, css: (x) => hex(step(x)) };
+  return { table, tint, step, hex, css: (x) => hex(step(x)) };
 };
 
 /** "light" or "dark": what the page shows now. */

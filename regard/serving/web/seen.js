@@ -70,6 +70,7 @@ const mapsSeen = (state, t, api) => {
     notes: [
       ...said.flatMap(({ notes }, i) => notes.map((note) => (beside ? `${names[i]} · ${note}` : note))),
       ...(beside && !beside.same ? [t("beside.nearest")] : []),
+      ...(beside?.most === undefined ? [] : [t("beside.signs", { most: beside.most.toFixed(3) })]),
       ...(figure.normalised ? [t("focus.normalised")] : []),
       ...(figure.words ? [t("focus.merged")] : []),
       t("focus.faith"),
