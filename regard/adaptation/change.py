@@ -117,7 +117,7 @@ def listed(model: nn.Module) -> list[dict[str, Any]]:
     return [{NAMES[type(change)]: _plain(asdict(change))} for change in changes]
 
 
-class Told(NamedTuple):
+class Addition(NamedTuple):
     """Something that was added to a model, as a person is told of it."""
 
     name: str
@@ -125,15 +125,17 @@ class Told(NamedTuple):
     parameters: int
 
 
-def told(model: nn.Module) -> list[Told]:
+def additions(model: nn.Module) -> list[Addition]:
     """What was added to a model, change by change."""
-    parts, found = called(model), list[Told]()
+    parts, found = called(model), list[Addition]()
     for change in getattr(model, "changes", []):
         if isinstance(change, TAUGHT):
             name, of = _name(change), [part for _, part in parts[_name(change)]]
             says = change.says(sum(len(part.roles) for part in of))
             count = sum(p.numel() for p in {p for part in of for p in part.parameters()})
-            found.append(Told(name, says if name == getattr(type(change), "name", name) else f"{name}: {says}", count))
+            found.append(
+                Addition(name, says if name == getattr(type(change), "name", name) else f"{name}: {says}", count)
+            )
     return found
 
 

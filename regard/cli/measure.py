@@ -32,21 +32,21 @@ def info(
     as_json: bool = False,  # print one JSON object
 ) -> None:
     """Show what a model costs: parameters, FLOPs and memory."""
-    from regard.adaptation.change import Told, told
+    from regard.adaptation.change import Addition, additions
     from regard.models import storage
     from regard.models.costs import PAPER_RUNS, breakdown, footprint
     from regard.models.family import configure
     from regard.shipped import located
 
-    began, taught = None, list[Told]()
+    began, taught = None, list[Addition]()
     if located(preset).is_dir():
         if changes:
             raise ValueError(f"{preset} is a trained model: {changes[0]} cannot be changed in it")
         found = storage.shape(located(preset))
         config, began = storage.config(located(preset)), storage.base_of(located(preset))
-        taught = told(found)
+        taught = additions(found)
         if began and (rest := began[1] - sum(each.parameters for each in taught)):
-            taught.append(Told("head", "a head of its own", rest))
+            taught.append(Addition("head", "a head of its own", rest))
     else:
         config = found = configure(preset, changes or (), vocabulary=vocabulary)
     usual = min(SENTENCE, config.longest or SENTENCE)

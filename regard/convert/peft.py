@@ -261,8 +261,8 @@ def _write_lora(change: Lora, source: Source) -> Read:
             ("lora_embedding_A", "lora_embedding_B") if roles == ["embedding"] else ("lora_A.weight", "lora_B.weight")
         )
         found |= {f"{part.theirs}.{name}": x for name, x in zip(names, (a, b), strict=True)}
-    if any(len(x) != rank for name, x in found.items() if "_A" in name.rpartition(".lora_")[2]):
-        found = {name: _filled(x, rank, int("_B" in name.rpartition(".lora_")[2])) for name, x in found.items()}
+    if any(len(x) != rank for name, x in found.items() if "A" in name.rpartition(".lora_")[2]):
+        found = {name: _filled(x, rank, int("B" in name.rpartition(".lora_")[2])) for name, x in found.items()}
     wider = (rank / change.rank) ** (0.5 if change.stabilised else 1.0)  # so that alpha / rank stays the same
     about = {"peft_type": "LORA", "r": rank, "lora_alpha": change.alpha * wider, "lora_dropout": change.dropout}
     about |= {"use_rslora": change.stabilised, "bias": "none", "fan_in_fan_out": _their_name(source) == "gpt2"}

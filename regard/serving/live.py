@@ -119,7 +119,7 @@ class Live:
         self.model = replica(predictor.model)
         self.device = next(self.model.parameters()).device
         self.attentions, self.axes, self.inputs = attentions(self.model), axes(self.model), inputs(self.model)
-        self.told = change.told(self.model)
+        self.additions = change.additions(self.model)
         self._open()
         for attention in self.attentions.values():
             attention.register_forward_pre_hook(lambda *_: safe_point())
@@ -169,7 +169,7 @@ class Live:
     def _changes(self, edits: Edits, off: Sequence[str]) -> Switched:
         """In one order, without factors that change nothing: so that what is the same is known to be."""
         for name in off:
-            if name not in (known := [each.name for each in self.told]):
+            if name not in (known := [each.name for each in self.additions]):
                 has = f"it has {', '.join(known)}" if known else "it adds to no other"
                 raise ValueError(f"nothing that was added to this model is called {short(name)}: {has}")
         found = []
@@ -438,8 +438,8 @@ class Live:
                 for name, a in self.attentions.items()
             ],
             "changes": [
-                {**told._asdict(), "parts": [self._part(*part) for part in change.amounts(self.model, told.name)]}
-                for told in self.told
+                {**each._asdict(), "parts": [self._part(*part) for part in change.amounts(self.model, each.name)]}
+                for each in self.additions
             ],
             "new_head": getattr(getattr(self.model, "base", None), "head", False),
             **self._manner(),

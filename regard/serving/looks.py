@@ -60,7 +60,7 @@ def _maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
         heads = list(range(attention.heads)) if asked is None else list(asked)
         numbers = recorded.weights
         if view == "norm":
-            with live.turn(look.changes) if live.told else nullcontext():  # what was added to W_O counts
+            with live.turn(look.changes) if live.additions else nullcontext():  # what was added to W_O counts
                 numbers = norm_maps(attention, numbers[None], recorded.values[None])[0]
             for changed, head, factor in look.changes.heads:
                 if changed == name:

@@ -122,11 +122,12 @@ def test_a_model_that_writes_and_one_to_which_nothing_was_added(page: Page, addr
     letters = [page.locator(f"#{name}translation").inner_text() for name in ("edited-", "")]
     letters = ["".join(text.replace("␣", "").split()) for text in letters]
     assert letters[0] == "".join(done["text"].split()) != letters[1]
-    page.locator("#model").select_option("plain")
+    page.goto(f"{address}/explore/#model=plain&text=fine")
     expect(page.locator("#changes")).to_be_hidden()
     expect(page.locator("#edited")).to_be_hidden()
+    expect(page.locator("#answer .bars li")).to_have_count(3)
     page.set_viewport_size({"width": 390, "height": 800})
-    page.locator("#model").select_option("adapted")
+    page.goto(f"{address}/explore/#model=adapted&text=fine")
     expect(page.locator("#changes")).to_be_visible()
     rest(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

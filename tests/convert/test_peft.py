@@ -188,5 +188,5 @@ def test_the_ends_of_an_encoder_decoder_are_not_carried_over(
     change = {"lora": {"rank": 3, "where": ["query", "embedding"]}}
     storage.save(storage.begin(own, storage.config(own), None, [change]), tmp_path / "more", storage.purpose(own))
     (tmp_path / "more" / "tokenizer.json").write_bytes((own / "tokenizer.json").read_bytes())
-    with pytest.raises(ValueError, match="what was added to source_embedding.tokens is not carried over"):
+    with pytest.raises(ValueError, match=r"what was added to source_embedding.tokens is not carried over"):
         export(tmp_path / "more", tmp_path / "peft", "peft")

@@ -11,7 +11,7 @@ import torch
 from fastapi.testclient import TestClient
 
 import regard
-from regard.adaptation.change import amounts, told
+from regard.adaptation.change import additions, amounts
 from regard.core.added import merged
 from regard.inspection.views import norm_maps
 from regard.serving import looks
@@ -76,7 +76,7 @@ def seen(model: Live, off: list[str]) -> Any:
 @pytest.mark.parametrize("which", ["lora", "several"])
 def test_all_off_is_the_base_bit_for_bit(paths: dict[str, dict[str, Path]], kind: str, which: str) -> None:
     base, model = live(paths[kind]["base"]), live(paths[kind][which])
-    names = [each.name for each in model.told]
+    names = [each.name for each in model.additions]
     assert names == [name for name in NAMES if name in names]
     assert said(model, off=names) == said(base)
     assert said(model) != said(base)
@@ -96,10 +96,10 @@ def test_all_off_is_the_base_bit_for_bit(paths: dict[str, dict[str, Path]], kind
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_is_switched_by_itself_and_maps_are_of_tokens(paths: dict[str, dict[str, Path]], kind: str) -> None:
     model = live(paths[kind]["several"])
-    whole = {json.dumps(said(model)), json.dumps(said(model, off=[each.name for each in model.told]))}
-    for each in model.told:
+    whole = {json.dumps(said(model)), json.dumps(said(model, off=[each.name for each in model.additions]))}
+    for each in model.additions:
         whole.add(json.dumps(said(model, off=[each.name])))
-    assert len(whole) == 2 + len(model.told)
+    assert len(whole) == 2 + len(model.additions)
     looked = seen(model, [])
     for name, recorded in model.recorded(looked, model.attentions):
         assert recorded.weights.shape[1:] == model.lengths(looked, name)  # virtual tokens are none
@@ -169,7 +169,7 @@ def test_how_much_was_changed_is_what_merging_changes(paths: dict[str, dict[str,
         path = adapted(paths[kind]["base"].parent / f"{kind}-{min(change)}", paths[kind]["base"], change)
         model = regard.load(path).model
         whole = merged(model)
-        (each,) = told(model)
+        (each,) = additions(model)
         for place, role, amount in amounts(model, each.name):
             module, after = base.get_submodule(place), whole.get_submodule(place)
             before, after = (m.bias if role == "bias" else m.weight for m in (module, after))

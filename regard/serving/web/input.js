@@ -109,7 +109,6 @@ export const mount = (_, store, { t, announce }) => {
     const other = state.compare === model.id ? old?.id ?? "" : state.compare;
     set({
       ...anew, model: model.id, compare: modelOf(state, other)?.task === model.task ? other : "",
-      ...(alike ? {} : { source: [], target: [], done: null, edited: null, rescored: null }), // of another form
       edits: {}, off: null, head: null, side: "original", ...(keep || !model.examples.length ? {} : exampleOf(model.examples[0])),
     });
     $("examples").scrollLeft = 0;
