@@ -25,6 +25,7 @@ from regard.tasks.embed import Embedder
 from regard.tasks.index import nearest, unit
 from regard.tasks.prompted import Prompted
 from regard.tasks.reader import Given, Reader
+from regard.tasks.summarise import Summarise
 from regard.tasks.task import Evidence, Measured, Task
 from regard.tasks.translate import Translate
 from regard.tasks.uses import Prompting
@@ -57,7 +58,8 @@ def judge(
     if picture is not None:
         check_picture(picture)
     task, predictor = _predictor(directory, asked, columns, search)
-    if asked != UNASKED and not isinstance(predictor, Prompted):
+    before = Prompting(asked.prompt) if isinstance(task, Summarise) else UNASKED
+    if asked != before and not isinstance(predictor, Prompted):
         raise ValueError(f"{directory} is {task.a_model}: --prompt is for a language model")
     held, rows, skipped = _given(task, data, columns)
     changed: dict[str, Any] = {}
@@ -124,8 +126,12 @@ def _predictor(
     directory: Path, asked: Prompting, columns: Sequence[str], search: Mapping[str, Any]
 ) -> tuple[Task, Any]:
     """What a model is for, and the model."""
-    task, found = told(located(directory)).task, load(directory)
+    wanted = "summarise" if any(column.startswith("summary=") for column in columns) else None
+    task = told(located(directory), wanted).task
+    found = load(directory, task=wanted and task.name)
     if isinstance(task, Translate):
+        if isinstance(task, Summarise) and asked.prompt is not None:
+            search = {**search, "prompt": asked.prompt}
         found.decode = replace(found.decode, **search)
         return task, found
     if search:
