@@ -2,9 +2,9 @@
 
     python bench/methods.py sst2 [KEY=VALUE ...] [--only lora,biases] [--out runs/methods]
 
-Each way is a run of `regard train RECIPE` from the same model on the same batches, in a process of its own, with the rate
-that its paper or common practice gives it; other settings are those of the recipe, or are said here. Memory is the
-most that the process held, quality what the recipe's own test says at the end.
+Each way is a run of `regard train RECIPE` from the same model on the same batches, in a process of its own, with the
+rate that its paper or common practice gives it; other settings are those of the recipe, or are said here. Memory is
+the most that the process held, quality what the recipe's own test says at the end.
 """
 
 import argparse
