@@ -67,8 +67,9 @@ class LowRank(Added):
     @torch.no_grad()
     def merge(self, module: nn.Module) -> None:
         self._check(module)
+        W = module.get_parameter("weight")
         for role, at in self.rows.items():
-            module.weight[at] += self.scale * (self.b[role] @ self.a[role])
+            W[at] += self.scale * (self.b[role] @ self.a[role])
 
     def _check(self, module: nn.Module) -> None:
         if isinstance(module, Int8Linear | Int8Embedding):

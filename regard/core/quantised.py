@@ -66,7 +66,7 @@ class _Product(torch.autograd.Function):
         return _product(x, weight, scale)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         weight, scale = ctx.saved_tensors
         return (g * scale.to(g.dtype)) @ weight.to(g.dtype), None, None
 

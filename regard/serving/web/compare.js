@@ -20,7 +20,7 @@ export const mount = (_, store, { t, announce }) => {
 
   /** The answer of a model that reads: below the words, its parts, as `draw` has them, beside what it was `before`. */
   const writeAnswer = (element, draw, { done }, before) => {
-    element.textContent = done?.answer ? saidOf(t, done.answer) : "";
+    element.textContent = done ? saidOf(t, done.answer) : "";
     element.hidden = element.textContent === "";
     draw(done?.answer, before);
   };
@@ -48,7 +48,7 @@ export const mount = (_, store, { t, announce }) => {
     if (reads(state)) {
       const before = state.done?.answer ?? null;
       writeAnswer($("edited-translation"), drawEditedAnswer, { done }, before);
-      $("edited-figures").textContent = done?.answer && before ? changed(t, done.answer, before) : "";
+      $("edited-figures").textContent = done && before ? changed(t, done.answer, before) : "";
       return;
     }
     drawEditedAnswer(null);

@@ -37,8 +37,7 @@ export const mount = (_, store, { t, announce }) => {
 
   /** What a model says that reads, and the tokens that it has read. */
   const showAnswer = (none) => {
-    const { source, locked, windows } = state;
-    const done = state.done?.answer ? state.done : null; // another model may have written something
+    const { source, done, locked, windows } = state;
     const said = done ? saidOf(t, done.answer) : t(none);
     $("translation").textContent = said;
     $("translation").hidden = said === "";

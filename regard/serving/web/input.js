@@ -1,6 +1,6 @@
 // What goes in: the sentence and its examples, the model, the beam; and how the page looks and speaks.
 
-import { exampleOf, modelOf } from "./state.js";
+import { exampleOf, modelOf, unsaid } from "./state.js";
 import { h, sync } from "./dom.js";
 import { sideText } from "./i18n.js";
 
@@ -109,7 +109,7 @@ export const mount = (_, store, { t, announce }) => {
     const other = state.compare === model.id ? old?.id ?? "" : state.compare;
     set({
       ...anew, model: model.id, compare: modelOf(state, other)?.task === model.task ? other : "",
-      edits: {}, off: null, head: null, side: "original", ...(keep || !model.examples.length ? {} : exampleOf(model.examples[0])),
+      ...(alike ? {} : unsaid), edits: {}, off: null, head: null, side: "original", ...(keep || !model.examples.length ? {} : exampleOf(model.examples[0])),
     });
     $("examples").scrollLeft = 0;
     announce(arrow(model));

@@ -21,6 +21,9 @@ export const initial = () => ({
   busy: {}, error: null,
 });
 
+/** No output: what one model has said of a text, another of its own kind alone can have said. */
+export const unsaid = { source: [], target: [], done: null, edited: null, rescored: null };
+
 // --- the address: each key has a way to be written and one to be read; reading gives undefined for nonsense
 
 const plain = { write: String, read: (text) => text };
@@ -173,7 +176,8 @@ const inAddress = () => {
   addEventListener("pagehide", write);
   addEventListener("hashchange", () => {
     const asked = decode(location.hash, defaults);
-    store.set(Object.fromEntries(Object.entries(asked).filter(([key, value]) => !same(value, store.state[key]))));
+    const other = Object.fromEntries(Object.entries(asked).filter(([key, value]) => !same(value, store.state[key])));
+    store.set({ ...("model" in other ? unsaid : {}), ...other });
   });
   return store;
 };
