@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from regard import cli
 from regard.models import storage
@@ -158,3 +160,30 @@ def test_a_schema_that_nothing_satisfies(tmp_path: Path, wrong: Any, schema: str
     _, place = talker(tmp_path, "bytes", CHATML)
     assert "the schema" in (said := wrong("generate", place, "a", "--schema", schema))
     assert "nothing" in said
+
+
+def test_the_base_is_pictured_without_a_server_and_each_change_named(folder: Path, tmp_path: Path) -> None:
+    def told(*arguments: object) -> str:
+        found = CliRunner().invoke(cli.app, [*map(str, arguments)], catch_exceptions=False)
+        assert found.exit_code == 0, found.output
+        return found.output
+
+    several = adapted(folder / "several", folder / "base", {"lora": {"rank": 2}}, {"ia3": {}})
+    for name, which, off in (("base", "base", []), ("all", "several", ["all"]), ("each", "several", ["lora", "ia3"])):
+        out = tmp_path / f"{name}.npz"
+        told("inspect", folder / which, "a dog", "-o", out, *(x for each in off for x in ("--without", each)))
+    told("inspect", several, "a dog", "-o", tmp_path / "on.npz")
+    found = {path.stem: np.load(path) for path in tmp_path.glob("*.npz")}
+    for name in found["base"]:
+        assert np.array_equal(found["base"][name], found["all"][name])
+        assert np.array_equal(found["base"][name], found["each"][name])
+    assert any(not np.array_equal(found["base"][name], found["on"][name]) for name in found["base"])
+    told("inspect", several, "a dog", "-o", tmp_path / "a.html", "--without", "ia3")
+    assert "Of what was added to the model, ia3 is off." in (tmp_path / "a.html").read_text("utf-8")
+    text = told("info", several)
+    assert "  lora r=2 on 12 matrices: 1,536 parameters\n" in text
+    assert "  ia3 on 16 matrices: 512 parameters\n" in text
+    about = json.loads(told("info", several, "--json"))
+    assert [each["name"] for each in about["changes"]] == ["lora", "ia3"]
+    assert sum(each["parameters"] for each in about["changes"]) == about["base"]["taught"]
+    assert json.loads(told("info", folder / "base", "--json"))["changes"] == []
