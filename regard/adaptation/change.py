@@ -4,6 +4,7 @@ A change is a frozen dataclass of plain settings. `changed` makes those that con
 notes it in `model.changes`, `listed` is what to write. Those that are TAUGHT add parameters (`regard.core.added`).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -133,9 +134,8 @@ def additions(model: nn.Module) -> list[Addition]:
             name, of = _name(change), [part for _, part in parts[_name(change)]]
             says = change.says(sum(len(part.roles) for part in of))
             count = sum(p.numel() for p in {p for part in of for p in part.parameters()})
-            found.append(
-                Addition(name, says if name == getattr(type(change), "name", name) else f"{name}: {says}", count)
-            )
+            plain = name in re.findall(r"\w+", says)  # it is called what it is
+            found.append(Addition(name, says if plain else f"{name}: {says}", count))
     return found
 
 
