@@ -42,6 +42,14 @@ class LowRank(Added):
         return y + (torch.cat(parts, -1) if len(parts) > 1 else parts[0])
 
     @torch.no_grad()
+    def low(self) -> tuple[Tensor, Tensor]:
+        a = torch.cat([self.a[role] for role in self.rows])
+        b, r = a.new_zeros(self.d_out, len(a)), len(a) // len(self.rows)
+        for i, (role, at) in enumerate(self.rows.items()):
+            b[at, i * r : (i + 1) * r] = self.scale * self.b[role]
+        return a, b
+
+    @torch.no_grad()
     def merge(self, module: nn.Module) -> None:
         if not isinstance(module, nn.Linear):
             raise ValueError("its products are of whole numbers, which hold no sum")
