@@ -50,7 +50,7 @@ def base_in(folder: Path, kind: str) -> Path:
     task = {"name": "classify", "labels": ["a", "b", "c"]} if kind == "encoder" else {"name": "generate", "block": 64}
     model = build(configure(preset, settings.split(), vocabulary=vocabulary), head)
     storage.save(model, folder / kind, storage.Purpose(task, {}))
-    Tokenizer.learn(TokensConfig("bpe", 300), ["a good film"] * 9).save(folder / kind / "tokenizer.json")
+    Tokenizer.learn(TokensConfig("char", 0), ["a good film"]).save(folder / kind / "tokenizer.json")
     return folder / kind
 
 

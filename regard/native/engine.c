@@ -948,8 +948,8 @@ static void some_parts(void *about, int i, int n) {
 
 /* Read texts: tokens one text after the other, the text of a pair that each is in, and where each text begins and the
    last one ends; none has more than `longest` tokens. -> `out`, rows of so many numbers: what the head says, of each
-   text or of each token, or if `bare` what it reads. Where there is a rank, each text has an adapter, or none; heads
-   of adapters speak of texts if the model's does. Several parts are shared by the threads, each of which has `each`
+   text or of each token, or if `bare` what it reads. Where there is a rank, each text has an adapter, or none; all
+   their heads speak of texts, or all of tokens. Several parts are shared by the threads, each of which has `each`
    bytes of the space; of one part they share the products. */
 void read_texts(const Model *M, int32_t bare, int32_t count, const int32_t *parts, const int32_t *begins,
                 const int32_t *tokens, const int32_t *segments, int32_t longest, int32_t rank,

@@ -139,10 +139,11 @@ class Registry:
         return [served.id for served in self]
 
     def __iter__(self) -> Iterator[Served]:
-        for name in {*self._names(), *self._loras}:
+        for name in {*self._names(), *list(self._loras)}:
             self._look(name)
-        found = [served for _, (_, served) in sorted(self._loras.items()) if served is not None]
-        return iter([*self._models.values(), *found])
+        with self._lock:
+            found = [self._loras[name][1] for name in sorted(self._loras)]
+        return iter([*self._models.values(), *(served for served in found if served is not None)])
 
     def asked(self, route: str, id: str | None = None) -> Served:
         """A model that is asked by this route: the one of this id, or the first there is."""

@@ -55,10 +55,11 @@ class Service:
     def queue(self, served: Served) -> Queue:
         """The queue of a model, which may be new; from one thread, the event loop's. Those of models that have gone end
         when they are empty."""
-        for gone in self.registry.gone & self._queues.keys():
-            if not self._queues[gone].inside:
-                self._queues.pop(gone).close()
+        for gone in [*self.registry.gone]:
+            if (queue := self._queues.get(gone)) is None or not queue.inside:
                 self.registry.gone.discard(gone)
+                if queue is not None:
+                    self._queues.pop(gone).close()
         if served not in self._queues:
             lead = self.queue(served.base) if served.joins and served.base is not None else None
             self._queues[served] = Queue(served, self.config, self.metrics, lead)
