@@ -65,6 +65,14 @@ class LowRank(Added):
         return {role: self.scale * _norm(self.b[role], a) / whole[self.rows[role]].norm() for role, a in self.a.items()}
 
     @torch.no_grad()
+    def low(self) -> tuple[Tensor, Tensor]:
+        a = torch.cat([self.a[role] for role in self.rows])
+        b, r = a.new_zeros(self.d_out, len(a)), len(a) // len(self.rows)
+        for i, (role, at) in enumerate(self.rows.items()):
+            b[at, i * r : (i + 1) * r] = self.scale * self.b[role]
+        return a, b
+
+    @torch.no_grad()
     def merge(self, module: nn.Module) -> None:
         self._check(module)
         W = module.get_parameter("weight")

@@ -44,6 +44,10 @@ class Added(nn.Module):
         """The numbers of a product with its part in them, through which gradients flow."""
         raise ValueError(f"a {type(self).__name__} is no part of the numbers of a product")
 
+    def low(self) -> tuple[Tensor, Tensor] | None:
+        """A (r, d_in) and B (d_out, r), if all that it does is to add B A x; None if it is not."""
+        return None
+
     def merge(self, module: nn.Module) -> None:
         """Change the module's own parameters so that it does the same alone; a `ValueError` says why it cannot."""
         raise ValueError(f"a {type(self).__name__} is no change of weights that a model has")

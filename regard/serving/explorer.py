@@ -96,6 +96,7 @@ class _Models:
             with self._lock:
                 live = self._lives.get(served.id)
                 if live is None or live.predictor is not predictor:  # its files have changed
+                    self._lives = {id: each for id, each in self._lives.items() if id in self._registry.ids}
                     live = self._lives[served.id] = _live(predictor, served)
                 return live
         except (OSError, ValueError) as error:
