@@ -40,8 +40,15 @@ ROOMS["cli"] = BELOW | {"experiments", "serving", "studies"}
 ROOMS["__main__"] = {"cli"}
 FRONT = {"api", "inspection"}  # what `import regard` brings
 # Narrow doors: which files of a room may import another room, and which of a room another may see.
-THROUGH = {("models", "adaptation"): {"storage"}, ("recipes", "api"): {"distil"}, ("recipes", "native"): {"shortlist"}}
-SEEN = {("tasks", "training"): {"objectives", "run", "stream", "validation"}, ("api", "recipes"): {"reading"}}
+THROUGH = {
+    ("models", "adaptation"): {"storage"},
+    ("recipes", "api"): {"distil", "rewards"},
+    ("recipes", "native"): {"shortlist"},
+}
+SEEN = {
+    ("tasks", "training"): {"objectives", "policies", "run", "stream", "validation"},
+    ("api", "recipes"): {"reading"},
+}
 # A model imports another only where it is one.
 MODELS_OF_MODELS: dict[str, set[str]] = {}
 SHARED = {"family"}  # what they all have in common

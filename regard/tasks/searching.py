@@ -68,12 +68,16 @@ class Searcher(Engines):
         return Module(cast(Generative, model), bitwise=self.bitwise)
 
     def _search(self, requests: Sequence[Request], search: SearchConfig) -> list[list[Hypothesis]]:
+        found = self.found(requests, search)
+        return [[self._whole(turned(h) if self.backward else h) for h in row] for row in found]
+
+    def found(self, requests: Sequence[Request], search: SearchConfig) -> list[list[Hypothesis]]:
+        """The outputs for each request, token by token as they were found."""
         engine = self._alone() if len(requests) == 1 else self.searchable
         # PyTorch's products have threads of their own.
         torch_only = isinstance(engine, Module) or (isinstance(engine, Ensemble) and not engine.ragged)
         workers = self.workers or (1 if torch_only else torch.get_num_threads())
-        found = pool.search(engine, requests, search, self.eos, rows=self.rows, workers=workers)
-        return [[self._whole(turned(h) if self.backward else h) for h in row] for row in found]
+        return pool.search(engine, requests, search, self.eos, rows=self.rows, workers=workers)
 
     def _whole(self, h: Hypothesis) -> Hypothesis:
         """An output without the beginning of a character at its end: it was cut there."""
