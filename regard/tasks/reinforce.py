@@ -72,6 +72,9 @@ class ReinforceConfig:
     passes: int | None = None  # over the answers of a draw; left out: 1 of grpo, 4 of ppo
     parts: int = 1  # steps of a pass
     beta: float = 0.05  # what a nat away from the model as it was costs: of grpo in the loss, of ppo in the reward
+    corrected: bool = (
+        True  # of grpo: that cost times the ratio, so that its gradient is that of KL; false: as published
+    )
     clip: float = 0.2  # a ratio of probabilities counts from 1 - clip
     high: float | None = None  # to 1 + high; left out: clip
     advantages: str = "group"  # of grpo, over the deviation of the group, of the batch, or none (Dr. GRPO)
@@ -231,7 +234,8 @@ class Reinforce(Task):
         c = self.how
         clip, temperature = (c.clip, c.clip if c.high is None else c.high), c.temperature
         if c.way == "grpo":
-            return Reinforced(model, clip=clip, beta=c.beta, whole=c.ratio == "sequence", temperature=temperature)
+            leash = {"beta": c.beta, "corrected": c.corrected}
+            return Reinforced(model, clip=clip, whole=c.ratio == "sequence", temperature=temperature, **leash)
         critic_of(model, c.beta)
         return Reinforced(model, clip=clip, temperature=temperature, value=c.value, value_clip=c.value_clip)
 

@@ -93,7 +93,8 @@ def distance(log_p: Any, reference: Any) -> Any:
 class Reinforced(Objective):
     """Answers of a larger advantage are to become likelier. In eval mode: what draws them knows no dropout.
 
-    `whole` takes one ratio for an answer, the mean of its tokens' (GSPO). With a `value` above 0 the model has a
+    `whole` takes one ratio for an answer, the mean of its tokens' (GSPO). `corrected`: the cost of the distance is
+    taken times the ratio, by which its gradient, too, is right on average. With a `value` above 0 the model has a
     critic, whose error counts so much; it is clipped as the ratio is.
     """
 
@@ -103,14 +104,15 @@ class Reinforced(Objective):
         *,
         clip: tuple[float, float] = (0.2, 0.2),
         beta: float = 0.0,
+        corrected: bool = False,
         whole: bool = False,
         temperature: float = 1.0,
         value: float = 0.0,
         value_clip: float = 0.2,
     ) -> None:
         super().__init__(model)
-        self.clip, self.beta, self.whole, self.temperature = clip, beta, whole, temperature
-        self.value, self.value_clip = value, value_clip
+        self.clip, self.beta, self.corrected, self.whole = clip, beta, corrected, whole
+        self.temperature, self.value, self.value_clip = temperature, value, value_clip
 
     def forward(
         self,
@@ -135,7 +137,7 @@ class Reinforced(Objective):
         low, high = self.clip
         loss = -torch.minimum(ratio * gain, ratio.clamp(1 - low, 1 + high) * gain)
         if self.beta:
-            loss = loss + self.beta * distance(log_p, reference[count])
+            loss = loss + self.beta * distance(log_p, reference[count]) * (ratio if self.corrected else 1.0)
         if self.value:
             assert values is not None
             assert returns is not None

@@ -126,7 +126,7 @@ def by_loops(model: Any, answers: list[Answer], known: Any, c: ReinforceConfig, 
             r, gain, ref = math.exp(x), row["advantages"][t], row["reference"][t]
             each = -min(r * gain, min(max(r, 1 - c.clip), 1 + high) * gain)
             if c.way == "grpo":
-                each += c.beta * (math.exp(ref - log_p[t]) - (ref - log_p[t]) - 1)
+                each += c.beta * (math.exp(ref - log_p[t]) - (ref - log_p[t]) - 1) * (r if c.corrected else 1)
             else:
                 with torch.no_grad():
                     h = model.features(torch.tensor([answer.ids[: answer.begin + t]]))[0, -1].float()
@@ -142,7 +142,7 @@ def by_loops(model: Any, answers: list[Answer], known: Any, c: ReinforceConfig, 
     "settings",
     [
         {},
-        {"beta": 0.3, "clip": 0.05},
+        {"beta": 0.3, "clip": 0.05, "corrected": False},
         {"clip": 0.1, "high": 0.4, "temperature": 0.7},
         {"ratio": "sequence", "clip": 0.02},
         {"loss": "dapo"},
