@@ -22,32 +22,22 @@ from regard.checks import above, at_least, hint, one_of, share
 from regard.core.generation import DecoderOnly, of_like_length
 from regard.data.arrays import Column, Table
 from regard.data.batching import Batch, Ints, Position, batches_from
-from regard.data.chat import ChatTemplate
+from regard.data.chat import MARKED, ChatTemplate, with_marks
 from regard.data.corpora import fetched
 from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
 from regard.decoding.protocol import Request, SamplingConfig, SearchConfig
 from regard.tasks.asks import short
 from regard.tasks.classify import Classifier, Evaluation
-from regard.tasks.converse import template_of
+from regard.tasks.converse import check_marks, template_of
 from regard.tasks.generate import Generate, WriteConfig
 from regard.tasks.generator import Generator
 from regard.tasks.reader import Given
 from regard.tasks.reward import Rewarder
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
+from regard.training import policies
 from regard.training.objectives import IGNORE, Objective, likelihood
-from regard.training.policies import (
-    CRITIC,
-    LOSSES,
-    SCALES,
-    Floats,
-    Reinforced,
-    critic_of,
-    distance,
-    in_groups,
-    in_time,
-    weighed,
-)
+from regard.training.policies import Floats, Reinforced, critic_of, distance
 from regard.training.run import Sample, Work
 from regard.training.stream import Collate
 
@@ -69,12 +59,10 @@ class ReinforceConfig:
     answer: int = 48  # tokens of an answer, at most
     temperature: float = 1.0  # at which answers are drawn, and log p is taken
     group: int = 8  # answers to each prompt
-    passes: int | None = None  # over the answers of a draw; left out: 1 of grpo, 4 of ppo
+    passes: int = 1  # over the answers of a draw; ppo is usually given 4
     parts: int = 1  # steps of a pass
     beta: float = 0.05  # what a nat away from the model as it was costs: of grpo in the loss, of ppo in the reward
-    corrected: bool = (
-        True  # of grpo: that cost times the ratio, so that its gradient is that of KL; false: as published
-    )
+    corrected: bool = True  # of grpo: that cost times the ratio, so that its gradient is KL's; false: as published
     clip: float = 0.2  # a ratio of probabilities counts from 1 - clip
     high: float | None = None  # to 1 + high; left out: clip
     advantages: str = "group"  # of grpo, over the deviation of the group, of the batch, or none (Dr. GRPO)
@@ -90,8 +78,8 @@ class ReinforceConfig:
         own = {f"task.{name}": value for name, value in vars(self).items()}
         one_of(("grpo", "ppo"), **{"task.way": self.way})
         one_of(("probability", "logit"), **{"task.scale": self.scale})
-        one_of(SCALES, **{"task.advantages": self.advantages})
-        one_of(LOSSES, **{"task.loss": self.loss})
+        one_of(policies.SCALES, **{"task.advantages": self.advantages})
+        one_of(policies.LOSSES, **{"task.loss": self.loss})
         one_of(("token", "sequence"), **{"task.ratio": self.ratio})
         at_least(1, **{key: own[key] for key in ("task.answer", "task.group", "task.passes", "task.parts")})
         at_least(0, **{key: own[key] for key in ("task.beta", "task.value", "task.value_clip")})
@@ -133,7 +121,7 @@ class PromptConfig(Data):
         return {split: PromptFiles(jsonl=str(path)) for split, (path,) in found.items()}
 
 
-class Answer(NamedTuple):
+class Drawn(NamedTuple):
     """What was drawn for a prompt."""
 
     ids: list[int]  # of both
@@ -188,6 +176,7 @@ class Reinforce(Task):
             raise ValueError(
                 "data.first and task.template: of a text that is cut there is no conversation; leave one out"
             )
+        check_marks(recipe, self.chat)
         if not recipe.train.batch_tokens:
             raise ValueError("train.batch_tokens = 0: say how many positions the answers of a draw may have")
         longest = recipe.model.build(2**16).longest
@@ -205,6 +194,10 @@ class Reinforce(Task):
         same = {id(p): p for p in model.parameters() if not p.requires_grad}
         reference = deepcopy(model, same).eval().requires_grad_(False)
         return replace(self, worth=worth, reference=reference, policy=model, tokenizer=tokenizer)
+
+    def tokens(self, tokenizer: Tokenizer) -> Tokenizer:
+        marks = MARKED.get(self.chat)
+        return with_marks(tokenizer, marks) if marks else tokenizer
 
     def texts(self, row: Row) -> Sequence[str]:
         return [row["text"]]
@@ -232,25 +225,19 @@ class Reinforce(Task):
 
     def objective(self, model: nn.Module, smoothing: float, tokenizer: Tokenizer) -> Objective:
         c = self.how
-        clip, temperature = (c.clip, c.clip if c.high is None else c.high), c.temperature
+        how: dict[str, Any] = {"clip": (c.clip, c.clip if c.high is None else c.high), "temperature": c.temperature}
         if c.way == "grpo":
-            leash = {"beta": c.beta, "corrected": c.corrected}
-            return Reinforced(model, clip=clip, whole=c.ratio == "sequence", temperature=temperature, **leash)
+            return Reinforced(model, beta=c.beta, corrected=c.corrected, whole=c.ratio == "sequence", **how)
         critic_of(model, c.beta)
-        return Reinforced(model, clip=clip, temperature=temperature, value=c.value, value_clip=c.value_clip)
+        return Reinforced(model, value=c.value, value_clip=c.value_clip, **how)
 
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: WriteConfig, **how: Any) -> Generator:
         generator = Generator(models, tokenizer, use, **how)
         generator.template = self.chat or None
         return generator
 
-    @property
-    def passes(self) -> int:
-        """Over the answers of a draw."""
-        return self.how.passes or (1 if self.how.way == "grpo" else 4)
-
     def steps(self) -> int:
-        return self.passes * self.how.parts
+        return self.how.passes * self.how.parts
 
     def stream(self, corpus: Any, collate: Collate, config: Any, world: Any, position: Position) -> Iterator[Work]:
         """The steps of one draw after the other, each from the model as it then is."""
@@ -262,18 +249,18 @@ class Reinforce(Task):
             answers = self.answers(writer, corpus.rows(indices), key, self.how.group)
             columns, sizes = self.told(self.policy, answers), np.array([each.size for each in answers])
             works, draw = list[Work](), Random(key)
-            for _ in range(self.passes):
+            for _ in range(self.how.passes):
                 order = np.array(draw.sample(range(len(answers)), len(answers)))
                 for some in np.array_split(order, self.how.parts):
                     weight = np.zeros(len(answers), np.float32)
                     loss = self.how.loss if self.how.way == "grpo" else "dapo"
-                    weight[some] = weighed(sizes[some], loss, self.how.answer)
+                    weight[some] = policies.weighed(sizes[some], loss, self.how.answer)
                     shares = [part for part in np.array_split(some, config.accumulate) if len(part)]
                     parts = [collate([(answers[i], weight[i], columns[i]) for i in part], draw) for part in shares]
                     works.append(Work(parts, int(sizes[some].sum()), after))
             yield replace(works[0], then=works[1:], seconds=time.perf_counter() - start)
 
-    def answers(self, writer: Generator, prompts: Sequence[Any], key: str, group: int) -> list[Answer]:
+    def answers(self, writer: Generator, prompts: Sequence[Any], key: str, group: int) -> list[Drawn]:
         """So many answers to each prompt (what is read, its own sub-words), and what they are worth: those of the n-th
         are a function of the key, n, and the model."""
         search, chat = SearchConfig(best=group, sampling=SamplingConfig(self.how.temperature)), writer.template
@@ -283,11 +270,11 @@ class Reinforce(Task):
             seed = int.from_bytes(hashlib.blake2b(f"{key} {n}".encode(), digest_size=7).digest())
             ends = None if end is None else (lambda written: written[-1] == end)
             requests.append(Request(ids[:-1], ids[-1], self.how.answer, seed=seed, ends=ends))
-        texts, found = writer.tokenizer.decode_batch([own for _, own in prompts]), list[Answer]()
+        texts, found = writer.tokenizer.decode_batch([own for _, own in prompts]), list[Drawn]()
         for (ids, _), text, outputs in zip(prompts, texts, writer.found(requests, search), strict=True):
             for h in outputs:
                 mark = [writer.eos] if len(h.token_scores) > len(h.tokens) else []
-                found.append(Answer([*ids, *h.tokens, *mark], len(ids), text, writer.after(ids, h.tokens), 0.0))
+                found.append(Drawn([*ids, *h.tokens, *mark], len(ids), text, writer.after(ids, h.tokens), 0.0))
         worth = self.rewards([each.prompt for each in found], [each.text for each in found])
         return [each._replace(reward=x) for each, x in zip(found, worth, strict=True)]
 
@@ -304,7 +291,7 @@ class Reinforce(Task):
                 raise ValueError(f"the reward of {short(text)} is {x}: it must be a number")
         return found
 
-    def told(self, model: nn.Module, answers: Sequence[Answer]) -> list[dict[str, Floats]]:
+    def told(self, model: nn.Module, answers: Sequence[Drawn]) -> list[dict[str, Floats]]:
         """What a step must know of each token of some answers: its advantage, log p as it was drawn and of the
         reference; of ppo also what the critic has said, and what has come of it."""
         c, rewards = self.how, np.array([each.reward for each in answers])
@@ -312,32 +299,31 @@ class Reinforce(Task):
         reference, _ = self.said(self.reference, answers)
         rows = [{"drawn": a, "reference": b} for a, b in zip(drawn, reference, strict=True)]
         if c.way == "grpo":
-            gains = in_groups(rewards.reshape(-1, c.group), c.advantages).flatten()
+            gains = policies.in_groups(rewards.reshape(-1, c.group), c.advantages).flatten()
             return [{**row, "advantages": np.full(len(row["drawn"]), x)} for row, x in zip(rows, gains, strict=True)]
         critic = critic_of(model, c.beta)
         costs = [-float(critic.beta) * (row["drawn"] - row["reference"]) for row in rows]
         for cost, x in zip(costs, rewards, strict=True):
             cost[-1] += x
-        found = [in_time(each, told, c.gamma, c.lam) for each, told in zip(costs, values, strict=True)]
+        found = [policies.in_time(each, told, c.gamma, c.lam) for each, told in zip(costs, values, strict=True)]
         every = np.concatenate(found)
         if c.target is not None:
-            critic.adapt(
-                sum(float(distance(a, b).sum()) for a, b in zip(drawn, reference, strict=True)) / len(rows), c.target
-            )
+            gone = distance(np.concatenate(drawn), np.concatenate(reference)).sum() / len(rows)
+            critic.adapt(float(gone), c.target)
         return [
             {**row, "advantages": (x - every.mean()) / (every.std() + 1e-8), "values": told, "returns": x + told}
             for row, x, told in zip(rows, found, values, strict=True)
         ]
 
     @torch.inference_mode()
-    def said(self, model: Any, answers: Sequence[Answer]) -> tuple[list[Floats], list[Floats]]:
+    def said(self, model: Any, answers: Sequence[Drawn]) -> tuple[list[Floats], list[Floats]]:
         """log p that a model gives each token of some answers; and what its critic foretells, if it has one."""
         found = [[np.zeros(0)] * len(answers) for _ in range(2)]
         for some in of_like_length([len(each.ids) for each in answers], TOKENS):
             batch = learnt([(answers[i], 0.0, {}) for i in some]).to(next(model.parameters()).device)
             hidden, labels = model.features(tokens=batch["tokens"]), batch["labels"]
             each = [likelihood(model, hidden, labels, self.how.temperature)]
-            each += [model.critic(hidden[labels != IGNORE])] if hasattr(model, CRITIC) else []
+            each += [model.critic(hidden[labels != IGNORE])] if hasattr(model, policies.CRITIC) else []
             for column, x in zip(found, each, strict=False):
                 parts = np.split(x.double().cpu().numpy(), np.cumsum([answers[i].size for i in some])[:-1])
                 for i, part in zip(some, parts, strict=True):
@@ -383,10 +369,10 @@ class Prompts:
         return [[ids.tolist() for ids in row] for row in self.table.rows(indices)]
 
 
-def learnt(rows: Sequence[tuple[Answer, float, dict[str, Floats]]]) -> Batch:
+def learnt(rows: Sequence[tuple[Drawn, float, dict[str, Floats]]]) -> Batch:
     """A batch of answers, what a token of each counts, and what is known of its tokens by name: (B, T) of each.
 
-    >>> batch = learnt([(Answer([5, 6, 7], 1, "", "", 0.0), 1.0, {"drawn": np.array([-1.0, -2.0])})])
+    >>> batch = learnt([(Drawn([5, 6, 7], 1, "", "", 0.0), 1.0, {"drawn": np.array([-1.0, -2.0])})])
     >>> batch["tokens"].tolist(), batch["labels"].tolist(), batch["drawn"].tolist()
     ([[5, 6]], [[6, 7]], [[-1.0, -2.0]])
     """
@@ -434,7 +420,7 @@ def judged_by(predictor: Any, config: ReinforceConfig, alone: bool) -> Worth:
         z = z / predictor.use.temperature
         others = np.zeros(len(z)) if predictor.kind == "several" else np.logaddexp.reduce(np.delete(z, at, 1), 1)
         odds = z[:, at] - others
-        return (odds if config.scale == "logit" else 1 / (1 + np.exp(-odds))).tolist()
+        return (odds if config.scale == "logit" else np.exp(-np.logaddexp(0.0, -odds))).tolist()
 
     return worth
 

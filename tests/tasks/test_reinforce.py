@@ -20,7 +20,7 @@ from regard.recipes import reading
 from regard.recipes import train as training
 from regard.recipes.prepare import prepare
 from regard.recipes.train import train
-from regard.tasks.reinforce import Answer, Reinforce, ReinforceConfig, learnt
+from regard.tasks.reinforce import Drawn, Reinforce, ReinforceConfig, learnt
 from regard.training.distributed import World
 from regard.training.objectives import IGNORE
 from regard.training.policies import CRITIC, Critic, critic_of, distance, in_groups, in_time, weighed
@@ -83,12 +83,12 @@ def same(a: Path, b: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def batch() -> tuple[Any, list[Answer], list[dict[str, np.ndarray[Any, Any]]]]:
+def batch() -> tuple[Any, list[Drawn], list[dict[str, np.ndarray[Any, Any]]]]:
     """A model in fp64, answers of several lengths, and what is known of their tokens: not what the model says."""
     torch.manual_seed(3)
     model = Decoder(llama_tiny(20, layers=1, d_model=16, d_ff=24, heads=2)).double().eval()
     draw = np.random.default_rng(0)
-    answers = [Answer(draw.integers(3, 20, n).tolist(), begin, "", "", 0.0) for n, begin in ((6, 2), (9, 3), (4, 3))]
+    answers = [Drawn(draw.integers(3, 20, n).tolist(), begin, "", "", 0.0) for n, begin in ((6, 2), (9, 3), (4, 3))]
     known = []
     for each in answers:
         ids = torch.tensor([each.ids])
@@ -111,7 +111,7 @@ def exact(rows: Sequence[Any]) -> dict[str, torch.Tensor]:
     return found
 
 
-def by_loops(model: Any, answers: list[Answer], known: Any, c: ReinforceConfig, weights: Sequence[float]) -> float:
+def by_loops(model: Any, answers: list[Drawn], known: Any, c: ReinforceConfig, weights: Sequence[float]) -> float:
     """The same, a token at a time."""
     total, high = 0.0, c.clip if c.high is None else c.high
     for answer, row, weight in zip(answers, known, weights, strict=True):
@@ -207,6 +207,21 @@ def test_a_distance_is_right_on_average_and_never_negative() -> None:
     each = distance(np.log(p), np.log(q))
     assert each.min() >= 0
     assert (p * each).sum() == pytest.approx((p * np.log(p / q)).sum())
+
+
+def test_the_corrected_leash_has_the_gradient_of_kl() -> None:
+    """On average over what p draws, at p itself; as published it has another one."""
+    draw = torch.Generator().manual_seed(0)
+    z, q = torch.randn(2, 6, generator=draw, dtype=torch.float64)
+    z.requires_grad_()
+    log_p, q = z.log_softmax(0), q.log_softmax(0)
+    p = log_p.exp().detach()
+    (right,) = torch.autograd.grad((log_p.exp() * (log_p - q)).sum(), z, retain_graph=True)
+    each, ratio = distance(log_p, q), (log_p - log_p.detach()).exp()
+    (corrected,) = torch.autograd.grad((p * each * ratio).sum(), z, retain_graph=True)
+    (published,) = torch.autograd.grad((p * each).sum(), z)
+    torch.testing.assert_close(corrected, right)
+    assert not torch.allclose(published, right)
 
 
 def test_a_leash_is_drawn_in_where_answers_go_too_far() -> None:
@@ -351,6 +366,18 @@ def test_a_draw_is_a_function_of_seed_place_and_prompt(plain: Path) -> None:
     assert texts[0] != texts[1]
     assert len({*texts[0]}) > 1
     assert all(each.prompt == "red" and each.ids[: each.begin] == read and each.size <= 8 for each in found)
+
+
+def test_parts_of_a_step_add_up(plain: Path) -> None:
+    losses = []
+    for n in (1, 3):
+        task, corpus, loaded = equipped(plain, f"train.accumulate={n}", "task.parts=2", "task.loss=grpo")
+        work = next(task.stream(corpus, task.collate(None, 0.0), loaded.train, World(), Position()))
+        objective = task.objective(task.policy, 0.0, None)
+        losses.append(sum(objective(**part.tensors).item() for part in work.parts))
+        assert len(work.parts) == n
+        assert sum(part.count for part in work.parts) == work.tokens
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-4)
 
 
 def test_before_the_first_step_ratio_and_distance_are_none(plain: Path) -> None:

@@ -15,7 +15,7 @@ from regard.data.chat import ChatTemplate
 from regard.models.decoder import Decoder
 from regard.tasks.converse import Converse, packed
 from regard.tasks.prefer import Prefer, paired
-from regard.tasks.reinforce import Answer, Reinforce, ReinforceConfig, learnt
+from regard.tasks.reinforce import Drawn, Reinforce, ReinforceConfig, learnt
 from regard.training.objectives import IGNORE, Likelier, NextToken, Preferred, answers
 from regard.training.policies import in_groups, weighed
 
@@ -246,7 +246,7 @@ def test_answers_that_were_drawn_cost_what_they_cost_there(
     ((policy, own), (_, before)), tokenizer = models
     c = ReinforceConfig(**{"beta": 0.1, "group": 2, "answer": 12, **ours})
     draw = np.random.default_rng(0)
-    found = [Answer(draw.integers(9, 200, 5 + n).tolist(), 5, "", "", float(draw.normal())) for n in (3, 12, 1, 7)]
+    found = [Drawn(draw.integers(9, 200, 5 + n).tolist(), 5, "", "", float(draw.normal())) for n in (3, 12, 1, 7)]
     prompts = [found[0].ids[:5], found[2].ids[:5]]
     found = [each._replace(ids=prompts[i // 2] + each.ids[5:]) for i, each in enumerate(found)]
     (reference, _), (said, _) = (Reinforce(c).said(model, found) for model in (before.model, own.model))
