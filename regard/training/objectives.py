@@ -262,11 +262,18 @@ class Likelier(Objective):
 def answers(model: Any, tokens: Tensor, labels: Tensor, reference: Tensor) -> Pairs:
     """What a model says of the answers of some pairs: tokens, labels (B, 2, T), reference (B, 2)."""
     y = labels.flatten(0, 1)
-    count, hidden = y != IGNORE, model.features(tokens=tokens.flatten(0, 1))
-    weight, bias = whole_matrix(model.output), model.output.bias
+    count = y != IGNORE
+    each = likelihood(model, model.features(tokens=tokens.flatten(0, 1)), y)
+    sums = each.new_zeros(len(y)).index_add(0, count.nonzero()[:, 0], each).view(-1, 2)
+    return Pairs(*sums.unbind(1), *count.sum(1).clamp(min=1).view(-1, 2).unbind(1), *reference.unbind(1))
+
+
+def likelihood(model: Any, hidden: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
+    """log p of each label that counts, (N,), told from features (B, T, d); logits are divided by the temperature."""
+    count, weight, bias = labels != IGNORE, whole_matrix(model.output), model.output.bias
     if torch.is_autocast_enabled(hidden.device.type):
         low = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight, bias = hidden.to(low), weight.to(low), None if bias is None else bias.to(low)
-    each = linear_log_likelihood(hidden[count], weight, y[count], bias)
-    sums = each.new_zeros(len(y)).index_add(0, count.nonzero()[:, 0], each).view(-1, 2)
-    return Pairs(*sums.unbind(1), *count.sum(1).clamp(min=1).view(-1, 2).unbind(1), *reference.unbind(1))
+    if temperature != 1.0:
+        hidden, bias = hidden / temperature, None if bias is None else bias / temperature
+    return linear_log_likelihood(hidden[count], weight, labels[count], bias)
