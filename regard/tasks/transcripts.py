@@ -13,8 +13,8 @@ from regard.checks import at_least, share
 
 @dataclass(frozen=True)
 class TranscribeUse:
-    """How speech is written down. What comes out repetitive or improbable of a window of 30 seconds is drawn by chance at
-    rising temperatures, as in Whisper's paper (Radford et al., 2022, §4.5)."""
+    """How speech is written down. What comes out repetitive or improbable of a window of 30 seconds is drawn by chance,
+    at rising temperatures, as in Whisper's paper (Radford et al., 2022, §4.5)."""
 
     language: str | None = None  # of the speech: en, de, ... (default: what the first 30 seconds sound like)
     translate: bool = False  # into English
