@@ -23,6 +23,7 @@ from regard.convert.pooling import MODULES, read_pooling, write_pooling
 from regard.convert.source import PAPERS, Source, same_heads
 from regard.convert.tables import TABLES, Foreign, Top
 from regard.convert.tables.table import Counterpart, at, pairs, said, settings, told
+from regard.convert.whisper import ENGLISH
 from regard.core.generation import DecoderOnly, EncoderDecoder
 from regard.core.layers import GATES
 from regard.core.outputs import HeadConfig
@@ -267,7 +268,8 @@ def _around(table: Foreign, head: HeadConfig) -> str:
 def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any], own: str) -> dict[str, Any]:
     """What a model is for. Texts are read as far as it can, not as far as those of a training of ours."""
     if own:
-        return {"name": own, "alignment": about.get("alignment_heads")}
+        several = about.get("is_multilingual", about["vocab_size"] != ENGLISH)
+        return {"name": own, "alignment": about.get("alignment_heads"), "multilingual": several}
     if head.kind == "tokens":
         writes = {DecoderOnly: "generate", EncoderDecoder: "translate"}
         return {"name": next((name for kind, name in writes.items() if isinstance(model, kind)), "mask")}

@@ -19,6 +19,7 @@ from torch import Tensor
 from regard.checks import need
 
 RATE = 16_000  # samples in a second
+RATES = 1_000, 1_000_000  # that another sound may have, from and to
 HOP, WINDOW = 160, 400  # samples from frame to frame, and those that one looks at
 BLOCK = 3000  # frames that are made at a time
 FAINTEST = -10.0  # log10 of the power that counts as silence
@@ -28,8 +29,9 @@ READ = "WAV, FLAC, OGG and MP3"
 Samples = NDArray[np.float32]
 
 
-def read(source: str | Path | bytes, name: str | Path | None = None) -> Samples:
-    """The samples of a sound file, or of what it holds: one channel, the mean of all, at `RATE`."""
+def read(source: str | Path | bytes, name: str | Path | None = None, seconds: float = math.inf) -> Samples:
+    """The samples of a sound file, or of what it holds: one channel, the mean of all, at `RATE`. One that goes on for
+    more than so many seconds is refused before it is in memory."""
     name = name or (source if isinstance(source, str | Path) else "what was sent")
     if isinstance(source, str | Path) and not Path(source).is_file():
         raise ValueError(f"{source} is {'a folder' if Path(source).is_dir() else 'not there'}: name a sound file")
@@ -40,10 +42,15 @@ def read(source: str | Path | bytes, name: str | Path | None = None) -> Samples:
         samples, rate = _wav(stream, name)
     else:
         try:
-            samples, rate = soundfile.read(stream, dtype="float32", always_2d=True)
+            with soundfile.SoundFile(stream) as file:
+                rate = checked_rate(file.samplerate, name)
+                most = -1 if seconds == math.inf else int(seconds * rate) + 1
+                samples = file.read(most, dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
             why = str(error.error_string).rstrip(".")
             raise ValueError(f"{name} is no sound that can be read ({why}): {READ} can") from None
+    if len(samples) > seconds * rate:
+        raise ValueError(f"{name} goes on for more than {seconds:g} seconds: send less at a time")
     return heard(samples.mean(1), rate, name)
 
 
@@ -79,12 +86,18 @@ def heard(samples: Any, rate: int = RATE, name: str | Path = "this sound") -> Sa
         raise ValueError(f"{name}: samples are {x.dtype}: give them from -1 to 1, int16 divided by 32768")
     if not len(x):
         raise ValueError(f"{name} is empty: there is nothing to hear")
-    if rate <= 0:
-        raise ValueError(f"{name}: its rate is {rate} Hz: it must be above 0")
+    checked_rate(rate, name)
     x = np.ascontiguousarray(x, np.float32)
     if not np.isfinite(x).all():
         raise ValueError(f"{name} has samples that are no numbers (NaN or infinite): it is damaged")
     return x if rate == RATE else need("soxr", "sound").resample(x, rate, RATE)
+
+
+def checked_rate(rate: int, name: str | Path) -> int:
+    """How many samples there are in a second, if that can be."""
+    if not RATES[0] <= rate <= RATES[1]:
+        raise ValueError(f"{name}: its rate is {rate} Hz: sound has {RATES[0]:,} to {RATES[1]:,} samples in a second")
+    return rate
 
 
 @cache

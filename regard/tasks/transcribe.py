@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +25,11 @@ from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
 from regard.decoding.protocol import Hypothesis, Request, SamplingConfig, SearchConfig
 from regard.decoding.spoken import Rules, Spoken
+from regard.inspection.timing import spoken_at
 from regard.tasks.searching import Searcher
 from regard.tasks.task import Data, Measured, Sections, Task
 from regard.tasks.transcripts import Heard, Segment, TranscribeUse, Transcript
+from regard.tasks.wording import fitted, in_time
 from regard.training.objectives import Objective
 from regard.training.stream import Collate
 
@@ -54,6 +57,8 @@ SEVERAL = (
 )
 SEVERAL += ("♪♪", "♪♪♪")
 NOTES = "♩♪♫♬♭♮♯"
+SKIPPED = 100  # frames without any sound that are not heard
+UNSPACED = ("zh", "ja", "th", "lo", "my", "yue")  # languages that are written without spaces
 
 
 class Signs:
@@ -118,9 +123,11 @@ class Transcriber(Searcher):
         use: TranscribeUse | None = None,
         *,
         alignment: Sequence[Sequence[int]] | None = None,
+        multilingual: bool = True,
         **how: Any,
     ) -> None:
-        """`alignment` are heads that follow the sound word by word, [layer, head] each."""
+        """`alignment` are heads that follow the sound word by word, [layer, head] each; a model that is `multilingual`
+        is told the language and the task."""
         if len(models) > 1:
             raise ValueError(f"{len(models)} models: speech is heard by one at a time")
         super().__init__(models, tokenizer, **how)
@@ -129,7 +136,8 @@ class Transcriber(Searcher):
         if getattr(c, "bands", None) is None:
             raise ValueError("the model reads words, not sound: its setting `bands` is none")
         self.bands, self.window = int(c.bands), 2 * int(c.places)
-        self.multilingual = self.signs.end > 50256  # which the sub-words of English alone leave for the end
+        self.multilingual = multilingual
+        self.lock = Lock()  # a window at a time: what a head looks at is recorded in the model
 
     def settings(self, **given: Any) -> TranscribeUse:
         """The model's own, with changes."""
@@ -150,12 +158,17 @@ class Transcriber(Searcher):
         how = self.settings(**settings)
         samples = read(sound) if isinstance(sound, str | Path | bytes) else heard(sound, rate)
         hearing = Hearing(self, samples, how)
-        found = []
-        for segment in hearing:
-            found.append(segment)
+        for _ in hearing:
             if progress is not None:
                 progress(hearing.at / 100, hearing.duration)
-        return Transcript(hearing.language, hearing.duration, (*found,))
+        return hearing.transcript
+
+    @property
+    def aligned(self) -> list[list[int]]:
+        """Heads that follow the sound: those that are known, or all of the later half of the layers."""
+        c: Any = self.model.config
+        later = range(c.decoder_layers // 2, c.decoder_layers)
+        return [[*each] for each in self.alignment or [(layer, head) for layer in later for head in range(c.heads)]]
 
     @torch.inference_mode()
     def encoded(self, frames: Tensor) -> Any:
@@ -172,7 +185,8 @@ class Transcriber(Searcher):
         return dict(sorted(zip(self.signs.languages, p, strict=True), key=lambda pair: -pair[1]))
 
     def found(self, memory: Any, before: Sequence[int], begin: Sequence[int], how: TranscribeUse, seed: int) -> Found:
-        """What a window says: at the first temperature at which it looks right, or at the last."""
+        """What a window says: at the first temperature at which it looks right, or at the one where it looks best."""
+        tried: list[tuple[bool, Found]] = []
         source = Begun(memory, [self.signs.before, *before[1 - MOST :]] if before else [])
         rules = self.signs.rules(begin, how.times)
         for temperature in how.temperatures:
@@ -190,9 +204,10 @@ class Transcriber(Searcher):
             improbable = how.improbable is not None and found.log_probability < how.improbable
             silent = how.silent is not None and found.silence > how.silent
             repetitive = how.repetitive is not None and ratio > how.repetitive
+            tried.append((not repetitive, found))
             if not (improbable or repetitive) or (improbable and silent):
-                break
-        return found
+                return found
+        return max(tried, key=lambda each: (each[0], each[1].log_probability))[1]
 
     @staticmethod
     def _mean(h: Hypothesis, begin: int) -> float:
@@ -200,37 +215,56 @@ class Transcriber(Searcher):
 
 
 class Hearing:
-    """A sound that is written down, segment by segment, window after window."""
+    """A sound that is written down: window by window what is said in it, which may be nothing."""
 
     def __init__(self, transcriber: Transcriber, samples: Samples, how: TranscribeUse) -> None:
         self.by, self.how, self.at = transcriber, how, 0  # frames that are done
         self.duration, self.sounding = len(samples) / RATE, -(-len(samples) // HOP)
         self.frames = log_mel(samples, transcriber.bands, self.sounding + transcriber.window)
         self.language = how.language or ("" if transcriber.multilingual else "en")
+        self.segments: list[Segment] = []  # so far
         self._before = transcriber.tokenizer.encode(f" {how.prompt.strip()}") if how.prompt.strip() else []
 
-    def __iter__(self) -> Iterator[Segment]:
-        by, how = self.by, self.how
+    @property
+    def transcript(self) -> Transcript:
+        """What was said so far."""
+        return Transcript(self.language, self.duration, (*self.segments,))
+
+    def __iter__(self) -> Iterator[list[Segment]]:
         while self.at < self.sounding:
-            size = min(by.window, self.sounding - self.at)
-            frames = self.frames[self.at : self.at + by.window]
-            if frames.max() == frames.min():  # nothing at all
-                self.at += size
-                continue
-            memory = by.encoded(frames)
-            if not self.language:
-                self.language = next(iter(by.languages(memory)))
-            found = by.found(memory, self._before, self._begin(), how, self._seed())
-            unlikely = how.improbable is None or found.log_probability <= how.improbable
-            if how.silent is not None and found.silence > how.silent and unlikely:
-                self.at += size
-                continue
-            segments, step = self._segments(found, size)
-            start = self.at / 100
-            self.at += step
-            said = [segment.later(start) for segment in segments if segment.text.strip()]
-            self._remember(said, found.temperature)
-            yield from (replace(each, end=max(each.start, min(each.end, self.duration))) for each in said)
+            with self.by.lock:
+                said = self._next()
+            self.segments += said
+            yield said
+
+    def _next(self) -> list[Segment]:
+        """What is said in the next window."""
+        by, how = self.by, self.how
+        size = min(by.window, self.sounding - self.at)
+        frames = self.frames[self.at : self.at + by.window]
+        if (nothing := self._nothing(frames[:size])) > SKIPPED:
+            self.at += nothing - (SKIPPED // 2 if nothing < size else 0)
+            return []
+        memory = by.encoded(frames)
+        if not self.language:
+            self.language = next(iter(by.languages(memory)))
+        found = by.found(memory, self._before, self._begin(), how, self._seed())
+        unlikely = how.improbable is None or found.log_probability <= how.improbable
+        if how.silent is not None and found.silence > how.silent and unlikely:
+            self.at += size
+            return []
+        segments, step = self._segments(found, size)
+        said = [segment for segment in segments if segment.text.strip()]
+        said = [each.later(self.at / 100) for each in (self._timed(memory, said, size) if how.words else said)]
+        self.at += step
+        self._remember(said, found.temperature)
+        return [replace(each, end=max(each.start, min(each.end, self.duration))) for each in said]
+
+    @staticmethod
+    def _nothing(frames: Tensor) -> int:
+        """Frames before the first in which there is anything at all."""
+        loud = (frames > frames.min()).any(1).nonzero()
+        return int(loud[0]) if len(loud) else len(frames)
 
     def _begin(self) -> list[int]:
         signs = self.by.signs
@@ -263,6 +297,26 @@ class Hearing:
         step = size if done else 2 * (pieces[-1][-1] - zero)
         return [self._segment(found, each, each[0] - zero, each[-1] - zero) for each in pieces], step or size
 
+    def _timed(self, memory: Any, segments: Sequence[Segment], size: int) -> list[Segment]:
+        """The same segments, with their words."""
+        by, signs = self.by, self.by.signs
+        begin = [signs.first, *(token for token in self._begin() if token != signs.untimed), signs.untimed]
+        said = [[token for token in each.tokens if token < signs.end] for each in segments]
+        text = [token for tokens in said for token in tokens]
+        if not text or size < 2:
+            return [replace(each, words=()) for each in segments]
+        at, logits = spoken_at(by.model, memory, [*begin, *text, signs.end], len(begin) - 1, by.aligned, size // 2)
+        p = logits[:, : signs.end].softmax(-1)
+        likely = [float(p[i, token]) for i, token in enumerate(text)]
+        alike = self.language in UNSPACED
+        words = in_time(by.tokenizer, text, at / 50, likely, alike)
+        result, done = [], 0
+        for each, tokens in zip(segments, said, strict=True):
+            own = [word for first, word in words if done <= first < done + len(tokens)]
+            done += len(tokens)
+            result.append(fitted(replace(each, words=(*own,))))
+        return result
+
     def _segment(self, found: Found, tokens: Sequence[int], start: float, end: float) -> Segment:
         """Times are in fiftieths of a second."""
         text = self.by.tokenizer.decode(tokens)
@@ -287,6 +341,7 @@ class Transcribe(Task):
     """Sound in, what is said out."""
 
     alignment: tuple[tuple[int, int], ...] | None = None  # heads that follow the sound word by word: layer, head
+    multilingual: bool = True  # it is told the language, and whether to translate
 
     name, called = "transcribe", "speech"
     sections = Sections(TranscribeConfig, Data, TranscribeUse, Nothing)
@@ -312,7 +367,7 @@ class Transcribe(Task):
         raise ValueError(UNTAUGHT)
 
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: TranscribeUse, **how: Any) -> Transcriber:
-        return Transcriber(models, tokenizer, use, alignment=self.alignment, **how)
+        return Transcriber(models, tokenizer, use, alignment=self.alignment, multilingual=self.multilingual, **how)
 
     def measure(self, predictor: Transcriber, held_out: Sequence[Row], recipe: Any) -> Measured:
         raise ValueError(UNTAUGHT)
