@@ -27,6 +27,7 @@ from regard.tasks.prompted import Prompted
 from regard.tasks.reader import Given, Reader
 from regard.tasks.summarise import Summarise
 from regard.tasks.task import Evidence, Measured, Task
+from regard.tasks.transcribe import Transcriber
 from regard.tasks.translate import Translate
 from regard.tasks.uses import Prompting
 
@@ -139,7 +140,7 @@ def _predictor(
     if asked != UNASKED and task.name == "generate":
         found = Prompted.of(found, asked, columns)
         return Classify(found.labels), found
-    if not isinstance(found, Reader):
+    if not isinstance(found, Reader | Transcriber):
         raise ValueError(f"{directory} is {task.a_model}: name --source and --reference, or a --text")
     return task, found
 

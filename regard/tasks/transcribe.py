@@ -19,18 +19,22 @@ from torch import Tensor, nn
 from regard.checks import choose, hint
 from regard.core.generation import Begun, EncoderDecoder
 from regard.data.arrays import Column
+from regard.data.recordings import RecordingFiles
 from regard.data.rows import Row
 from regard.data.sound import HOP, RATE, Samples, heard, log_mel, read
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
 from regard.decoding.protocol import Hypothesis, Request, SamplingConfig, SearchConfig
 from regard.decoding.spoken import Rules, Spoken
+from regard.evaluation.spoken import normal
+from regard.evaluation.texts import RATES, compare
 from regard.inspection.timing import spoken_at
 from regard.tasks.searching import Searcher
-from regard.tasks.task import Data, Measured, Sections, Task
+from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.transcripts import Heard, Segment, TranscribeUse, Transcript
 from regard.tasks.wording import fitted, in_time
 from regard.training.objectives import Objective
+from regard.training.run import Sample
 from regard.training.stream import Collate
 
 MOST = 224  # tokens that a window has at most: half of the places, and the other half is for what was said before
@@ -332,8 +336,20 @@ class TranscribeConfig:
 
 
 @dataclass(frozen=True)
-class Nothing:
-    """No setting."""
+class RecordingsConfig(Data):
+    """Where recordings and what is said in them come from."""
+
+    train: RecordingFiles | None = None  # your own files
+    valid: RecordingFiles | None = None  # held out of train if left out
+    test: RecordingFiles | None = None  # held out of train if left out
+
+
+@dataclass(frozen=True)
+class SpokenConfig:
+    """How transcripts are scored."""
+
+    by: tuple[str, ...] = ("wer", "cer")  # or exact, bleu, chrf; the first says which weights are the best
+    normalise: bool = True  # compare what is said, however it is written
 
 
 @dataclass(frozen=True)
@@ -342,9 +358,11 @@ class Transcribe(Task):
 
     alignment: tuple[tuple[int, int], ...] | None = None  # heads that follow the sound word by word: layer, head
     multilingual: bool = True  # it is told the language, and whether to translate
+    by: tuple[str, ...] = SpokenConfig.by
+    normalise: bool = SpokenConfig.normalise
 
     name, called = "transcribe", "speech"
-    sections = Sections(TranscribeConfig, Data, TranscribeUse, Nothing)
+    sections = Sections(TranscribeConfig, RecordingsConfig, TranscribeUse, SpokenConfig)
     row, rows = "recording", "recordings"
     needs = EncoderDecoder
 
@@ -370,7 +388,16 @@ class Transcribe(Task):
         return Transcriber(models, tokenizer, use, alignment=self.alignment, multilingual=self.multilingual, **how)
 
     def measure(self, predictor: Transcriber, held_out: Sequence[Row], recipe: Any) -> Measured:
-        raise ValueError(UNTAUGHT)
+        said = [predictor.transcribe(row["sound"]).text for row in held_out]
+        meant = [row["text"] for row in held_out]
+        both = [[normal(text) for text in texts] if self.normalise else texts for texts in (said, meant)]
+        scores = compare(self.by, *both)
+        figures = {name: score.value for name, score in scores.items()}
+        rows = zip(held_out, said, meant, strict=True)
+        samples = [Sample(Path(row["sound"]).name, text, wanted) for row, text, wanted in rows]
+        first = figures[next(iter(figures))]
+        evidence = Evidence(len(samples), lambda some: {name: score.of(some) for name, score in scores.items()})
+        return Measured(-first if self.by[0] in RATES else first, figures, samples, evidence)
 
 
 UNTAUGHT = "task.name = 'transcribe': speech is heard by weights of others (regard import whisper-tiny), not taught yet"
