@@ -16,7 +16,7 @@ from regard.models.transformer import Transformer, whisper_tiny
 
 WORDS = [*(bytes([i]) for i in range(256)), b" t", b"he", b" the", b" a", b"nd", b" and", b"..", b"\xe2\x99"]
 SIGNS = marks(51865)
-SIZES = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "d_ff": 64, "heads": 4, "max_length": 448}
+SIZES = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "d_ff": 64, "heads": 4, "max_length": 40}
 
 
 def content() -> dict[str, Any]:

@@ -37,7 +37,6 @@ from regard.training.objectives import Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
 
-MOST = 224  # tokens that a window has at most: half of the places, and the other half is for what was said before
 SYMBOLS = '"#()*+/:;<=>@[\\]^_`{|}~「」『』'  # are written, and never said
 SEVERAL = (
     "<<",
@@ -140,6 +139,7 @@ class Transcriber(Searcher):
         if getattr(c, "bands", None) is None:
             raise ValueError("the model reads words, not sound: its setting `bands` is none")
         self.bands, self.window = int(c.bands), 2 * int(c.places)
+        self.most = int(c.max_length) // 2  # tokens of a window; the other half is for what was said before
         self.multilingual = multilingual
         self.lock = Lock()  # a window at a time: what a head looks at is recorded in the model
 
@@ -191,11 +191,11 @@ class Transcriber(Searcher):
     def found(self, memory: Any, before: Sequence[int], begin: Sequence[int], how: TranscribeUse, seed: int) -> Found:
         """What a window says: at the first temperature at which it looks right, or at the one where it looks best."""
         tried: list[tuple[bool, Found]] = []
-        source = Begun(memory, [self.signs.before, *before[1 - MOST :]] if before else [])
+        source = Begun(memory, [self.signs.before, *before[1 - self.most :]] if before else [])
         rules = self.signs.rules(begin, how.times)
         for temperature in how.temperatures:
             spoken = Spoken(self._alone(), rules)
-            request = Request(source, self.signs.first, len(begin) + MOST, seed=seed)
+            request = Request(source, self.signs.first, len(begin) + self.most, seed=seed)
             search = SearchConfig(beam=how.beam, alpha=1.0, penalty="mean")
             if temperature:
                 search = SearchConfig(beam=1, best=how.best, sampling=SamplingConfig(temperature))
@@ -284,7 +284,7 @@ class Hearing:
         if not self.how.context or temperature > 0.5:
             self._before = []
         else:
-            self._before = [*self._before, *(token for each in said for token in each.tokens)][-MOST:]
+            self._before = [*self._before, *(token for each in said for token in each.tokens)][-self.by.most :]
 
     def _segments(self, found: Found, size: int) -> tuple[list[Segment], int]:
         """What is said between times, and how many frames of the window are done: up to the last pair of times, where
