@@ -32,7 +32,9 @@ def transcribe(
     settings: Annotated[dict[str, Any], Said(TranscribeUse)],
 ) -> None:
     """Write down what is said in sound files of any length, and when."""
-    forms = [choose("format", each, FORMS) and each for each in form.split(",")]
+    forms = form.split(",")
+    for each in forms:
+        choose("format", each, FORMS)
     if output is None and (resume or overwrite or len(forms) > 1):
         raise ValueError("--resume, --overwrite and several formats are about files: name a folder for them by -o")
     if resume and overwrite:

@@ -67,7 +67,7 @@ def _wav(stream: Any, name: str | Path) -> tuple[Samples, int]:
         ) from None
     raw = raw[: len(raw) // (width * channels) * width * channels].reshape(-1, width)
     if width == 1:  # these alone have no sign
-        numbers: Samples = (raw[:, 0].astype(np.float32) - 128) / 128
+        numbers = (raw[:, 0] / 128 - 1).astype(np.float32)
     else:
         whole = np.zeros((len(raw), 4), np.uint8)
         whole[:, 4 - width :] = raw  # the lowest byte comes first

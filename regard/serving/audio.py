@@ -81,7 +81,7 @@ def router(service: Service) -> APIRouter:
 
         asked.__name__ = name
         here = f"POST /v1/audio/{name}" in service.routes
-        how = {"response_model": None, "openapi_extra": _described(), "include_in_schema": here}
+        how: dict[str, Any] = {"response_model": None, "openapi_extra": _described(), "include_in_schema": here}
         routes.post(f"/{name}", summary=summary, **how)(asked)
 
     add("transcriptions", "Write down what is said.")

@@ -38,27 +38,8 @@ from regard.training.run import Sample
 from regard.training.stream import Collate
 
 SYMBOLS = '"#()*+/:;<=>@[\\]^_`{|}~「」『』'  # are written, and never said
-SEVERAL = (
-    "<<",
-    ">>",
-    "<<<",
-    ">>>",
-    "--",
-    "---",
-    "-(",
-    "-[",
-    "('",
-    '("',
-    "((",
-    "))",
-    "(((",
-    ")))",
-    "[[",
-    "]]",
-    "{{",
-    "}}",
-)
-SEVERAL += ("♪♪", "♪♪♪")
+PAIRED = ("<<", ">>", "--", "-(", "-[", "('", '("', "((", "))", "[[", "]]", "{{", "}}", "♪♪")
+SEVERAL = (*PAIRED, "<<<", ">>>", "---", "(((", ")))", "♪♪♪")
 NOTES = "♩♪♫♬♭♮♯"
 SKIPPED = 100  # frames without any sound that are not heard
 UNSPACED = ("zh", "ja", "th", "lo", "my", "yue")  # languages that are written without spaces
