@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -243,7 +244,8 @@ class Hearing:
         said = [each.later(self.at / 100) for each in (self._timed(memory, said, size) if how.words else said)]
         self.at += step
         self._remember(said, found.temperature)
-        return [replace(each, end=max(each.start, min(each.end, self.duration))) for each in said]
+        end = self.duration  # which a model may overshoot
+        return [replace(each, start=min(each.start, end), end=min(max(each.start, each.end), end)) for each in said]
 
     @staticmethod
     def _nothing(frames: Tensor) -> int:
@@ -280,7 +282,7 @@ class Hearing:
         cuts += [len(tokens)] if done else []
         pieces = [tokens[i:j] for i, j in zip([0, *cuts], cuts, strict=False)]
         step = size if done else 2 * (pieces[-1][-1] - zero)
-        return [self._segment(found, each, each[0] - zero, each[-1] - zero) for each in pieces], step or size
+        return [self._segment(found, each, each[0] - zero, each[-1] - zero) for each in pieces], min(step or size, size)
 
     def _timed(self, memory: Any, segments: Sequence[Segment], size: int) -> list[Segment]:
         """The same segments, with their words."""
@@ -293,8 +295,8 @@ class Hearing:
         at, logits = spoken_at(by.model, memory, [*begin, *text, signs.end], len(begin) - 1, by.aligned, size // 2)
         p = logits[:, : signs.end].softmax(-1)
         likely = [float(p[i, token]) for i, token in enumerate(text)]
-        alike = self.language in UNSPACED
-        words = in_time(by.tokenizer, text, at / 50, likely, alike)
+        cuts = {*accumulate(map(len, said), initial=0)}
+        words = in_time(by.tokenizer, text, at / 50, likely, cuts=cuts, alike=self.language in UNSPACED)
         result, done = [], 0
         for each, tokens in zip(segments, said, strict=True):
             own = [word for first, word in words if done <= first < done + len(tokens)]

@@ -1,7 +1,7 @@
 """Words out of the tokens of a transcript, with the times at which they are said."""
 
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,14 +32,20 @@ def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> Iterator[tuple[str, i
 
 
 def in_time(
-    tokenizer: Tokenizer, tokens: Sequence[int], at: NDArray[np.float64], likely: Sequence[float], alike: bool
+    tokenizer: Tokenizer,
+    tokens: Sequence[int],
+    at: NDArray[np.float64],
+    likely: Sequence[float],
+    *,
+    cuts: Container[int] = (),
+    alike: bool = False,
 ) -> list[tuple[int, Word]]:
     """The words of a text, each with the number of its first token, where token i is said from second at[i] on, and its
-    end from at[-1] on. `alike`: it is written without spaces, and each piece is a word."""
+    end from at[-1] on. At `cuts` a word begins; `alike`: it is written without spaces, and each piece is a word."""
     words: list[tuple[int, str, int]] = []  # first token, text, tokens
     first = 0
     for text, count in pieces(tokenizer, tokens):
-        if alike or not words or text.startswith(" ") or text.strip() in string.punctuation:
+        if alike or not words or first in cuts or text.startswith(" ") or text.strip() in string.punctuation:
             words.append((first, text, count))
         else:
             begin, before, some = words[-1]
@@ -58,20 +64,21 @@ def in_time(
                 timed[i] = begin, replace(word, end=word.start + most)
             elif timed[i - 1][1].word.strip() in ENDS:
                 timed[i] = begin, replace(word, start=word.end - most)
-    return _joined(timed)
+    return _joined(timed, cuts)
 
 
-def _joined(words: Sequence[tuple[int, Word]]) -> list[tuple[int, Word]]:
+def _joined(words: Sequence[tuple[int, Word]], cuts: Container[int]) -> list[tuple[int, Word]]:
     """Signs as parts of the words that they stand at."""
     result: list[tuple[int, Word]] = []
     opening: tuple[int, str] | None = None
-    for begin, word in words:
+    for n, (begin, word) in enumerate(words, start=1):
         if opening is not None:
             begin, word = opening[0], replace(word, word=opening[1] + word.word)
             opening = None
-        if word.word.startswith(" ") and word.word.strip() in OPENING:
+        last = n == len(words) or words[n][0] in cuts
+        if word.word.startswith(" ") and word.word.strip() in OPENING and not last:
             opening = begin, word.word
-        elif result and word.word in CLOSING:
+        elif result and word.word in CLOSING and begin not in cuts:
             before, last = result[-1]
             result[-1] = before, replace(last, word=last.word + word.word)
         else:
