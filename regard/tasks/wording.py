@@ -75,8 +75,8 @@ def _joined(words: Sequence[tuple[int, Word]], cuts: Container[int]) -> list[tup
         if opening is not None:
             begin, word = opening[0], replace(word, word=opening[1] + word.word)
             opening = None
-        last = n == len(words) or words[n][0] in cuts
-        if word.word.startswith(" ") and word.word.strip() in OPENING and not last:
+        alone = n == len(words) or words[n][0] in cuts
+        if word.word.startswith(" ") and word.word.strip() in OPENING and not alone:
             opening = begin, word.word
         elif result and word.word in CLOSING and begin not in cuts:
             before, last = result[-1]
