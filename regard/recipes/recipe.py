@@ -14,7 +14,7 @@ from regard.adaptation.change import TAUGHT, read
 from regard.checks import one_of
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
-from regard.models.family import FAMILIES, family, family_of, named, presets
+from regard.models.family import FAMILIES, configure, family, family_of, named, presets
 from regard.tasks.task import FIRST, TASKS, Task, task
 from regard.training.config import TrainConfig
 
@@ -59,7 +59,7 @@ class ModelConfig:
         return family_of(self.preset) if self.base is None else named(storage.config(self.base))
 
     def _own(self, vocabulary: int) -> Any:
-        return presets()[self.preset](vocabulary) if self.base is None else storage.config(self.base)
+        return configure(self.preset, vocabulary=vocabulary) if self.base is None else storage.config(self.base)
 
     def build(self, vocabulary: int) -> Any:
         """The config of a model over so many tokens."""

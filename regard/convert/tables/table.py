@@ -56,6 +56,11 @@ class Foreign:
     around: str = ""  # a text: its end after it; or a frame, cls and sep
     permuted: bool = False  # in their residual stream sines come first, then cosines; ours alternate
 
+    @property
+    def words(self) -> bool:
+        """Whether it has any, and so a tokenizer."""
+        return "vocabulary" in settings(self.settings)
+
 
 class Name(NamedTuple):
     """What says a setting of ours."""
