@@ -140,7 +140,8 @@ def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: 
     """What a model is called with: a source and a target, or one text as long as the target; without padding. A
     picture has its own size."""
     if getattr(model, "reads", "tokens") == "pixels":
-        return [torch.zeros(sentences, model.config.channels, *[model.config.size] * 2, device=device)]
+        c: Any = model.config
+        return [torch.zeros(sentences, c.channels, c.size, c.size, device=device)]
     token = int(getattr(model.config, "pad", 0) == 0)
     asked = (p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty)
     lengths = [source if p.name == "source" else target for p in asked]
