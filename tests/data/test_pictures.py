@@ -198,13 +198,13 @@ def test_mnists_files_are_read(tmp_path: Path) -> None:
 def test_a_fingerprint_is_of_pictures_and_not_of_their_place(tmp_path: Path) -> None:
     one, other = (PictureFiles(folder=str(folder(tmp_path / name, 2))) for name in "ab")
     assert one.fingerprint() == other.fingerprint()
-    Image.new("RGB", (9, 9)).save(tmp_path / "b" / "left" / "0.png")
+    Image.new("RGB", (9, 9)).save(tmp_path / "b" / "red" / "0.png")
     assert one.fingerprint() != other.fingerprint()
 
 
 def test_what_is_named_and_not_there_is_counted(tmp_path: Path) -> None:
     folder(tmp_path / "all", 1)
-    (tmp_path / "all.tsv").write_text("all/left/0.png\tleft\nall/gone.png\tleft\nall/top/0.png\t\n")
+    (tmp_path / "all.tsv").write_text("all/red/0.png\tred\nall/gone.png\tred\nall/blue/0.png\t\n")
     skipped = Skipped()
     assert len(list(PictureFiles(tsv=str(tmp_path / "all.tsv")).read(skipped))) == 1
     assert skipped.report() == "1 pictures are named, but not there; 1 pictures without a label"
