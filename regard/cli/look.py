@@ -40,7 +40,6 @@ def recognise(models: list[Path], shown: list[str], lines: Lines, engine: Batche
         except PictureError as error:
             if len(asks) == 1:
                 left.append(error)
-                typer.echo(f"skipped: {error}", err=True)
             else:  # one of them: each by itself
                 for ask in asks:
                     yield from answered([ask])
@@ -58,6 +57,8 @@ def recognise(models: list[Path], shown: list[str], lines: Lines, engine: Batche
             written.append(said)
     if not written:
         raise left[0] if len(left) == 1 else ValueError(f"none of {len(left):,} pictures can be seen: {left[0]}")
+    for error in left:
+        typer.echo(f"skipped: {error}", err=True)
     if left:
         typer.echo(f"note: {len(left):,} of {len(left) + len(written):,} pictures were left out", err=True)
     if lines.output is not None:

@@ -91,18 +91,18 @@ def classify(
     model, as --prompt asks it."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
     models = [model, *(ensemble or ())]
+    from regard.api import told
+
+    if (name := told(located(model)).task.name) == "recognise":
+        if pair is not None or engine.attended or asked.prompt is not None:
+            raise ValueError(f"{model} sees pictures: --pair, --attended and --prompt are for texts")
+        from regard.cli.look import recognise
+
+        recognise(models, texts or [], lines, engine, settings)
+        return
     if asked.prompt is None:
-        from regard.api import told
-
-        if (name := told(located(model)).task.name) == "generate":
+        if name == "generate":
             raise ValueError(f"{model} is a language model: say what it is to read by --prompt and --labels")
-        if name == "recognise":
-            if pair is not None or engine.attended:
-                raise ValueError(f"{model} sees pictures: --pair and --attended are for texts")
-            from regard.cli.look import recognise
-
-            recognise(models, texts or [], lines, engine, settings)
-            return
         _read(kind, models, texts, lines, engine, settings, pair)
         return
 

@@ -10,6 +10,7 @@ from regard.inspection.figures import to_csv, to_html, to_npz, to_png, to_svg
 from regard.inspection.page import AttentionMap
 from regard.inspection.taps import attentions
 from regard.tasks.reader import Reader
+from regard.tasks.searching import Searcher
 
 DRAWINGS: dict[str, Callable[..., str | bytes]] = {".html": to_html, ".svg": to_svg, ".png": to_png}
 NUMBERS: dict[str, Callable[..., str | bytes]] = {".npz": to_npz, ".csv": to_csv}
@@ -49,6 +50,8 @@ def inspect(
     if log and kind in NUMBERS:
         raise ValueError(f"{output}: --log is about colours, and {kind} has none: leave it out")
     predictor, drawn_alone = load(model), kind in (".svg", ".png")
+    if not isinstance(predictor, Reader | Searcher):
+        raise ValueError(f"{model} sees pictures: its maps are taken by regard.record, not of a text")
     how: Any = {"heads": heads, "view": view, "special": special}
     if pair is not None and not isinstance(predictor, Reader):
         raise ValueError(
