@@ -108,6 +108,8 @@ def classify(
 
     if engine.attended:
         raise ValueError("--attended is of models that read all at once: leave it out where there is a --prompt")
+    if "long" in settings:
+        raise ValueError("--long is of models that read windows: a text that does not fit a --prompt is refused")
 
     def make(generator: Any) -> Any:
         from regard.tasks.prompted import Prompted
