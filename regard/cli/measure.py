@@ -79,15 +79,18 @@ def info(
         }
         typer.echo(json.dumps(account, indent=2))
         return
-    title = f"{' '.join([preset, *(changes or ())])}, vocabulary {config.vocabulary:,}"
+    words = hasattr(config, "vocabulary")
+    what = f"vocabulary {config.vocabulary:,}" if words else f"pictures of {config.size} x {config.size}"
+    title = f"{' '.join([preset, *(changes or ())])}, {what}"
     if began is not None:
         whole = sum(part.parameters for part in parts)
         typer.echo(f"{preset} adds to {began[0]}: {began[1]:,} of {whole:,} parameters were taught")
     for each in taught:
         typer.echo(f"  {each.says}: {each.parameters:,} parameters")
     both = memory.cache_per_source_token > 0
-    _show_parts(title, parts, f"{source} source and {target} target tokens" if both else f"{target} tokens")
-    _show_memory(memory, f"{source} + {target} tokens" if both else f"{target} tokens")
+    one = f"{target} tokens" if words else "1 picture"
+    _show_parts(title, parts, f"{source} source and {target} target tokens" if both else one)
+    _show_memory(memory, f"{source} + {target} tokens" if both else one)
     if runs:
         _show_paper(runs)
 

@@ -74,7 +74,8 @@ def import_(
         found = foreign.read(directory, tensors)
         use, left = generation(foreign.about_model(directory)) if found.task["name"] in SEARCHED else ({}, [])
         storage.save(found.model, made, storage.Purpose(found.task, use))
-        found.tokenizer.save(made / TOKENIZER)
+        if found.tokenizer is not None:
+            found.tokenizer.save(made / TOKENIZER)
         if (template := tokenizers.template(directory)) is not None:
             write_whole(made / storage.TEMPLATE, template)
         if known := weights.WEIGHTS.get(str(source)):

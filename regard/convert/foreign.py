@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from regard.convert import tokenizers
 from regard.convert.hub import CONFIG, WEIGHTS, load, told_by
 from regard.convert.pooling import MODULES, read_pooling, write_pooling
+from regard.convert.sights import read_sight, write_sight
 from regard.convert.source import PAPERS, Source, same_heads
 from regard.convert.tables import TABLES, Foreign, Top
 from regard.convert.tables.table import Counterpart, at, pairs, said, settings, told
@@ -28,6 +29,7 @@ from regard.core.generation import DecoderOnly, EncoderDecoder
 from regard.core.layers import GATES
 from regard.core.outputs import HeadConfig
 from regard.core.positions import sinusoid
+from regard.data.pictures import Sight
 from regard.data.tokenizers import Tokenizer
 from regard.files import write_whole
 from regard.models.family import FAMILIES, blank, build, configured, family
@@ -104,7 +106,7 @@ def write(source: Source, directory: Path) -> None:
 
 def their_config(source: Source) -> tuple[Foreign, Top, dict[str, Any]]:
     """The class of theirs that a model is, what of it is on top, and the config of it."""
-    c, head, marks = source.config, source.head, source.tokenizer.marks
+    c, head = source.config, source.head
     table, top = _table(source)
     about: dict[str, Any] = {"model_type": table.name, "architectures": [top.name], "dtype": "float32"}
     width, own = c.d_model // c.heads, asdict(c)
@@ -113,8 +115,10 @@ def their_config(source: Source) -> tuple[Foreign, Top, dict[str, Any]]:
         if (was := at(about, key)) not in (None, its) and "drop" not in key:
             raise ValueError(f"Hugging Face has one {key}, and not both {was!r} and {its!r}")
         _put(about, key, its)
-    about |= {f"{name}_token_id": getattr(marks, name) for name in ("pad", "bos", "eos")}
-    about |= {theirs.rstrip("?"): getattr(marks, name) for name, theirs in table.marks.items()}
+    if table.words:
+        marks = source.tokenizer.marks
+        about |= {f"{name}_token_id": getattr(marks, name) for name in ("pad", "bos", "eos")}
+        about |= {theirs.rstrip("?"): getattr(marks, name) for name, theirs in table.marks.items()}
     about |= {"forced_bos_token_id": None, "forced_eos_token_id": None} if _writes(source) else {}
     about |= {"max_position_embeddings": POSITIONS} if table.permuted else {}
     if (kind := source.task.get("kind")) in PROBLEMS:
@@ -137,6 +141,9 @@ def describe(source: Source, directory: Path) -> None:
         ids = {key: x for key, x in about.items() if key.endswith("_token_id")}
         longest = min(c.longest or POSITIONS, 512)
         write_whole(directory / GENERATION, json.dumps(ids | {"max_length": longest}, indent=2) + "\n")
+    if not table.words:
+        write_sight(Sight(**source.task.get("sight", {"size": c.size, "channels": c.channels})), directory)
+        return
     if head.kind == "vector" and head.hidden is None:
         write_pooling(head, c.d_model, directory)
     several = (getattr(c, "segments", None) or 1) > 1
@@ -192,7 +199,7 @@ def tensors(source: Source) -> Iterator[tuple[str, Tensor]]:
         own = ours.get(pair.ours)
         if own is None:  # a bias that we do without
             own = torch.zeros(len(ours[pair.ours.replace("bias", "weight")]))
-        several = about["tie_word_embeddings"] and len(pair.theirs) > 1
+        several = about.get("tie_word_embeddings") and len(pair.theirs) > 1
         same = [p.theirs for p in rows if several and p.ours in ours and ours[p.ours].data_ptr() == own.data_ptr()]
         names = next(names for names in pair.theirs if all(names in others for others in same))
         for name, part in zip(names, to_theirs(pair, _permuted(pair.ours, own, table, c, back=False), c), strict=True):
@@ -212,7 +219,7 @@ class Imported(NamedTuple):
     """A model of theirs."""
 
     model: nn.Module
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None  # of a model that has words
     task: dict[str, Any]  # what it is for
     left: list[str]  # what is not carried over, in words
 
@@ -226,7 +233,7 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
     if (name := about.get("model_type")) not in known:
         raise ValueError(f"{path}: model_type = {name!r} cannot be imported, only {', '.join(known)}")
     table = TABLES[str(name)]
-    content = tokenizers.read(directory, table)
+    content = tokenizers.read(directory, table) if table.words else None
     found = _Tensors(load(directory) if tensors is None else tensors, table.base)
     biased = {"output_bias": True} if "output.bias" in table.tensors else {}
     try:
@@ -240,11 +247,12 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
         for layers in ("layers", "encoder_layers", "decoder_layers"):  # before anything of that size is built
             if (count := getattr(c, layers, 0)) > len(found.all):
                 raise ValueError(f"{layers} = {count}, but {WEIGHTS} has {len(found.all)} tensors")
-        tokenizer = tokenizers.kept(directory, content, about, table, _around(table, head))
+        tokenizer = content and tokenizers.kept(directory, content, about, table, _around(table, head))
+        sight = None if table.words else read_sight(directory, c.size, c.channels)
         never = about.get("bad_words_ids") or []
         if not all(isinstance(row, list) for row in never):
             raise ValueError(f"bad_words_ids = {never}: each is a list of ids")
-        if tokenizer.marks.pad is not None and hasattr(c, "pad"):
+        if tokenizer is not None and tokenizer.marks.pad is not None and hasattr(c, "pad"):
             c = c.but(pad=tokenizer.marks.pad)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}" if str(directory) not in str(error) else str(error)) from error
@@ -257,6 +265,8 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
     model = build(c, head)
     model.load_state_dict(state)
     task = _task(model, head, about, table.task) | ({"labels": names} if names else {})
+    if tokenizer is None:
+        task |= {"sight": sight}
     return Imported(model.eval(), tokenizer, task, found.left() + _ends(about, tokenizer))
 
 
@@ -274,6 +284,8 @@ def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any], own: str
         writes = {DecoderOnly: "generate", EncoderDecoder: "translate"}
         return {"name": next((name for kind, name in writes.items() if isinstance(model, kind)), "mask")}
     said: dict[str, Any] = {"name": TASKS[head.kind], "longest": about.get("max_seq_length")}
+    if getattr(model, "reads", "tokens") == "pixels":
+        said = {"name": "recognise"}
     if head.kind == "classes":
         kinds = {theirs: ours for ours, theirs in PROBLEMS.items()}
         said["kind"] = kinds.get(str(about.get("problem_type")), "number" if head.size == 1 else "one")
@@ -302,8 +314,10 @@ def labels(about: Mapping[str, Any]) -> list[str]:
     return [str(named[str(i)]) for i in range(len(named))]
 
 
-def _ends(about: Mapping[str, Any], tokenizer: Tokenizer) -> list[str]:
+def _ends(about: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[str]:
     ends = about.get("eos_token_id")
+    if tokenizer is None:
+        return []
     others = [i for i in ends if i != tokenizer.marks.eos] if isinstance(ends, list) else []
     return [f"eos_token_id {others}: of several ends one is known, {tokenizer.marks.eos} (--stop)"] if others else []
 

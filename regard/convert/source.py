@@ -27,7 +27,7 @@ class Source(NamedTuple):
     """What every export begins with."""
 
     model: Any
-    tokenizer: Tokenizer
+    words: Tokenizer | None  # of a model that reads or writes text
     task: Mapping[str, Any] = {}  # what it is for, if that is known
     template: str | None = None  # of a chat
 
@@ -43,14 +43,16 @@ class Source(NamedTuple):
             )
         if added(model) and not adding:
             raise ValueError(f"{directory} adds to another model: export what `regard merge {directory} OUT` makes")
-        if not path.is_file():
-            raise ValueError(f"{directory} is not a whole model directory: it has no {TOKENIZER}")
-        tokenizer = Tokenizer.load(path)
-        for name in ("vocabulary", "source_vocabulary"):
-            if (size := getattr(model.config, name, None)) not in (None, len(tokenizer)):
-                raise ValueError(
-                    f"{path} has {len(tokenizer)} tokens, but the model's {name} is {size}: they do not belong together"
-                )
+        tokenizer = None
+        if hasattr(model.config, "vocabulary"):
+            if not path.is_file():
+                raise ValueError(f"{directory} is not a whole model directory: it has no {TOKENIZER}")
+            tokenizer = Tokenizer.load(path)
+            for name in ("vocabulary", "source_vocabulary"):
+                if (size := getattr(model.config, name, None)) not in (None, count := len(tokenizer)):
+                    raise ValueError(
+                        f"{path} has {count} tokens, but the model's {name} is {size}: they do not belong together"
+                    )
         purpose, chat = storage.purpose(directory), Path(directory) / storage.TEMPLATE
         template = read_whole(chat).decode() if chat.is_file() else None
         return cls(model, tokenizer, {} if purpose is None else purpose.task, template)
@@ -58,6 +60,13 @@ class Source(NamedTuple):
     @property
     def config(self) -> Any:
         return self.model.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of a model which has one."""
+        if self.words is None:
+            raise ValueError(f"a {type(self.model).__name__} model has no words: only --to hf is for it")
+        return self.words
 
     @property
     def head(self) -> HeadConfig:

@@ -22,6 +22,7 @@ from regard.core.quantised import whole_matrix
 HEADS = ("tokens", "classes", "tags", "spans", "vector")
 POOLED = ("classes", "vector")  # of these, what makes one thing of a text
 POOLS = ("first", "last", "mean", "max")  # which vector stands for a text
+WEIGHED = ("attention", "both")  # or one that is learnt: as a CCT weighs them; the first two, with classes each (DeiT)
 INNER = {**ACTIVATIONS, "tanh": torch.tanh}
 
 
@@ -31,7 +32,7 @@ class HeadConfig:
 
     kind: str = "tokens"  # classes (of a text), tags (of each token), spans (begin and end), vector (of a text)
     size: int = 0  # how many classes, or tags
-    pool: str = "first"  # what of a text its classes or its vector are made of: first, last, mean, max
+    pool: str = "first"  # what its classes or its vector are made of: first, last, mean, max, attention, both
     hidden: str | None = None  # a layer in between, with this activation: tanh for BERT's classes, gelu for its tokens
     bias: bool = True
     dropout: float = 0.0  # before the last product
@@ -40,7 +41,9 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         one_of(HEADS, **{"head.kind": self.kind})
-        one_of(POOLS, **{"head.pool": self.pool})
+        one_of((*POOLS, *WEIGHED), **{"head.pool": self.pool})
+        if self.pool == "both" and (self.kind, self.hidden) != ("classes", None):
+            raise ValueError(f"head.pool = 'both' is for classes without a hidden layer, not for {self.kind}")
         one_of(INNER, **{"head.hidden": self.hidden})
         at_least(int(self.kind in ("classes", "tags")), **{"head.size": self.size})
         check_probability(self.dropout)
@@ -95,24 +98,28 @@ class VectorHead(nn.Module):
     def __init__(self, c: HeadConfig, d_model: int) -> None:
         super().__init__()
         self.pool, self.normalise = c.pool, c.normalise
+        self.weigh = nn.Linear(d_model, 1) if c.pool == "attention" else None
         self.activation = INNER[c.hidden] if c.hidden else None
         self.inner = nn.Linear(d_model, d_model) if c.hidden else None
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        x = pooled(x, keep, self.pool)
+        x = pooled(x, keep, self.pool) if self.weigh is None else weighed(x, keep, self.weigh(x))
         if self.inner is not None and self.activation is not None:
             x = self.activation(self.inner(x))
         return F.normalize(x, dim=-1) if self.normalise else x
 
 
 class ClassHead(VectorHead):
-    """Classes of a text: (B, T, d_model), keep (B, T) -> (B, C)."""
+    """Classes of a text: (B, T, d_model), keep (B, T) -> (B, C); of two tokens with classes each, their mean."""
 
     def __init__(self, c: HeadConfig, d_model: int) -> None:
         super().__init__(c, d_model)
         self.dropout, self.outer = Dropout(c.dropout), nn.Linear(d_model, c.size, bias=c.bias)
+        self.other = nn.Linear(d_model, c.size, bias=c.bias) if c.pool == "both" else None
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        if self.other is not None:
+            return (self.outer(self.dropout(x[:, 0])) + self.other(self.dropout(x[:, 1]))) / 2
         return self.outer(self.dropout(super().forward(x, keep)))
 
 
@@ -148,15 +155,23 @@ def pooled(x: Tensor, keep: Tensor | None, pool: str) -> Tensor:
     return (x * keep[:, :, None]).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
 
 
+def weighed(x: Tensor, keep: Tensor | None, score: Tensor) -> Tensor:
+    """The sum of all positions by the soft-max of their scores: (B, T, d), keep (B, T), score (B, T, 1) -> (B, d)."""
+    if keep is not None:
+        score = score.masked_fill(~keep[:, :, None], float("-inf"))
+    return (score.softmax(1).transpose(1, 2) @ x)[:, 0]
+
+
 def head(
     c: HeadConfig,
     d_model: int,
-    tokens: nn.Embedding,
+    tokens: nn.Embedding | None = None,
     norm: Callable[[int], nn.Module] = nn.LayerNorm,
     tied: bool = True,
 ) -> nn.Module:
     """The head that a config describes, on features of this width; `norm` makes a normalisation of a width."""
     if c.kind == "tokens":
+        assert tokens is not None, "a model without words says none"
         return logits(tokens, tied=tied, bias=c.bias) if c.hidden is None else TokenHead(c, d_model, tokens, norm, tied)
     made: type[Any] = {"classes": ClassHead, "tags": TagHead, "spans": TagHead, "vector": VectorHead}[c.kind]
     return made(c, d_model)

@@ -10,6 +10,7 @@ holds: the rows of x stand at offset, offset + 1, ...
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 CLIP = 16  # the largest distance that Shaw's positions tell from larger ones
@@ -75,6 +76,14 @@ class Learned(Positions):
                 "max_length when building the model, or use positions without a table (sinusoidal, rope, alibi, t5)"
             )
         return x + self.table[offset:end]
+
+
+def stretched(table: Tensor, first: int, grid: tuple[int, int], wanted: tuple[int, int]) -> Tensor:
+    """Positions of a grid (h, w), after `first` others that stay as they are, for another one, by cubic splines:
+    (first + h · w, d_model) -> (first + h' · w', d_model)."""
+    maps = table[first:].float().view(1, *grid, -1).permute(0, 3, 1, 2)  # (1, d_model, h, w)
+    maps = F.interpolate(maps, wanted, mode="bicubic", align_corners=False)
+    return torch.cat([table[:first], maps[0].flatten(1).T.to(table.dtype)])
 
 
 class Rotary(Positions):

@@ -1,10 +1,11 @@
 """The lower end of a stack: what makes vectors of what is read. Words come by their embeddings (§3.4), sound by
-convolutions.
+convolutions, pictures in patches.
 
-Letters: B batch, T positions, d_model width of the model.
+Letters: B batch, T positions, d_model width of the model; C channels, H and W height and width in pixels.
 """
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.dropout import Dropout
-from regard.core.positions import Learned, Positions
+from regard.core.positions import Learned, Positions, stretched
 
 
 def words(vocabulary: int, d_model: int, std: float | None = None) -> nn.Embedding:
@@ -90,7 +91,7 @@ class Embedding(Stem):
 
     def _vectors(self, tokens: Tensor) -> Tensor:
         if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"tokens are integers (batch, length), got {tokens.dtype} of shape {tuple(tokens.shape)}")
+            raise ValueError(f"tokens are integers (batch, length), got {_kind(tokens)}")
         try:
             return self.tokens(tokens)
         except IndexError as error:
@@ -130,3 +131,59 @@ def _waves(places: int, d_model: int) -> Tensor:
     slower = torch.exp(torch.arange(half) * (-math.log(10000) / max(1, half - 1)))
     angle = torch.arange(places)[:, None] * slower
     return F.pad(torch.cat([angle.sin(), angle.cos()], 1), (0, d_model - 2 * half))
+
+
+class Patches(Stem):
+    """A picture as words: each patch a vector, line by line, plus positions, then dropout (Dosovitskiy et al., 2021).
+
+    `project` makes of (B, C, H, W) a map of vectors (B, d_model, h, w); `tokens` more, which are learnt, stand before
+    them: that of the class, and that of a teacher's (Touvron et al., 2021). Positions were learnt for a `grid` (h, w);
+    for a picture of another size they are stretched.
+    """
+
+    def __init__(
+        self,
+        project: nn.Module,
+        positions: Positions,
+        *,
+        d_model: int,
+        grid: tuple[int, int],
+        tokens: int = 0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.project, self.positions, self.grid = project, positions, grid
+        self.tokens = nn.Parameter(torch.zeros(tokens, d_model)) if tokens else None
+        self.dropout = Dropout(dropout)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """pixels (B, C, H, W) -> (B, tokens + h · w, d_model)."""
+        if pixels.dim() != 4 or not pixels.is_floating_point():
+            raise ValueError(f"pixels are numbers (batch, channels, height, width), got {_kind(pixels)}")
+        x = self.project(pixels)  # (B, d_model, h, w)
+        grid = (x.shape[2], x.shape[3])
+        x = x.flatten(2).transpose(1, 2)  # (B, h · w, d_model)
+        first = 0 if self.tokens is None else len(self.tokens)
+        if self.tokens is not None:
+            x = torch.cat([self.tokens.to(x.dtype).expand(len(x), -1, -1), x], 1)
+        if grid != self.grid and isinstance(self.positions, Learned):
+            return self.dropout(x + stretched(self.positions.table, first, self.grid, grid).to(x.dtype))
+        return self.dropout(self.positions.add(x))
+
+
+class Convolutions(nn.Sequential):
+    """What makes patches in a compact transformer (Hassani et al., 2021): convolutions with ReLU and max-pooling, each
+    of which halves height and width: (B, C, H, W) -> (B, d_model, h, w)."""
+
+    def __init__(self, channels: int, d_model: int, layers: int, kernel: int, width: int = 64) -> None:
+        widths = [channels, *[width] * (layers - 1), d_model]
+        made = list[nn.Module]()
+        for before, after in pairwise(widths):
+            convolution = nn.Conv2d(before, after, kernel, padding=kernel // 2, bias=False)
+            nn.init.kaiming_normal_(convolution.weight)
+            made += [convolution, nn.MaxPool2d(3, 2, 1), nn.ReLU()]  # the other way round is the same, and slower
+        super().__init__(*made)
+
+
+def _kind(x: Tensor) -> str:
+    return f"{x.dtype} of shape {tuple(x.shape)}"

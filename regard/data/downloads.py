@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import html
 import http.client
+import io
 import os
 import re
 import subprocess
@@ -33,7 +34,7 @@ AGENT = "Mozilla/5.0 (compatible; regard)"  # some servers refuse urllib's own n
 TIMEOUT = 30  # seconds without a byte
 CLIENT_TIMEOUT = 3600  # seconds that pip or npm may take in all
 BLOCK = 2**17
-TARS = (".tgz", ".tar.gz")
+TARS = (".tgz", ".tar.gz", ".deb")
 INDEX = "https://pypi.org/simple"  # of pip, where it has no other
 
 Progress = Callable[[str, int, int | None], None]  # what is fetched, bytes so far, bytes in all if known
@@ -77,7 +78,8 @@ class Raw:
 def members(path: Path) -> Iterator[Callable[[str], bytes]]:
     """Gives what a member of an archive holds, wherever in it that is; unpacked if it is a .gz."""
     tar = path.name.endswith(TARS)
-    with tarfile.open(path, "r:gz") if tar else zipfile.ZipFile(path) as archive:
+    inner = io.BytesIO(_unpacked(path)) if path.suffix == ".deb" else None
+    with tarfile.open(path, "r:*", fileobj=inner) if tar else zipfile.ZipFile(path) as archive:
         names = archive.getnames() if isinstance(archive, tarfile.TarFile) else archive.namelist()
 
         def read(name: str) -> bytes:
@@ -90,6 +92,17 @@ def members(path: Path) -> Iterator[Callable[[str], bytes]]:
                 return gzip.decompress(stream.read()) if name.endswith(".gz") else stream.read()
 
         yield read
+
+
+def _unpacked(path: Path) -> bytes:
+    """What a package of Debian's holds, a tar: after its name, each file has a head of 60 bytes, and is padded."""
+    content, at = path.read_bytes(), 8
+    while content.startswith(b"!<arch>\n") and at + 60 <= len(content):
+        size = int(content[at + 48 : at + 58])
+        if content[at : at + 16].startswith(b"data.tar"):
+            return content[at + 60 : at + 60 + size]
+        at += 60 + size + size % 2
+    raise ValueError("it is no package of Debian's")
 
 
 def data_folder() -> Path | None:

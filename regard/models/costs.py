@@ -137,7 +137,11 @@ def _still(config: Any, others: Iterable[str]) -> nn.Module:
 
 
 def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: str) -> list[Tensor]:
-    """What a model is called with: a source and a target, or one text as long as the target; without padding."""
+    """What a model is called with: a source and a target, or one text as long as the target; without padding. A
+    picture has its own size."""
+    if getattr(model, "reads", "tokens") == "pixels":
+        c: Any = model.config
+        return [torch.zeros(sentences, c.channels, c.size, c.size, device=device)]
     token = int(getattr(model.config, "pad", 0) == 0)
     asked = (p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty)
     sizes = [(sentences, source if p.name == "source" else target) for p in asked]

@@ -27,6 +27,7 @@ FAMILIES = {
     "convolutional": "regard.models.convolutional",
     "decoder": "regard.models.decoder",
     "encoder": "regard.models.encoder",
+    "vision": "regard.models.vision",
 }
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none", str: "text"}
 VOCABULARY = 37_000  # of the paper's base model
@@ -130,7 +131,8 @@ def build(config: Any, head: HeadConfig | None = None) -> nn.Module:
     'Transformer'
     """
     found = family(name := named(config))
-    one_of(found.heads, **{f"head.kind of a model of the family {name}": (head or HeadConfig()).kind})
+    if head is not None:
+        one_of(found.heads, **{f"head.kind of a model of the family {name}": head.kind})
     return found.model(config) if len(found.heads) == 1 else found.model(config, head)
 
 
@@ -167,7 +169,7 @@ def configure(preset: str, changes: Iterable[str] = (), *, vocabulary: int | Non
     own = inspect.signature(found.presets[preset]).parameters
     if vocabulary is None and "vocabulary" in own and own["vocabulary"].default is inspect.Parameter.empty:
         vocabulary = VOCABULARY
-    given = {} if vocabulary is None else {"vocabulary": vocabulary}
+    given = {} if vocabulary is None or "vocabulary" not in own else {"vocabulary": vocabulary}
     values: dict[str, Any] = {}
     for change in changes:
         key, equals, text = change.partition("=")

@@ -124,6 +124,8 @@ class NativeReader(Laid):
 def _head(layout: Layout, head: Any) -> tuple[build.Head, build.Product]:
     made, inner, outer, width = build.Head(), getattr(head, "inner", None), getattr(head, "outer", None), layout.d
     if type(head) in (VectorHead, ClassHead):
+        if head.pool not in POOLS:
+            raise UnsupportedError(f"pooling by {head.pool}")
         made.pool, made.unit = 1 + POOLS.index(head.pool), head.normalise
     elif type(head) is TokenHead:
         outer = head.tokens

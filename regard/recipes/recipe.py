@@ -14,7 +14,7 @@ from regard.adaptation.change import TAUGHT, read
 from regard.checks import one_of
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
-from regard.models.family import FAMILIES, family, family_of, named, presets
+from regard.models.family import FAMILIES, configure, family, family_of, named, presets
 from regard.tasks.task import FIRST, TASKS, Task, task
 from regard.training.config import TrainConfig
 
@@ -59,7 +59,7 @@ class ModelConfig:
         return family_of(self.preset) if self.base is None else named(storage.config(self.base))
 
     def _own(self, vocabulary: int) -> Any:
-        return presets()[self.preset](vocabulary) if self.base is None else storage.config(self.base)
+        return configure(self.preset, vocabulary=vocabulary) if self.base is None else storage.config(self.base)
 
     def build(self, vocabulary: int) -> Any:
         """The config of a model over so many tokens."""
@@ -68,6 +68,11 @@ class ModelConfig:
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that it must have; None: one is learnt."""
         return None if self.base is None else Tokenizer.load(Path(self.base) / "tokenizer.json")
+
+    def task(self) -> dict[str, Any]:
+        """What the model that it begins with is for, if that is known."""
+        known = None if self.base is None else storage.purpose(self.base)
+        return {} if known is None else known.task
 
     def settings(self) -> dict[str, Any]:
         """Every key with its value, as in YAML."""

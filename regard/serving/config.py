@@ -24,8 +24,8 @@ class ServeConfig:
     rate: int | None = None  # requests a minute, of each client: of a key, or of an address
     characters: int = 10_000  # of the texts of a request, at most
     tokens: int = 10_000  # sub-words of a request, at most
-    megabytes: int = 25  # of a sound, at most
-    minutes: float = 60.0  # that it goes on for, at most
+    megabytes: int = 25  # of a sound, or of a request with pictures, at most
+    minutes: float = 60.0  # that a sound goes on for, at most
     seconds: float = 60.0  # for a request, at most, and as much again for its head and for its body to arrive
     queue: int = 256  # requests of a model that wait or are at work, at most; more are sent away
     batch_tokens: int = 2_048  # sub-words that are worked on together
@@ -54,8 +54,8 @@ class ServeConfig:
         return 2**16 + 12 * self.characters
 
     @property
-    def sound(self) -> int:
-        """The same where sound is sent."""
+    def upload(self) -> int:
+        """The same where sound or pictures are sent."""
         return self.body + 2**20 * self.megabytes
 
 

@@ -149,8 +149,8 @@ class Gate:
     is answered without a traceback. Of each request the log and the metrics keep how it went, and nothing that it said.
     """
 
-    def __init__(self, app: ASGIApp, *, config: ServeConfig, metrics: Metrics) -> None:
-        self.app, self.config, self.metrics, self.names = app, config, metrics, Names(config)
+    def __init__(self, app: ASGIApp, *, config: ServeConfig, metrics: Metrics, sees: bool = False) -> None:
+        self.app, self.config, self.metrics, self.names, self.sees = app, config, metrics, Names(config), sees
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -185,7 +185,8 @@ class Gate:
             self._note(scope, status, time.perf_counter() - begin)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        limit = self.config.sound if scope["path"].startswith("/v1/audio/") else self.config.body
+        large = self.sees or scope["path"].startswith("/v1/audio/")
+        limit = self.config.upload if large else self.config.body
         close = {"Connection": "close"}  # what is still coming is not read
         headers = dict(scope["headers"])
         size = headers.get(b"content-length", b"")

@@ -34,6 +34,7 @@ from regard.tasks.task import Evidence, Measured, Task
 from regard.tasks.transcribe import Transcriber
 from regard.tasks.translate import Translate
 from regard.tasks.uses import Prompting
+from regard.tasks.viewer import Viewer
 
 UNASKED = Prompting()
 Show = Callable[[str, int, int], None]
@@ -88,7 +89,7 @@ def judge(
         draw(
             reliability(evidence.confidence, evidence.right),
             picture,
-            task.rows if task.name == "classify" else "tokens",
+            task.rows if isinstance(task, Classify) else "tokens",
         )
     left_out = "; ".join(filter(None, (skipped.report(), getattr(predictor, "report", str)())))
     counted = "questions" if held is not None else "blocks" if task.name == "mask" else task.rows
@@ -154,7 +155,7 @@ def _predictor(
         if found.template is None:
             raise ValueError(f"{directory} has no chat template to be judged by answers with: name a --text")
         return Converse(found.memory or Converse.longest, found.template), found
-    if not isinstance(found, Reader | Transcriber):
+    if not isinstance(found, Reader | Transcriber | Viewer):
         raise ValueError(f"{directory} is {task.a_model}: name --source and --reference, or a --text")
     return task, found
 

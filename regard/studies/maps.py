@@ -13,6 +13,7 @@ from regard.inspection.figures import to_csv, to_html, to_npz, to_png, to_svg
 from regard.inspection.page import AttentionMap
 from regard.inspection.taps import attentions
 from regard.tasks.reader import Reader
+from regard.tasks.viewer import Viewer
 
 DRAWINGS: dict[str, Callable[..., str | bytes]] = {".html": to_html, ".svg": to_svg, ".png": to_png}
 NUMBERS: dict[str, Callable[..., str | bytes]] = {".npz": to_npz, ".csv": to_csv}
@@ -54,6 +55,8 @@ def inspect(
     if log and kind in NUMBERS:
         raise ValueError(f"{output}: --log is about colours, and {kind} has none: leave it out")
     predictor, drawn_alone = load(model), kind in (".svg", ".png")
+    if isinstance(predictor, Viewer):
+        raise ValueError(f"{model} sees pictures: its maps are taken by regard.record, not of a text")
     how: Any = {"heads": heads, "view": view, "special": special}
     off = switched_off(predictor.model, *(() if "all" in without else without)) if without else nullcontext()
     if without and not added(predictor.model):

@@ -177,6 +177,8 @@ class Reinforce(Task):
                 "data.first and task.template: of a text that is cut there is no conversation; leave one out"
             )
         check_marks(recipe, self.chat)
+        if recipe.train.batch_rows:
+            raise ValueError("train.batch_rows: what is drawn is counted in positions, by train.batch_tokens")
         if not recipe.train.batch_tokens:
             raise ValueError("train.batch_tokens = 0: say how many positions the answers of a draw may have")
         longest = recipe.model.build(2**16).longest

@@ -58,6 +58,11 @@ class Foreign:
     permuted: bool = False  # in their residual stream sines come first, then cosines; ours alternate
     task: str = ""  # what it is for, if its head does not say
 
+    @property
+    def words(self) -> bool:
+        """Whether it has any, and so a tokenizer."""
+        return "vocabulary" in settings(self.settings)
+
 
 class Name(NamedTuple):
     """What says a setting of ours."""
