@@ -36,6 +36,7 @@ class Asked(BaseModel, extra="forbid"):
 
     model: str | None = None
     edits: dict[str, dict[int, float]] = {}
+    off: list[str] = []  # what was added to the model and is not to act
 
 
 class TranslateAsked(Asked):
@@ -149,7 +150,7 @@ def router(service: Service) -> APIRouter:
         def work() -> Response:
             live = models.get(asked.model)
             given = asked.model_dump(include=INPUTS, exclude_none=True)
-            found = answer(live, live.look(given, asked.edits))
+            found = answer(live, live.look(given, asked.edits, asked.off))
             return found if isinstance(found, Response) else _json(found)
 
         with _plainly():

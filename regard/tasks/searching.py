@@ -70,9 +70,14 @@ class Searcher(Engines):
         return Module(cast(Generative, model), bitwise=self.bitwise)
 
     def _search(self, requests: Sequence[Request], search: SearchConfig) -> list[list[Hypothesis]]:
+        found = self.found(requests, search)
+        return [[self._whole(turned(h) if self.backward else h) for h in row] for row in found]
+
+    def found(self, requests: Sequence[Request], search: SearchConfig) -> Sequence[list[Hypothesis]]:
+        """The outputs for each request, token by token as they were found."""
         own = self.searchable
 
-        def found(asks: Sequence[tuple[Request, Searchable]]) -> list[list[Hypothesis]]:
+        def of_all(asks: Sequence[tuple[Request, Searchable]]) -> list[list[Hypothesis]]:
             """Of those of others who share the engine, too."""
             engine = self._alone() if len(asks) == 1 else own
             # PyTorch's products have threads of their own.
@@ -82,8 +87,7 @@ class Searcher(Engines):
             return pool.search(engine, asked, search, self.eos, rows=self.rows, workers=workers)
 
         key = (id(own.c) if isinstance(own, Native) else id(own), search, self.eos)
-        each = together(key, [(request, own) for request in requests], found)
-        return [[self._whole(turned(h) if self.backward else h) for h in row] for row in each]
+        return together(key, [(request, own) for request in requests], of_all)
 
     def _whole(self, h: Hypothesis) -> Hypothesis:
         """An output without the beginning of a character at its end: it was cut there."""
