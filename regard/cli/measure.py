@@ -34,17 +34,21 @@ def info(
     as_json: bool = False,  # print one JSON object
 ) -> None:
     """Show what a model costs: parameters, FLOPs and memory."""
+    from regard.adaptation.change import Addition, additions
     from regard.models import storage
     from regard.models.costs import PAPER_RUNS, breakdown, footprint
     from regard.models.family import configure
     from regard.shipped import located
 
-    began = None
+    began, taught = None, list[Addition]()
     if located(preset).is_dir():
         if changes:
             raise ValueError(f"{preset} is a trained model: {changes[0]} cannot be changed in it")
         found = storage.shape(located(preset))
         config, began = storage.config(located(preset)), storage.base_of(located(preset))
+        taught = additions(found)
+        if began and (rest := began[1] - sum(each.parameters for each in taught)):
+            taught.append(Addition("head", "a head of its own", rest))
     else:
         config = found = configure(preset, changes or (), vocabulary=vocabulary)
     usual = min(SENTENCE, config.longest or SENTENCE)
@@ -59,6 +63,7 @@ def info(
             "batch": {"sentences": 1, "source": source, "target": target},
             "parameters": sum(part.parameters for part in parts),
             "base": None if began is None else {"path": str(began[0]), "taught": began[1]},
+            "changes": [each._asdict() for each in taught],
             "forward_flops": sum(part.flops for part in parts),
             "parts": [asdict(part) for part in parts],
             "memory": asdict(memory),
@@ -78,6 +83,8 @@ def info(
     if began is not None:
         whole = sum(part.parameters for part in parts)
         typer.echo(f"{preset} adds to {began[0]}: {began[1]:,} of {whole:,} parameters were taught")
+    for each in taught:
+        typer.echo(f"  {each.says}: {each.parameters:,} parameters")
     both = memory.cache_per_source_token > 0
     _show_parts(title, parts, f"{source} source and {target} target tokens" if both else f"{target} tokens")
     _show_memory(memory, f"{source} + {target} tokens" if both else f"{target} tokens")

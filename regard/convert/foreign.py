@@ -23,6 +23,7 @@ from regard.convert.pooling import MODULES, read_pooling, write_pooling
 from regard.convert.source import PAPERS, Source, same_heads
 from regard.convert.tables import TABLES, Foreign, Top
 from regard.convert.tables.table import Counterpart, at, pairs, said, settings, told
+from regard.convert.whisper import ENGLISH
 from regard.core.generation import DecoderOnly, EncoderDecoder
 from regard.core.layers import GATES
 from regard.core.outputs import HeadConfig
@@ -195,7 +196,7 @@ def tensors(source: Source) -> Iterator[tuple[str, Tensor]]:
         same = [p.theirs for p in rows if several and p.ours in ours and ours[p.ours].data_ptr() == own.data_ptr()]
         names = next(names for names in pair.theirs if all(names in others for others in same))
         for name, part in zip(names, to_theirs(pair, _permuted(pair.ours, own, table, c, back=False), c), strict=True):
-            if name not in seen:
+            if name and name not in seen:
                 seen.add(name)
                 yield name.removeprefix(base), part.contiguous()
     if table.permuted:
@@ -255,7 +256,7 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
             c = c.but(output_bias=False)
     model = build(c, head)
     model.load_state_dict(state)
-    task = _task(model, head, about) | ({"labels": names} if names else {})
+    task = _task(model, head, about, table.task) | ({"labels": names} if names else {})
     return Imported(model.eval(), tokenizer, task, found.left() + _ends(about, tokenizer))
 
 
@@ -264,8 +265,11 @@ def _around(table: Foreign, head: HeadConfig) -> str:
     return table.around if head.kind == "tokens" else "frame"
 
 
-def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any]) -> dict[str, Any]:
+def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any], own: str) -> dict[str, Any]:
     """What a model is for. Texts are read as far as it can, not as far as those of a training of ours."""
+    if own:
+        several = about.get("is_multilingual", about["vocab_size"] != ENGLISH)
+        return {"name": own, "alignment": about.get("alignment_heads"), "multilingual": several}
     if head.kind == "tokens":
         writes = {DecoderOnly: "generate", EncoderDecoder: "translate"}
         return {"name": next((name for kind, name in writes.items() if isinstance(model, kind)), "mask")}
@@ -348,10 +352,11 @@ class _Tensors:
     def find(self, names: list[str]) -> list[Tensor] | None:
         """Those with these names, or the same without what all begin with."""
         found = [name if name in self.all else name.removeprefix(self.base) for name in names]
-        if not all(name in self.all for name in found):
+        if not all(name in self.all for name in filter(None, found)):
             return None
         self.seen.update(found)
-        return [self.all[name] for name in found]
+        like = self.all[next(filter(None, found))]
+        return [self.all[name] if name else torch.zeros_like(like) for name in found]
 
     def tied(self, tensors: str) -> bool:
         """Whether what may be one matrix, the output layer and the embeddings, is one."""
@@ -383,7 +388,7 @@ def _ours(path: Path, table: Foreign, top: Top, tensors: _Tensors, empty: nn.Mod
             if "optional" in pair.words:
                 state[pair.ours] = torch.zeros(shapes[pair.ours].shape)
                 continue
-            missing = next(name for name in pair.theirs[0] if not tensors.find([name]))
+            missing = next(name for name in pair.theirs[0] if name and not tensors.find([name]))
             raise ValueError(f"{path} has no tensor {missing!r}")
         expected = to_theirs(pair, shapes[pair.ours], config)
         for name, part, shape in zip(pair.theirs[0], found[0], expected, strict=True):

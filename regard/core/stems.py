@@ -1,4 +1,5 @@
-"""The lower end of a stack: what makes vectors of what is read. Words come by their embeddings (§3.4).
+"""The lower end of a stack: what makes vectors of what is read. Words come by their embeddings (§3.4), sound by
+convolutions.
 
 Letters: B batch, T positions, d_model width of the model.
 """
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.dropout import Dropout
-from regard.core.positions import Positions
+from regard.core.positions import Learned, Positions
 
 
 def words(vocabulary: int, d_model: int, std: float | None = None) -> nn.Embedding:
@@ -97,3 +98,35 @@ class Embedding(Stem):
                 f"token ids lie in 0..{self.tokens.num_embeddings - 1}, got {int(tokens.min())}..{int(tokens.max())}: "
                 "does the tokenizer belong to this model?"
             ) from error
+
+
+class Frames(Stem):
+    """Sound: two convolutions over the frames of a spectrogram, of which the second halves their number, plus positions
+    (Radford et al., 2022). There is a place for each half: 1,500 of them are thirty seconds.
+    """
+
+    def __init__(self, bands: int, d_model: int, places: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(bands, d_model, 3, padding=1)
+        self.second = nn.Conv1d(d_model, d_model, 3, stride=2, padding=1)
+        self.positions = Learned(places, d_model)
+        self.positions.table = nn.Parameter(_waves(places, d_model), requires_grad=False)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """frames (B, 2T, bands) -> (B, T, d_model)."""
+        if frames.dim() != 3 or frames.shape[2] != self.first.in_channels or not frames.is_floating_point():
+            raise ValueError(
+                f"sound is numbers (batch, frames, {self.first.in_channels}), got {frames.dtype} of shape "
+                f"{tuple(frames.shape)}"
+            )
+        x = F.gelu(self.second(F.gelu(self.first(frames.transpose(1, 2))))).transpose(1, 2)
+        return self.dropout(self.positions.add(x))
+
+
+def _waves(places: int, d_model: int) -> Tensor:
+    """Whisper's sinusoids: all sines, then all cosines, of wavelengths from 2π to 10,000 · 2π, both included."""
+    half = d_model // 2
+    slower = torch.exp(torch.arange(half) * (-math.log(10000) / max(1, half - 1)))
+    angle = torch.arange(places)[:, None] * slower
+    return F.pad(torch.cat([angle.sin(), angle.cos()], 1), (0, d_model - 2 * half))

@@ -140,8 +140,11 @@ def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: 
     """What a model is called with: a source and a target, or one text as long as the target; without padding."""
     token = int(getattr(model.config, "pad", 0) == 0)
     asked = (p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty)
-    lengths = [source if p.name == "source" else target for p in asked]
-    return [torch.full((sentences, length), token, device=device) for length in lengths]
+    sizes = [(sentences, source if p.name == "source" else target) for p in asked]
+    given = [torch.full(size, token, device=device) for size in sizes]
+    if (bands := getattr(model.config, "bands", None)) is not None:  # of sound, two frames are a position
+        given[0] = torch.zeros(sentences, 2 * source, bands, device=device)
+    return given
 
 
 def parameters(config: Any) -> int:

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from regard.adaptation.change import settled
+from regard.adaptation.change import changed, settled
 from regard.core.added import own
 from regard.data.batching import token_batches
 from regard.data.corpora import CORPORA
@@ -149,6 +149,8 @@ def _check(recipe: Recipe, directory: Path | None) -> dict[str, Any]:
     """
     schedule(recipe.train.schedule, d_model=1, total=UNKNOWN)(1)
     recipe.purpose().rehearse()
+    if recipe.changes and recipe.model.base is not None:
+        changed(storage.shape(recipe.model.base), recipe.changes)  # refuses what does not fit
     if directory is None:
         return {}
     _, state = Checkpoints(directory / "trainer", warn=lambda text: None).latest(tensors=False) or (0, {})

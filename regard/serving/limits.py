@@ -185,7 +185,8 @@ class Gate:
             self._note(scope, status, time.perf_counter() - begin)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        limit, close = self.config.body, {"Connection": "close"}  # what is still coming is not read
+        limit = self.config.sound if scope["path"].startswith("/v1/audio/") else self.config.body
+        close = {"Connection": "close"}  # what is still coming is not read
         headers = dict(scope["headers"])
         size = headers.get(b"content-length", b"")
         if size and b"transfer-encoding" in headers:  # where a request ends, a proxy may see otherwise

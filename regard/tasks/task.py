@@ -27,6 +27,7 @@ from regard.training.stream import Collate, Readable, stream
 TASKS = {
     "translate": "regard.tasks.translate",
     "summarise": "regard.tasks.summarise",
+    "transcribe": "regard.tasks.transcribe",
     "generate": "regard.tasks.generate",
     "classify": "regard.tasks.classify",
     "tag": "regard.tasks.tag",
