@@ -17,7 +17,7 @@ from regard.serving import forms
 from regard.serving.completions import failed
 from regard.serving.errors import RefusalError
 from regard.serving.openai import failures
-from regard.serving.registry import Served
+from regard.serving.queue import Queue
 from regard.serving.service import Service
 from regard.serving.turns import in_thread, safe_point
 from regard.tasks.transcribe import Hearing
@@ -51,8 +51,10 @@ def router(service: Service) -> APIRouter:
         served = service.registry.asked(route, asked.model)
         request.state.characters = forms.admitted([asked.prompt], service.config.characters, "prompt")
 
+        queue = service.queue(served)
+
         def begin() -> Hearing:
-            transcriber = service.queues[served.id].predictor()
+            transcriber = queue.predictor()
             given = {"language": asked.language, "prompt": asked.prompt, "temperature": asked.temperature, **more}
             given |= {"words": True} if asked.words else {}
             try:
@@ -72,7 +74,7 @@ def router(service: Service) -> APIRouter:
 
         if asked.stream:
             return await service.streamed(request, served, lambda: _events(begin()), EVENTS, failed)
-        said = await service.attended(request, _placed(service, served, work))
+        said = await service.attended(request, _placed(queue, work))
         return told(said, asked, "translate" if more else "transcribe")
 
     def add(name: str, summary: str, **more: Any) -> None:
@@ -89,8 +91,7 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-async def _placed(service: Service, served: Served, work: Any) -> Transcript:
-    queue = service.queues[served.id]
+async def _placed(queue: Queue, work: Any) -> Transcript:
     with queue.place():
         found: Transcript = await in_thread(queue.short, work)
         return found
