@@ -17,7 +17,7 @@ from regard.serving import forms
 from regard.serving.completions import failed
 from regard.serving.errors import RefusalError
 from regard.serving.openai import failures
-from regard.serving.registry import Served
+from regard.serving.queue import Queue
 from regard.serving.service import Service
 from regard.serving.turns import in_thread, safe_point
 from regard.tasks.transcribe import Hearing
@@ -49,10 +49,11 @@ def router(service: Service) -> APIRouter:
     async def heard(request: Request, route: str, **more: Any) -> Any:
         asked, sound, name = await _form(request)
         served = service.registry.asked(route, asked.model)
+        queue = service.queue(served)
         request.state.characters = forms.admitted([asked.prompt], service.config.characters, "prompt")
 
         def begin() -> Hearing:
-            transcriber = service.queues[served.id].predictor()
+            transcriber = queue.predictor()
             given = {"language": asked.language, "prompt": asked.prompt, "temperature": asked.temperature, **more}
             given |= {"words": True} if asked.words else {}
             try:
@@ -72,7 +73,7 @@ def router(service: Service) -> APIRouter:
 
         if asked.stream:
             return await service.streamed(request, served, lambda: _events(begin()), EVENTS, failed)
-        said = await service.attended(request, _placed(service, served, work))
+        said = await service.attended(request, _placed(queue, work))
         return told(said, asked, "translate" if more else "transcribe")
 
     def add(name: str, summary: str, **more: Any) -> None:
@@ -89,8 +90,7 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-async def _placed(service: Service, served: Served, work: Any) -> Transcript:
-    queue = service.queues[served.id]
+async def _placed(queue: Queue, work: Any) -> Transcript:
     with queue.place():
         found: Transcript = await in_thread(queue.short, work)
         return found

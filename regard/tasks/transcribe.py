@@ -170,7 +170,7 @@ class Transcriber(Searcher):
         p = logits[[*self.signs.languages.values()]].softmax(0).tolist()
         return dict(sorted(zip(self.signs.languages, p, strict=True), key=lambda pair: -pair[1]))
 
-    def found(self, memory: Any, before: Sequence[int], begin: Sequence[int], how: TranscribeUse, seed: int) -> Found:
+    def said(self, memory: Any, before: Sequence[int], begin: Sequence[int], how: TranscribeUse, seed: int) -> Found:
         """What a window says: at the first temperature at which it looks right, or at the one where it looks best."""
         tried: list[tuple[bool, Found]] = []
         source = Begun(memory, [self.signs.before, *before[1 - self.most :]] if before else [])
@@ -234,7 +234,7 @@ class Hearing:
         memory = by.encoded(frames)
         if not self.language:
             self.language = next(iter(by.languages(memory)))
-        found = by.found(memory, self._before, self._begin(), how, self._seed())
+        found = by.said(memory, self._before, self._begin(), how, self._seed())
         unlikely = how.improbable is None or found.log_probability <= how.improbable
         if how.silent is not None and found.silence > how.silent and unlikely:
             self.at += size

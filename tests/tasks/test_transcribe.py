@@ -85,7 +85,7 @@ def test_what_looks_wrong_is_drawn_anew(transcriber: Transcriber) -> None:
     begin = [transcriber.signs.languages["en"], transcriber.signs.tasks["transcribe"]]
 
     def found(**given: Any) -> Any:
-        return transcriber.found(memory, [], begin, transcriber.settings(best=1, **ANY | given), 0)
+        return transcriber.said(memory, [], begin, transcriber.settings(best=1, **ANY | given), 0)
 
     loud = transcriber.model.output.weight
     kept = loud.data.clone()
@@ -110,7 +110,7 @@ def test_context_and_a_prompt_change_what_is_said(transcriber: Transcriber) -> N
 def test_a_beam_finds_what_is_at_least_as_likely(transcriber: Transcriber) -> None:
     memory = transcriber.encoded(torch.randn(200, 16, generator=torch.Generator().manual_seed(1)))
     begin = [transcriber.signs.languages["en"], transcriber.signs.tasks["transcribe"]]
-    found = [transcriber.found(memory, [], begin, transcriber.settings(beam=beam, step=0, **ANY), 0) for beam in (1, 5)]
+    found = [transcriber.said(memory, [], begin, transcriber.settings(beam=beam, step=0, **ANY), 0) for beam in (1, 5)]
     assert found[1].log_probability >= found[0].log_probability - 1e-4
 
 
