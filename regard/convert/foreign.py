@@ -38,6 +38,7 @@ GENERATION = "generation_config.json"
 POSITIONS = 1024  # that transformers tabulates of the sinusoids
 NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
 TASKS = {"classes": "classify", "tags": "tag", "spans": "answer", "vector": "embed"}  # of a head
+SEEING = {"pixels": "recognise", "pairs": "match"}  # of what a model reads
 SIZED = ("classes", "tags")  # heads that have labels, and
 MOST = 2**20  # of them
 PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification", "number": "regression"}
@@ -57,6 +58,7 @@ WORDS: dict[str, tuple[Callable[[Tensor, str], Tensor], Callable[[Tensor, str], 
     "transposed": (lambda x, _: x.transpose(0, -1), lambda x, _: x.transpose(0, -1)),
     "offset": (lambda x, n: torch.cat([x.new_zeros(int(n), *x.shape[1:]), x]), lambda x, n: x[int(n) :]),
     "row": (lambda x, _: x[None], lambda x, _: x[0]),
+    "flat": (lambda x, _: x[0], lambda x, _: x[None]),
 }
 
 
@@ -117,7 +119,8 @@ def their_config(source: Source) -> tuple[Foreign, Top, dict[str, Any]]:
     if table.words:
         marks = source.tokenizer.marks
         about |= {f"{name}_token_id": getattr(marks, name) for name in ("pad", "bos", "eos")}
-        about |= {theirs.rstrip("?"): getattr(marks, name) for name, theirs in table.marks.items()}
+        for name, theirs in table.marks.items():
+            _put(about, theirs.rstrip("?"), getattr(marks, name))
     about |= {"forced_bos_token_id": None, "forced_eos_token_id": None} if _writes(source) else {}
     about |= {"max_position_embeddings": POSITIONS} if table.permuted else {}
     if (kind := source.task.get("kind")) in PROBLEMS:
@@ -140,10 +143,11 @@ def describe(source: Source, directory: Path) -> None:
         ids = {key: x for key, x in about.items() if key.endswith("_token_id")}
         longest = min(c.longest or POSITIONS, 512)
         write_whole(directory / GENERATION, json.dumps(ids | {"max_length": longest}, indent=2) + "\n")
-    if not table.words:
+    if table.sees:
         write_sight(Sight(**source.task.get("sight", {"size": c.size, "channels": c.channels})), directory)
+    if not table.words:
         return
-    if head.kind == "vector" and head.hidden is None:
+    if head.kind == "vector" and head.hidden is None and not table.sees:
         write_pooling(head, c.d_model, directory)
     several = (getattr(c, "segments", None) or 1) > 1
     tokenizers.write(source.tokenizer, directory, _around(table, head), segments=several)
@@ -247,7 +251,7 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
             if (count := getattr(c, layers, 0)) > len(found.all):
                 raise ValueError(f"{layers} = {count}, but {WEIGHTS} has {len(found.all)} tensors")
         tokenizer = content and tokenizers.kept(directory, content, about, table, _around(table, head))
-        sight = None if table.words else read_sight(directory, c.size, c.channels)
+        sight = read_sight(directory, c.size, c.channels) if table.sees else None
         never = about.get("bad_words_ids") or []
         if not all(isinstance(row, list) for row in never):
             raise ValueError(f"bad_words_ids = {never}: each is a list of ids")
@@ -264,7 +268,7 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
     model = build(c, head)
     model.load_state_dict(state)
     task = _task(model, head, about) | ({"labels": names} if names else {})
-    if tokenizer is None:
+    if sight is not None:
         task |= {"sight": sight}
     return Imported(model.eval(), tokenizer, task, found.left() + _ends(about, tokenizer))
 
@@ -280,8 +284,8 @@ def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any]) -> dict[
         writes = {DecoderOnly: "generate", EncoderDecoder: "translate"}
         return {"name": next((name for kind, name in writes.items() if isinstance(model, kind)), "mask")}
     said: dict[str, Any] = {"name": TASKS[head.kind], "longest": about.get("max_seq_length")}
-    if getattr(model, "reads", "tokens") == "pixels":
-        said = {"name": "recognise"}
+    if (reads := getattr(model, "reads", "tokens")) in SEEING:
+        said = {"name": SEEING[reads]}
     if head.kind == "classes":
         kinds = {theirs: ours for ours, theirs in PROBLEMS.items()}
         said["kind"] = kinds.get(str(about.get("problem_type")), "number" if head.size == 1 else "one")

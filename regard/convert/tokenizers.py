@@ -16,6 +16,7 @@ from regard.checks import need
 from regard.convert.hub import told_by
 from regard.convert.source import TOKENIZER
 from regard.convert.tables import Foreign
+from regard.convert.tables.table import at, settings, told
 from regard.data.tokenizers import MOST, RESERVED, UNKNOWN, Tokenizer, check_ids, no_panic, state
 from regard.data.vocabulary import EOS, SPECIALS, Marks
 from regard.files import read_whole, regular_size, write_whole
@@ -183,14 +184,18 @@ def kept(directory: Path, theirs: Rust, about: dict[str, Any], table: Foreign, a
     has such a name, it is cut after its first character.
     """
     content = json.loads(theirs.to_str())
-    path, size, pieces = directory / TOKENIZER, about["vocab_size"], _pieces(content)
+    path, pieces = directory / TOKENIZER, _pieces(content)
+    size = told({"vocabulary": settings(table.settings)["vocabulary"]}, about)["vocabulary"]
     marks = _marks(directory, content, about, table, pieces, strict=around != "frame")
     if (most := max([*pieces, *(i for i in marks if i is not None)])) >= size:
         raise ValueError(f"the tokenizer has an id {most}, but vocab_size = {size}")
     with no_panic(path):
         before, after, double = _around(theirs)
     if around == "frame" and not table.around and len(before) < 2 and len(after) < 2:
-        marks = marks._replace(bos=next(iter(before), None), eos=next(iter(after), None), cls=None, sep=None)
+        first, last = next(iter(before), None), next(iter(after), None)
+        marks = marks._replace(bos=first, eos=last, cls=None, sep=None)
+        if "sep" in table.marks:  # which an output neither begins nor ends with
+            marks = marks._replace(bos=None, eos=None, cls=first, sep=last)
     if around == "frame":
         if [*before, *after] != (frame := marks.around([])[0]):
             raise ValueError(f"{path}: around a text it puts the tokens {before} and {after}, but regard puts {frame}")
@@ -267,7 +272,7 @@ def _marks(
     elif (token := content["model"].get("unk_token")) in ids:
         found["unk"] = ids[token]
     for name, key in table.marks.items():
-        value = about.get(key.rstrip("?"))
+        value = at(about, key.rstrip("?"))
         if isinstance(value, list) and value:  # of several ends, the tokenizer's
             value = found[name] if found.get(name) in value else value[0]
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:

@@ -139,12 +139,15 @@ def _still(config: Any, others: Iterable[str]) -> nn.Module:
 def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: str) -> list[Tensor]:
     """What a model is called with: a source and a target, or one text as long as the target; without padding. A
     picture has its own size."""
-    if getattr(model, "reads", "tokens") == "pixels":
-        return [torch.zeros(sentences, model.config.channels, *[model.config.size] * 2, device=device)]
-    token = int(getattr(model.config, "pad", 0) == 0)
-    asked = (p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty)
-    lengths = [source if p.name == "source" else target for p in asked]
-    return [torch.full((sentences, length), token, device=device) for length in lengths]
+    c: Any = model.config
+    token = int(getattr(c, "pad", 0) == 0)
+    asked = [p.name for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty]
+    return [
+        torch.zeros(sentences, c.channels, c.size, c.size, device=device)
+        if name == "pixels"
+        else torch.full((sentences, source if name == "source" else target), token, device=device)
+        for name in asked
+    ]
 
 
 def parameters(config: Any) -> int:
