@@ -198,11 +198,13 @@ def tensors(source: Source) -> Iterator[tuple[str, Tensor]]:
     table, top, about = their_config(source)
     c, ours, seen = source.config, source.tensors, set[str]()
     rows, base = lines(table, top, c, ours), table.base if source.head.kind == "vector" else ""
+    known = settings(table.settings)
+    tied = at(about, known["tie"].names[0].keys[0] if "tie" in known else "tie_word_embeddings")
     for pair in rows:
         own = ours.get(pair.ours)
         if own is None:  # a bias that we do without
             own = torch.zeros(len(ours[pair.ours.replace("bias", "weight")]))
-        several = about.get("tie_word_embeddings") and len(pair.theirs) > 1
+        several = tied and len(pair.theirs) > 1
         same = [p.theirs for p in rows if several and p.ours in ours and ours[p.ours].data_ptr() == own.data_ptr()]
         names = next(names for names in pair.theirs if all(names in others for others in same))
         for name, part in zip(names, to_theirs(pair, _permuted(pair.ours, own, table, c, back=False), c), strict=True):
@@ -281,7 +283,8 @@ def _around(table: Foreign, head: HeadConfig) -> str:
 def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any]) -> dict[str, Any]:
     """What a model is for. Texts are read as far as it can, not as far as those of a training of ours."""
     if head.kind == "tokens":
-        writes = {DecoderOnly: "generate", EncoderDecoder: "translate"}
+        sees = getattr(model, "reads", "tokens") == "pixels"
+        writes = {DecoderOnly: "generate", EncoderDecoder: "caption" if sees else "translate"}
         return {"name": next((name for kind, name in writes.items() if isinstance(model, kind)), "mask")}
     said: dict[str, Any] = {"name": TASKS[head.kind], "longest": about.get("max_seq_length")}
     if (reads := getattr(model, "reads", "tokens")) in SEEING:

@@ -144,7 +144,7 @@ def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: 
     asked = [p.name for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty]
     return [
         torch.zeros(sentences, c.channels, c.size, c.size, device=device)
-        if name == "pixels"
+        if name == "pixels" or (name == "source" and getattr(model, "reads", "tokens") == "pixels")
         else torch.full((sentences, source if name == "source" else target), token, device=device)
         for name in asked
     ]
@@ -226,7 +226,9 @@ def _cache(config: Any) -> Counter[str]:
     if hasattr(model, "new_cache"):
         *read, said = _tokens(model, 1, source, target, device="meta")
         with torch.no_grad():
-            state = model.start([[1] * source] if read else [[]], said.device)  # type: ignore[operator]
+            seen = read[0].dim() == 4 if read else False
+            sources = [read[0][0]] if seen else [[1] * source] if read else [[]]
+            state = model.start(sources, said.device)  # type: ignore[operator]
             model.step(said[:, 0], state)  # type: ignore[operator]
         look(getattr(state, "cache", state))
     return kept

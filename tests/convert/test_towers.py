@@ -116,3 +116,50 @@ def test_towers_that_differ_are_refused(tmp_path: Path) -> None:
     (tmp_path / "hf" / "config.json").write_text(json.dumps(about))
     with pytest.raises(ValueError, match="hidden_act"):
         import_(tmp_path / "hf", tmp_path / "out")
+
+
+def captioner(directory: Path, **changes: Any) -> Any:
+    """A random ViT with a random GPT-2 of theirs, saved with a tokenizer."""
+    tokens = clips_tokens(directory)
+    tokens.backend_tokenizer.post_processor = processors.ByteLevel()
+    tokens.save_pretrained(directory)
+    ids = {"bos_token_id": 0, "eos_token_id": 1}
+    decoder = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 30, "vocab_size": len(tokens), "n_inner": 40}
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.ViTConfig(**TOWER, image_size=32, patch_size=8),
+        transformers.GPT2Config(**decoder | ids | changes),
+        decoder_start_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    torch.manual_seed(1)
+    model = transformers.VisionEncoderDecoderModel(config).eval()
+    for tensor in model.parameters():
+        tensor.data.add_(0.2 * torch.randn_like(tensor))
+    model.save_pretrained(directory)
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@torch.inference_mode()
+def test_a_captioner_is_the_same_here_and_back_there(tmp_path: Path, tied: bool) -> None:
+    theirs = captioner(tmp_path / "hf", tie_word_embeddings=tied)
+    (left,) = import_(tmp_path / "hf", tmp_path / "out")  # of the picture as a whole: nothing here asks for it
+    assert "encoder.pooler.dense.bias and 1 more" in left
+    purpose = storage.purpose(tmp_path / "out")
+    assert purpose is not None
+    assert purpose.task["name"] == "caption"
+    ours = storage.load(tmp_path / "out")
+    pixels, target = torch.randn(3, 3, 32, 32), torch.randint(2, 80, (3, 7))
+    expected = theirs(pixel_values=pixels, decoder_input_ids=target).logits
+    torch.testing.assert_close(ours(pixels, target), expected, atol=1e-5, rtol=1e-5)
+    state = ours.start([*pixels], torch.device("cpu"))
+    steps = torch.stack([ours.step(token, state) for token in target.T], 1)
+    torch.testing.assert_close(steps, expected, atol=1e-5, rtol=1e-5)
+    export(tmp_path / "out", tmp_path / "back", "hf")
+    first, back = (load_file(tmp_path / place / "model.safetensors") for place in ("hf", "back"))
+    assert first.keys() - back.keys() == {"encoder.pooler.dense.weight", "encoder.pooler.dense.bias"}
+    assert [key for key in back if not torch.equal(first[key], back[key])] == []
+    again = transformers.VisionEncoderDecoderModel.from_pretrained(tmp_path / "back")
+    logits = again(pixel_values=pixels, decoder_input_ids=target).logits
+    torch.testing.assert_close(logits, expected, atol=1e-6, rtol=1e-6)
