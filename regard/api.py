@@ -65,12 +65,16 @@ def load(
     models = [storage.load(place, device=device, dtype=dtype, base=base) for place in places]
     if precision == "int8":
         models = [model if is_quantised(model) else quantise(model) for model in models]
-    tokenizers = [Tokenizer.load(place / "tokenizer.json") for place in places]
+    worded = [hasattr(storage.config(place), "vocabulary") for place in places]  # else it has no words
+    tokenizers = [
+        Tokenizer.load(p / "tokenizer.json") if w else Tokenizer.none() for p, w in zip(places, worded, strict=True)
+    ]
     for place, tokenizer in zip(places, tokenizers, strict=True):
         if tokenizer.__reduce__() != tokenizers[0].__reduce__():
             raise ValueError(f"{places[0]} and {place} have different tokens: an ensemble shares one tokenizer")
     for place in places:
-        if (known := storage.config(place).vocabulary) < (count := len(tokenizers[0])):
+        known = getattr(storage.config(place), "vocabulary", 2**31)
+        if known < (count := len(tokenizers[0])):
             raise ValueError(f"{place} has {count:,} tokens, and its model {known:,}: they do not belong together")
     all_told = [told(place, task) for place in places]
     first = all_told[0].task

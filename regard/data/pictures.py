@@ -9,10 +9,12 @@ Nothing is opened that has more than MOST pixels: a file of some kilobytes may c
 import io
 import math
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # what is opened
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 RESAMPLES = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}  # Pillow's numbers
 MODES = {1: "L", 3: "RGB"}  # by channels
+Item = TypeVar("Item")
 Pixels = NDArray[np.uint8]
 Source = str | PathLike[str] | bytes | Image.Image | NDArray[Any]  # a path, a file's content, or what it shows
 
@@ -87,10 +90,11 @@ class Sight:
         return np.asarray(image).reshape(self.size, self.size, self.channels)
 
     def tensor(self, pixels: Pixels) -> Tensor:
-        """Pixels (B, H, W, C) as a model reads them: (B, C, H, W), around 0."""
+        """Pixels (B, H, W, C) as a model reads them: (B, C, H, W), around 0. In memory the channels stay last, which
+        convolutions are faster with."""
         x = torch.from_numpy(np.array(pixels)).permute(0, 3, 1, 2).float()
         mean, std = (torch.tensor(each).view(1, -1, 1, 1) for each in (self.mean, self.std))
-        return ((x / 255 - mean) / std).contiguous()
+        return (x / 255 - mean) / std
 
 
 def opened(source: Source, channels: int = 3, place: str = "") -> Image.Image:
@@ -120,6 +124,17 @@ def opened(source: Source, channels: int = 3, place: str = "") -> Image.Image:
         raise
     except Exception as error:  # of decoders, of many kinds: struct, zlib, value, syntax, OS
         raise PictureError(f"{name} is damaged or cut off ({error}): save it again") from None
+
+
+def in_groups(items: Iterable[Item], count: int) -> Iterator[list[Item]]:
+    """So many at a time.
+
+    >>> list(in_groups("abc", 2))
+    [['a', 'b'], ['c']]
+    """
+    rest = iter(items)
+    while some := list(islice(rest, count)):
+        yield some
 
 
 def _plain(image: Image.Image, name: str) -> Image.Image:

@@ -145,6 +145,11 @@ class Tokenizer:
         return cls(_with(rust, config.kind, also).to_str() if also else rust.to_str())
 
     @classmethod
+    def none(cls) -> "Tokenizer":
+        """What stands for one where nothing is read but pictures: it has marks, and no words."""
+        return cls.learn(TokensConfig("none", 0), ["-"])
+
+    @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
         """The tokenizer in a tokenizer.json that `save` wrote."""
         try:

@@ -35,6 +35,12 @@ def agreement(
     return figures | {"loss": surprise(truth, p, one), "ece": reliability(*decided(truth, p, one)).ece}
 
 
+def among_first(truth: NDArray[np.bool_], p: NDArray[np.float64], count: int) -> float:
+    """How often one of the likeliest classes is right; (N, C) each."""
+    likeliest = np.argsort(-p, axis=1, kind="stable")[:, :count]
+    return float(np.take_along_axis(truth, likeliest, 1).any(1).mean())
+
+
 def indicated(rows: Sequence[Sequence[str]], labels: Sequence[str]) -> NDArray[np.bool_]:
     """Which of the labels each row has, (N, C)."""
     place = {label: i for i, label in enumerate(labels)}

@@ -3,19 +3,19 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from regard.data.arrays import Table
-from regard.data.corpora import letters, split_of
+from regard.data.corpora import split_of
 from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
 from regard.files import cache_folder, common_directory, digest, write_whole
 from regard.recipes.recipe import Recipe
-from regard.tasks.task import Cut, Task
+from regard.tasks.task import Cut, Damaged, Task
 
 FORMAT = 2  # of prepared data
 LINES = 20_000  # by which it is told what the rows of a text are like
@@ -29,8 +29,8 @@ class Prepared:
     task: Task  # with what only the data says of it
     tokenizer: Tokenizer
     train: Table
-    valid: list[Any]  # rows
-    test: list[Any]
+    valid: Sequence[Any]  # rows
+    test: Sequence[Any]
     remarks: list[str]  # what was left out, and what should not be in
     habits: dict[str, Any]  # settings that follow from what the text is like
     identity: str  # the same for the same data
@@ -81,7 +81,9 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
     if folder is None:
         sums = {split: files.fingerprint() for split, files in splits.files.items()}
         tokens: Any = {**asdict(recipe.tokens), "dropout": 0.0}  # which acts in training only
-        if recipe.model.base is not None:
+        if not splits.task.worded:
+            tokens = None
+        elif recipe.model.base is not None:
             tokens = digest(Path(recipe.model.base) / "tokenizer.json")
             tokens += "" if (own := recipe.model.tokenizer()) is _begun(own, splits.task) else " bare"
         how = [recipe.data.limit, splits.modulus, *splits.task.prepared_by()]
@@ -93,12 +95,12 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
     tokenizer, table = Tokenizer.load(folder / "tokenizer.json"), Table.open(folder / "train")
     task = splits.task
     if type(task).fitted is not Task.fitted and (facts := folder / "task.json").exists():
-        task = type(task)(**json.loads(facts.read_text("utf-8")))
+        task = replace(task, **json.loads(facts.read_text("utf-8")))
     remarks = json.loads((folder / "remarks.json").read_text("utf-8"))
     held_out = {}
     for split in ("valid", "test"):
         skipped = Skipped()
-        held_out[split] = list(splits.rows(split, skipped))
+        held_out[split] = task.held(splits.rows(split, skipped), folder / split, skipped)
         if not held_out[split]:
             raise ValueError(f"there is nothing to keep from training as data.{split}: give files for it")
         if split in splits.files and skipped.report():
@@ -114,28 +116,33 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
     count = sum(1 for _ in islice(splits.rows("train", skipped), limit))
     every = 1 if recipe.tokens.kind in ("char", "none") else max(1, math.ceil(count / SAMPLE))
     sample = islice(splits.rows("train"), 0, limit, every)
-    tokenizer = _begun(recipe.model.tokenizer(), task)
+    tokenizer = _begun(recipe.model.tokenizer(), task) if task.worded else Tokenizer.none()
     if tokenizer is None:
         tokenizer = Tokenizer.learn(recipe.tokens, (text for row in sample for text in task.texts(row)), task.marks)
     tokenizer = task.tokens(tokenizer)
-    task = task.fitted(islice(splits.rows("train"), limit))
+    bare, task = asdict(task), task.fitted(islice(splits.rows("train"), limit))
     given = [split for split in ("valid", "test") if split in splits.files and not task.ordered]
-    hidden = {letters(task.texts(row)[0]) for split in given for row in splits.rows(split)}
+    hidden = {task.trace(row) for split in given for row in splits.rows(split)}
     long = cut = leaks = 0
+    damaged = list[Damaged]()
 
     def examples() -> Iterator[Any]:
         nonlocal long, cut, leaks
         rows = islice(splits.rows("train"), limit)
         while some := list(islice(rows, 10_000)):
-            leaks += sum(letters(task.texts(row)[0]) in hidden for row in some) if hidden else 0
+            leaks += sum(task.trace(row) in hidden for row in some) if hidden else 0
             for example in task.examples(some, tokenizer):
                 if example is None:
                     long += 1
+                elif isinstance(example, Damaged):
+                    damaged.append(example)
                 else:
                     cut += isinstance(example, Cut)
                     yield example
 
     table = Table.build(folder / "train", examples(), task.columns(len(tokenizer)))
+    if not len(table) and damaged:
+        raise ValueError(f"no training {task.row} is left of {len(damaged):,}: {damaged[0]}")
     if not len(table):
         raise ValueError(f"no training {task.row} is left: all {long:,} have a side over data.max_length sub-words")
     remarks = [skipped.report()] if skipped.report() else []
@@ -143,12 +150,16 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
         remarks.append(
             f"skipped {_many(long, task)} with a side over {recipe.data.max_length} sub-words (data.max_length)"
         )
+    if damaged:
+        remarks.append(f"skipped {_many(len(damaged), task)}: {damaged[0]}{', and others' if damaged[1:] else ''}")
     if cut:
         remarks.append(f"cut {_many(cut, task)} to {recipe.data.max_length} sub-words (data.max_length)")
     if leaks:
-        remarks.append(f"the source of {_many(leaks, task)} is in valid or test, too: take them out for honest scores")
+        same = "the source of " if task.worded else ""
+        remarks.append(f"{same}{_many(leaks, task)} is in valid or test, too: take them out for honest scores")
     tokenizer.save(folder / "tokenizer.json")
-    write_whole(folder / "task.json", json.dumps(asdict(task)))
+    facts = {key: value for key, value in asdict(task).items() if value != bare[key]}  # what only the rows say
+    write_whole(folder / "task.json", json.dumps(facts))
     write_whole(folder / "remarks.json", json.dumps(remarks))
     some = islice(splits.rows("train"), 0, limit, max(1, math.ceil(count / LINES)))
     write_whole(folder / "habits.json", json.dumps(task.habits(some)))

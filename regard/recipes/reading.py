@@ -29,7 +29,7 @@ from regard.checks import described, hint
 from regard.data.text import NO_TEXT, decoded
 from regard.files import read_whole
 from regard.models import storage
-from regard.models.family import FAMILIES, NAMES, family, presets
+from regard.models.family import FAMILIES, NAMES, configure, family, presets
 from regard.recipes.recipe import ANY, BEGUN, FROM_TOKENS, ModelConfig, Recipe, family_named, keys_of
 from regard.tasks.task import FIRST, TASKS, in_force, task
 from regard.training.config import LENGTHS
@@ -260,8 +260,8 @@ def _without_repetition(model: Any) -> None:
     if isinstance(base := model.get("from"), str):
         with suppress(ValueError):
             own = storage.config(base)
-    elif preset := presets().get(str(model.get("preset", ModelConfig.preset))):
-        own = preset(ANY)
+    elif (preset := str(model.get("preset", ModelConfig.preset))) in presets():
+        own = configure(preset, vocabulary=ANY)
     if own is not None:
         known = keys_of(family_named(model))
         for key, value in asdict(own).items():

@@ -69,6 +69,11 @@ class ModelConfig:
         """The tokenizer that it must have; None: one is learnt."""
         return None if self.base is None else Tokenizer.load(Path(self.base) / "tokenizer.json")
 
+    def task(self) -> dict[str, Any]:
+        """What the model that it begins with is for, if that is known."""
+        known = None if self.base is None else storage.purpose(self.base)
+        return {} if known is None else known.task
+
     def settings(self) -> dict[str, Any]:
         """Every key with its value, as in YAML."""
         full = self.build(ANY)

@@ -27,6 +27,7 @@ from regard.models.family import build, family
 from regard.recipes import reading
 from regard.recipes.prepare import Prepared, prepare
 from regard.recipes.recipe import Recipe
+from regard.tasks.task import task as task_named
 from regard.training.batch_size import largest_batch
 from regard.training.checkpoints import Checkpoints
 from regard.training.display import Display, fetching
@@ -35,11 +36,11 @@ from regard.training.journal import Journal
 from regard.training.loop import Learner, load_parameters
 from regard.training.run import UNKNOWN, Event, Finished, Trainer, Validation
 from regard.training.schedules import schedule
-from regard.training.stream import stream
+from regard.training.stream import counted, stream
 
 SHOWN = 5  # held-out sentences shown at the end
 # What cannot change in a run that has begun. Of batch_tokens and seed follows which rows are still to come.
-FIXED = re.compile(r"(task|data|tokens|model)\..+|changes|train\.(optimiser\..+|ema|batch_tokens|seed)")
+FIXED = re.compile(r"(task|data|tokens|model)\..+|changes|train\.(optimiser\..+|ema|batch_(tokens|rows)|seed)")
 MOVABLE = re.compile(r"data\.(corpus|languages|(train|valid|test)\..+)")  # where the text is: what it says is compared
 DERIVED = ("shortlist.safetensors", "heads.json", "heads.html")  # from a model that was here, at a person's wish
 PRODUCTS = (
@@ -81,7 +82,7 @@ def train(
         torch.manual_seed(recipe.train.seed)
         model = _begin(recipe, data)
         _introduce(say, name, recipe, data, model)
-        if recipe.train.batch_tokens == 0:
+        if recipe.train.batch == 0:
             task = data.task
             length, collate = task.length(recipe), task.collate(data.tokenizer, 0.0)
             objective = task.objective(model, recipe.train.smoothing, data.tokenizer)
@@ -184,11 +185,12 @@ def _ready(recipe: Recipe, say: Display) -> Prepared:
     if recipe.data.corpus is not None:
         with fetching(say.console) as progress:
             recipe.data.files(progress)
-    with say.console.status("  reading text, learning sub-words"):
+    worded = task_named(recipe.task.name).worded
+    with say.console.status("  reading text, learning sub-words" if worded else "  reading pictures"):
         data = prepare(recipe)
-    if c.batch_tokens:
-        corpus = data.task.corpus(data.train)
-        token_batches(corpus, tokens=c.batch_tokens, seed=c.seed, epoch=0)  # refuses what fits in no batch
+    if c.batch:
+        corpus = counted(data.task.corpus(data.train), c)
+        token_batches(corpus, tokens=c.batch, seed=c.seed, epoch=0)  # refuses what fits in no batch
     return data
 
 
@@ -234,7 +236,8 @@ class _Run:
             for name in PRODUCTS:
                 discard(self.directory / name)
         write_whole(self.directory / "recipe.yaml", reading.dump(self.recipe))
-        self.data.tokenizer.save(self.directory / "tokenizer.json")
+        if self.task.worded:
+            self.data.tokenizer.save(self.directory / "tokenizer.json")
         if template := getattr(self.task, "chat", ""):
             write_whole(self.directory / storage.TEMPLATE, template)
 
@@ -248,7 +251,7 @@ class _Run:
         c = self.recipe.train
         if c.epochs is None:
             return c.steps
-        batches = sum(1 for _ in token_batches(self.corpus, tokens=c.batch_tokens, seed=c.seed, epoch=0))
+        batches = sum(1 for _ in token_batches(counted(self.corpus, c), tokens=c.batch, seed=c.seed, epoch=0))
         return max(1, math.ceil(c.epochs * batches))
 
     def follow(self, say: Display) -> Finished:
@@ -309,7 +312,8 @@ def _introduce(say: Display, name: str, recipe: Recipe, data: Prepared, model: n
     for remark in data.remarks:
         say.line("", remark)
     whose = f"as in {recipe.model.base}" if recipe.model.base else f"{recipe.tokens.kind} sub-words{task.shares}"
-    say.line("tokens", f"{len(data.tokenizer):,} {whose}")
+    if task.worded:
+        say.line("tokens", f"{len(data.tokenizer):,} {whose}")
     if recipe.changes:
         taught, names = (
             sum(x.numel() for x in own(model).values()),

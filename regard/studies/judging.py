@@ -28,6 +28,7 @@ from regard.tasks.reader import Given, Reader
 from regard.tasks.task import Evidence, Measured, Task
 from regard.tasks.translate import Translate
 from regard.tasks.uses import Prompting
+from regard.tasks.viewer import Viewer
 
 UNASKED = Prompting()
 Show = Callable[[str, int, int], None]
@@ -77,7 +78,7 @@ def judge(
         draw(
             reliability(evidence.confidence, evidence.right),
             picture,
-            task.rows if task.name == "classify" else "tokens",
+            task.rows if isinstance(task, Classify) else "tokens",
         )
     left_out = "; ".join(filter(None, (skipped.report(), getattr(predictor, "report", str)())))
     counted = "questions" if held is not None else "blocks" if task.name == "mask" else task.rows
@@ -133,7 +134,7 @@ def _predictor(
     if asked != UNASKED and task.name == "generate":
         found = Prompted.of(found, asked, columns)
         return Classify(found.labels), found
-    if not isinstance(found, Reader):
+    if not isinstance(found, Reader | Viewer):
         raise ValueError(f"{directory} is {task.a_model}: name --source and --reference, or a --text")
     return task, found
 

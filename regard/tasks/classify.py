@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -19,7 +19,15 @@ from regard.data.batching import Batch
 from regard.data.corpora import fetched
 from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
-from regard.evaluation.classes import agreement, correlation, decided, fitted_temperature, indicated, probable
+from regard.evaluation.classes import (
+    agreement,
+    among_first,
+    correlation,
+    decided,
+    fitted_temperature,
+    indicated,
+    probable,
+)
 from regard.tasks.reader import BARS, Framed, Given, Pictured, Rated, Reader, asked, batched, check_length
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import ClassifyUse
@@ -117,7 +125,8 @@ class Classifier(Reader):
         """What each of some texts is: what the other methods are made of."""
         windows = self.framed(asks, long=settings.long)
         said = iter(self.outputs([each for row in windows for each in row]))
-        return [self._told(torch.stack([next(said) for _ in row]).mean(0), settings, len(row)) for row in windows]
+        means = [(torch.stack([next(said) for _ in row]).mean(0), len(row)) for row in windows]
+        return [classified(mean, self.labels, self.kind, settings, count) for mean, count in means]
 
     def likely(self, each: Classified, raw: bool = False) -> float:
         """How much a pair belongs together: the number that is told, or how much likelier the second class is; by its
@@ -139,18 +148,20 @@ class Classifier(Reader):
         bars = [Rated(label, p, chosen=chosen(label, p)) for label, p in told.probabilities.items()]
         return Pictured(" · ".join(bar.text for bar in bars if bar.chosen), [bars])
 
-    def _told(self, logits: Tensor, use: ClassifyUse, windows: int) -> Classified:
-        raw = tuple(logits.tolist())
-        if self.kind == "number":
-            return Classified(f"{raw[0]:g}", None, {}, raw[0], windows, raw)
-        p = probable(np.array(raw) / use.temperature, self.kind == "one").tolist()
-        order = sorted(range(len(p)), key=lambda i: -p[i])
-        shown = {self.labels[i]: p[i] for i in order[: use.top]}
-        if self.kind == "one":
-            return Classified(self.labels[order[0]], p[order[0]], shown, windows=windows, logits=raw)
-        apply = [i for i in order if p[i] >= use.threshold]
-        least = min((p[i] for i in apply), default=max(p))
-        return Classified("|".join(self.labels[i] for i in apply), least, shown, windows=windows, logits=raw)
+
+def classified(logits: Tensor, labels: Sequence[str], kind: str, use: ClassifyUse, windows: int = 1) -> Classified:
+    """What logits (C,) say."""
+    raw = tuple(logits.tolist())
+    if kind == "number":
+        return Classified(f"{raw[0]:g}", None, {}, raw[0], windows, raw)
+    p = probable(np.array(raw) / use.temperature, kind == "one").tolist()
+    order = sorted(range(len(p)), key=lambda i: -p[i])
+    shown = {labels[i]: p[i] for i in order[: use.top]}
+    if kind == "one":
+        return Classified(labels[order[0]], p[order[0]], shown, windows=windows, logits=raw)
+    apply = [i for i in order if p[i] >= use.threshold]
+    least = min((p[i] for i in apply), default=max(p))
+    return Classified("|".join(labels[i] for i in apply), least, shown, windows=windows, logits=raw)
 
 
 @dataclass(frozen=True)
@@ -168,6 +179,7 @@ class Classify(Task):
     sections = Sections(ClassifyConfig, LabelledConfig, ClassifyUse, Evaluation)
     row, rows = "text", "texts"
     stands = "classes"
+    first: ClassVar[bool] = False  # whether one of the five likeliest may be right, is told
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", tuple(map(str, self.labels)))
@@ -186,9 +198,12 @@ class Classify(Task):
             return self
         found = sorted({label for row in rows for label in self._labels(row)}, key=_in_order)
         if len(found) < 2 and self.kind == "one":
-            raise ValueError(f"the training texts have {len(found)} label ({', '.join(found)}): two are needed to tell")
+            few = f"{len(found)} label ({', '.join(found)})"
+            raise ValueError(f"the training {self.rows} have {few}: two are needed to tell")
         if len(found) > MOST:
-            raise ValueError(f"the training texts have {len(found):,} labels: for numbers, set task.kind to number")
+            raise ValueError(
+                f"the training {self.rows} have {len(found):,} labels: for numbers, set task.kind to number"
+            )
         return replace(self, labels=tuple(found))
 
     def _labels(self, row: Row) -> list[str]:
@@ -274,14 +289,15 @@ class Classify(Task):
             return Measured.of(Evidence(len(x), lambda some: correlation(x[some], y[some])), "spearman", numbers)
         own, one = [self._labels(row) for row in rows], self.kind == "one"
         if unseen := {label for labels in own for label in labels} - set(self.labels):
-            raise ValueError(f"these texts have labels that the model does not know: {', '.join(sorted(unseen))}")
+            raise ValueError(f"these {self.rows} have labels that the model does not know: {', '.join(sorted(unseen))}")
         truth, p = indicated(own, self.labels), probable(logits / use.temperature, one)
         told = p.argmax(1)[:, None] == np.arange(p.shape[1]) if one else p >= use.threshold
         said = ["|".join(self.labels[i] for i in np.flatnonzero(row)) for row in told[:SHOWN]]
         samples = [Sample(text, b, "|".join(a)) for text, a, b in zip(texts, own, said, strict=False)]
 
         def figures(some: NDArray[np.int64]) -> dict[str, float]:
-            return agreement(truth[some], told[some], p[some], one)
+            found = agreement(truth[some], told[some], p[some], one)
+            return found | ({"top5": among_first(truth[some], p[some], 5)} if self.first and p.shape[1] > 5 else {})
 
         evidence = Evidence(len(p), figures, *decided(truth, p, one))
         return Measured.of(evidence, "accuracy" if one else "f1", samples)

@@ -22,7 +22,7 @@ from regard.data.spelling import unknown
 from regard.data.text import count_of
 from regard.evaluation.classes import probable
 from regard.tasks.asks import ReachError, listed, short
-from regard.tasks.classify import Classified, Classifier, LabelledFiles
+from regard.tasks.classify import Classified, Classifier, LabelledFiles, classified
 from regard.tasks.reader import Given
 from regard.tasks.uses import ClassifyUse, Prompting
 
@@ -122,7 +122,7 @@ class Prompted(Classifier):
                 found[some] = probable(log_p, True) / self._content_free(first)
             for text in self.examples[:first]:
                 self.left_out[text] += len(some)
-        return [self._told(torch.from_numpy(row), settings, 1) for row in found]
+        return [classified(torch.from_numpy(row), self.labels, self.kind, settings) for row in found]
 
     def _check(self) -> None:
         """Refuse what cannot be asked."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch import nn
 from regard.checks import at_least, choose
 from regard.core.outputs import HeadConfig
 from regard.data.arrays import Column, Table
+from regard.data.corpora import letters
+from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
 from regard.training.objectives import Objective
 from regard.training.run import Sample
@@ -28,6 +31,7 @@ TASKS = {
     "summarise": "regard.tasks.summarise",
     "generate": "regard.tasks.generate",
     "classify": "regard.tasks.classify",
+    "recognise": "regard.tasks.recognise",
     "tag": "regard.tasks.tag",
     "answer": "regard.tasks.answer",
     "embed": "regard.tasks.embed",
@@ -42,6 +46,10 @@ FIRST = "translate"  # what a recipe is for that does not say
 
 class Cut(tuple[Any, ...]):
     """The values of an example of which something was cut off."""
+
+
+class Damaged(str):
+    """Why a row is no example: its file cannot be read."""
 
 
 class Evidence(NamedTuple):
@@ -124,6 +132,8 @@ class Task(ABC):
     stands: ClassVar[str] = "tokens"  # and the kind of head on it
     marks: ClassVar[tuple[str, ...]] = ()  # that its sub-words have beside pad, bos, eos and unk
     shares: ClassVar[str] = ""  # who has the sub-words in common
+    reads: ClassVar[str] = "tokens"  # what a model is given: tokens, or pixels
+    worded: ClassVar[bool] = True  # there is text, so there are sub-words
 
     @abstractmethod
     def texts(self, row: Any) -> Sequence[str]:
@@ -135,7 +145,8 @@ class Task(ABC):
 
     @abstractmethod
     def examples(self, rows: Sequence[Any], tokenizer: Tokenizer) -> Iterable[Sequence[Any] | None]:
-        """The values of each column for each row; None for a row that is too long, `Cut` for one that is shortened."""
+        """The values of each column for each row; None for a row that is too long, `Cut` for one that is shortened,
+        `Damaged` for one that cannot be read."""
 
     @abstractmethod
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
@@ -172,7 +183,16 @@ class Task(ABC):
     @classmethod
     def can(cls, model: type[nn.Module], heads: Sequence[str]) -> bool:
         """Whether a model of this class, on which such heads may stand, can do it."""
-        return issubclass(model, cls.needs) and cls.stands in heads
+        reads = getattr(model, "reads", "tokens")
+        return issubclass(model, cls.needs) and cls.stands in heads and cls.reads == reads
+
+    def trace(self, row: Any) -> str:
+        """What a row is known by in another split."""
+        return letters(self.texts(row)[0])
+
+    def held(self, rows: Iterable[Any], place: Path, skipped: Skipped) -> Sequence[Any]:
+        """Held-out rows, to be judged by again and again: as they are, or made ready once, in a new folder."""
+        return list(rows)
 
     def prepared_by(self) -> list[Any]:
         """What of the task its token arrays hang on, beside files, sub-words and data.limit."""

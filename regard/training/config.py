@@ -13,7 +13,7 @@ DISTRIBUTED = ("ddp", "fsdp")
 LENGTHS = ("steps", "epochs", "minutes")  # the ways to say how long; exactly one is given
 COUNTED = (  # from 1 on
     *("steps", "accumulate", "validate_sentences", "shards", "snapshot_every", "validate_every"),
-    *("checkpoint_every", "keep", "patience", "thaw"),
+    *("checkpoint_every", "keep", "patience", "thaw", "batch_rows"),
 )
 
 
@@ -33,6 +33,7 @@ class TrainConfig:
     minutes: float | None = None  # length in time: becomes steps once, by the speed measured at the start
     seed: int = 1  # of weights, data order and dropout
     batch_tokens: int = 4096  # padded positions of the longer side, over all processes; 0: the largest that fits
+    batch_rows: int | None = None  # rows in place of tokens: so many pictures, or pairs that are contrasted
     accumulate: int = 1  # parts in which a batch is worked on, one after the other
     shards: int | None = None  # threads that share a batch; chosen by the number of cores if left out
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)  # how gradients become updates
@@ -72,6 +73,11 @@ class TrainConfig:
             raise ValueError(f"train.seed = {self.seed}: it lies in 0..2⁶³-1")
         for name, valid in (("precision", PRECISIONS), ("recompute", RECOMPUTE), ("distributed", DISTRIBUTED)):
             one_of(valid, **self._named(name))
+
+    @property
+    def batch(self) -> int:
+        """How large a batch is: in rows, or in tokens."""
+        return self.batch_rows or self.batch_tokens
 
     def _named(self, *settings: str) -> dict[str, Any]:
         return {f"train.{name}": getattr(self, name) for name in settings}

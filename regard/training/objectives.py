@@ -82,12 +82,14 @@ class Labelled(Objective):
         self.kind, self.smoothing = kind, smoothing
 
     def forward(self, labels: Tensor, **inputs: Tensor) -> Tensor:
-        """labels (B,) or (B, T) of classes; (B, C) of zeros and ones; (B,) of numbers -> a number."""
+        """labels (B,) or (B, T) of classes, or (B, C) their shares; (B, C) of zeros and ones; (B,) of numbers."""
         said = self.model(**inputs).float()
         if self.kind == "several":
             return F.binary_cross_entropy_with_logits(said, labels.float(), reduction="sum")
         if self.kind == "number":
             return F.mse_loss(said[..., 0], labels.float(), reduction="sum")
+        if labels.is_floating_point():  # shares of several classes
+            return F.cross_entropy(said, labels, reduction="sum", label_smoothing=self.smoothing)
         return F.cross_entropy(
             said.flatten(0, -2), labels.flatten(), reduction="sum", ignore_index=IGNORE, label_smoothing=self.smoothing
         )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any, Protocol
 
-from regard.data.batching import Batch, Examples, Ints, Position, batches_from, prefetch, split_rows
+from regard.data.batching import Batch, Counted, Examples, Ints, Position, batches_from, prefetch, split_rows
 from regard.training.config import TrainConfig
 from regard.training.distributed import World
 from regard.training.run import Work
@@ -24,8 +24,10 @@ def stream(
 ) -> Iterator[Work]:
     """The work of this process that follows `position`. What `collate` draws is a function of (seed, position)."""
 
+    examples = counted(examples, config)
+
     def work() -> Iterator[Work]:
-        for after, indices in batches_from(examples, position, tokens=config.batch_tokens, seed=config.seed):
+        for after, indices in batches_from(examples, position, tokens=config.batch, seed=config.seed):
             lengths, parts = examples.lengths(indices), world.size * config.accumulate
             draw = Random(f"{config.seed} {after.epoch} {after.batch}")
             # All of it in each process: each must know how many labels there are, and draw what the others have drawn.
@@ -36,6 +38,11 @@ def stream(
             yield Work(mine, sum(batch.count for batch in whole), after)
 
     return prefetch(work())
+
+
+def counted(examples: Readable, config: TrainConfig) -> Readable:
+    """Examples as batches count them: by tokens, or one by one."""
+    return Counted(examples) if config.batch_rows else examples
 
 
 def _nothing(batch: Batch) -> Batch:

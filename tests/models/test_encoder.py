@@ -78,7 +78,7 @@ def test_a_head_that_a_family_has_not_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"head.kind of a model of the family transformer = 'classes'"):
         build(TransformerConfig.tiny(20), KINDS["classes"])
-    with pytest.raises(ValueError, match=r"head.pool = 'middle': choose first, last, mean or max"):
+    with pytest.raises(ValueError, match=r"head.pool = 'middle': choose first, last, mean, max, attention or both"):
         HeadConfig("vector", pool="middle")
     with pytest.raises(ValueError, match=r"head.size"):
         HeadConfig("classes")

@@ -1,0 +1,98 @@
+"""What models that see are shown by the command: files, folders of them, and tables that name them."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from regard.cli.options import Batched, Lines
+from regard.shipped import located
+
+TOGETHER = 64  # pictures that are answered at once
+
+
+def recognise(models: list[Path], shown: list[str], lines: Lines, engine: Batched, settings: dict[str, Any]) -> None:
+    """Say of each picture what it shows: its path, its class and how probable that is.
+
+    One that cannot be opened is named on standard error, and left out; if none can be, that is an error.
+    """
+    from regard.api import load
+    from regard.cli.read import CLASSES, UNSAID
+    from regard.data.pictures import PictureError, in_groups
+    from regard.files import write_whole
+
+    if lines.resume:
+        raise ValueError("--resume is for texts: of pictures all are seen again")
+    if lines.output is not None and lines.output.exists() and not lines.overwrite:
+        raise ValueError(f"{lines.output} is already there: name another file, or say --overwrite")
+    how = {key: value for key, value in vars(engine).items() if key != "attended"}
+    predictor = load(list(map(located, models)), task="classify", **how)
+    use, written, left = replace(predictor.use, **settings), list[str](), list[PictureError]()
+
+    def answered(asks: list[Any]) -> Iterator[tuple[Any, Any]]:
+        try:
+            yield from zip(asks, predictor.answers(asks, use), strict=True)
+        except PictureError as error:
+            if len(asks) == 1:
+                left.append(error)
+                typer.echo(f"skipped: {error}", err=True)
+            else:  # one of them: each by itself
+                for ask in asks:
+                    yield from answered([ask])
+
+    for some in in_groups(_asks(shown, lines.jsonl), TOGETHER):
+        for ask, answer in answered(some):
+            if lines.objects:
+                told = {key: value for key, value in CLASSES.row(answer).items() if key not in UNSAID}
+                row = {"id": ask.id, "image": ask.place, **told}
+                said = json.dumps({key: x for key, x in row.items() if x is not None}, ensure_ascii=False)
+            else:
+                said = "\t".join([ask.place, *next(CLASSES.cells(answer, use))])
+            if lines.output is None:
+                typer.echo(said)
+            written.append(said)
+    if not written:
+        raise left[0] if len(left) == 1 else ValueError(f"none of {len(left):,} pictures can be seen: {left[0]}")
+    if left:
+        typer.echo(f"note: {len(left):,} of {len(left) + len(written):,} pictures were left out", err=True)
+    if lines.output is not None:
+        write_whole(lines.output, "".join(f"{each}\n" for each in written))
+
+
+def _asks(shown: list[str], jsonl: bool) -> Iterator[Any]:
+    """What is named: pictures, those of a folder, or of a table; without any name, the paths on standard input."""
+    from regard.data.labelled_pictures import is_picture
+    from regard.tasks.viewer import Shown
+
+    names: Any = shown or (line.rstrip("\n") for line in sys.stdin if line.strip())
+    for name in names:
+        path = Path(name)
+        if path.is_dir():
+            found = sorted(Path(at) / each for at, _, files in os.walk(path) for each in files if is_picture(each))
+            if not found:
+                raise ValueError(f"{path} has no picture in it: name a folder that has, or a file")
+            yield from (Shown(str(each), str(each)) for each in found)
+        elif path.name.endswith((".jsonl", ".jsonl.gz")) or jsonl:
+            yield from _listed(path)
+        elif not path.exists():
+            raise ValueError(f"there is no file {name[:60]!r}: this model sees pictures, and reads no text")
+        else:
+            yield Shown(name, name)
+
+
+def _listed(path: Path) -> Iterator[Any]:
+    from regard.data.text import from_json, read_lines
+    from regard.tasks.viewer import Shown
+
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            held = from_json(line, f"{path}, line {number}", "; each line holds one object")
+            image = held.get("image") if isinstance(held, dict) else None
+            if not isinstance(image, str):
+                raise ValueError(f'{path}, line {number} names no picture: write {{"image": "photo.jpg"}}')
+            yield Shown(str(path.parent / image), image, held.get("id"))

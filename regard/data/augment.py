@@ -1,0 +1,129 @@
+"""Pictures changed by chance while a model learns: another of the same kind each time, drawn by (seed, epoch, batch).
+
+Letters: B batch, C channels, H and W height and width in pixels, K classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+from torch import Tensor
+
+from regard.checks import at_least, share
+from regard.data.pictures import Pixels
+
+STRONGEST = 30  # strength of an operation
+GREY = 128  # what stands where a picture was moved away
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What becomes of a picture before a model sees it; and of two of them, which are shown as one."""
+
+    crop: int = 0  # pixels around it, black, of which its own size is cut out anew
+    scale: float = 1.0  # cut out at least this share of it, and make that as large
+    flip: bool = False  # every second one is seen in a mirror
+    operations: int = 0  # so many of 14, drawn for each: turned, brighter, fewer colours, ... (RandAugment)
+    strength: int = 9  # of these, up to 30
+    erase: float = 0.0  # chance that a rectangle of it is noise
+    mixup: float = 0.0  # two are blended; shares are drawn from a beta distribution of this; 0: off
+    cutmix: float = 0.0  # a rectangle of one is that of another; as above. Of both, each is used every second time
+
+    def __post_init__(self) -> None:
+        at_least(0, **{f"data.augment.{name}": getattr(self, name) for name in ("crop", "operations", "strength")})
+        at_least(0, **{f"data.augment.{name}": getattr(self, name) for name in ("mixup", "cutmix")})
+        share(whole=True, **{"data.augment.scale": self.scale, "data.augment.erase": self.erase})
+        if self.strength > STRONGEST or self.scale == 0:
+            raise ValueError(f"data.augment: strength is at most {STRONGEST}, and scale above 0")
+
+    @property
+    def blends(self) -> bool:
+        """Whether a label may be a share of two."""
+        return self.mixup > 0 or self.cutmix > 0
+
+    def picture(self, pixels: Pixels, draw: Random) -> Pixels:
+        """One picture (H, W, C), changed."""
+        high, wide, channels = pixels.shape
+        if self.scale < 1.0 or self.operations:
+            image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
+            if self.scale < 1.0:
+                image = _zoomed(image, draw, self.scale)
+            for _ in range(self.operations):
+                image = draw.choice(OPERATIONS)(image, self.strength / STRONGEST, draw.choice((-1, 1)))
+            pixels = np.asarray(image).reshape(high, wide, channels)
+        if self.crop:
+            around = np.zeros((high + 2 * self.crop, wide + 2 * self.crop, channels), np.uint8)
+            around[self.crop : self.crop + high, self.crop : self.crop + wide] = pixels
+            top, left = draw.randint(0, 2 * self.crop), draw.randint(0, 2 * self.crop)
+            pixels = around[top : top + high, left : left + wide]
+        if self.flip and draw.random() < 0.5:
+            pixels = pixels[:, ::-1]
+        if self.erase and draw.random() < self.erase:
+            top, left, h, w = _rectangle(high, wide, draw.uniform(0.02, 0.33), draw)
+            pixels = pixels.copy()
+            noise = np.frombuffer(draw.randbytes(h * w * channels), np.uint8)
+            pixels[top : top + h, left : left + w] = noise.reshape(h, w, channels)
+        return pixels
+
+    def blended(self, pixels: Tensor, labels: Tensor, draw: Random) -> tuple[Tensor, Tensor]:
+        """Pictures (B, C, H, W), each with some of another, and labels (B, K) that say how much of which."""
+        cut = self.cutmix > 0 and (self.mixup == 0 or draw.random() < 0.5)
+        alpha = self.cutmix if cut else self.mixup
+        own, other = draw.betavariate(alpha, alpha), torch.tensor(draw.sample(range(len(pixels)), len(pixels)))
+        if cut:
+            high, wide = pixels.shape[2:]
+            top, left, h, w = _rectangle(high, wide, 1 - own, draw, square=True)
+            pixels = pixels.clone()
+            pixels[:, :, top : top + h, left : left + w] = pixels[other, :, top : top + h, left : left + w].clone()
+            own = 1 - h * w / (high * wide)
+        else:
+            pixels = own * pixels + (1 - own) * pixels[other]
+        return pixels, own * labels + (1 - own) * labels[other]
+
+
+def _rectangle(high: int, wide: int, area: float, draw: Random, square: bool = False) -> tuple[int, int, int, int]:
+    """Where a rectangle of this share of a picture begins, and its height and width; at an edge it may be less."""
+    ratio = 1.0 if square else draw.uniform(0.5, 2.0)
+    h, w = (max(1, min(side, round(side * (area * r) ** 0.5))) for side, r in ((high, ratio), (wide, 1 / ratio)))
+    if square:  # around a point anywhere, as in the paper
+        y, x = draw.randrange(high), draw.randrange(wide)
+        top, left = max(0, y - h // 2), max(0, x - w // 2)
+        return top, left, min(high, y - h // 2 + h) - top, min(wide, x - w // 2 + w) - left
+    return draw.randint(0, high - h), draw.randint(0, wide - w), h, w
+
+
+def _zoomed(image: Image.Image, draw: Random, least: float) -> Image.Image:
+    top, left, h, w = _rectangle(image.height, image.width, draw.uniform(least, 1.0), draw)
+    return image.resize(image.size, Image.Resampling.BILINEAR, box=(left, top, left + w, top + h))
+
+
+def _moved(image: Image.Image, *matrix: float) -> Image.Image:
+    fill = GREY if image.mode == "L" else (GREY,) * 3
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill)
+
+
+def _turned(image: Image.Image, degrees: float) -> Image.Image:
+    fill = GREY if image.mode == "L" else (GREY,) * 3
+    return image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=fill)
+
+
+# Of a picture, how strong from 0 to 1, and in which direction (RandAugment, Cubuk et al., 2020).
+OPERATIONS: tuple[Callable[[Image.Image, float, int], Image.Image], ...] = (
+    lambda image, m, sign: image,
+    lambda image, m, sign: ImageOps.autocontrast(image),
+    lambda image, m, sign: ImageOps.equalize(image),
+    lambda image, m, sign: _turned(image, sign * 30 * m),
+    lambda image, m, sign: ImageOps.solarize(image, round(256 * (1 - m))),
+    lambda image, m, sign: ImageOps.posterize(image, 8 - round(4 * m)),
+    lambda image, m, sign: ImageEnhance.Color(image).enhance(1 + sign * 0.9 * m),
+    lambda image, m, sign: ImageEnhance.Contrast(image).enhance(1 + sign * 0.9 * m),
+    lambda image, m, sign: ImageEnhance.Brightness(image).enhance(1 + sign * 0.9 * m),
+    lambda image, m, sign: ImageEnhance.Sharpness(image).enhance(1 + sign * 0.9 * m),
+    lambda image, m, sign: _moved(image, 1, sign * 0.3 * m, 0, 0, 1, 0),
+    lambda image, m, sign: _moved(image, 1, 0, 0, sign * 0.3 * m, 1, 0),
+    lambda image, m, sign: _moved(image, 1, 0, sign * 0.45 * m * image.width, 0, 1, 0),
+    lambda image, m, sign: _moved(image, 1, 0, 0, 0, 1, sign * 0.45 * m * image.height),
+)

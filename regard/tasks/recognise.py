@@ -1,0 +1,253 @@
+"""Recognition: a picture in, its class out. It is classification, of what is seen and not read."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any, overload
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import nn
+
+from regard.checks import one_of, share
+from regard.core.outputs import POOLS, WEIGHED, HeadConfig
+from regard.data.arrays import Column, Table
+from regard.data.augment import Augment
+from regard.data.batching import Batch
+from regard.data.corpora import fetched
+from regard.data.labelled_pictures import Packed, PictureFiles, content_of, trace_of
+from regard.data.pictures import PictureError, Pixels, Sight, Source, in_groups
+from regard.data.rows import Row
+from regard.data.text import Skipped
+from regard.data.tokenizers import Tokenizer
+from regard.tasks.classify import KINDS, Classified, Classify, Evaluation, classified
+from regard.tasks.reader import BARS, Pictured, Rated
+from regard.tasks.task import Damaged, Data, Sections
+from regard.tasks.uses import ClassifyUse
+from regard.tasks.viewer import Shown, Viewer
+from regard.training.stream import Collate
+
+ASIDE = 256  # pictures that are opened side by side
+
+
+@dataclass(frozen=True)
+class PictureConfig(Data):
+    """Where pictures and labels come from, and how they are seen."""
+
+    train: PictureFiles | None = None  # your own files
+    valid: PictureFiles | None = None  # held out of train if left out
+    test: PictureFiles | None = None  # held out of train if left out
+    resize: int | None = None  # pixels along a side before the middle is cut out; left out: nothing is cut off
+    square: bool = True  # made square whatever their shape; else the shorter side has `resize` pixels
+    resample: str = "bicubic"  # nearest, bilinear, lanczos, box, hamming
+    mean: tuple[float, ...] = (0.5,)  # of values from 0 to 1: subtracted
+    std: tuple[float, ...] = (0.5,)  # and then divided by
+    augment: Augment = field(default_factory=Augment)  # what is done to them by chance while a model learns
+
+    def of_corpus(self, name: str, progress: Any) -> dict[str, PictureFiles]:
+        found = fetched(name, progress=progress)
+        if any(paths[0].suffix != ".npz" for paths in found.values()):
+            raise ValueError(f"{name} has no pictures: choose a corpus that has, such as cifar10")
+        return {split: PictureFiles(npz=str(path)) for split, (path,) in found.items()}
+
+
+@dataclass(frozen=True)
+class RecogniseConfig:
+    """What a model is for."""
+
+    name: str = "recognise"
+    kind: str = "one"  # of the labels: one of them, several (a list, or joined by |), number
+    pool: str | None = None  # what stands for a picture: first, mean, max, attention, both; left out: as the model is
+    hidden: str | None = None  # a layer before the classes, with this activation
+    dropout: float = 0.0  # before the classes
+
+    def __post_init__(self) -> None:
+        one_of(KINDS, **{"task.kind": self.kind})
+        one_of((*POOLS, *WEIGHED), **{"task.pool": self.pool})
+        share(whole=True, **{"task.dropout": self.dropout})
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A picture of the right size, on disk."""
+
+    table: Table
+    row: int
+
+    def content(self) -> Pixels:
+        """Its pixels."""
+        return self.table.column("image", [self.row])[0]
+
+
+class Recogniser(Viewer):
+    """A model that tells what pictures show.
+
+    >>> recogniser = load("runs/cifar10")             # doctest: +SKIP
+    >>> recogniser.classify("photo.jpg")              # doctest: +SKIP
+    Classified(label='cat', probability=0.93, ...)
+    """
+
+    labels: tuple[str, ...]
+    kind: str
+
+    @overload
+    def classify(self, picture: Source | Shown, **settings: Any) -> Classified: ...
+    @overload
+    def classify(self, picture: Sequence[Any], **settings: Any) -> list[Classified]: ...
+    def classify(self, picture: Any, **settings: Any) -> Any:
+        """What a picture shows, or each of a list of them: paths, contents of files, Pillow's images, or arrays."""
+        use, alone = replace(self.use, **settings), not isinstance(picture, list | tuple)
+        asks = [each if isinstance(each, Shown) else Shown(each) for each in ([picture] if alone else picture)]
+        found = self.answers(asks, use)
+        return found[0] if alone else found
+
+    def answers(self, asks: Sequence[Shown], settings: ClassifyUse) -> list[Classified]:
+        """What each of some pictures shows: what the other methods are made of."""
+        return [classified(said, self.labels, self.kind, settings) for said in self.outputs(asks)]
+
+    def pictured(self, ask: Shown) -> Pictured:
+        """The answer to a picture, as a page draws it."""
+        (told,) = self.answers([ask], replace(self.use, top=BARS))
+        bars = [Rated(label, p, chosen=label == told.label) for label, p in told.probabilities.items()]
+        return Pictured(told.label, [bars] if bars else [])
+
+
+@dataclass(frozen=True)
+class Recognise(Classify):
+    """A picture in, its class out."""
+
+    longest: int | None = None  # a picture has no length
+    hidden: str | None = None
+    dropout: float = 0.0
+    sight: Sight = field(default_factory=Sight)  # how pictures are seen
+    augment: Augment = field(default_factory=Augment)
+
+    name, called, verb = "recognise", "recognition", "classify"
+    sections = Sections(RecogniseConfig, PictureConfig, ClassifyUse, Evaluation)
+    row, rows = "picture", "pictures"
+    reads = "pixels"
+    worded = False
+    first = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, kind in (("sight", Sight), ("augment", Augment)):
+            if isinstance(given := getattr(self, name), dict):  # as JSON has it
+                object.__setattr__(self, name, kind(**given))
+
+    @classmethod
+    def of(cls, recipe: Any) -> "Recognise":
+        t, d, c = recipe.task, recipe.data, recipe.model.build(1)
+        if getattr(c, "channels", None) is None:
+            raise ValueError(f"task.name = {cls.name}: a model like {recipe.model.preset} does not see; take cct-2")
+        begun = recipe.model.task().get("sight", {})
+        own = {name: getattr(d, name) for name in ("resize", "square", "resample", "mean", "std")}
+        plain = {name for name, value in own.items() if value == getattr(PictureConfig, name)}
+        seen = own | {name: value for name, value in begun.items() if name in plain}
+        pool = t.pool or ("first" if c.tokens else "attention")
+        sight = Sight(**seen | {"size": c.size, "channels": c.channels})
+        return cls((), t.kind, None, pool, t.hidden, t.dropout, sight, d.augment)
+
+    def check(self, recipe: Any) -> None:
+        if recipe.train.batch_rows is None:
+            raise ValueError("train.batch_rows: say how many pictures make a batch, as 128")
+        if recipe.data.augment.blends and self.kind != "one":
+            raise ValueError("data.augment: mixup and cutmix are for labels of which one applies (task.kind = one)")
+
+    def head(self, model: type[nn.Module]) -> HeadConfig:
+        size = 1 if self.kind == "number" else len(self.labels)
+        return HeadConfig("classes", size, pool=self.pool or "first", hidden=self.hidden, dropout=self.dropout)
+
+    def noted(self) -> dict[str, Any]:
+        left = ("longest", "augment")  # which are of training
+        return {"name": self.name, **{key: value for key, value in asdict(self).items() if key not in left}}
+
+    def prepared_by(self) -> list[Any]:
+        return [self.name, self.kind, asdict(self.sight)]
+
+    def texts(self, row: Row) -> Sequence[str]:
+        return [row["name"]]
+
+    def trace(self, row: Row) -> str:
+        return trace_of(row["image"])
+
+    def length(self, recipe: Any) -> int:
+        return 1
+
+    def columns(self, vocabulary: int) -> dict[str, Column]:
+        s = self.sight
+        return {"image": Column.pixels(s.size, s.size, s.channels), "label": super().columns(1)["label"]}
+
+    def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
+        known = {label: i for i, label in enumerate(self.labels)}
+        targets = [self._target(row, known) for row in rows]  # before anything is opened
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for some in in_groups(zip(rows, targets, strict=True), ASIDE):
+                for seen, (_, target) in zip(pool.map(lambda each: self._seen(each[0]), some), some, strict=True):
+                    yield seen if isinstance(seen, Damaged) else (seen, target)
+
+    def _seen(self, row: Row) -> Pixels | Damaged:
+        image = row["image"]
+        name = image.member if isinstance(image, Packed) else row["name"] if isinstance(image, np.ndarray) else image
+        try:
+            return self.sight.pixels(content_of(image), str(name))
+        except PictureError as error:
+            return Damaged(error)
+
+    def held(self, rows: Iterable[Row], place: Path, skipped: Skipped) -> list[Row]:
+        """Made ready once; those that cannot be opened are counted."""
+        damaged = list[str]()
+
+        def examples() -> Iterator[Any]:
+            for some in in_groups(rows, ASIDE):
+                for row, example in zip(some, self.examples(some, Tokenizer.none()), strict=True):
+                    if isinstance(example, Damaged):
+                        damaged.append(example)
+                    else:
+                        yield (*example, list(row["name"].encode()))
+
+        table = Table.build(place, examples(), {**self.columns(1), "name": Column("uint8", ragged=False)})
+        if damaged:
+            skipped.notes[f"pictures cannot be opened ({damaged[0]})"] += len(damaged)
+        found = list[Row]()
+        for some in in_groups(range(len(table)), 2**12):
+            labels, names = (table.column(name, some) for name in ("label", "name"))
+            for i, label, name in zip(some, labels, names, strict=True):
+                found.append({"image": Kept(table, i), "label": self._told(label), "name": name.tobytes().decode()})
+        return found
+
+    def _told(self, label: NDArray[Any]) -> Any:
+        """A label as its file has it."""
+        if self.kind == "several":
+            return [self.labels[i] for i in np.flatnonzero(label)]
+        return float(label[0]) if self.kind == "number" else self.labels[int(label[0])]
+
+    def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
+        def batch(rows: Sequence[Any], draw: Random) -> Batch:
+            pixels = self.sight.tensor(np.stack([self.augment.picture(image, draw) for image, _ in rows]))
+            labels = torch.from_numpy(np.stack([label for _, label in rows]))
+            labels = labels.float() if self.kind == "number" else labels.long()
+            labels = labels if self.kind == "several" else labels[:, 0]
+            if self.augment.blends:
+                pixels, labels = self.augment.blended(pixels, F.one_hot(labels, len(self.labels)).float(), draw)
+            return Batch({"pixels": pixels, "labels": labels}, len(rows))
+
+        return batch
+
+    def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: ClassifyUse, **how: Any) -> Recogniser:  # type: ignore[override]
+        if not self.labels and self.kind != "number":
+            raise ValueError("this model knows no classes yet: teach it some, by a recipe with model.from")
+        recogniser = Recogniser(models, tokenizer, use, self.sight, **how)
+        recogniser.labels, recogniser.kind = self.labels, self.kind
+        return recogniser
+
+    def logits(self, predictor: Any, rows: Sequence[Row]) -> NDArray[np.float64]:
+        asks = [Shown(row["image"], row["name"], ready=isinstance(row["image"], Kept)) for row in rows]
+        return np.array([each.logits for each in predictor.answers(asks, predictor.use)])
+
+
+TASK = Recognise

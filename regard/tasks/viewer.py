@@ -1,0 +1,109 @@
+"""A model that sees a picture as a whole: pictures in, what its head says of them out.
+
+Letters: B batch, C classes.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.data.labelled_pictures import Packed, content_of
+from regard.data.pictures import Pixels, Sight, in_groups
+from regard.data.tokenizers import Tokenizer
+from regard.decoding.protocol import DAMAGED
+from regard.native import UnsupportedError
+from regard.tasks.engines import Engines
+
+TOGETHER = 64  # pictures that are seen at once
+Looks = Callable[[Sequence[Pixels]], list[Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A picture to look at: a path, the content of a file, what Pillow has opened, or pixels (H, W, C)."""
+
+    image: Any
+    place: str = ""  # where it stands, for errors
+    id: object = None  # whatever its owner knows it by
+    ready: bool = False  # pixels of the size that the model sees
+
+
+class Viewer(Engines):
+    """One model, or several whose answers are averaged."""
+
+    longest = None
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        tokenizer: Tokenizer,
+        use: Any,
+        sight: Sight,
+        *,
+        shortlists: object = None,
+        **how: Any,
+    ) -> None:
+        """`sight` says how it sees pictures, `use` how its answers are told."""
+        super().__init__(model, tokenizer, **how)
+        if shortlists is not None:
+            raise ValueError("a shortlist is for what is written: this model sees")
+        self.use, self.sight = use, sight
+
+    def on(self, model: nn.Module) -> Self:
+        """The same on another model: so that somebody can watch that one."""
+        other = copy(self)
+        other.models, other.model, other._made = [model], model, None
+        return other
+
+    def size(self, asks: Sequence[Shown], settings: Any = None) -> tuple[int, int]:
+        """Positions that some pictures have; nothing is written."""
+        c: Any = self.model.config
+        return len(asks) * (c.tokens + c.side**2), 0
+
+    def written(self, answer: Any) -> int:
+        """Tokens of an answer: none."""
+        return 0
+
+    def seen(self, asks: Sequence[Shown]) -> list[Pixels]:
+        """The pixels of pictures, opened side by side; one that cannot be is a `PictureError`."""
+
+        def look(ask: Shown) -> Pixels:
+            if ask.ready:
+                return np.asarray(content_of(ask.image))
+            place = ask.place or (ask.image.member if isinstance(ask.image, Packed) else "")
+            return self.sight.pixels(content_of(ask.image), place)
+
+        if len(asks) == 1:
+            return [look(asks[0])]
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            return list(pool.map(look, asks))
+
+    def outputs(self, asks: Sequence[Shown]) -> list[Tensor]:
+        """What the head says of each picture; the mean of all models."""
+        found = list[Tensor]()
+        for some in in_groups(asks, min(TOGETHER, self.rows)):
+            pixels = self.seen(some)
+            each = [engine(pixels) for engine in self.engines]
+            found += [torch.stack(said).mean(0) for said in zip(*each, strict=True)] if len(each) > 1 else each[0]
+        if not all(end.isfinite() for said in found for end in said.aminmax()):
+            raise ValueError(DAMAGED)
+        return found
+
+    def native(self, model: nn.Module) -> Looks:
+        raise UnsupportedError("pictures")
+
+    def module(self, model: nn.Module, reason: str) -> Looks:
+        @torch.inference_mode()
+        def looks(pixels: Sequence[Pixels]) -> list[Tensor]:
+            kind = next(model.parameters()).dtype
+            x = self.sight.tensor(np.stack(pixels)).to(self.device, kind)
+            parts = x.split(1) if self.bitwise else [x]
+            return [row for part in parts for row in model(part).float().cpu()]
+
+        return looks
