@@ -90,18 +90,25 @@ def classify(
     """Say of each line what it is, or of each picture what it shows: its class, and how probable that is; by a language
     model, as --prompt asks it."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
-    models = [model, *(ensemble or ())]
-    if asked.prompt is None:
-        from regard.api import told
+    from regard.api import told
+    from regard.cli.look import look
 
-        if (name := told(located(model)).task.name) == "generate":
+    models = [model, *(ensemble or ())]
+    name = told(located(model)).task.name
+    if name in ("recognise", "match") and (pair is not None or engine.attended):
+        raise ValueError(f"{model} sees pictures: --pair and --attended are for texts")
+    if name == "match":
+        if asked.labels is None:
+            raise ValueError(f"{model} knows no classes: say which there are by --labels dog,cat")
+        look(replace(kind, task="match"), models, texts or [], lines, engine, settings, lambda m: m.told(asked))
+        return
+    if asked.prompt is None:
+        if asked.labels is not None:
+            raise ValueError("--labels is for a language model that is asked: say how by --prompt")
+        if name == "generate":
             raise ValueError(f"{model} is a language model: say what it is to read by --prompt and --labels")
         if name == "recognise":
-            if pair is not None or engine.attended:
-                raise ValueError(f"{model} sees pictures: --pair and --attended are for texts")
-            from regard.cli.look import recognise
-
-            recognise(models, texts or [], lines, engine, settings)
+            look(CLASSES, models, texts or [], lines, engine, settings)
             return
         _read(kind, models, texts, lines, engine, settings, pair)
         return
@@ -123,7 +130,7 @@ def classify(
 
 def embed(
     model: Path,  # a model directory
-    texts: list[str] | None = None,  # `TEXT|FILE` what to embed (default: stdin)
+    texts: list[str] | None = None,  # `TEXT|FILE` what to embed (default: stdin); pictures, of a model that sees them
     *,
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(EmbedUse)],
@@ -131,7 +138,16 @@ def embed(
     engine: Reads,
 ) -> None:
     """Make a vector of each line: as JSON, or in an array of numpy's where -o names a .npy."""
-    _read(VECTORS, [model, *(ensemble or ())], texts, lines, engine, settings)
+    from regard.api import told
+    from regard.cli.look import look
+    from regard.data.labelled_pictures import is_picture
+
+    models = [model, *(ensemble or ())]
+    shown = any(is_picture(each) or Path(each).is_dir() for each in texts or ())
+    if shown and told(located(model)).task.name == "match":
+        look(replace(VECTORS, task="match"), models, texts or [], lines, engine, settings, lambda m: m.viewing)
+        return
+    _read(VECTORS, models, texts, lines, engine, settings)
 
 
 def search(

@@ -35,6 +35,7 @@ TASKS = {
     "tag": "regard.tasks.tag",
     "answer": "regard.tasks.answer",
     "embed": "regard.tasks.embed",
+    "match": "regard.tasks.match",
     "mask": "regard.tasks.mask",
     "denoise": "regard.tasks.denoise",
     "converse": "regard.tasks.converse",

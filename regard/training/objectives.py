@@ -126,6 +126,29 @@ class Contrastive(Objective):
             return F.cross_entropy(self.scale * first @ others.T, labels, reduction="sum")
 
 
+class Matched(Objective):
+    """Which of all texts belongs to each picture, and which of all pictures to each text (Radford et al., 2021): half a
+    choice each. It looks at a whole batch, of all processes, at once; how sharp the choice is, the model has learnt."""
+
+    separable = False
+    sharpest = math.log(100)
+
+    def forward(self, pixels: Tensor, tokens: Tensor, keep: Tensor) -> Tensor:
+        """pixels (B, C, H, W), tokens (B, T) of the text of each, keep (B, T) -> a number."""
+        model: Any = self.model
+        with torch.no_grad():
+            model.sharpness.clamp_(max=self.sharpest)
+        seen, read = map(_directions, model.features(pixels, tokens, keep))
+        (pictures, before), (texts, _) = gathered(seen), gathered(read)
+        labels = before + torch.arange(len(seen), device=seen.device)
+        with torch.autocast(seen.device.type, enabled=False):  # in bf16 a hundred times a cosine has steps of a half
+            scale = model.sharpness.float().exp()
+            each = (
+                F.cross_entropy(scale * a @ b.T, labels, reduction="sum") for a, b in ((seen, texts), (read, pictures))
+            )
+            return sum(each) / 2
+
+
 class Alike(Objective):
     """How alike two texts are: the cosine of their vectors is to be the label, from 0 to 1."""
 
