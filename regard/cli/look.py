@@ -76,7 +76,7 @@ def look(
 def _asks(shown: list[str], jsonl: bool) -> Iterator[Any]:
     """What is named: pictures, those of a folder, or of a table; without any name, the paths on standard input."""
     from regard.data.labelled_pictures import is_picture
-    from regard.tasks.viewer import Shown
+    from regard.tasks.viewer import Viewed
 
     names: Any = shown or (line.rstrip("\n") for line in sys.stdin if line.strip())
     for name in names:
@@ -85,18 +85,18 @@ def _asks(shown: list[str], jsonl: bool) -> Iterator[Any]:
             found = sorted(Path(at) / each for at, _, files in os.walk(path) for each in files if is_picture(each))
             if not found:
                 raise ValueError(f"{path} has no picture in it: name a folder that has, or a file")
-            yield from (Shown(str(each), str(each)) for each in found)
+            yield from (Viewed(str(each), str(each)) for each in found)
         elif path.name.endswith((".jsonl", ".jsonl.gz")) or jsonl:
             yield from _listed(path)
         elif not path.exists():
             raise ValueError(f"there is no file {name[:60]!r}: this model sees pictures, and reads no text")
         else:
-            yield Shown(name, name)
+            yield Viewed(name, name)
 
 
 def _listed(path: Path) -> Iterator[Any]:
     from regard.data.text import from_json, read_lines
-    from regard.tasks.viewer import Shown
+    from regard.tasks.viewer import Viewed
 
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
@@ -104,4 +104,4 @@ def _listed(path: Path) -> Iterator[Any]:
             image = held.get("image") if isinstance(held, dict) else None
             if not isinstance(image, str):
                 raise ValueError(f'{path}, line {number} names no picture: write {{"image": "photo.jpg"}}')
-            yield Shown(str(path.parent / image), image, held.get("id"))
+            yield Viewed(str(path.parent / image), image, held.get("id"))

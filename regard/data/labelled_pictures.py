@@ -33,7 +33,7 @@ PAIRS = (("images", "labels"), ("image", "label"), ("x", "y"), ("data", "labels"
 
 
 @dataclass(frozen=True)
-class Packed:
+class Zipped:
     """A picture in a zip."""
 
     archive: str
@@ -136,7 +136,7 @@ class PictureFiles(RowFiles):
                 f"{path} has {len(inside):,} pictures: it has one folder for each class, with its pictures"
             )
         for name in inside:
-            yield {"image": Packed(path, name), "label": name.split("/")[depth], "name": name}
+            yield {"image": Zipped(path, name), "label": name.split("/")[depth], "name": name}
 
     def _arrays(self) -> Iterator[Row]:
         if self.idx:
@@ -209,7 +209,7 @@ def trace_of(image: Any) -> str:
     """The same for the same picture, whatever it is called."""
     if isinstance(image, str):
         return digest(image) if os.path.isfile(image) else image
-    held = image.content() if isinstance(image, Packed) else image.tobytes()
+    held = image.content() if isinstance(image, Zipped) else image.tobytes()
     return hashlib.sha256(held).hexdigest()
 
 

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from regard.serving import explorer, inference, libretranslate, openai, operation, pipelines
+from regard.serving import explorer, inference, libretranslate, openai, operation, pictures, pipelines
 from regard.serving.config import ServeConfig
 from regard.serving.errors import RefusalError, response
 from regard.serving.limits import Gate
@@ -58,7 +58,8 @@ def create_app(registry: Registry, config: ServeConfig | None = None) -> FastAPI
         name = ".".join(str(part) for part in first["loc"][1:])
         return response(request.url.path, RefusalError(400, f"{name}: {first['msg']}".removeprefix(": "), param=name))
 
-    app.add_middleware(Gate, config=config, metrics=service.metrics)
+    sees = any(served.task.name == pictures.TASK for served in registry)
+    app.add_middleware(Gate, config=config, metrics=service.metrics, sees=sees)
     if config.cors:
         app.add_middleware(
             CORSMiddleware,

@@ -24,6 +24,7 @@ class ServeConfig:
     rate: int | None = None  # requests a minute, of each client: of a key, or of an address
     characters: int = 10_000  # of the texts of a request, at most
     tokens: int = 10_000  # sub-words of a request, at most
+    upload: int = 10_000_000  # bytes of a request with pictures, at most, where a model sees
     seconds: float = 60.0  # for a request, at most, and as much again for its head and for its body to arrive
     queue: int = 256  # requests of a model that wait or are at work, at most; more are sent away
     batch_tokens: int = 2_048  # sub-words that are worked on together
@@ -34,7 +35,7 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port = {self.port}: it is a number from 0 to {2**16 - 1}")
-        at_least(1, rate=self.rate, characters=self.characters, tokens=self.tokens)
+        at_least(1, rate=self.rate, characters=self.characters, tokens=self.tokens, upload=self.upload)
         at_least(1, queue=self.queue, batch_tokens=self.batch_tokens)
         for name in self.host_names:
             if name != "*" and host_name(name) is None:

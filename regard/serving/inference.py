@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from regard.serving import forms, reading
+from regard.serving import forms, pictures, reading
 from regard.serving.service import Service
 
 M = TypeVar("M", bound=BaseModel)
@@ -50,11 +50,22 @@ def router(service: Service) -> APIRouter:
     predictions = list[reading.Prediction] | list[list[reading.Prediction]]
 
     @routes.post(
-        "/predict", summary="Classify texts, or pairs.", **listed("/predict", reading.PredictRequest, predictions)
+        "/predict",
+        summary="Classify texts, pairs, or pictures.",
+        **listed("/predict", reading.PredictRequest, predictions),
     )
     async def predict(request: Request) -> JSONResponse:
+        if pictures.uploaded(request):
+            found, fields = await pictures.files_of(request)
+            served = pictures.that_sees(service.registry, "POST /predict", fields.get("model"))
+            shown = pictures.PicturesAsked(found, len(found) == 1, **pictures.asked_of(fields))
+            return await service.told(request, served, shown, "inputs")
         asked = await read(request, reading.PredictRequest)
         served = service.registry.asked("POST /predict", asked.model)
+        if served.task.name == pictures.TASK:
+            alone = isinstance(asked.inputs, str)
+            shown = pictures.PicturesAsked(pictures.decoded(asked.inputs), alone, asked.raw_scores)
+            return await service.told(request, served, shown, "inputs")
         return await service.told(request, served, reading.predict(asked), "inputs")
 
     @routes.post(

@@ -149,8 +149,9 @@ class Gate:
     is answered without a traceback. Of each request the log and the metrics keep how it went, and nothing that it said.
     """
 
-    def __init__(self, app: ASGIApp, *, config: ServeConfig, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, config: ServeConfig, metrics: Metrics, sees: bool = False) -> None:
         self.app, self.config, self.metrics, self.names = app, config, metrics, Names(config)
+        self.limit = max(config.body, config.upload) if sees else config.body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -185,7 +186,7 @@ class Gate:
             self._note(scope, status, time.perf_counter() - begin)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        limit, close = self.config.body, {"Connection": "close"}  # what is still coming is not read
+        limit, close = self.limit, {"Connection": "close"}  # what is still coming is not read
         headers = dict(scope["headers"])
         size = headers.get(b"content-length", b"")
         if size and b"transfer-encoding" in headers:  # where a request ends, a proxy may see otherwise

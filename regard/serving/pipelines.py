@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from regard.serving import forms, reading
+from regard.serving import forms, pictures, reading
 from regard.serving.errors import RefusalError
 from regard.serving.libretranslate import Problem
 from regard.serving.queue import Asked
@@ -27,6 +27,7 @@ NAMES = {  # what it calls our settings
 }
 PARAMETERS = {  # that a model for each task is asked by
     "classify": ("top_k",),
+    "recognise": ("top_k",),
     "mask": ("top_k",),
     "answer": ("top_k", "max_answer_len"),
     "tag": (),
@@ -58,6 +59,11 @@ def router(service: Service) -> APIRouter:
         include_in_schema=ROUTE in service.routes,
     )
     async def ask(id: str, request: Request) -> JSONResponse:
+        if pictures.uploaded(request):
+            found, fields = await pictures.files_of(request)
+            served = pictures.that_sees(service.registry, ROUTE, id)
+            shown = pictures.PicturesAsked(found, len(found) == 1, **pictures.asked_of(fields))
+            return await service.told(request, served, shown, "inputs")
         asked = forms.checked(PipelineRequest, forms.json_object(await request.body()), typed=True)
         served = service.registry.asked(ROUTE, id)
         question = QUESTIONS[served.task.name](asked.inputs)
@@ -176,6 +182,7 @@ def summaries(inputs: Any) -> QuestionAsked:
 
 QUESTIONS: dict[str, Callable[[Any], QuestionAsked]] = {
     "classify": classes,
+    "recognise": lambda inputs: pictures.PicturesAsked(pictures.decoded(inputs), isinstance(inputs, str)),
     "embed": vectors,
     "mask": gaps,
     "tag": entities,

@@ -19,7 +19,7 @@ from regard.data.arrays import Column, Table
 from regard.data.augment import Augment
 from regard.data.batching import Batch
 from regard.data.corpora import fetched
-from regard.data.labelled_pictures import Packed, PictureFiles, content_of, trace_of
+from regard.data.labelled_pictures import PictureFiles, Zipped, content_of, trace_of
 from regard.data.pictures import PictureError, Pixels, Sight, Source, in_groups
 from regard.data.rows import Row
 from regard.data.text import Skipped
@@ -28,7 +28,7 @@ from regard.tasks.classify import KINDS, Classified, Classify, Evaluation, class
 from regard.tasks.reader import BARS, Pictured, Rated
 from regard.tasks.task import Damaged, Data, Sections
 from regard.tasks.uses import ClassifyUse
-from regard.tasks.viewer import Shown, Viewer
+from regard.tasks.viewer import Viewed, Viewer
 from regard.training.stream import Collate
 
 ASIDE = 256  # pictures that are opened side by side
@@ -72,7 +72,7 @@ class RecogniseConfig:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Stored:
     """A picture of the right size, on disk."""
 
     table: Table
@@ -95,21 +95,21 @@ class Recogniser(Viewer):
     kind: str
 
     @overload
-    def classify(self, picture: Source | Shown, **settings: Any) -> Classified: ...
+    def classify(self, picture: Source | Viewed, **settings: Any) -> Classified: ...
     @overload
     def classify(self, picture: Sequence[Any], **settings: Any) -> list[Classified]: ...
     def classify(self, picture: Any, **settings: Any) -> Any:
         """What a picture shows, or each of a list of them: paths, contents of files, Pillow's images, or arrays."""
         use, alone = replace(self.use, **settings), not isinstance(picture, list | tuple)
-        asks = [each if isinstance(each, Shown) else Shown(each) for each in ([picture] if alone else picture)]
+        asks = [each if isinstance(each, Viewed) else Viewed(each) for each in ([picture] if alone else picture)]
         found = self.answers(asks, use)
         return found[0] if alone else found
 
-    def answers(self, asks: Sequence[Shown], settings: ClassifyUse) -> list[Classified]:
+    def answers(self, asks: Sequence[Viewed], settings: ClassifyUse) -> list[Classified]:
         """What each of some pictures shows: what the other methods are made of."""
         return [classified(said, self.labels, self.kind, settings) for said in self.outputs(asks)]
 
-    def pictured(self, ask: Shown) -> Pictured:
+    def pictured(self, ask: Viewed) -> Pictured:
         """The answer to a picture, as a page draws it."""
         (told,) = self.answers([ask], replace(self.use, top=BARS))
         bars = [Rated(label, p, chosen=label == told.label) for label, p in told.probabilities.items()]
@@ -192,7 +192,7 @@ class Recognise(Classify):
 
     def _seen(self, row: Row) -> Pixels | Damaged:
         image = row["image"]
-        name = image.member if isinstance(image, Packed) else row["name"] if isinstance(image, np.ndarray) else image
+        name = image.member if isinstance(image, Zipped) else row["name"] if isinstance(image, np.ndarray) else image
         try:
             return self.sight.pixels(content_of(image), str(name))
         except PictureError as error:
@@ -217,7 +217,7 @@ class Recognise(Classify):
         for some in in_groups(range(len(table)), 2**12):
             labels, names = (table.column(name, some) for name in ("label", "name"))
             for i, label, name in zip(some, labels, names, strict=True):
-                found.append({"image": Kept(table, i), "label": self._told(label), "name": name.tobytes().decode()})
+                found.append({"image": Stored(table, i), "label": self._told(label), "name": name.tobytes().decode()})
         return found
 
     def _told(self, label: NDArray[Any]) -> Any:
@@ -246,7 +246,7 @@ class Recognise(Classify):
         return recogniser
 
     def logits(self, predictor: Any, rows: Sequence[Row]) -> NDArray[np.float64]:
-        asks = [Shown(row["image"], row["name"], ready=isinstance(row["image"], Kept)) for row in rows]
+        asks = [Viewed(row["image"], row["name"], ready=isinstance(row["image"], Stored)) for row in rows]
         return np.array([each.logits for each in predictor.answers(asks, predictor.use)])
 
 

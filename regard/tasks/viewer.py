@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.data.labelled_pictures import Packed, content_of
+from regard.data.labelled_pictures import Zipped, content_of
 from regard.data.pictures import Pixels, Sight, in_groups
 from regard.data.tokenizers import Tokenizer
 from regard.decoding.protocol import DAMAGED
@@ -25,7 +25,7 @@ Looks = Callable[[Sequence[Pixels]], list[Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class Viewed:
     """A picture to look at: a path, the content of a file, what Pillow has opened, or pixels (H, W, C)."""
 
     image: Any
@@ -61,7 +61,7 @@ class Viewer(Engines):
         other.models, other.model, other._made = [model], model, None
         return other
 
-    def size(self, asks: Sequence[Shown], settings: Any = None) -> tuple[int, int]:
+    def size(self, asks: Sequence[Viewed], settings: Any = None) -> tuple[int, int]:
         """Positions that some pictures have; nothing is written."""
         c: Any = self.model.config
         return len(asks) * (c.tokens + c.side**2), 0
@@ -70,13 +70,13 @@ class Viewer(Engines):
         """Tokens of an answer: none."""
         return 0
 
-    def seen(self, asks: Sequence[Shown]) -> list[Pixels]:
+    def seen(self, asks: Sequence[Viewed]) -> list[Pixels]:
         """The pixels of pictures, opened side by side; one that cannot be is a `PictureError`."""
 
-        def look(ask: Shown) -> Pixels:
+        def look(ask: Viewed) -> Pixels:
             if ask.ready:
                 return np.asarray(content_of(ask.image))
-            place = ask.place or (ask.image.member if isinstance(ask.image, Packed) else "")
+            place = ask.place or (ask.image.member if isinstance(ask.image, Zipped) else "")
             return self.sight.pixels(content_of(ask.image), place)
 
         if len(asks) == 1:
@@ -84,7 +84,7 @@ class Viewer(Engines):
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             return list(pool.map(look, asks))
 
-    def outputs(self, asks: Sequence[Shown]) -> list[Tensor]:
+    def outputs(self, asks: Sequence[Viewed]) -> list[Tensor]:
         """What the head says of each picture; the mean of all models."""
         found = list[Tensor]()
         for some in in_groups(asks, min(TOGETHER, self.rows)):

@@ -24,7 +24,7 @@ from regard.recipes import reading as recipes
 from regard.recipes.prepare import prepare
 from regard.recipes.train import train
 from regard.studies.judging import judge
-from regard.tasks.viewer import Shown
+from regard.tasks.viewer import Viewed
 from tests.pictures import KINDS, folder, picture
 
 YAML = """
@@ -109,7 +109,7 @@ def test_pictures_of_every_form_are_told(place: Path, run: Path) -> None:
     assert recogniser.classify(path, top=2).logits == pytest.approx(found[0].logits, abs=1e-5)
     assert found[0].label == "red"
     assert len(found[0].probabilities) == 2
-    assert recogniser.pictured(Shown(path)).said == "red"
+    assert recogniser.pictured(Viewed(path)).said == "red"
 
 
 def test_company_changes_no_bit_if_asked(place: Path, run: Path) -> None:
