@@ -7,7 +7,7 @@ The encoder is that of ViT, the decoder that of GPT-2 with attention to what the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -87,7 +87,7 @@ class CaptionerConfig(TransformerConfig):
         """The layers of the encoder."""
         known = {name: getattr(self, name) for name in blocks.LayerConfig.__dataclass_fields__}
         own = {"feed_forward": self.encoder_feed_forward, "norm_eps": self.encoder_norm_eps}
-        return replace(blocks.LayerConfig(**known), **{name: x for name, x in own.items() if x is not None})
+        return blocks.LayerConfig(**known | {name: x for name, x in own.items() if x is not None})
 
     @property
     def side(self) -> int:

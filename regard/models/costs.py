@@ -226,8 +226,8 @@ def _cache(config: Any) -> Counter[str]:
     if hasattr(model, "new_cache"):
         *read, said = _tokens(model, 1, source, target, device="meta")
         with torch.no_grad():
-            seen = read[0].dim() == 4 if read else False
-            sources = [read[0][0]] if seen else [[1] * source] if read else [[]]
+            sources: list[Any] = [[1] * source] if read else [[]]
+            sources = [*read[0]] if read and read[0].dim() == 4 else sources  # a picture
             state = model.start(sources, said.device)  # type: ignore[operator]
             model.step(said[:, 0], state)  # type: ignore[operator]
         look(getattr(state, "cache", state))

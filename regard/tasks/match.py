@@ -30,7 +30,7 @@ from regard.tasks.embed import Embedded, Embedder, Judging
 from regard.tasks.reader import Given, check_length
 from regard.tasks.task import Damaged, Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import ClassifyUse, EmbedUse, Prompting
-from regard.tasks.viewer import Shown, Viewer
+from regard.tasks.viewer import Viewed, Viewer
 from regard.training.objectives import Matched, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -106,7 +106,7 @@ class Matcher(Embedder):
         super().__init__([Tower(each, sees=False) for each in models], tokenizer, use, **how)
         own = {name: x for name, x in how.items() if name != "longest"}
         self.viewer = Viewer([Tower(each, sees=True) for each in models], tokenizer, use, sight, **own)
-        self.sharpness = float(np.mean([each.sharpness.exp().item() for each in models]))  # type: ignore[operator, union-attr]
+        self.sharpness = float(np.mean([each.sharpness.exp().item() for each in models]))  # type: ignore[operator]
 
     def native(self, model: nn.Module) -> Any:
         raise UnsupportedError("two towers")
@@ -117,7 +117,9 @@ class Matcher(Embedder):
 
     def see(self, pictures: Sequence[Any]) -> NDArray[np.float32]:
         """The vector of each picture, (N, d): paths, contents of files, Pillow's images, or arrays."""
-        found = self.viewing.answers([each if isinstance(each, Shown) else Shown(each) for each in pictures], self.use)
+        found = self.viewing.answers(
+            [each if isinstance(each, Viewed) else Viewed(each) for each in pictures], self.use
+        )
         return np.stack([each.vector for each in found]) if found else np.zeros((0, self.width(None)), np.float32)
 
     @property
@@ -134,7 +136,7 @@ class Matcher(Embedder):
         self, picture: Any, labels: Sequence[str] | Mapping[str, str], *, prompt: str = "{label}", **settings: Any
     ) -> Classified:
         """Which of some labels, or of what a mapping says for each, a picture shows: no example is needed."""
-        return Worded(self, labels, prompt).answers([Shown(picture)], ClassifyUse(**settings))[0]
+        return Worded(self, labels, prompt).answers([Viewed(picture)], ClassifyUse(**settings))[0]
 
 
 class Viewing:
@@ -143,7 +145,7 @@ class Viewing:
     def __init__(self, matcher: Matcher) -> None:
         self.matcher, self.use = matcher, matcher.use
 
-    def answers(self, asks: Sequence[Shown], settings: EmbedUse) -> list[Embedded]:
+    def answers(self, asks: Sequence[Viewed], settings: EmbedUse) -> list[Embedded]:
         """The vector of each picture, of length 1."""
         vectors = self.matcher.viewer.outputs(asks)
         return [Embedded(F.normalize(x[: settings.dimensions], dim=-1).numpy(), 0) for x in vectors]
@@ -161,7 +163,7 @@ class Worded:
         self.matcher, self.labels, self.use = matcher, tuple(words), ClassifyUse()
         self.vectors = torch.from_numpy(matcher.embed([prompt.replace("{label}", word) for word in words.values()]))
 
-    def answers(self, asks: Sequence[Shown], settings: ClassifyUse) -> list[Classified]:
+    def answers(self, asks: Sequence[Viewed], settings: ClassifyUse) -> list[Classified]:
         """Which of the classes each picture is nearest to."""
         seen = torch.from_numpy(self.matcher.see(asks))
         return [classified(row, self.labels, "one", settings) for row in self.matcher.sharpness * seen @ self.vectors.T]
@@ -236,7 +238,8 @@ class Match(Task):
             said = [draw.choice(np.split(ids, cuts)[:-1]).tolist() for (_, ids), cuts in zip(rows, ends, strict=True)]
             tokens = padded(said, tokenizer.marks.pad or 0, 2**31)
             keep = torch.arange(tokens.shape[1]) < torch.tensor([len(ids) for ids in said])[:, None]
-            return Batch({"pixels": pixels, "tokens": tokens, "keep": keep}, len(rows))
+            row = torch.tensor([draw.getrandbits(62) for _ in rows])
+            return Batch({"pixels": pixels, "tokens": tokens, "keep": keep, "row": row}, len(rows))
 
         return batch
 
@@ -252,10 +255,10 @@ class Match(Task):
         texts = [text for row in held_out for text in row["captions"]]
         owner = np.repeat(np.arange(len(held_out)), [len(row["captions"]) for row in held_out])
         said = np.stack([each.vector for each in predictor.answers([Given(text) for text in texts], use)])
-        seen = predictor.see([Shown(row["image"], row["name"]) for row in held_out])
+        seen = predictor.see([Viewed(row["image"], row["name"]) for row in held_out])
         alike = seen @ said.T  # (pictures, texts)
         found = hits(alike, [np.flatnonzero(owner == i) for i in range(len(held_out))], "text")
-        of_text = hits(alike.T, owner[:, None], "picture")
+        of_text = hits(alike.T, [*owner[:, None]], "picture")
         count = np.bincount(owner, minlength=len(held_out))
         found |= {name: np.bincount(owner, x, len(held_out)) / count for name, x in of_text.items()}
 

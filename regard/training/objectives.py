@@ -133,20 +133,25 @@ class Matched(Objective):
     separable = False
     sharpest = math.log(100)
 
-    def forward(self, pixels: Tensor, tokens: Tensor, keep: Tensor) -> Tensor:
-        """pixels (B, C, H, W), tokens (B, T) of the text of each, keep (B, T) -> a number."""
+    def forward(self, pixels: Tensor, tokens: Tensor, keep: Tensor, row: Tensor) -> Tensor:
+        """pixels (B, C, H, W), tokens (B, T) of the texts, keep (B, T), row (B,) a number of its own -> a number.
+
+        What a process is given that is left without rows has the number of another: it is told from nothing.
+        """
         model: Any = self.model
         with torch.no_grad():
             model.sharpness.clamp_(max=self.sharpest)
         seen, read = map(_directions, model.features(pixels, tokens, keep))
-        (pictures, before), (texts, _) = gathered(seen), gathered(read)
-        labels = before + torch.arange(len(seen), device=seen.device)
+        (pictures, before), (texts, _), (rows, _) = gathered(seen), gathered(read), gathered(row)
+        here = torch.arange(len(rows), device=row.device)
+        again = (rows[:, None] == rows).int().argmax(0) != here
+        labels = here[before : before + len(row)]
         with torch.autocast(seen.device.type, enabled=False):  # in bf16 a hundred times a cosine has steps of a half
-            scale = model.sharpness.float().exp()
-            each = (
-                F.cross_entropy(scale * a @ b.T, labels, reduction="sum") for a, b in ((seen, texts), (read, pictures))
-            )
-            return sum(each) / 2
+            scale = model.sharpness.to(seen.dtype).exp()
+            sides = ((seen, texts), (read, pictures))
+            logits = torch.stack([(scale * a @ b.T).masked_fill(again, float("-inf")) for a, b in sides])
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.repeat(2), reduction="none") / 2
+            return loss.masked_fill(again[labels].repeat(2), 0.0).sum()
 
 
 class Alike(Objective):
