@@ -61,7 +61,7 @@ def look(
                 row = {"id": ask.id, "image": ask.place, **told}
                 said = json.dumps({key: x for key, x in row.items() if x is not None}, ensure_ascii=False)
             else:
-                said = "\t".join([ask.place, *next(kind.cells(answer, use))])
+                said = "\n".join("\t".join([ask.place, *cells]) for cells in kind.cells(answer, use))
             if lines.output is None:
                 typer.echo(said)
             written.append(said)

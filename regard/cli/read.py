@@ -13,6 +13,7 @@ import typer
 
 from regard.checks import at_least
 from regard.cli.options import ERRORS, Batched, Lines, Said
+from regard.decoding.protocol import SearchConfig
 from regard.shipped import located
 from regard.tasks.uses import AnswerUse, ClassifyUse, EmbedUse, FillUse, Prompting, SearchUse, TagUse
 
@@ -66,6 +67,7 @@ def _reply_row(found: Any) -> dict[str, Any]:
     return {"answer": row.pop("text"), **row}
 
 
+CAPTIONS = Verb("caption", "describing", lambda each, _: iter([[each.text], *([other] for other in each.others)]))
 CLASSES = Verb("classify", "classifying", _class_cells, keys=("text", "pair"))
 VECTORS = Verb(
     "embed", "embedding", lambda each, _: iter([[json.dumps(each.numbers)]]), lambda each: {"vector": each.numbers}
@@ -148,6 +150,21 @@ def embed(
         look(replace(VECTORS, task="match"), models, texts or [], lines, engine, settings, lambda m: m.viewing)
         return
     _read(VECTORS, models, texts, lines, engine, settings)
+
+
+def caption(
+    model: Path,  # a model directory
+    pictures: list[str] | None = None,  # `FILE` pictures, folders of them, a .jsonl that names them (default: stdin)
+    *,
+    ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
+    settings: Annotated[dict[str, Any], Said(SearchConfig, but=("extra", "ordered"))],
+    lines: Lines,
+    engine: Batched,
+) -> None:
+    """Say of each picture in words what it shows."""
+    from regard.cli.look import look
+
+    look(CAPTIONS, [model, *(ensemble or ())], pictures or [], lines, engine, settings)
 
 
 def search(

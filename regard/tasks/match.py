@@ -23,6 +23,7 @@ from regard.data.labelled_pictures import trace_of
 from regard.data.pictures import PictureError, Sight
 from regard.data.rows import Row
 from regard.data.tokenizers import Tokenizer
+from regard.data.vocabulary import Marks
 from regard.evaluation.retrieval import hits, means
 from regard.native import UnsupportedError
 from regard.tasks.classify import Classified, classified
@@ -169,6 +170,12 @@ class Worded:
         return [classified(row, self.labels, "one", settings) for row in self.matcher.sharpness * seen @ self.vectors.T]
 
 
+def drawn(ids: NDArray[Any], end: int, draw: Random) -> list[int]:
+    """One of the captions of a picture, each of which ends so."""
+    one: list[int] = draw.choice(np.split(ids, np.flatnonzero(ids == end) + 1)[:-1]).tolist()
+    return one
+
+
 @dataclass(frozen=True)
 class Match(Task):
     """A picture or a text in, a vector out."""
@@ -226,7 +233,11 @@ class Match(Task):
             except PictureError as error:
                 yield Damaged(error)
             else:
-                yield pixels, [i for ids in captions for i in tokenizer.marks.around(ids[:room])[0]]
+                yield pixels, [i for ids in captions for i in self.framed(ids[:room], tokenizer.marks)]
+
+    def framed(self, ids: Sequence[int], marks: Marks) -> list[int]:
+        """A caption with what closes it, and what else stands around it."""
+        return marks.around(ids)[0]
 
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
         end = tokenizer.marks.around([])[0][-1]  # closes each caption
@@ -234,8 +245,7 @@ class Match(Task):
         def batch(rows: Sequence[Any], draw: Random) -> Batch:
             """Of each picture, one of its captions."""
             pixels = self.sight.tensor(np.stack([self.augment.picture(image, draw) for image, _ in rows]))
-            ends = [np.flatnonzero(ids == end) + 1 for _, ids in rows]
-            said = [draw.choice(np.split(ids, cuts)[:-1]).tolist() for (_, ids), cuts in zip(rows, ends, strict=True)]
+            said = [drawn(ids, end, draw) for _, ids in rows]
             tokens = padded(said, tokenizer.marks.pad or 0, 2**31)
             keep = torch.arange(tokens.shape[1]) < torch.tensor([len(ids) for ids in said])[:, None]
             row = torch.tensor([draw.getrandbits(62) for _ in rows])

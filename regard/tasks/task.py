@@ -36,6 +36,7 @@ TASKS = {
     "answer": "regard.tasks.answer",
     "embed": "regard.tasks.embed",
     "match": "regard.tasks.match",
+    "caption": "regard.tasks.caption",
     "mask": "regard.tasks.mask",
     "denoise": "regard.tasks.denoise",
     "converse": "regard.tasks.converse",

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -20,11 +19,14 @@ from regard.recipes import reading as recipes
 from regard.recipes.train import train
 from regard.studies.judging import judge
 from regard.training.objectives import Matched
-from tests.pictures import KINDS, picture
+from tests.captions import captioned
+from tests.pictures import KINDS
 
 YAML = """
 task: {name: match}
-data: {train: {jsonl: train.jsonl}, valid: {jsonl: test.jsonl}, test: {tsv: test.tsv}, augment: {flip: true}, max_length: 12}
+data:
+  {train: {jsonl: train.jsonl},
+   valid: {jsonl: test.jsonl}, test: {tsv: test.tsv}, augment: {flip: true}, max_length: 16}
 tokens: {kind: bpe, size: 290}
 model: {preset: clip-tiny, size: 16, convolutions: 2, layers: 1, d_model: 24, d_ff: 32, heads: 2, d_vector: 16,
         picture_layers: 1, picture_d_model: 24, picture_d_ff: 32, picture_heads: 2}
@@ -34,19 +36,6 @@ train:
   schedule: {name: linear, peak: 0.01, warmup: 4}
   validate_every: 20
 """
-
-
-def captioned(place: Path, name: str, count: int, seed: int) -> None:
-    """Pictures of one colour, with two captions each that say which."""
-    draw, rows = np.random.default_rng(seed), []
-    for i in range(count):
-        kind = KINDS[i % len(KINDS)]
-        Image.fromarray(picture(kind, draw)).save(place / f"{name}{i}.png")
-        rows.append((f"{name}{i}.png", [f"it is all {kind} .", f"a photo of {kind} things"]))
-    with open(place / f"{name}.jsonl", "w") as file:
-        file.writelines(json.dumps({"image": image, "caption": said}) + "\n" for image, said in rows)
-    with open(place / f"{name}.tsv", "w") as file:
-        file.writelines(f"{image}\t{each}\n" for image, said in rows for each in said)
 
 
 @pytest.fixture(scope="module")
