@@ -42,6 +42,7 @@ def load(
     weight: float = 1.0,
     task: str | None = None,
     base: str | Path | None = None,
+    beside: Any = None,
 ) -> Any:
     """The model in a directory that `regard train` has written; several directories make an ensemble.
 
@@ -50,7 +51,8 @@ def load(
     `precision` is that of the weights as they are on the disk, or fp32, bf16, int8.
     `shortlist` restricts the output to tokens that go with the source, as `regard shortlist` has learned it. `rescore`
     is another model, by whose word, of this `weight`, outputs are ranked as well. Where a `task` is named, a model for
-    another one is refused. A model that only adds to another one finds it where its directory says, or at `base`.
+    another one is refused. A model that only adds to another one finds it where its directory says, or at `base`; or it
+    has the weights of one that was loaded, `beside` which it is, on the device and in the precision of that one.
     """
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision = {precision!r}: choose one of {', '.join(PRECISIONS)}")
@@ -61,14 +63,16 @@ def load(
     places = [located(directory)] if isinstance(directory, str | Path | None) else list(map(located, directory))
     if not places:
         raise ValueError("an ensemble has at least 1 model, got none")
-    dtype = PRECISIONS.get(precision or "")
-    models = [storage.load(place, device=device, dtype=dtype, base=base) for place in places]
+    if beside is not None:
+        if len(places) + len(beside.models) > 2 or base is not None or precision is not None:
+            raise ValueError("one model is beside one other, which is its base: leave out base, precision, ensembles")
+        models = [storage.beside(places[0], beside.model)]
+    else:
+        dtype = PRECISIONS.get(precision or "")
+        models = [storage.load(place, device=device, dtype=dtype, base=base) for place in places]
     if precision == "int8":
         models = [model if is_quantised(model) else quantise(model) for model in models]
-    worded = [hasattr(storage.config(place), "vocabulary") for place in places]  # else it has no words
-    tokenizers = [
-        Tokenizer.load(p / "tokenizer.json") if w else Tokenizer.none() for p, w in zip(places, worded, strict=True)
-    ]
+    tokenizers = [_tokenizer(place / "tokenizer.json", beside) for place in places]
     for place, tokenizer in zip(places, tokenizers, strict=True):
         if tokenizer.__reduce__() != tokenizers[0].__reduce__():
             raise ValueError(f"{places[0]} and {place} have different tokens: an ensemble shares one tokenizer")
@@ -92,12 +96,23 @@ def load(
         )
     how = {"engine": engine, "workers": workers, "rows": rows, "bitwise": bitwise, "shortlists": listed}
     predictor = first.open(models, tokenizers[0], all_told[0].use, **how)
+    predictor.beside = beside
     if (template := places[0] / storage.TEMPLATE).is_file():
         predictor.template = decoded(read_whole(template, storage.LARGEST), f"{template}:")
     if rescore is not None:
         at_least(0, weight=weight)
         predictor.second = load(rescore, device=device, precision=precision), weight
     return predictor
+
+
+def _tokenizer(path: Path, beside: Any) -> Tokenizer:
+    """That of a model, if it has words; one that is equal to the one beside is the same."""
+    if not hasattr(storage.config(path.parent), "vocabulary"):
+        return Tokenizer.none()
+    theirs = None if beside is None else beside.model.directory / path.name
+    if theirs is not None and theirs.is_file() and path.is_file() and theirs.read_bytes() == path.read_bytes():
+        return beside.tokenizer
+    return Tokenizer.load(path)
 
 
 class Told(NamedTuple):

@@ -33,6 +33,9 @@ class Narrow(Added):
     def after(self, x: Tensor, y: Tensor) -> Tensor:
         return y + F.linear(self.activation(F.linear(y, self.down, self.down_bias)), self.up, self.up_bias)
 
+    def matrices(self) -> list[Tensor]:
+        return [self.down, self.up]
+
     def merge(self, module: nn.Module) -> None:
         raise ValueError("an adapter is a network of its own, not a change of weights")
 
@@ -51,6 +54,10 @@ class Adapter:
         one_of(ACTIVATIONS, activation=self.activation)
         at_least(1, width=self.width)
         check_name(self.name)
+
+    def says(self, places: int) -> str:
+        """What it is, in a few words."""
+        return f"{self.kind} adapter, {self.width} wide, after {places} sub-layers"
 
     def apply(self, model: nn.Module) -> nn.Module:
         """The model with them, in place."""

@@ -4,9 +4,10 @@ A change is a frozen dataclass of plain settings. `changed` makes those that con
 notes it in `model.changes`, `listed` is what to write. Those that are TAUGHT add parameters (`regard.core.added`).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import nn
 
@@ -16,7 +17,7 @@ from regard.adaptation.lora import Lora
 from regard.adaptation.prompts import Prefix, SoftPrompt
 from regard.adaptation.prune import Prune
 from regard.checks import choose, hint
-from regard.core.added import frozen
+from regard.core.added import called, frozen
 from regard.core.quantised import is_quantised, quantise
 
 
@@ -47,6 +48,7 @@ CHANGES: dict[str, type[Change]] = {
     "ia3": IA3,
     "biases": Biases,
 }
+NAMES = {kind: name for name, kind in CHANGES.items()}
 TAUGHT = (Lora, Adapter, SoftPrompt, Prefix, IA3, Biases)  # what adds parameters, which alone learn
 
 
@@ -101,6 +103,8 @@ def changed(model: nn.Module, listed: Sequence[Mapping[str, Any]]) -> nn.Module:
 def apply(change: Change, model: nn.Module) -> nn.Module:
     """The model changed, and the change noted in it. Where it adds parameters, all others learn no more."""
     before: list[Change] = getattr(model, "changes", [])
+    if isinstance(change, Lora | Adapter | IA3 | Biases) and change.name in map(_name, before):
+        raise ValueError(f"there is something called {change.name!r} already: give each change a name of its own")
     model = change.apply(model)
     model.changes = [*before, change]  # type: ignore[assignment]
     return frozen(model) if isinstance(change, TAUGHT) else model
@@ -108,11 +112,46 @@ def apply(change: Change, model: nn.Module) -> nn.Module:
 
 def listed(model: nn.Module) -> list[dict[str, Any]]:
     """The changes of a model, as `changed` reads them; that it is quantised, it need not have noted."""
-    names = {kind: name for name, kind in CHANGES.items()}
     changes: list[Change] = list(getattr(model, "changes", []))
     if is_quantised(model) and Int8() not in changes:
         changes.append(Int8())
-    return [{names[type(change)]: _plain(asdict(change))} for change in changes]
+    return [{NAMES[type(change)]: _plain(asdict(change))} for change in changes]
+
+
+class Addition(NamedTuple):
+    """Something that was added to a model, as a person is told of it."""
+
+    name: str
+    says: str  # lora r=8 on 12 matrices
+    parameters: int
+
+
+def additions(model: nn.Module) -> list[Addition]:
+    """What was added to a model, change by change."""
+    parts, found = called(model), list[Addition]()
+    for change in getattr(model, "changes", []):
+        if isinstance(change, TAUGHT):
+            name, of = _name(change), [part for _, part in parts[_name(change)]]
+            says = change.says(sum(len(part.roles) for part in of))
+            count = sum(p.numel() for p in {p for part in of for p in part.parameters()})
+            plain = name in re.findall(r"\w+", says)  # it is called what it is
+            found.append(Addition(name, says if plain else f"{name}: {says}", count))
+    return found
+
+
+def amounts(model: nn.Module, name: str) -> list[tuple[str, str, float | None]]:
+    """Of a change by this name, what it changes: the path of a module, a role in it, |ΔW| / |W| where it is known."""
+    return [
+        (place, role, float(sizes[role]) if role in sizes else None)
+        for place, part in called(model)[name]
+        for sizes in [part.amounts(model.get_submodule(place))]
+        for role in part.roles
+    ]
+
+
+def _name(change: Change) -> str:
+    """By which its tensors are called."""
+    return str(getattr(change, "name", NAMES[type(change)]))
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:

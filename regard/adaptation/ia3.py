@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.adaptation.products import check_name, products, roles_of
+from regard.adaptation.products import check_name, products, replaced, roles_of
 from regard.core.added import Added, add
-from regard.core.quantised import Int8Linear
+from regard.core.quantised import Int8Linear, matrix
 
 INSIDE = {"output", "outer"}  # products of which it scales what they read: what attention or a network has made
 
@@ -37,6 +37,23 @@ class Scales(Added):
             end = at.stop
         return y * torch.cat([*parts, whole[end:]])
 
+    @property
+    def roles(self) -> Sequence[str]:
+        return list(self.rows)
+
+    def weight(self, W: Tensor) -> Tensor:
+        if self.inside:
+            return W * next(iter(self.scale.values()))
+        return replaced(W, [(at, W[at] * self.scale[role][:, None]) for role, at in self.rows.items()])
+
+    @torch.no_grad()
+    def amounts(self, module: nn.Module) -> dict[str, Tensor]:
+        whole, found = matrix(module), dict[str, Tensor]()
+        for role, at in self.rows.items():
+            by = self.scale[role] - 1
+            found[role] = (whole * by if self.inside else whole[at] * by[:, None]).norm() / whole[at].norm()
+        return found
+
     @torch.no_grad()
     def merge(self, module: nn.Module) -> None:
         if not isinstance(module, nn.Linear):
@@ -60,6 +77,10 @@ class IA3:
     def __post_init__(self) -> None:
         roles_of(self.where)
         check_name(self.name)
+
+    def says(self, places: int) -> str:
+        """What it is, in a few words."""
+        return f"ia3 on {places} {'matrix' if places == 1 else 'matrices'}"
 
     def apply(self, model: nn.Module) -> nn.Module:
         """The model with them, in place."""
@@ -87,6 +108,16 @@ class Shift(Added):
     def after(self, x: Tensor, y: Tensor) -> Tensor:
         return y + self.bias
 
+    roles = ("bias",)
+
+    def weight(self, W: Tensor) -> Tensor:
+        return W
+
+    @torch.no_grad()
+    def amounts(self, module: nn.Module) -> dict[str, Tensor]:
+        assert isinstance(module.bias, Tensor)
+        return {"bias": self.bias.norm() / module.bias.norm()}
+
     @torch.no_grad()
     def merge(self, module: nn.Module) -> None:
         assert isinstance(module.bias, Tensor)
@@ -101,6 +132,10 @@ class Biases:
 
     def __post_init__(self) -> None:
         check_name(self.name)
+
+    def says(self, places: int) -> str:
+        """What it is, in a few words."""
+        return f"{places} {'bias' if places == 1 else 'biases'}"
 
     def apply(self, model: nn.Module) -> nn.Module:
         """The model with them, in place."""

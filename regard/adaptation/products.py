@@ -1,17 +1,20 @@
 """The products of a model by their roles: which of them a change is of, whatever the model is called."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from regard.checks import hint
 from regard.core.attention import MultiHeadAttention
 from regard.core.layers import ConvolutionFeedForward, FeedForward, GatedFeedForward
-from regard.core.quantised import Int8Linear
+from regard.core.quantised import Int8Embedding, Int8Linear
+from regard.core.stems import Embedding
 
 FEED_FORWARD = (FeedForward, GatedFeedForward, ConvolutionFeedForward)
 ROLES = ("query", "key", "value", "output", "gate", "inner", "outer")
+ENDS = ("embedding", "head")  # of a model, which some changes are of as well
 GROUPS: dict[str, tuple[str, ...]] = {
     "attention": ("query", "key", "value", "output"),
     "feed_forward": ("gate", "inner", "outer"),
@@ -20,17 +23,18 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 class Product(NamedTuple):
-    """A linear map inside attention or a feed-forward network, of matrices side by side that have a role each."""
+    """A linear map inside attention or a feed-forward network, of matrices side by side that have a role each; or one
+    of the two ends of a model."""
 
     path: str
-    module: nn.Linear | Int8Linear
+    module: Any  # nn.Linear, Int8Linear; of words nn.Embedding, Int8Embedding
     rows: Mapping[str, slice]  # of which outputs each role is
     of: nn.Module
 
     @property
     def like(self) -> Tensor:
         """Numbers of the dtype and on the device that go with it."""
-        return self.module.scale if isinstance(self.module, Int8Linear) else self.module.weight
+        return self.module.scale if isinstance(self.module, Int8Linear | Int8Embedding) else self.module.weight
 
 
 def products(model: nn.Module) -> Iterator[Product]:
@@ -55,8 +59,30 @@ def products(model: nn.Module) -> Iterator[Product]:
                 yield Product(f"{path}.{name}", product, rows, module)
 
 
-def roles_of(where: Sequence[str]) -> list[str]:
-    """The roles that a setting `where` names, by themselves or in groups.
+def ends(model: nn.Module) -> Iterator[Product]:
+    """The tables of a model's words, and the last product of its head."""
+    for path, module in model.named_modules():
+        if isinstance(module, Embedding):
+            width = {"embedding": slice(0, module.tokens.embedding_dim)}
+            yield Product(f"{path}.tokens", module.tokens, width, module)
+    for path in ("output", "output.tokens", "output.outer"):
+        parent, _, name = path.rpartition(".")
+        head = getattr(getattr(model, parent, None) if parent else model, name, None)
+        if isinstance(head, nn.Linear | Int8Linear):
+            yield Product(path, head, {"head": slice(0, head.out_features)}, model)
+
+
+def replaced(W: Tensor, rows: Sequence[tuple[slice, Tensor]]) -> Tensor:
+    """W with other rows at these places, which are in order."""
+    parts, end = list[Tensor](), 0
+    for at, x in rows:
+        parts += [W[end : at.start], x]
+        end = at.stop
+    return torch.cat([*parts, W[end:]])
+
+
+def roles_of(where: Sequence[str], *more: str) -> list[str]:
+    """The roles that a setting `where` names, by themselves or in groups, or `more`.
 
     >>> roles_of(["value", "feed_forward"])
     ['value', 'gate', 'inner', 'outer']
@@ -64,12 +90,12 @@ def roles_of(where: Sequence[str]) -> list[str]:
     if not isinstance(where, list | tuple) or not where or not all(isinstance(name, str) for name in where):
         raise ValueError(f"where = {where!r}: it is a list of products, as [query, value]")
     for name in where:
-        if name not in (known := (*ROLES, *GROUPS)):
+        if name not in (known := (*ROLES, *more, *GROUPS)):
             raise ValueError(f"where = {name!r}: no product is called so; {hint(name, known)}")
-    return [role for role in ROLES if any(role in GROUPS.get(name, (name,)) for name in where)]
+    return [role for role in (*ROLES, *more) if any(role in GROUPS.get(name, (name,)) for name in where)]
 
 
 def check_name(name: str) -> None:
     """Refuse what cannot be the name of something added."""
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"name = {name!r}: the name of a change is a word, as its tensors are called by it")
+    if not isinstance(name, str) or not name.isidentifier() or name in ("prompt", "prefix"):
+        raise ValueError(f"name = {name!r}: its tensors are called by it, so it is a word, but not prompt or prefix")

@@ -50,6 +50,10 @@ class SoftPrompt:
     def __post_init__(self) -> None:
         at_least(1, length=self.length)
 
+    def says(self, places: int) -> str:
+        """What it is, in a few words."""
+        return f"prompt of {self.length} vectors"
+
     def apply(self, model: nn.Module) -> nn.Module:
         """The model with them, in place."""
         stem = _read_first(model)
@@ -129,6 +133,8 @@ class KeysValues(Added):
 class Shifted(Added):
     """So many positions before the first token, that only attention knows of."""
 
+    roles = ()
+
     def __init__(self, length: int) -> None:
         super().__init__()
         self.length = length
@@ -149,6 +155,10 @@ class Prefix:
         at_least(1, length=self.length, hidden=self.hidden)
         if not isinstance(self.where, list | tuple) or not self.where or set(self.where) - set(PLACES):
             raise ValueError(f"where = {self.where!r}: it is a list of {', '.join(PLACES)}")
+
+    def says(self, places: int) -> str:
+        """What it is, in a few words."""
+        return f"prefix of {self.length} keys and values in {places} attentions"
 
     def apply(self, model: nn.Module) -> nn.Module:
         """The model with them, in place."""

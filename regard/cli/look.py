@@ -49,7 +49,6 @@ def look(
         except PictureError as error:
             if len(asks) == 1:
                 left.append(error)
-                typer.echo(f"skipped: {error}", err=True)
             else:  # one of them: each by itself
                 for ask in asks:
                     yield from answered([ask])
@@ -67,6 +66,8 @@ def look(
             written.append(said)
     if not written:
         raise left[0] if len(left) == 1 else ValueError(f"none of {len(left):,} pictures can be seen: {left[0]}")
+    for error in left:
+        typer.echo(f"skipped: {error}", err=True)
     if left:
         typer.echo(f"note: {len(left):,} of {len(left) + len(written):,} pictures were left out", err=True)
     if lines.output is not None:

@@ -5,6 +5,7 @@ torch takes a second to load: what needs it is imported when a verb runs.
 
 import json
 import math
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ from regard.tasks.uses import Prompting
 if TYPE_CHECKING:
     from regard.models.costs import Cost, Footprint, PaperRun
 
+TABLE = re.compile(r"\.(tsv|csv|json|jsonl)(\.gz)?$")  # a file of rows: a language model is judged by their answers
 SENTENCE = 25  # tokens of a sentence, if nobody says
 
 
@@ -32,17 +34,21 @@ def info(
     as_json: bool = False,  # print one JSON object
 ) -> None:
     """Show what a model costs: parameters, FLOPs and memory."""
+    from regard.adaptation.change import Addition, additions
     from regard.models import storage
     from regard.models.costs import PAPER_RUNS, breakdown, footprint
     from regard.models.family import configure
     from regard.shipped import located
 
-    began = None
+    began, taught = None, list[Addition]()
     if located(preset).is_dir():
         if changes:
             raise ValueError(f"{preset} is a trained model: {changes[0]} cannot be changed in it")
         found = storage.shape(located(preset))
         config, began = storage.config(located(preset)), storage.base_of(located(preset))
+        taught = additions(found)
+        if began and (rest := began[1] - sum(each.parameters for each in taught)):
+            taught.append(Addition("head", "a head of its own", rest))
     else:
         config = found = configure(preset, changes or (), vocabulary=vocabulary)
     usual = min(SENTENCE, config.longest or SENTENCE)
@@ -57,6 +63,7 @@ def info(
             "batch": {"sentences": 1, "source": source, "target": target},
             "parameters": sum(part.parameters for part in parts),
             "base": None if began is None else {"path": str(began[0]), "taught": began[1]},
+            "changes": [each._asdict() for each in taught],
             "forward_flops": sum(part.flops for part in parts),
             "parts": [asdict(part) for part in parts],
             "memory": asdict(memory),
@@ -78,6 +85,8 @@ def info(
     if began is not None:
         whole = sum(part.parameters for part in parts)
         typer.echo(f"{preset} adds to {began[0]}: {began[1]:,} of {whole:,} parameters were taught")
+    for each in taught:
+        typer.echo(f"  {each.says}: {each.parameters:,} parameters")
     both = memory.cache_per_source_token > 0
     one = f"{target} tokens" if words else "1 picture"
     _show_parts(title, parts, f"{source} source and {target} target tokens" if both else one)
@@ -110,6 +119,7 @@ def evaluate(
     column: list[str] | None = None,  # `PART=PLACE` where in the rows a part stands, as text=sentence or label=1
     against: Path | None = None,  # `MODEL` compare with this model, on the same rows
     calibrate: bool = False,  # of a classifier: fit its temperature on these rows, and keep it
+    reward: Path | None = None,  # `MODEL` of a language model that answers: what this one thinks of its answers
     asked: Prompting,
     judged: Judged,
     as_json: bool = False,  # print one JSON object
@@ -122,14 +132,13 @@ def evaluate(
     if data is not None:
         if source is not None or reference is not None or text is not None:
             raise ValueError(f"{data} is what is judged by: leave out --source, --reference and --text")
-        if asked.prompt is not None or told(located(model)).task.name != "generate":
-            _judge(
-                model, data, judged, as_json, columns=column or [], asked=asked, against=against, calibrate=calibrate
-            )
+        if asked.prompt is not None or TABLE.search(data.name) or told(located(model)).task.name != "generate":
+            more = {"asked": asked, "against": against, "calibrate": calibrate, "reward": reward}
+            _judge(model, data, judged, as_json, columns=column or [], **more)
             return
         text = data
-    if column or against is not None or calibrate:
-        raise ValueError("--column, --against and --calibrate are for rows to judge by: name these")
+    if column or against is not None or calibrate or reward is not None:
+        raise ValueError("--column, --against, --calibrate and --reward are for rows to judge by: name these")
     if text is not None:
         if source is not None or reference is not None:
             raise ValueError("--text is for a language model, --source and --reference are for a translator: choose")
@@ -193,7 +202,10 @@ def _judge(model: Path, data: Path, judged: Judged, as_json: bool, **how: Any) -
             for name, x in found["against"].items()
         ]
         columns = ["", "its figure", "difference", "95 %", "p"]
-        show(f"against {how['against']}", columns, differences, "ours less its; p of a paired bootstrap, two-sided")
+        caption = "ours less its; p of a paired bootstrap, two-sided"
+        if "wins" in found:
+            caption = f"{found['wins']:.1%} of answers are thought better than its; {caption}"
+        show(f"against {how['against']}", columns, differences, caption)
     if "calibrated" in found:
         rows = [(name, f"{x['before']:.4f}", f"{x['after']:.4f}") for name, x in found["calibrated"].items()]
         show("calibrated", ["", "before", "after"], rows, f"kept as use.temperature in {model}/config.json")

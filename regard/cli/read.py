@@ -99,6 +99,11 @@ def classify(
     name = told(located(model)).task.name
     if name in ("recognise", "match") and (pair is not None or engine.attended):
         raise ValueError(f"{model} sees pictures: --pair and --attended are for texts")
+    if name == "recognise":
+        if asked.prompt is not None or asked.labels is not None:
+            raise ValueError(f"{model} has classes of its own: leave --prompt and --labels out")
+        look(CLASSES, models, texts or [], lines, engine, settings)
+        return
     if name == "match":
         if asked.labels is None:
             raise ValueError(f"{model} knows no classes: say which there are by --labels dog,cat")
@@ -109,14 +114,13 @@ def classify(
             raise ValueError("--labels is for a language model that is asked: say how by --prompt")
         if name == "generate":
             raise ValueError(f"{model} is a language model: say what it is to read by --prompt and --labels")
-        if name == "recognise":
-            look(CLASSES, models, texts or [], lines, engine, settings)
-            return
         _read(kind, models, texts, lines, engine, settings, pair)
         return
 
     if engine.attended:
         raise ValueError("--attended is of models that read all at once: leave it out where there is a --prompt")
+    if "long" in settings:
+        raise ValueError("--long is of models that read windows: a text that does not fit a --prompt is refused")
 
     def make(generator: Any) -> Any:
         from regard.tasks.prompted import Prompted

@@ -29,6 +29,7 @@ class Looked:
     words: bool = False  # put sub-words together
     split: bool | None = None  # read sentence by sentence: one is drawn (default: as the model learnt)
     log: bool = False  # logarithmic colours
+    without: tuple[str, ...] | None = None  # `NAME` leave off what was added to the model, as lora; or all
 
 
 def inspect(

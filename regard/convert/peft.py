@@ -16,12 +16,13 @@ from torch import Tensor
 from regard.adaptation.change import TAUGHT
 from regard.adaptation.ia3 import IA3, INSIDE
 from regard.adaptation.lora import Lora
-from regard.adaptation.products import ROLES, products
+from regard.adaptation.products import ENDS, ROLES, Product, ends, products
 from regard.adaptation.prompts import KeysValues, Prefix, SoftPrompt
 from regard.checks import choose
 from regard.convert import foreign
 from regard.convert.precision import USED
 from regard.convert.source import TOKENIZER, Source
+from regard.core.added import called
 from regard.core.attention import MultiHeadAttention
 from regard.core.generation import DecoderOnly, EncoderDecoder
 from regard.files import read_whole, write_whole
@@ -49,7 +50,7 @@ def parts(source: Source) -> Iterator[Aimed]:
     table, top, _ = foreign.their_config(source)
     if table.permuted:
         raise ValueError(f"{table.name} has its numbers in another order there: peft's are not carried over")
-    ours = {each.path: each for each in products(source.model)}
+    ours = _ours(source)
     base = table.base if source.head.kind == "vector" else ""
     for pair in foreign.lines(table, top, source.config, source.tensors):
         if (each := ours.get(path := pair.ours.removesuffix(".weight"))) is None or pair.ours == path:
@@ -58,6 +59,12 @@ def parts(source: Source) -> Iterator[Aimed]:
         shared = [roles] if len(names) == 1 else [(role,) for role in roles]
         for name, own in zip(names, shared, strict=True):
             yield Aimed(name.removeprefix(base), path, own)
+
+
+def _ours(source: Source) -> dict[str, Product]:
+    """Our products, and the two ends of a model, by path; of an encoder-decoder, whose words they share, none."""
+    both = () if isinstance(source.model, EncoderDecoder) else ends(source.model)
+    return {each.path: each for each in (*products(source.model), *both)}
 
 
 # In
@@ -92,7 +99,7 @@ def read(directory: Path, base: Path, made: Path, place: Path) -> None:
     own = dict(model.named_parameters())
     with torch.no_grad():
         for name, p in own.items():
-            if name in model.base.own and not name.startswith("output."):  # type: ignore[union-attr, operator]
+            if name in model.base.own and (".lora." in name or not name.startswith("output.")):  # type: ignore[union-attr, operator]
                 p.fill_(1.0 if ".ia3." in name else 0.0)  # what they have not changed
         for name, x in (values | head).items():
             if own[name].shape != x.shape:
@@ -121,15 +128,18 @@ def _taken(tensors: dict[str, Tensor], source: Source, *ends: str) -> Iterator[t
 
 
 def _lora(about: Mapping[str, Any], tensors: dict[str, Tensor], source: Source) -> Read:
-    found, roles = dict[str, Tensor](), set[str]()
-    for part, (a, b) in _taken(tensors, source, "lora_A.weight", "lora_B.weight"):
+    found, roles, ours = dict[str, Tensor](), set[str](), _ours(source)
+    pairs = [("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")]
+    for name in [name for name in tensors if name.endswith(".base_layer.weight")]:
+        del tensors[name]  # what they have added to, which they may save along
+    for part, (a, b) in (each for names in pairs for each in _taken(tensors, source, *names)):
         roles |= set(part.roles)
-        rows = next(each.rows for each in products(source.model) if each.path == part.path)
+        rows = ours[part.path].rows
         widths = [rows[role].stop - rows[role].start for role in part.roles]
         for role, own in zip(part.roles, b.split(widths), strict=True):
             found |= {f"{part.path}.lora.a.{role}": a, f"{part.path}.lora.b.{role}": own}
     settings = {"rank": about["r"], "alpha": float(about["lora_alpha"]), "dropout": float(about.get("lora_dropout", 0))}
-    settings |= {"where": [r for r in ROLES if r in roles], "stabilised": bool(about.get("use_rslora"))}
+    settings |= {"where": [r for r in (*ROLES, *ENDS) if r in roles], "stabilised": bool(about.get("use_rslora"))}
     return {"lora": settings}, found
 
 
@@ -228,8 +238,12 @@ def write(source: Source, directory: Path) -> None:
 
 
 def _write_lora(change: Lora, source: Source) -> Read:
-    found, modules, rank = dict[str, Tensor](), {each.path: each.module for each in products(source.model)}, change.rank
-    for part in parts(source):
+    found, modules, rank = dict[str, Tensor](), {path: each.module for path, each in _ours(source).items()}, change.rank
+    aimed = list(parts(source))
+    for path, _ in called(source.model)[change.name]:
+        if path not in {part.path for part in aimed}:
+            raise ValueError(f"what was added to {path} is not carried over: leave it out of `where`")
+    for part in aimed:
         added: Any = getattr(modules[part.path], change.name, None)
         roles = [role for role in part.roles if added is not None and role in added.a]
         if not roles:
@@ -243,9 +257,12 @@ def _write_lora(change: Lora, source: Source) -> Read:
             at = slice(None) if alone else added.rows[role]
             columns = slice(0, change.rank) if alike else slice(i * change.rank, (i + 1) * change.rank)
             b[at, columns] = added.b[role]
-        found |= {f"{part.theirs}.lora_A.weight": a, f"{part.theirs}.lora_B.weight": b}
-    if any(len(x) != rank for name, x in found.items() if name.endswith("lora_A.weight")):
-        found = {name: _filled(x, rank, int("lora_B" in name)) for name, x in found.items()}
+        names = (
+            ("lora_embedding_A", "lora_embedding_B") if roles == ["embedding"] else ("lora_A.weight", "lora_B.weight")
+        )
+        found |= {f"{part.theirs}.{name}": x for name, x in zip(names, (a, b), strict=True)}
+    if any(len(x) != rank for name, x in found.items() if "A" in name.rpartition(".lora_")[2]):
+        found = {name: _filled(x, rank, int("B" in name.rpartition(".lora_")[2])) for name, x in found.items()}
     wider = (rank / change.rank) ** (0.5 if change.stabilised else 1.0)  # so that alpha / rank stays the same
     about = {"peft_type": "LORA", "r": rank, "lora_alpha": change.alpha * wider, "lora_dropout": change.dropout}
     about |= {"use_rslora": change.stabilised, "bias": "none", "fan_in_fan_out": _their_name(source) == "gpt2"}

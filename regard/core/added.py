@@ -5,11 +5,13 @@ ask what was added, in the order in which it was, of what it reads and of what i
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+
+from regard.checks import hint
 
 
 class Added(nn.Module):
@@ -24,6 +26,27 @@ class Added(nn.Module):
     def after(self, x: Tensor, y: Tensor) -> Tensor:
         """What is to become of y, which the module has made of x."""
         return y
+
+    @property
+    def roles(self) -> Sequence[str]:
+        """What it changes of a module, each by a name."""
+        return ("",)
+
+    def amounts(self, module: nn.Module) -> dict[str, Tensor]:
+        """By role, how much of a matrix it changes: |ΔW| / |W|; none where it changes no matrix."""
+        return {}
+
+    def matrices(self) -> list[Tensor]:
+        """Those of its parameters that lead from one hidden state to another."""
+        return []
+
+    def weight(self, W: Tensor) -> Tensor:
+        """The numbers of a product with its part in them, through which gradients flow."""
+        raise ValueError(f"a {type(self).__name__} is no part of the numbers of a product")
+
+    def low(self) -> tuple[Tensor, Tensor] | None:
+        """A (r, d_in) and B (d_out, r), if all that it does is to add B A x; None if it is not."""
+        return None
 
     def merge(self, module: nn.Module) -> None:
         """Change the module's own parameters so that it does the same alone; a `ValueError` says why it cannot."""
@@ -69,10 +92,24 @@ def added(model: nn.Module) -> list[Added]:
     return [module for module in model.modules() if isinstance(module, Added)]
 
 
+def called(model: nn.Module) -> dict[str, list[tuple[str, Added]]]:
+    """All that was added to a model by the names of changes: each part, and the path of what it adds to."""
+    found: dict[str, list[tuple[str, Added]]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Added):
+            place, _, name = path.rpartition(".")
+            found.setdefault(name, []).append((place, module))
+    return found
+
+
 @contextmanager
-def without(model: nn.Module) -> Iterator[None]:
-    """`with without(model):` the model is as if nothing had been added to it, bit for bit."""
-    parts = [(part, part.on) for part in added(model)]
+def without(model: nn.Module, *names: str) -> Iterator[None]:
+    """`with without(model):` the model is as if nothing (or nothing of these names) had been added, bit for bit."""
+    known = called(model)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"nothing that was added to this model is called {name!r}: {hint(name, known)}")
+    parts = [(part, part.on) for name in names or known for _, part in known[name]]
     try:
         for part, _ in parts:
             part.on = False

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from regard.checks import at_least, one_of
 from regard.core.dropout import Dropout, check_probability
 from regard.core.layers import ACTIVATIONS
+from regard.core.quantised import whole_matrix
 
 HEADS = ("tokens", "classes", "tags", "spans", "vector")
 POOLED = ("classes", "vector")  # of these, what makes one thing of a text
@@ -84,7 +85,7 @@ class TokenHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        return self.tokens.weight
+        return whole_matrix(self.tokens)
 
     @property
     def bias(self) -> Tensor | None:

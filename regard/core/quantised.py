@@ -17,11 +17,13 @@ operations together may differ in the last bit of y. A NaN or an infinity in x m
 row no number or infinite: damage shows.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.added import added
+from regard.core.added import Added, added
 
 LARGEST = 127
 TINY = 2.0**-120
@@ -50,6 +52,25 @@ def multiply(x: Tensor, w: Tensor) -> Tensor:
     return torch.stack([(a @ b.to(a.dtype).T).to(torch.int32) for a, b in pieces]).sum(0, dtype=torch.int32)
 
 
+def _product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    q, scale_x = quantise_rows(x)
+    return multiply(q, weight).to(x.dtype) * (scale_x * scale)
+
+
+class _Product(torch.autograd.Function):
+    """The same, where a gradient passes as if x had not been rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, scale)
+        return _product(x, weight, scale)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        weight, scale = ctx.saved_tensors
+        return (g * scale.to(g.dtype)) @ weight.to(g.dtype), None, None
+
+
 class Int8Linear(nn.Module):
     """nn.Linear over whole numbers: weight (d_out, d_in) int8, scale (d_out,), bias (d_out,) in fp32 or None."""
 
@@ -60,8 +81,8 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., d_in) -> (..., d_out)."""
-        q, scale = quantise_rows(x)
-        y = multiply(q, self.weight).to(x.dtype) * (scale * self.scale)
+        learns = torch.is_grad_enabled() and x.requires_grad
+        y = (_Product.apply if learns else _product)(x, self.weight, self.scale)
         return y if self.bias is None else y + self.bias
 
 
@@ -110,6 +131,23 @@ def _matrix(weight: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
     else:
         q, scale = quantise_rows(weight.detach().float())
     return nn.Parameter(q.to(torch.int8), requires_grad=False), nn.Parameter(scale[:, 0], requires_grad=False)
+
+
+def matrix(module: nn.Module) -> Tensor:
+    """The numbers (d_out, d_in) of a product, or (V, d) of a table, be they in whole numbers or not."""
+    weight = module.get_parameter("weight")
+    return weight * module.scale[:, None] if isinstance(module, Int8Linear | Int8Embedding) else weight
+
+
+def whole_matrix(module: Any) -> Tensor:
+    """The same of a product or a head, with what was added to it and is on."""
+    if not isinstance(module, nn.Linear | Int8Linear):
+        return module.weight
+    weight = matrix(module)
+    for part in module.children():
+        if isinstance(part, Added) and part.on:
+            weight = part.weight(weight)
+    return weight
 
 
 def is_quantised(model: nn.Module) -> bool:

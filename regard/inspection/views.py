@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.attention import MultiHeadAttention
-from regard.core.quantised import Int8Linear
+from regard.core.quantised import whole_matrix
 
 APPROXIMATE = ("linformer", "performer", "linear")  # kinds of attention whose weights come of no such scores
 
@@ -23,7 +23,7 @@ def norm_maps(attention: MultiHeadAttention, weights: Tensor, values: Tensor) ->
     _, H, _, d_v = values.shape
     made = values  # without W_O the head's result is what leaves
     if not isinstance(attention.output, nn.Identity):
-        W_O = _matrix(attention.output).unflatten(1, (H, d_v)).permute(1, 2, 0)  # (H, d_v, d_model)
+        W_O = whole_matrix(attention.output).detach().unflatten(1, (H, d_v)).permute(1, 2, 0)  # (H, d_v, d_model)
         made = values @ W_O.to(values.dtype)  # (B, H, S, d_model)
     return weights.abs() * made.norm(dim=-1)[:, :, None]
 
@@ -61,8 +61,3 @@ def query_key_products(attention: MultiHeadAttention, queries: Tensor, keys: Ten
         raise ValueError(f"{c.kind} attention by {c.score} score has no products of queries and keys to show")
     scale = attention.d_k**-0.5 if attention.config.scale is None else attention.config.scale
     return queries[0, head, query] * keys[0, head] * scale
-
-
-def _matrix(linear: nn.Module) -> Tensor:
-    weight = linear.get_parameter("weight").detach()  # (d_out, d_in)
-    return weight * linear.scale[:, None] if isinstance(linear, Int8Linear) else weight

@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,7 +136,31 @@ def load(
     model.load_state_dict(state, assign=True)
     if about.base is not None:
         _begun(model, Base(str(about.base), about.digest, about.own, about.new))
+    model.directory = Path(directory).absolute()  # type: ignore[assignment]
     return model.eval()
+
+
+def beside(directory: str | Path, model: nn.Module) -> nn.Module:
+    """The model of a directory that only adds to one that was loaded: the tensors of that one are both models'.
+
+    What it adds has the other's dtype. The digest is that of what lies where the other was loaded from.
+    """
+    about = _whole(Path(directory), model.directory)  # type: ignore[arg-type]
+    if about.before.base is not None:
+        raise ValueError(f"{directory} adds to what adds to another model: make one of them, with `regard merge`")
+    own, theirs = about.stored(), {names[0]: x for names, x in _named(model)}
+    needed = {p: p.requires_grad for p in model.parameters()}
+    like = next(p for p in needed if p.is_floating_point())
+    changes = listed(model) + about.changes[len(about.before.changes) :]
+    made, state = _blank(about.config, about.head, changes, spared=about.anew), dict[str, Tensor]()
+    for names, _ in _named(made):
+        x = nn.Parameter(own[names[0]].to(like), requires_grad=False) if names[0] in own else theirs[names[0]]
+        state |= dict.fromkeys(names, x)
+    made.load_state_dict(state, assign=True)
+    for p, gradient in needed.items():
+        p.requires_grad_(gradient)
+    made.base = Base(str(about.base), about.digest, about.own, about.new)  # type: ignore[assignment]
+    return made.eval()
 
 
 def begin(
@@ -215,6 +240,28 @@ def shape(directory: str | Path) -> nn.Module:
     return _blank(about.config, about.head, [change for change in about.changes if change != INT8])
 
 
+class Adding(NamedTuple):
+    """What a directory adds to."""
+
+    digest: str
+    place: Path  # where it should be
+    lora: bool  # whether LoRA is all that is added
+
+
+def adding(directory: str | Path) -> Adding | None:
+    """What a directory says of the one that it adds to, if it does: neither is looked at."""
+    about = _read(Path(directory))
+    if about.base is None:
+        return None
+    place = Path(os.path.normpath(Path(directory).absolute() / about.base["path"]))
+    return Adding(about.base["digest"], place, {name for change in about.changes for name in change} == {"lora"})
+
+
+def summed(directory: str | Path) -> str:
+    """What a directory is known by to those that add to it."""
+    return _whole(Path(directory)).sum()
+
+
 def base_of(directory: str | Path) -> tuple[Path, int] | None:
     """The model that one of a directory adds to, and how many numbers it adds; None if it stands alone."""
     about = _whole(Path(directory))
@@ -262,6 +309,14 @@ class _Whole(NamedTuple):
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by their first names."""
+        tensors = self.stored()
+        if self.before is None:
+            return tensors
+        theirs: dict[str, Tensor] = self.before.tensors()
+        return {name: x for name, x in theirs.items() if not (self.new and _of_head(name))} | tensors
+
+    def stored(self) -> dict[str, Tensor]:
+        """Those that are in the directory itself."""
         path = self.directory / WEIGHTS
         if not path.is_file():
             raise ValueError(f"{self.directory} is not a whole model directory: it has no {WEIGHTS}")
@@ -281,14 +336,20 @@ class _Whole(NamedTuple):
                     f"{path} is damaged, or its training diverged: {name!r} has values that are no numbers (NaN or "
                     f"infinite): copy it again, or train again"
                 )
-        if self.before is None:
-            return tensors
-        theirs: dict[str, Tensor] = self.before.tensors()
-        return {name: x for name, x in theirs.items() if not (self.new and _of_head(name))} | tensors
+        return tensors
 
     def sum(self) -> str:
         """What the weights and what they make are known by."""
-        return hashlib.sha256((self.said + digest(self.directory / WEIGHTS)).encode()).hexdigest()
+        path = self.directory / WEIGHTS
+        stat = path.stat()
+        known = _digest(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+        return hashlib.sha256((self.said + known).encode()).hexdigest()
+
+
+@lru_cache(maxsize=16)
+def _digest(path: Path, stamp: tuple[int, int, int]) -> str:
+    """Of a file, which need not be read again for each that adds to it."""
+    return digest(path)
 
 
 def _whole(directory: Path, base: str | Path | None = None) -> _Whole:

@@ -79,12 +79,24 @@ class Model(Structure):
     ]
 
 
+class Low(Structure):
+    _fields_ = fields(Product, "a b")
+
+
+class Lows(Structure):
+    _fields_ = fields(Low, "query_key_value output query key_value cross_output inner outer")
+
+
+class Adapter(Structure):
+    _fields_ = [*fields(POINTER(Lows), "encoder decoder"), ("own", c_int32), ("head", Head), ("logits", Product)]
+
+
 class Rows(Structure):
     _fields_ = [
         *fields(c_void_p, "lengths sentence history"),
         ("stride", c_int64),
         *fields(c_void_p, "memory sources keys values owner"),
-        ("cells", c_int64),
+        *(("cells", c_int64), ("adapters", c_void_p), ("rank", c_int64)),
     ]
 
 

@@ -21,9 +21,9 @@ NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls th
 # What each returns, and takes: h i l are 16, 32 and 64 bits of a whole number, f is a float, p an address, a an address
 # of what is given.
 FUNCTIONS = {
-    "room": "l aiii",
-    "encode": "i aiaaiapp",
-    "read_texts": "- aiiaaaaialppl",
+    "room": "l aiiii",
+    "encode": "i aiaaiaiapp",
+    "read_texts": "- aiiaaaaiiaalppl",
     "decode": "i aaiaaaiapp",
     "logits": "- aiaapp",
     "best": "i aiaiiaaaipp",

@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "vectors.h"
@@ -75,6 +76,18 @@ typedef struct {
   Head head;
   Product logits;
 } Model;
+
+/* What an adapter adds to a model that stays as it is. Beside a product: y += (x A) B, absent where A has no columns. */
+typedef struct { Product a, b; } Low;
+
+typedef struct { Low query_key_value, output, query, key_value, cross_output, inner, outer; } Lows; /* of a layer */
+
+typedef struct {
+  const Lows *encoder, *decoder;
+  int32_t own; /* whether it has a head of its own: */
+  Head head;
+  Product logits;
+} Adapter;
 
 /* ---------------------------------------------------------------------------------------------- threads */
 
@@ -662,10 +675,29 @@ static void turn(const Model *M, float *x, int heads, const float *by) {
 /* Room to work, for m rows; see `room` below for its size. */
 typedef struct {
   Team *team;
-  float *x, *y, *wide, *heads, *scores, *keys;
+  float *x, *y, *wide, *heads, *scores, *keys, *low;
   int32_t *at;
+  const Adapter **of; /* (m,) what is added for each row; absent: for none */
   void *bytes;
 } Room;
+
+/* A product of layer l, and what is added to it: for each run of rows of one adapter, which lies there at `place`. No
+   row meets another here, either, and the first product is the same whoever adds to it. */
+static void product_of(const Room *w, const Product *p, int l, int decoder, size_t place, const float *a, int lda,
+                       int m, float *c, int ldc, int mode) {
+  product(w->team, a, lda, m, p, c, ldc, !w->of || mode == ADD ? mode : SET, w->bytes);
+  if (!w->of) return;
+  for (int i = 0, end; i < m; i = end) {
+    const Adapter *of = w->of[i];
+    for (end = i + 1; end < m && w->of[end] == of; end++) {}
+    if (!of) continue;
+    const Low *low = (const Low *)((const char *)((decoder ? of->decoder : of->encoder) + l) + place);
+    if (!low->a.N) continue;
+    product(w->team, a + (size_t)i * lda, lda, end - i, &low->a, w->low, low->a.N, SET, 0);
+    product(w->team, w->low, low->a.N, end - i, &low->b, c + (size_t)i * ldc, ldc, ADD, 0);
+  }
+  if (mode >= RELU) activate(mode == RELU ? 0 : mode - ACTIVATE, m, p->N, 0, c, ldc);
+}
 
 /* The sub-layer's input: x itself, or normalised before (pre-norm). */
 static const float *enter(const Model *M, const Norm *norm, const Room *w, int m) {
@@ -679,12 +711,13 @@ static void leave(const Model *M, const Norm *norm, const Room *w, int m) {
   if (!M->pre) normalise_rows(M, norm, w->x, m, w->x);
 }
 
-static void feed_forward(const Model *M, const Layer *layer, const Room *w, int m) {
+static void feed_forward(const Model *M, int decoder, int l, const Room *w, int m) {
+  const Layer *layer = (decoder ? M->decoder : M->encoder) + l;
   const float *in = enter(M, &layer->feed_forward_norm, w, m);
   int N = layer->inner.N, mode = M->gated ? SET : M->activation ? ACTIVATE + M->activation : RELU;
-  product(w->team, in, M->d, m, &layer->inner, w->wide, N, mode, w->bytes);
+  product_of(w, &layer->inner, l, decoder, offsetof(Lows, inner), in, M->d, m, w->wide, N, mode);
   if (M->gated) activate(M->activation, m, M->d_ff, M->d_ff, w->wide, N);
-  product(w->team, w->wide, N, m, &layer->outer, w->x, M->d, ADD, w->bytes);
+  product_of(w, &layer->outer, l, decoder, offsetof(Lows, outer), w->wide, N, m, w->x, M->d, ADD);
   leave(M, &layer->feed_forward_norm, w, m);
 }
 
@@ -692,7 +725,8 @@ static size_t rounded(size_t n) { return (n + 63) / 64 * 64; }
 
 static size_t larger_of(size_t a, size_t b) { return a > b ? a : b; }
 
-static size_t lay(const Model *M, int m, int longest, int threads, char *base, Room *w) {
+/* `rank`: columns that an A has, at most. */
+static size_t lay(const Model *M, int m, int longest, int threads, int rank, char *base, Room *w) {
   size_t wide = M->heads * M->d_k + M->kv_heads * (M->d_k + M->d_v), widest = M->heads * M->d_v, at = 0, padded;
   padded = (longest + L - 1) / L * L;
   wide = larger_of(larger_of(wide, (M->gated ? 2 : 1) * (size_t)M->d_ff), larger_of(M->source.width, M->head.inner.N));
@@ -704,16 +738,26 @@ static size_t lay(const Model *M, int m, int longest, int threads, char *base, R
   TAKE(heads, 4 * (size_t)m * M->heads * M->d_v);
   TAKE(scores, 4 * PIECES_OF(threads) * QUERIES * padded);
   TAKE(keys, 4 * PIECES_OF(threads) * (size_t)M->d_k * padded);
+  TAKE(low, 4 * (size_t)m * rank);
   TAKE(at, 4 * (size_t)m);
+  TAKE(of, rank ? sizeof(Adapter *) * m : 0);
   TAKE(bytes, (size_t)m * (4 + widest + 4));
 #undef TAKE
+  if (!rank) w->of = 0;
   return at;
 }
 
-/* Bytes that `encode`, `decode` and `read` need to work on m rows whose sentences have at most `longest` tokens. */
-int64_t room(const Model *M, int32_t m, int32_t longest, int32_t threads) {
+/* Bytes that `encode`, `decode` and `read` need to work on m rows whose sentences have at most `longest` tokens, with
+   adapters of this rank at most; 0: with none. */
+int64_t room(const Model *M, int32_t m, int32_t longest, int32_t threads, int32_t rank) {
   Room w;
-  return lay(M, m, longest, threads, 0, &w);
+  return lay(M, m, longest, threads, rank, 0, &w);
+}
+
+/* Each row of n texts has the adapter of its text. */
+static void tell_rows(const Adapter *const *adapters, int n, const int32_t *begins, const Room *w) {
+  for (int b = 0, r = 0; w->of && b < n; b++)
+    for (int s = begins[b]; s < begins[b + 1]; s++) w->of[r++] = adapters[b];
 }
 
 /* Self-attention of whole texts, which lie one after the other: text b has the rows begins[b] to begins[b + 1]. */
@@ -767,14 +811,14 @@ static void understand(const Model *M, int n, const int32_t *begins, const int32
     const Layer *layer = M->encoder + l;
     const float *in = enter(M, &layer->attention_norm, w, m);
     const int N = layer->query_key_value.N, V = layer->own.heads * M->d_v, padded = (longest + L - 1) / L * L;
-    product(w->team, in, M->d, m, &layer->query_key_value, w->wide, N, SET, w->bytes);
+    product_of(w, &layer->query_key_value, l, 0, offsetof(Lows, query_key_value), in, M->d, m, w->wide, N, SET);
     for (int b = 0, r = 0; M->turned && b < n; b++)
       for (int s = 0; s < begins[b + 1] - begins[b]; s++, r++)
         turn(M, w->wide + (size_t)r * N, layer->own.heads + layer->own.kv_heads, M->turns + (size_t)s * M->turned);
     if (V) attend_whole(w->team, (Whole){M, layer->own, n, N, padded, begins, w->wide, w->heads, w->keys, w->scores});
-    product(w->team, w->heads, V, m, &layer->output, w->x, M->d, ADD, w->bytes);
+    product_of(w, &layer->output, l, 0, offsetof(Lows, output), w->heads, V, m, w->x, M->d, ADD);
     leave(M, &layer->attention_norm, w, m);
-    feed_forward(M, layer, w, m);
+    feed_forward(M, 0, l, w, m);
   }
   if (M->encoder_norm.gain) normalise_rows(M, &M->encoder_norm, w->x, m, w->x);
 }
@@ -787,19 +831,20 @@ static size_t room_of(const Model *M, int S) {
 
 /* Read n sentences: tokens one sentence after the other, where each begins and the last one ends, and for each of them
    where its memory goes: for every decoder layer the keys (G, d_k, padded S) and then the values (S, G · d_v) of the
-   attention to it, in room for those that have the most heads. None has more than `longest` tokens.
-   Returns 0, and does nothing, if a token is none. */
+   attention to it, in room for those that have the most heads. None has more than `longest` tokens. Where there is a
+   rank, each has an adapter, or none. Returns 0, and does nothing, if a token is none. */
 int32_t encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *begins, int32_t longest,
-               float *const *memory, Team *team, char *space) {
+               float *const *memory, int32_t rank, const Adapter *const *adapters, Team *team, char *space) {
   Room w = {.team = team};
   const int m = begins[n];
   for (int r = 0; r < m; r++)
     if (tokens[r] < 0 || tokens[r] >= M->source.tokens) return 0;
-  lay(M, m, longest, team ? team->threads : 1, space, &w);
+  lay(M, m, longest, team ? team->threads : 1, rank, space, &w);
+  tell_rows(adapters, n, begins, &w);
   understand(M, n, begins, tokens, 0, longest, &w);
   for (int l = 0; l < M->decoder_layers; l++) {
     int wk = M->decoder[l].read.kv_heads * M->d_k, wv = M->decoder[l].read.kv_heads * M->d_v;
-    product(w.team, w.x, M->d, m, &M->decoder[l].key_value, w.wide, wk + wv, SET, w.bytes);
+    product_of(&w, &M->decoder[l].key_value, l, 1, offsetof(Lows, key_value), w.x, M->d, m, w.wide, wk + wv, SET);
     for (int b = 0; b < n; b++) {
       int S = begins[b + 1] - begins[b], padded = (S + L - 1) / L * L;
       const float *from = w.wide + (size_t)begins[b] * (wk + wv);
@@ -839,15 +884,14 @@ static void shorten(float *x, int d) {
   for (i = 0; i < d; i++) x[i] /= length;
 }
 
-/* What the head says of n texts. */
-static void say(const Model *M, int n, const int32_t *begins, const Room *w, float *out) {
-  const Head *h = &M->head;
+/* What a head says of n texts, of which x has been read -> rows of so many numbers. */
+static void say(const Model *M, const Head *h, const Product *last, int n, const int32_t *begins, float *x,
+                const Room *w, float *out, int64_t width) {
   int rows = h->pool ? n : begins[n] - begins[0], d = M->d;
-  float *x = w->x;
   if (h->pool) {
-    x = w->y;
     for (int b = 0; b < n; b++)
-      pool(h->pool, w->x + (size_t)(begins[b] - begins[0]) * d, begins[b + 1] - begins[b], d, x + (size_t)b * d);
+      pool(h->pool, x + (size_t)(begins[b] - begins[0]) * d, begins[b + 1] - begins[b], d, w->y + (size_t)b * d);
+    x = w->y;
   }
   if (h->inner.N) {
     product(w->team, x, d, rows, &h->inner, w->wide, h->inner.N, ACTIVATE + h->activation, w->bytes);
@@ -857,17 +901,18 @@ static void say(const Model *M, int n, const int32_t *begins, const Room *w, flo
     if (h->norm.gain) normalise(&h->norm, x + (size_t)r * d, d, M->eps, x + (size_t)r * d);
     if (h->unit) shorten(x + (size_t)r * d, d);
   }
-  if (M->logits.N)
-    product(w->team, x, d, rows, &M->logits, out, M->logits.N, SET, w->bytes);
+  if (last->N)
+    product(w->team, x, d, rows, last, out, width, SET, w->bytes);
   else
-    memcpy(out, x, sizeof(float) * rows * d);
+    for (int r = 0; r < rows; r++) memcpy(out + r * width, x + (size_t)r * d, sizeof(float) * d);
 }
 
 /* Texts to read, in parts that are read together: part c has the texts parts[c] to parts[c + 1]. */
 typedef struct {
   const Model *M;
-  int32_t bare, longest, count; /* bare: without the head; count: of the parts */
+  int32_t bare, longest, count, rank; /* bare: without the head; count: of the parts; rank: of adapters, at most */
   const int32_t *parts, *begins, *tokens, *segments;
+  const Adapter *const *adapters; /* of each text, where there is a rank */
   float *out;
   int64_t width; /* of a row of it */
   char *space;
@@ -878,13 +923,20 @@ typedef struct {
 static void read_part(const Texts *t, int c, Team *team, char *space) {
   Room w = {.team = team};
   const int32_t *begins = t->begins + t->parts[c];
-  const int first = begins[0], n = t->parts[c + 1] - t->parts[c], m = begins[n] - first;
-  lay(t->M, m, t->longest, team ? team->threads : 1, space, &w);
+  const int begin = t->parts[c], first = begins[0], n = t->parts[c + 1] - begin, m = begins[n] - first;
+  const Adapter *const *of = t->rank ? t->adapters + begin : 0;
+  lay(t->M, m, t->longest, team ? team->threads : 1, t->rank, space, &w);
+  tell_rows(of, n, begins, &w);
   understand(t->M, n, begins, t->tokens + first, t->segments ? t->segments + first : 0, t->longest, &w);
-  if (t->bare)
-    memcpy(t->out + first * t->width, w.x, sizeof(float) * m * t->M->d);
-  else
-    say(t->M, n, begins, &w, t->out + (t->M->head.pool ? t->parts[c] : first) * t->width);
+  if (t->bare) memcpy(t->out + first * t->width, w.x, sizeof(float) * m * t->M->d);
+  for (int b = 0, end; !t->bare && b < n; b = end) { /* texts of one adapter after the other */
+    for (end = of ? b + 1 : n; end < n && of[end] == of[b]; end++) {}
+    const Adapter *own = of && of[b] && of[b]->own ? of[b] : 0;
+    const Head *head = own ? &own->head : &t->M->head;
+    say(t->M, head, own ? &own->logits : &t->M->logits, end - b, begins + b,
+        w.x + (size_t)(begins[b] - first) * t->M->d, &w, t->out + (head->pool ? begin + b : begins[b]) * t->width,
+        t->width);
+  }
 }
 
 /* Whoever comes takes the next part, and has room number i. */
@@ -896,12 +948,13 @@ static void some_parts(void *about, int i, int n) {
 
 /* Read texts: tokens one text after the other, the text of a pair that each is in, and where each text begins and the
    last one ends; none has more than `longest` tokens. -> `out`, rows of so many numbers: what the head says, of each
-   text or of each token, or if `bare` what it reads. Several parts are shared by the threads, each of which has `each`
+   text or of each token, or if `bare` what it reads. Where there is a rank, each text has an adapter, or none; all
+   their heads speak of texts, or all of tokens. Several parts are shared by the threads, each of which has `each`
    bytes of the space; of one part they share the products. */
 void read_texts(const Model *M, int32_t bare, int32_t count, const int32_t *parts, const int32_t *begins,
-                const int32_t *tokens, const int32_t *segments, int32_t longest, float *out, int64_t width, Team *team,
-                char *space, int64_t each) {
-  Texts t = {M, bare, longest, count, parts, begins, tokens, segments, out, width, space, each, 0};
+                const int32_t *tokens, const int32_t *segments, int32_t longest, int32_t rank,
+                const Adapter *const *adapters, float *out, int64_t width, Team *team, char *space, int64_t each) {
+  Texts t = {M, bare, longest, count, rank, parts, begins, tokens, segments, adapters, out, width, space, each, 0};
   if (team && count > 1)
     together(team, some_parts, &t, team->threads);
   else
@@ -919,6 +972,8 @@ typedef struct {
   float *keys, *values;       /* (layers, cells, width) */
   int32_t *owner;             /* (cells,) which sentence has a cell */
   int64_t cells;
+  const Adapter *const *adapters; /* of each sentence, where there is a rank */
+  int64_t rank;
 } Rows;
 
 /* Self-attention of m tokens, as `decode` has them. */
@@ -974,9 +1029,10 @@ int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, con
   int padded = (longest + L - 1) / L * L;
   for (int i = 0; i < m; i++)
     if (tokens[i] < 0 || tokens[i] >= M->target.tokens) return 0;
-  lay(M, m, longest, team ? team->threads : 1, space, &w);
+  lay(M, m, longest, team ? team->threads : 1, rows->rank, space, &w);
   for (int i = 0; i < m; i++) {
     int r = to ? to[i] : i;
+    if (w.of) w.of[i] = rows->adapters[rows->sentence[r]];
     w.at[i] = rows->lengths[r]++;
     embed(M, &M->target, tokens[i], w.at[i], 0, w.x + (size_t)i * M->d);
     rows->history[r * rows->stride + w.at[i]] = cells[i];
@@ -988,7 +1044,7 @@ int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, con
     Heads own = layer->own, read = layer->read;
     int N = layer->query_key_value.N, Q = own.heads * M->d_k, K = own.kv_heads * M->d_k, V = own.heads * M->d_v;
     const float *in = enter(M, &layer->attention_norm, &w, m);
-    product(w.team, in, M->d, m, &layer->query_key_value, w.wide, N, SET, w.bytes);
+    product_of(&w, &layer->query_key_value, l, 1, offsetof(Lows, query_key_value), in, M->d, m, w.wide, N, SET);
     for (int i = 0; own.heads && i < m; i++) {
       float *qkv = w.wide + (size_t)i * N;
       if (M->turned) turn(M, qkv, own.heads + own.kv_heads, M->turns + (size_t)w.at[i] * M->turned);
@@ -998,22 +1054,22 @@ int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, con
     if (!features && l + 1 == M->decoder_layers) return 1;
     if (own.heads)
       attend_own(team, (Attention){M, rows, own, w.wide, k, v, to, w.at, m, N, padded, w.heads, w.scores});
-    product(w.team, w.heads, V, m, &layer->output, w.x, M->d, ADD, w.bytes);
+    product_of(&w, &layer->output, l, 1, offsetof(Lows, output), w.heads, V, m, w.x, M->d, ADD);
     leave(M, &layer->attention_norm, &w, m);
     if (layer->cross_output.N) {
       in = enter(M, &layer->cross_norm, &w, m);
       Q = read.heads * M->d_k, K = read.kv_heads * M->d_k, V = read.heads * M->d_v;
-      product(w.team, in, M->d, m, &layer->query, w.wide, Q, SET, w.bytes);
+      product_of(&w, &layer->query, l, 1, offsetof(Lows, query), in, M->d, m, w.wide, Q, SET);
       for (int i = 0; read.heads && i < m; i++) {
         int sentence = rows->sentence[to ? to[i] : i], S = rows->sources[sentence];
         const float *keys = rows->memory[sentence] + l * room_of(M, S), *values = keys + K * (size_t)((S + L - 1) / L * L);
         attend_fixed(M, read, w.wide + (size_t)i * Q, keys, values, read.kv_heads * M->d_v, S,
                      w.heads + (size_t)i * V, w.scores);
       }
-      product(w.team, w.heads, V, m, &layer->cross_output, w.x, M->d, ADD, w.bytes);
+      product_of(&w, &layer->cross_output, l, 1, offsetof(Lows, cross_output), w.heads, V, m, w.x, M->d, ADD);
       leave(M, &layer->cross_norm, &w, m);
     }
-    feed_forward(M, layer, &w, m);
+    feed_forward(M, 1, l, &w, m);
   }
   if (M->decoder_norm.gain)
     normalise_rows(M, &M->decoder_norm, w.x, m, features);

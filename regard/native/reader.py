@@ -8,7 +8,7 @@ company, and with any number of threads.
 
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,10 @@ from torch import nn
 
 from regard.core.outputs import POOLS, ClassHead, TagHead, TokenHead, VectorHead
 from regard.native import build
+from regard.native.adapters import addresses
 from regard.native.build import UnsupportedError
-from regard.native.model import Laid, number
+from regard.native.layout import Layout, number
+from regard.native.model import Laid
 from regard.native.rows import Desk, outside
 
 TOGETHER = 256  # tokens that go through each product at once, so many at most: what lies between stays near
@@ -33,25 +35,58 @@ class NativeReader(Laid):
         super().__init__(model, "stem", None, threads)
         stem: Any = model.stem
         self.segments = 0 if stem.segments is None else int(stem.segments.num_embeddings)
-        self.c.head, self.c.logits = self._head(model.output)
-        self.width = int(self.c.logits.N or self.c.head.inner.N or self.d)
+        self.c.head, self.c.logits = _head(self, model.output)
+        self.pooled, self.width = bool(self.c.head.pool), _width(self.c.head, self.c.logits, self.d)
         self._desks: list[Desk] = []  # that nobody works at
+
+    def adapted(self, model: nn.Module, base: nn.Module) -> Self:
+        other = super().adapted(model, base)
+        if other.adapter is not None and other.adapter.head is not None:
+            head, logits = _head(own := Layout(self.d), other.adapter.head)
+            if max(self.c.d_ff, self.c.head.inner.N) < head.inner.N:
+                raise UnsupportedError("its head is wider than all else")
+            other.adapter.speak(head, logits, own)
+            other.pooled, other.width = bool(head.pool), _width(head, logits, self.d)
+        return other
 
     def features(self, texts: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None) -> list[Floats]:
         """What the head reads of each text: (T, d)."""
-        return self._read(texts, segments, self.d, bare=True)
+        return self._read(texts, segments, [self.d] * len(texts), [self] * len(texts), bare=True)
 
-    def outputs(self, texts: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None) -> list[Floats]:
-        """What the head says of each text: (C,), or (T, C). `segments`: the text of a pair that each token is in."""
-        return self._read(texts, segments, self.width, bare=False)
+    def outputs(
+        self,
+        texts: Sequence[Sequence[int]],
+        segments: Sequence[Sequence[int]] | None = None,
+        of: "Sequence[NativeReader] | None" = None,
+    ) -> list[Floats]:
+        """What the head says of each text: (C,), or (T, C). `segments`: the text of a pair that each token is in.
+
+        `of`: who is asked of each, where `adapted` ones read together; all of them, or none, are `pooled`.
+        """
+        if of is None:
+            return self._read(texts, segments, [self.width] * len(texts), [self] * len(texts), bare=False)
+        order = sorted(range(len(texts)), key=lambda i: id(of[i]))  # those of one stand together
+        texts, segments = [texts[i] for i in order], None if segments is None else [segments[i] for i in order]
+        who = [of[i] for i in order]
+        found = dict(
+            zip(order, self._read(texts, segments, [each.width for each in who], who, bare=False), strict=True)
+        )
+        return [found[i] for i in range(len(texts))]
 
     def _read(
-        self, texts: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None, width: int, *, bare: bool
+        self,
+        texts: Sequence[Sequence[int]],
+        segments: Sequence[Sequence[int]] | None,
+        widths: Sequence[int],
+        of: "Sequence[NativeReader]",
+        *,
+        bare: bool,
     ) -> list[Floats]:
         if not texts:
             return []
-        lengths = [*map(len, texts)]
-        longest, pooled = max(lengths), not bare and self.c.head.pool
+        lengths, width = [*map(len, texts)], max(widths)
+        longest, pooled = max(lengths), not bare and of[0].pooled
+        rank, adapters = addresses([each.adapter for each in of])
         if self.longest is not None and longest > self.longest:
             raise ValueError(f"a text of {longest} tokens: the model has positions for {self.longest}")
         tokens = _flat(texts, lengths, int(self.c.source.tokens), "token ids")
@@ -62,17 +97,18 @@ class NativeReader(Laid):
         begins = np.array([0, *accumulate(lengths)], np.int32)
         parts = self._parts(begins)
         most = max(int(begins[b] - begins[a]) for a, b in pairwise(parts))
-        shared, each = (self.library.room(self.c, most, longest, threads) for threads in (self.threads, 1))
+        shared, each = (self.library.room(self.c, most, longest, threads, rank) for threads in (self.threads, 1))
         out = np.empty((len(texts) if pooled else len(tokens), width), np.float32)
         try:
             desk = self._desks.pop()
         except IndexError:
             desk = Desk(self.library, self.threads)
         space = desk.space(max(self.threads * each, shared))
-        given = np.array(parts, np.int32), begins, tokens, told, longest, out, width, desk.team, space, each
-        self.library.read_texts(self.c, bare, len(parts) - 1, *given)
+        given = np.array(parts, np.int32), begins, tokens, told, longest, rank, adapters, out, width
+        self.library.read_texts(self.c, bare, len(parts) - 1, *given, desk.team, space, each)
         self._desks.append(desk)
-        return [*out] if pooled else [out[a:b] for a, b in pairwise(begins.tolist())]
+        rows = [*out] if pooled else [out[a:b] for a, b in pairwise(begins.tolist())]
+        return [row[..., :w] for row, w in zip(rows, widths, strict=True)]
 
     def _parts(self, begins: NDArray[np.int32]) -> list[int]:
         """Where the parts begin that are read together, and the last one ends: one, or enough for all threads."""
@@ -84,21 +120,27 @@ class NativeReader(Laid):
             parts.append(max(parts[-1] + 1, int(begins.searchsorted(begins[parts[-1]] + most, "right")) - 1))
         return parts
 
-    def _head(self, head: Any) -> tuple[build.Head, build.Product]:
-        made, inner, outer, width = build.Head(), getattr(head, "inner", None), getattr(head, "outer", None), self.d
-        if type(head) in (VectorHead, ClassHead):
-            if head.pool not in POOLS:
-                raise UnsupportedError(f"pooling by {head.pool}")
-            made.pool, made.unit = 1 + POOLS.index(head.pool), head.normalise
-        elif type(head) is TokenHead:
-            outer = head.tokens
-        elif type(head) is not TagHead:
-            raise UnsupportedError(f"a {type(head).__name__} as its head")
-        if inner is not None:
-            width, made.activation = inner.out_features, number(head.activation, head)
-            made.inner = self._product(inner, width, self.d)
-            made.norm = self._norm(getattr(head, "norm", None), width)
-        return made, build.Product() if outer is None else self._product(outer, outer.out_features, width)
+
+def _head(layout: Layout, head: Any) -> tuple[build.Head, build.Product]:
+    made, inner, outer, width = build.Head(), getattr(head, "inner", None), getattr(head, "outer", None), layout.d
+    if type(head) in (VectorHead, ClassHead):
+        if head.pool not in POOLS:
+            raise UnsupportedError(f"pooling by {head.pool}")
+        made.pool, made.unit = 1 + POOLS.index(head.pool), head.normalise
+    elif type(head) is TokenHead:
+        outer = head.tokens
+    elif type(head) is not TagHead:
+        raise UnsupportedError(f"a {type(head).__name__} as its head")
+    if inner is not None:
+        width, made.activation = inner.out_features, number(head.activation, head)
+        made.inner = layout.product(inner, width, layout.d)
+        made.norm = layout.norm(getattr(head, "norm", None), width)
+    return made, build.Product() if outer is None else layout.product(outer, outer.out_features, width)
+
+
+def _width(head: build.Head, logits: build.Product, d: int) -> int:
+    """Numbers that it says."""
+    return int(logits.N or head.inner.N or d)
 
 
 def _flat(rows: Sequence[Sequence[int]], lengths: list[int], most: int, what: str) -> NDArray[np.int32]:

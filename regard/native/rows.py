@@ -9,7 +9,7 @@ one block for each sentence, which all of its rows read.
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from regard.decoding.protocol import DAMAGED, Best, Floats, Ints
 from regard.native import build
+from regard.native.adapters import NativeAdapter, addresses
 
 if TYPE_CHECKING:
     from regard.native.model import Native
@@ -50,6 +51,14 @@ def _dismiss(library: Any, team: int | None, process: int) -> None:
         library.dismiss(team)
 
 
+class Addressed(list[int]):
+    """What is read, where several who share the engine read together, and who of them is asked."""
+
+    def __init__(self, ids: Iterable[int], of: Any) -> None:
+        super().__init__(ids)
+        self.of = of
+
+
 class NativeRows:
     """The rows of one search in the C engine (`regard.decoding.protocol.Rows`)."""
 
@@ -64,12 +73,14 @@ class NativeRows:
         self.address: Ints = np.zeros(0, np.int64)
         self.sources: Int32 = np.zeros(0, np.int32)  # its length
         self.list: list[Ints | None] = []  # the ids of its shortlist
+        self.adapters: list[NativeAdapter | None] = []  # what is added for it
         # The pool.
         self.free: Int32 = np.zeros(0, np.int32)
         self.owner: Int32 = np.zeros(0, np.int32)  # which sentence has a cell, or -1
         self.keys: Floats = np.zeros((model.layers, 0, model.key_width), np.float32)
         self.values: Floats = np.zeros((model.layers, 0, model.value_width), np.float32)
         self.c = build.Rows()
+        self.added: Ints | None = None  # where the adapters are
         self.features: Floats = np.zeros((0, model.d), np.float32)
         self.columns: Columns | None = None
         self.desk = Desk(model.library, model.threads)
@@ -87,8 +98,12 @@ class NativeRows:
             block = np.empty(self.model.memory_size(len(text)), np.float32)
             self.memory[i], self.address[i], self.sources[i] = block, block.ctypes.data, len(text)
             self.list[i] = own
+        for i, source in zip(numbers, sources, strict=True):
+            self.adapters[i] = getattr(source, "of", self.model).adapter
+        self.c.rank, self.added = addresses(self.adapters)
+        self.c.adapters = None if self.added is None else self.added.ctypes.data
         if not alone:
-            self._encode(texts, lengths, self.address[numbers])
+            self._encode(texts, lengths, numbers)
         R, new = len(self.lengths), len(sources)
         self.lengths = np.concatenate([self.lengths, np.zeros(new, np.int32)])
         self.sentence = np.concatenate([self.sentence, np.array(numbers, np.int32)])
@@ -157,7 +172,7 @@ class NativeRows:
         there[self.sentence] = False
         if there.any():  # who has left
             for i in there.nonzero()[0]:
-                self.memory[i] = self.list[i] = None
+                self.memory[i] = self.list[i] = self.adapters[i] = None
             there = np.append(there, [False])  # for the owner -1, which is nobody
             cells = there[self.owner].nonzero()[0]
             self.owner[cells] = -1
@@ -165,7 +180,7 @@ class NativeRows:
             self.longest = max(self.lengths.max(initial=0), self.sources[self.sentence].max(initial=0))
         self._tell()
 
-    def _encode(self, texts: Sequence[Ints], lengths: Int32, address: Ints) -> None:
+    def _encode(self, texts: Sequence[Ints], lengths: Int32, numbers: list[int]) -> None:
         first = 0
         while first < len(texts):
             last, tokens = first + 1, int(lengths[first])
@@ -174,7 +189,9 @@ class NativeRows:
                 last += 1
             ids, longest = np.concatenate(texts[first:last]).astype(np.int32), int(lengths[first:last].max())
             begins = np.append([0], lengths[first:last].cumsum()).astype(np.int32)
-            given = last - first, ids, begins, longest, address[first:last]
+            some = numbers[first:last]
+            rank, adapters = addresses([self.adapters[i] for i in some])
+            given = last - first, ids, begins, longest, self.address[some], rank, adapters
             read = self.model.library.encode(self.model.c, *given, self.desk.team, self._room(tokens, longest))
             assert read
             first = last
@@ -227,6 +244,7 @@ class NativeRows:
         vacant += range(len(self.memory), len(self.memory) + more)
         self.memory += [None] * more
         self.list += [None] * more
+        self.adapters += [None] * more
         self.address = np.concatenate([self.address, np.zeros(more, np.int64)])
         self.sources = np.concatenate([self.sources, np.zeros(more, np.int32)])
         self.c.memory, self.c.sources = self.address.ctypes.data, self.sources.ctypes.data
@@ -248,7 +266,7 @@ class NativeRows:
 
     def _room(self, m: int, longest: int) -> int:
         """Where the engine can work on m tokens of sentences that have at most so many."""
-        return self.desk.space(self.model.library.room(self.model.c, m, longest, self.model.threads))
+        return self.desk.space(self.model.library.room(self.model.c, m, longest, self.model.threads, self.c.rank))
 
     def _logits(self, product: build.Product, features: Floats, out: Floats) -> None:
         R = len(features)

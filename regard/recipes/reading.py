@@ -244,6 +244,8 @@ def _from_folder(folder: Path, values: dict[str, Any]) -> None:
     task = values.get("task")
     if isinstance(task, dict) and str(template := task.get("template")).endswith(".jinja"):
         task["template"] = _absolute(folder, template)
+    if isinstance(task, dict) and isinstance(reward := task.get("reward"), str) and reward:
+        task["reward"] = _absolute(folder, reward)
 
 
 def _absolute(folder: Path, named: Any) -> Any:

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from regard.adaptation.change import settled
+from regard.adaptation.change import changed, settled
 from regard.core.added import own
 from regard.data.batching import token_batches
 from regard.data.corpora import CORPORA
@@ -27,6 +27,7 @@ from regard.models.family import build, family
 from regard.recipes import reading
 from regard.recipes.prepare import Prepared, prepare
 from regard.recipes.recipe import Recipe
+from regard.recipes.rewards import Worth, worth
 from regard.tasks.task import task as task_named
 from regard.training.batch_size import largest_batch
 from regard.training.checkpoints import Checkpoints
@@ -34,9 +35,10 @@ from regard.training.display import Display, fetching
 from regard.training.distributed import World, world
 from regard.training.journal import Journal
 from regard.training.loop import Learner, load_parameters
+from regard.training.policies import CRITIC
 from regard.training.run import UNKNOWN, Event, Finished, Trainer, Validation
 from regard.training.schedules import schedule
-from regard.training.stream import counted, stream
+from regard.training.stream import counted
 
 SHOWN = 5  # held-out sentences shown at the end
 # What cannot change in a run that has begun. Of batch_tokens and seed follows which rows are still to come.
@@ -58,21 +60,24 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     console: Console | None = None,
+    reward: Worth | None = None,
 ) -> bool:
     """Train, evaluate, and leave a model directory; False if interrupted: call again with `resume`.
 
-    A run that is there already is refused, unless it is to `resume` or to `overwrite`.
+    A run that is there already is refused, unless it is to `resume` or to `overwrite`. `reward` is for a recipe to
+    reinforce that names no model for it: prompts and answers in, what each answer is worth out.
     """
     console = console or Console()
     with world() as here, ExitStack() as lock:
         say = Display(console if here.main else Console(quiet=True))
-        data, mistake, before = None, None, {}
+        data, mistake, before, told = None, None, {}, None
         if here.main:
             try:
                 lock.enter_context(alone_in(directory))  # for all processes of this run
                 if not resume:
                     check_place(directory, overwrite=overwrite)
                 before = _check(recipe, directory if resume else None)
+                told = worth(recipe, reward)
                 data = _ready(recipe, say)
             except (ValueError, OSError) as error:
                 mistake = error
@@ -95,7 +100,7 @@ def train(
             recipe = replace(recipe, train=replace(recipe.train, batch_tokens=found))
             say.line("batches", f"of {found:,} tokens, the largest that fit in memory (train.batch_tokens={found})")
         with say.console.status("  asking the model before its first step"):
-            run = _Run(recipe, directory, data, model, here)
+            run = _Run(recipe, directory, data, model, here, told)
         with run.learner:
             if resume and run.trainer.resume():
                 say.line("resumed", f"after step {run.trainer.learner.steps:,}")
@@ -146,6 +151,8 @@ def _check(recipe: Recipe, directory: Path | None) -> dict[str, Any]:
     """
     schedule(recipe.train.schedule, d_model=1, total=UNKNOWN)(1)
     recipe.purpose().rehearse()
+    if recipe.changes and recipe.model.base is not None:
+        changed(storage.shape(recipe.model.base), recipe.changes)  # refuses what does not fit
     if directory is None:
         return {}
     _, state = Checkpoints(directory / "trainer", warn=lambda text: None).latest(tensors=False) or (0, {})
@@ -209,25 +216,29 @@ def _begin(recipe: Recipe, data: Prepared) -> nn.Module:
 class _Run:
     """One run of a recipe: what is needed from its first step to its evaluation."""
 
-    def __init__(self, recipe: Recipe, directory: Path, data: Prepared, model: nn.Module, here: World) -> None:
+    def __init__(
+        self, recipe: Recipe, directory: Path, data: Prepared, model: nn.Module, here: World, told: Worth | None = None
+    ) -> None:
         read = {key: value for key, value in data.habits.items() if getattr(recipe.decode, key) is None}
         recipe = replace(recipe, decode=replace(recipe.decode, **read))
         self.directory, self.data, self.model, self.here = directory, data, model, here
-        self.recipe, self.task, c = recipe, data.task, recipe.train
+        self.recipe, c = recipe, recipe.train
+        self.task = data.task.equipped(model.to(here.device), data.tokenizer, told, here.size)
         held_out, drawn = (data.valid, data.test), self.task.corpus(data.train)
-        self.corpus = self.task.recalled(model.to(here.device), drawn, data.tokenizer, held_out)
+        self.corpus = self.task.recalled(model, drawn, data.tokenizer, held_out)
         self.learner = Learner(self.task.objective(model, c.smoothing, data.tokenizer), self._rate, c, here)
         # Complete: how text is read and how many threads share a batch are part of what the run is.
         self.recipe = replace(recipe, train=replace(c, shards=self.learner.shards))
         collate = self.task.collate(data.tokenizer, recipe.tokens.dropout)
         self.trainer = Trainer(
             self.learner,
-            lambda position: stream(self.corpus, collate, c, here, position),
+            lambda position: self.task.stream(self.corpus, collate, c, here, position),
             directory / "trainer",
             total=self._total(),
             identity=data.identity,
             settings=settings_of(self.recipe),
             validate=self._validate,
+            first=self.task.beforehand,
         )
 
     def begin(self, resume: bool) -> None:
@@ -252,7 +263,7 @@ class _Run:
         if c.epochs is None:
             return c.steps
         batches = sum(1 for _ in token_batches(counted(self.corpus, c), tokens=c.batch, seed=c.seed, epoch=0))
-        return max(1, math.ceil(c.epochs * batches))
+        return max(1, math.ceil(c.epochs * batches)) * self.task.steps()
 
     def follow(self, say: Display) -> Finished:
         """Train; show and note what happens."""
@@ -278,7 +289,8 @@ class _Run:
             model = _begin(self.recipe, self.data)
         else:
             model = build(self.model.config, self.task.head(type(self.model)))
-        load_parameters(model.to(self.here.device), self.trainer.final())
+        final = {name: x for name, x in self.trainer.final().items() if not name.startswith(f"{CRITIC}.")}
+        load_parameters(model.to(self.here.device), final)
         settled(model)
         for text in self.trainer.warnings:
             say.line("note", text)

@@ -36,6 +36,7 @@ class Asked(BaseModel, extra="forbid"):
 
     model: str | None = None
     edits: dict[str, dict[int, float]] = {}
+    off: list[str] = []  # what was added to the model and is not to act
 
 
 class TranslateAsked(Asked):
@@ -95,6 +96,7 @@ class _Models:
             with self._lock:
                 live = self._lives.get(served.id)
                 if live is None or live.predictor is not predictor:  # its files have changed
+                    self._lives = {id: each for id, each in self._lives.items() if id in self._registry.ids}
                     live = self._lives[served.id] = _live(predictor, served)
                 return live
         except (OSError, ValueError) as error:
@@ -148,7 +150,7 @@ def router(service: Service) -> APIRouter:
         def work() -> Response:
             live = models.get(asked.model)
             given = asked.model_dump(include=INPUTS, exclude_none=True)
-            found = answer(live, live.look(given, asked.edits))
+            found = answer(live, live.look(given, asked.edits, asked.off))
             return found if isinstance(found, Response) else _json(found)
 
         with _plainly():

@@ -19,6 +19,7 @@ from regard.serving.service import Service
 from regard.tasks.asks import Answer, Ask, Settings, listed
 
 ALTERNATIVES, TEXTS = 16, 1_000  # of a request, at most
+Pair = tuple[str, str]  # of languages: source, target
 
 
 class TranslateRequest(BaseModel):
@@ -30,6 +31,7 @@ class TranslateRequest(BaseModel):
     format: Literal["text", "html"] = Field("text", description="html: tags stay, the text between is translated")
     alternatives: int = Field(0, ge=0, le=ALTERNATIVES, description="how many other translations to give")
     api_key: str | None = Field(None, description="where the server asks for one")
+    model: str | None = Field(None, description="an id of /v1/models; left out: the first for these languages")
 
 
 class DetectRequest(BaseModel):
@@ -82,7 +84,7 @@ WRITTEN_AS = ("application/json", "application/x-www-form-urlencoded", "multipar
 
 def router(service: Service) -> APIRouter:
     """The routes."""
-    pairs: dict[tuple[str, str], Served] = {}
+    pairs: dict[Pair, Served] = {}
     for served in service.registry:
         if served.task.name == "translate":
             pairs.setdefault(served.languages, served)
@@ -104,11 +106,15 @@ def router(service: Service) -> APIRouter:
         return await service.attended(request, answered(asked, texts))
 
     async def answered(asked: TranslateRequest, texts: list[str]) -> dict[str, Any]:
-        if not pairs:
+        able = pairs
+        if asked.model is not None:
+            served = service.registry.asked("POST /translate", asked.model)
+            able = {served.languages: served}
+        if not able:
             first = service.registry.get()
             raise RefusalError(404, f"no model here translates: {first.id} is {first.task.a_model}")
-        target = known(asked.target, [target for _, target in pairs])
-        guesses = await languages_of(texts, asked.source, target)
+        target = known(asked.target, [target for _, target in able])
+        guesses = await languages_of(texts, asked.source, target, able)
         html, best = asked.format == "html", 1 + asked.alternatives
         # Others are not to wait for somebody's markup: it is read and written in a thread.
         pages = await asyncio.to_thread(list, map(Page, texts)) if html else [None] * len(texts)
@@ -117,7 +123,7 @@ def router(service: Service) -> APIRouter:
         for source in dict.fromkeys(guess.language for guess in guesses):  # those of one language go together
             rows = [row for row, guess in enumerate(guesses) if guess.language == source]
             asks = [part for row in rows for part in parts[row]]
-            got = iter(await service.answers(pairs[source, target], translating(asks, best=best, align=html)))
+            got = iter(await service.answers(able[source, target], translating(asks, best=best, align=html)))
             answers |= {row: [next(got) for _ in parts[row]] for row in rows}
         outputs = []  # for each text, the best first
         for row, page in enumerate(pages):
@@ -166,13 +172,13 @@ def router(service: Service) -> APIRouter:
             "language": {"source": source, "target": target},
         }
 
-    async def languages_of(texts: list[str], source: str, target: str) -> list[Detected]:
+    async def languages_of(texts: list[str], source: str, target: str, able: Iterable[Pair]) -> list[Detected]:
         """The language of each text: the one that is named, or a guess among those that have the target."""
         if source == "auto":
-            among = [source for source, to in pairs if to == target]
+            among = [source for source, to in able if to == target]
             return await asyncio.to_thread(lambda: [service.detector.sure(text, among) for text in texts])
-        source = known(source, [source for source, _ in pairs])
-        if (source, target) not in pairs:
+        source = known(source, [source for source, _ in able])
+        if (source, target) not in able:
             raise RefusalError(400, f"{target} is not available as a target language from {source}")
         return [Detected(confidence=100.0, language=source)] * len(texts)
 

@@ -10,10 +10,11 @@ Of a model that reads (`LiveReader`) there is one, of which nothing is predicted
 
 import copy
 import math
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.adaptation import change
+from regard.core.added import without
 from regard.core.mixers import Tap
 from regard.core.quantised import dequantise, is_quantised
 from regard.data.batching import Batch
@@ -50,7 +52,6 @@ FACTOR = 100.0  # by which a head is scaled, at most
 BUDGET = 256 * 2**20  # bytes of recorded attention that are kept
 
 Edits = Mapping[str, Mapping[int, float]]
-Changes = tuple[tuple[str, int, float], ...]  # attention, head, factor
 Line = dict[str, Any]
 
 
@@ -58,12 +59,22 @@ class TooLargeError(ValueError):
     """More was asked for than the explorer looks at."""
 
 
+class Switched(NamedTuple):
+    """How a model is changed while it is looked at."""
+
+    heads: tuple[tuple[str, int, float], ...] = ()  # attention, head, factor
+    off: tuple[str, ...] = ()  # what was added to the model and is not to act, by name
+
+
+AS_IT_IS = Switched()
+
+
 @dataclass(frozen=True)
 class Look:
-    """The inputs of a model, in its order, and how heads are changed."""
+    """The inputs of a model, in its order, and how it is changed."""
 
     ids: tuple[tuple[int, ...], ...]
-    changes: Changes = ()
+    changes: Switched = AS_IT_IS
     segments: tuple[int, ...] = ()  # of two texts that are read together, in which each token is
 
 
@@ -108,6 +119,7 @@ class Live:
         self.model = replica(predictor.model)
         self.device = next(self.model.parameters()).device
         self.attentions, self.axes, self.inputs = attentions(self.model), axes(self.model), inputs(self.model)
+        self.additions = change.additions(self.model)
         self._open()
         for attention in self.attentions.values():
             attention.register_forward_pre_hook(lambda *_: safe_point())
@@ -122,7 +134,7 @@ class Live:
         self.longest = int(min(TOKENS, reach))  # tokens of an input, the end included
         self._module = Module(cast(Generative, self.model))
 
-    def look(self, given: Mapping[str, Sequence[int]], edits: Edits) -> Look:
+    def look(self, given: Mapping[str, Sequence[int]], edits: Edits, off: Sequence[str] = ()) -> Look:
         """Something to look at, if there is such a thing: the inputs of the model by name."""
         for name in self.inputs:
             if name not in given:
@@ -131,7 +143,7 @@ class Live:
                 raise ValueError(f"the {name} is empty: it has at least its end token, {self.eos}")
         for name in given.keys() - {*self.inputs}:
             raise ValueError(f"{name}: this model reads {' and '.join(self.inputs)} alone")
-        found = Look(tuple(self._ids(name, given[name]) for name in self.inputs), self._changes(edits))
+        found = Look(tuple(self._ids(name, given[name]) for name in self.inputs), self._changes(edits, off))
         if not self.steps(found)[1]:
             raise ValueError(f"{self.inputs[-1]} has one token, and none is predicted: give another")
         return found
@@ -154,8 +166,12 @@ class Live:
                 raise ValueError(f"{name}[{i}] is the end token, and {len(ids) - 1 - i} follow: leave them out")
         return tuple(ids)
 
-    def _changes(self, edits: Edits) -> Changes:
+    def _changes(self, edits: Edits, off: Sequence[str]) -> Switched:
         """In one order, without factors that change nothing: so that what is the same is known to be."""
+        for name in off:
+            if name not in (known := [each.name for each in self.additions]):
+                has = f"it has {', '.join(known)}" if known else "it adds to no other"
+                raise ValueError(f"nothing that was added to this model is called {short(name)}: {has}")
         found = []
         for name, heads in edits.items():
             self.check(name, *heads)
@@ -164,7 +180,7 @@ class Live:
                     raise ValueError(f"{name} head {head} times {factor}: a factor lies within ±{FACTOR:g}")
                 if factor != 1.0:
                     found.append((name, head, float(factor)))
-        return tuple(sorted(found))
+        return Switched(tuple(sorted(found)), tuple(sorted({*off})))
 
     def check(self, name: str, *heads: int) -> None:
         """Refuse an attention or a head that the model does not have."""
@@ -183,6 +199,7 @@ class Live:
         alternatives: int = 8,
         sentence: int = 0,
         pair: str = "",
+        off: Sequence[str] = (),
     ) -> Iterator[Line | None]:
         """A translation as lines: the source, each token as it is chosen, and what came of it.
 
@@ -218,7 +235,7 @@ class Live:
         request = bounded(Request(source, first, room, prefix=begin, refusal=awake), config, most)
         if (size := len(begin)) > request.room:
             raise TooLargeError(f"the prefix has {size} tokens, the output at most {request.room}: shorten the prefix")
-        return self._translating(request, self._changes(edits or {}), config, alternatives, about)
+        return self._translating(request, self._changes(edits or {}, off), config, alternatives, about)
 
     @staticmethod
     def _admit(text: str, name: str = "text") -> None:
@@ -228,7 +245,7 @@ class Live:
             raise ValueError(f"there is no {name}: type a sentence")
 
     def _translating(
-        self, request: Request, changes: Changes, config: SearchConfig, alternatives: int, about: Line
+        self, request: Request, changes: Switched, config: SearchConfig, alternatives: int, about: Line
     ) -> Iterator[Line | None]:
         began = time.perf_counter()
         shown, start = Shown(self.tokenizer), [] if self._begin else [request.first]
@@ -255,7 +272,7 @@ class Live:
             "milliseconds": round(1000 * (time.perf_counter() - began), 2),
         }
 
-    def _greedy(self, request: Request, changes: Changes) -> Iterator[tuple[Floats, int]]:
+    def _greedy(self, request: Request, changes: Switched) -> Iterator[tuple[Floats, int]]:
         """The log-probabilities (V,) of each step and the token that is chosen."""
         rows, id, written = self._module.rows(), request.first, list[int]()
         with self.turn(changes):
@@ -271,7 +288,9 @@ class Live:
             if id == self.eos:
                 return
 
-    def _beam(self, request: Request, changes: Changes, config: SearchConfig) -> Generator[None, None, tuple[int, ...]]:
+    def _beam(
+        self, request: Request, changes: Switched, config: SearchConfig
+    ) -> Generator[None, None, tuple[int, ...]]:
         """Steps of a beam search, and at last its best output, with its end unless it was cut."""
         fleet, rows = Beam(config, self.eos), self._module.rows()
         with self.turn(changes):
@@ -331,14 +350,14 @@ class Live:
         return Batch(tensors, len(predicted))
 
     @contextmanager
-    def turn(self, changes: Changes) -> Iterator[None]:
-        """The model to oneself, with its heads changed: for a step at a time, since others wait for theirs."""
+    def turn(self, changes: Switched) -> Iterator[None]:
+        """The model to oneself, changed: for a step at a time, since others wait for theirs."""
         with self._lock, changed(self.model, changes):
             yield
 
     @contextmanager
-    def apart(self, changes: Changes) -> Iterator[nn.Module]:
-        """A replica with its heads changed, for work that takes long: nobody waits for it."""
+    def apart(self, changes: Switched) -> Iterator[nn.Module]:
+        """A replica that is changed, for work that takes long: nobody waits for it."""
         with self._lock:  # nobody watches a tap now
             model = replica(self.model)
         with changed(model, changes):
@@ -363,14 +382,20 @@ class Live:
         with record(self.model, names, what=("weights", "values")) as seen, changed(self.model, look.changes):
             self.run(look)
         for name in names:
-            self._held[look, name] = Recorded(seen[name][0].float().cpu(), seen.values[name][0].float().cpu())
+            T, S = self.lengths(look, name)  # what was taught may stand before the tokens, and is none
+            weights, values = seen[name][0][:, -T:, -S:], seen.values[name][0][:, -S:]
+            self._held[look, name] = Recorded(weights.float().cpu(), values.float().cpu())
+
+    def lengths(self, look: Look, name: str) -> tuple[int, int]:
+        """How many tokens stand along both sides of an attention's maps."""
+        whole = dict(zip(self.inputs, map(len, look.ids), strict=True))
+        whole[self.inputs[-1]] = len(self.steps(look)[1])
+        return whole[self.axes[name].queries.input], whole[self.axes[name].keys.input]
 
     def size(self, look: Look, *names: str) -> int:
         """How many numbers are recorded of some attentions, or of all."""
-        lengths = dict(zip(self.inputs, map(len, look.ids), strict=True))
-        lengths[self.inputs[-1]] = len(self.steps(look)[1])
-        laid = [(self.attentions[name], *self.axes[name][:2]) for name in names or self.attentions]
-        return sum(a.heads * lengths[keys.input] * (lengths[queries.input] + a.d_v) for a, queries, keys in laid)
+        laid = [(self.attentions[name], *self.lengths(look, name)) for name in names or self.attentions]
+        return sum(a.heads * S * (T + a.d_v) for a, T, S in laid)
 
     @cached_property
     def marks(self) -> Tokens:
@@ -412,9 +437,23 @@ class Live:
                 }
                 for name, a in self.attentions.items()
             ],
+            "changes": [
+                {**each._asdict(), "parts": [self._part(*part) for part in change.amounts(self.model, each.name)]}
+                for each in self.additions
+            ],
+            "new_head": getattr(getattr(self.model, "base", None), "head", False),
             **self._manner(),
             "note": "int8 weights, shown as fp32" if is_quantised(self.predictor.model) else "",
         }
+
+    @staticmethod
+    def _part(path: str, role: str, amount: float | None) -> dict[str, Any]:
+        """What a change has changed: in which stack and layer, and which block of that it is in."""
+        place, layer, block = re.sub(r"\.sublayer\b", "", path), None, ""
+        if found := re.fullmatch(r"(.+?)\.layers\.(\d+)\.?(.*)", place):
+            place, layer, block = found[1], int(found[2]), found[3].partition(".")[0]
+        known = amount is not None and math.isfinite(amount)
+        return {"place": place, "layer": layer, "block": block, "role": role, "amount": amount if known else None}
 
     def _manner(self) -> dict[str, Any]:
         """What is particular to a model that writes."""
@@ -425,9 +464,14 @@ class Live:
         return {"layers": layers, "reads": False, "second": "", "beam": self.predictor.decode.beam}
 
 
-def changed(model: nn.Module, changes: Changes) -> AbstractContextManager[None]:
-    """Inside the block, the heads of a model are changed: what they say, not whereto they look."""
+@contextmanager
+def changed(model: nn.Module, changes: Switched) -> Iterator[None]:
+    """Inside the block, a model is changed: what its heads say, not whereto they look; and what was added to it."""
     factors: dict[str, dict[int, float]] = {}
-    for name, head, factor in changes:
+    for name, head, factor in changes.heads:
         factors.setdefault(name, {})[head] = factor
-    return edit(model, factors, what="outputs") if changes else nullcontext()
+    with (
+        edit(model, factors, what="outputs") if factors else nullcontext(),
+        without(model, *changes.off) if changes.off else nullcontext(),
+    ):
+        yield

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -59,8 +60,9 @@ def _maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
         heads = list(range(attention.heads)) if asked is None else list(asked)
         numbers = recorded.weights
         if view == "norm":
-            numbers = norm_maps(attention, numbers[None], recorded.values[None])[0]
-            for changed, head, factor in look.changes:
+            with live.turn(look.changes) if live.additions else nullcontext():  # what was added to W_O counts
+                numbers = norm_maps(attention, numbers[None], recorded.values[None])[0]
+            for changed, head, factor in look.changes.heads:
                 if changed == name:
                     numbers[head] *= abs(factor)
         yield name, heads, numbers if asked is None else numbers[heads]
@@ -109,9 +111,11 @@ def neuron(live: Live, look: Look, name: str, head: int, query: int) -> dict[str
     attention = live.attentions[name]
     with live.turn(look.changes), record(live.model, name, what=("weights", "scores", "queries", "keys")) as seen:
         live.run(look)
-    queries, keys, scores = seen.queries[name], seen.keys[name], seen.scores[name]
-    if not 0 <= query < queries.shape[2]:
-        raise ValueError(f"query = {query}: {name} has queries 0 to {queries.shape[2] - 1}")
+    T, S = live.lengths(look, name)  # what was taught may stand before the tokens, and is none
+    queries, keys = seen.queries[name][:, :, -T:], seen.keys[name][:, :, -S:]
+    scores, weights = (x[:, :, -T:, -S:] for x in (seen.scores[name], seen[name]))
+    if not 0 <= query < T:
+        raise ValueError(f"query = {query}: {name} has queries 0 to {T - 1}")
     products = query_key_products(attention, queries, keys, head, query)  # (S, d_k)
     scale = attention.d_k**-0.5 if attention.config.scale is None else attention.config.scale
     bias = None if attention.cross else attention.positions.bias(queries, keys.shape[2], 0, scale)
@@ -122,7 +126,7 @@ def neuron(live: Live, look: Look, name: str, head: int, query: int) -> dict[str
         "products": products.tolist(),
         "scores": scores[0, head, query].tolist(),
         "bias": bias[0, head, query].tolist(),
-        "weights": seen[name][0, head, query].tolist(),
+        "weights": weights[0, head, query].tolist(),
         "scale": scale,
     }
 
@@ -174,6 +178,7 @@ def page(live: Live, look: Look) -> str:
         sides, ((_, recorded),) = live.axes[name], live.recorded(look, [name])
         down, across = (axis.along(texts, start) for axis in (sides.queries, sides.keys))
         shown.append(AttentionMap(name, recorded.weights, down, across, sides.role))
-    changed = ", ".join(f"{name} head {head} × {factor:g}" for name, head, factor in look.changes)
+    factors = [f"{name} head {head} × {factor:g}" for name, head, factor in look.changes.heads]
+    changed = ", ".join([*factors, *(f"{name} off" for name in look.changes.off)])
     title = " → ".join(map(live.decoded, look.ids))
     return attention_page(shown, title=title, note=f"Changed: {changed}" if changed else "")

@@ -1,5 +1,6 @@
 """What a server tells of itself to Prometheus. Each application has its own registry."""
 
+from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import (
@@ -23,6 +24,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._watched: dict[str, object] = {}  # who tells how a model is
         ProcessCollector(registry=self.registry)  # memory, processor time, open files
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
@@ -38,6 +40,19 @@ class Metrics:
         self.tokens = counter("regard_tokens", "Sub-words read and written.", [*model, "side"])
         self.cancelled = counter("regard_cancelled", "Requests not answered, since their client had left.", model)
         self.loaded = gauge("regard_model_loaded", "1 for a model in memory.", model)
+
+    def watch(self, model: str, who: object, inside: Callable[[], float], loaded: Callable[[], float]) -> None:
+        """Tell how a model is, as somebody knows it."""
+        self._watched[model] = who
+        self.queue.labels(model).set_function(inside)
+        self.loaded.labels(model).set_function(loaded)
+
+    def forget(self, model: str, who: object) -> None:
+        """Tell it no more, unless another one knows it by now."""
+        if self._watched.get(model) is who:
+            del self._watched[model]
+            for gauge in (self.queue, self.loaded):
+                gauge.remove(model)
 
     def text(self) -> bytes:
         """All of them, in Prometheus' text format."""

@@ -83,8 +83,10 @@ def router(service: Service) -> APIRouter:
         async def answered() -> Any:
             return await asyncio.to_thread(question.completed, await service.answers(served, question))
 
+        queue = service.queue(served)
+
         def begin() -> Iterator[bytes]:
-            service.queues[served.id].prepare(question)
+            queue.prepare(question)
             return question.pieces()
 
         try:

@@ -2,6 +2,7 @@
 
 A request waits in the queue of its model, where one thread takes the oldest, and with it those that ask for the same
 settings and are nearest in length, up to a budget of sub-words. While that thread is at work the next batch gathers.
+Models that only add LoRA to another one stand in its line: requests to all of them are one batch.
 When it is idle, it waits a moment for company if some is to be expected: others are being prepared, or the last batch
 had several. What a request is answered does not hang on that company: a predictor gives the same output in any batch.
 """
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Condition, Thread
 from time import monotonic
 from typing import Any
@@ -20,6 +22,7 @@ from regard.serving.config import ServeConfig
 from regard.serving.errors import RefusalError
 from regard.serving.metrics import Metrics
 from regard.serving.registry import Served
+from regard.tasks.company import MOST, meet
 
 LOG = logging.getLogger("regard.serving")
 Asked = tuple[list[Any], Any]  # what is asked of a predictor, and the settings: as its `answers` takes them
@@ -33,6 +36,8 @@ class Job:
     settings: Any
     tokens: int  # sub-words that it is charged for: those it reads, and where they may be many, those it writes
     read: int = 0  # and those it reads alone
+    predictor: Any = None  # who is asked, though its files may have gone; None: whoever is there by then
+    queue: Any = None  # in which it came
     future: Future[list[Any]] = field(default_factory=Future)
     arrived: float = field(default_factory=monotonic)
 
@@ -40,9 +45,11 @@ class Job:
 class Queue:
     """The requests to one model, and the thread that answers them."""
 
-    def __init__(self, served: Served, config: ServeConfig, metrics: Metrics) -> None:
-        self.served, self.config, self.metrics = served, config, metrics
+    def __init__(self, served: Served, config: ServeConfig, metrics: Metrics, lead: "Queue | None" = None) -> None:
+        """`lead`: the queue in whose line its requests stand, if not in its own."""
+        self.served, self.config, self.metrics, self._lead = served, config, metrics, lead or self
         self.inside = 0  # requests that were let in and have not left
+        self.coming = 0  # the same of all that stand in its line
         # Where requests are prepared: while one model is being loaded, those of the others need a thread, too.
         self.desk = ThreadPoolExecutor(1, thread_name_prefix=f"regard {served.id}")
         # Where the explorer's questions are answered: short ones do not wait for those that take long.
@@ -53,8 +60,8 @@ class Queue:
         self._change = Condition()
         self._thread: Thread | None = None
         self._closed = False
-        metrics.queue.labels(served.id).set_function(lambda: self.inside)
-        metrics.loaded.labels(served.id).set_function(lambda: served.loaded)
+        self._company = ThreadPoolExecutor(MOST, thread_name_prefix=f"regard {served.id}")  # of several models
+        metrics.watch(served.id, self, inside=lambda: self.inside, loaded=lambda: served.loaded)
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -63,10 +70,12 @@ class Queue:
             message = f"{self.inside} requests are waiting already: slow down, and try again in a second"
             raise RefusalError(429, message, reason="queue", code="queue_full", headers={"Retry-After": "1"})
         self.inside += 1
+        self._lead.coming += 1
         try:
             yield
         finally:
             self.inside -= 1
+            self._lead.coming -= 1
 
     def prepare(self, asked: Callable[[Any], Asked]) -> Job:
         """What is to be done for a request, as it says of a predictor; loads the model if need be."""
@@ -77,10 +86,13 @@ class Queue:
             said = f"{read} sub-words" if not written else f"{read} sub-words and up to {written} to be written"
             message = f"Invalid request: {said} exceed the limit of {self.config.tokens}"
             raise RefusalError(400, message, reason="size", code="too_long")
-        return Job(asks, settings, read + written, read)
+        return Job(asks, settings, read + written, read, predictor if self.served.passing else None)
 
     def submit(self, job: Job) -> Future[list[Any]]:
         """Have a job done. A future that is cancelled before its turn costs nothing."""
+        job.queue = job.queue or self
+        if self._lead is not self:
+            return self._lead.submit(job)
         with self._change:
             if self._closed:
                 raise RefusalError(503, "the server is shutting down", reason="closed", headers={"Retry-After": "5"})
@@ -97,16 +109,17 @@ class Queue:
         with self._change:
             if job in self._jobs:
                 self._jobs.remove(job)
-        self.metrics.cancelled.labels(self.served.id).inc()
+        self.metrics.cancelled.labels(job.queue.served.id).inc()
 
     def close(self) -> None:
         """Take no more, and finish what was taken."""
+        self.metrics.forget(self.served.id, self)
         with self._change:
             self._closed = True
             self._change.notify()
         if self._thread is not None:
             self._thread.join()
-        for threads in (self.desk, self.short, self.long):
+        for threads in (self.desk, self.short, self.long, self._company):
             threads.shutdown()
 
     def predictor(self) -> Any:
@@ -131,7 +144,7 @@ class Queue:
                 while (
                     self._jobs
                     and not self._closed
-                    and (self._crowded or self.inside > len(self._jobs))
+                    and (self._crowded or self.coming > len(self._jobs))
                     and sum(job.tokens for job in self._jobs) < self.config.batch_tokens
                     and (left := self._jobs[0].arrived + self.config.wait_ms / 1e3 - monotonic()) > 0
                 ):
@@ -144,34 +157,75 @@ class Queue:
                     return batch
 
     def _answer(self, batch: list[Job]) -> None:
-        begin = monotonic()
-        try:
-            predictor = self.predictor()
-            found = iter(predictor.answers([ask for job in batch for ask in job.asks], batch[0].settings))
-        except Exception as error:
-            if len(batch) > 1 and not isinstance(error, RefusalError):  # which is of the model, and so of all
-                for job in batch:  # that one of them cannot be answered is no matter of the others
+        begin, parts = monotonic(), _parts(batch)
+        if len(parts) == 1:
+            found = [_done(partial(_answers, parts[0]))]
+        else:
+            found = meet([partial(_answers, part) for part in parts], self._company)
+        answered = [part for part, each in zip(parts, found, strict=True) if each.exception() is None]
+        if jobs := [job for part in answered for job in part]:
+            labels = self.served.id
+            self.metrics.batch_seconds.labels(labels).observe(monotonic() - begin)
+            self.metrics.batch_requests.labels(labels).observe(len(jobs))
+            self.metrics.batch_tokens.labels(labels).observe(sum(job.tokens for job in jobs))
+        for part, each in zip(parts, found, strict=True):
+            id, error = part[0].queue.served.id, each.exception()
+            if error is None:
+                written, answers = each.result()
+                self.metrics.tokens.labels(id, "read").inc(sum(job.read for job in part))
+                self.metrics.tokens.labels(id, "written").inc(written)
+                for job, answer in zip(part, answers, strict=True):
+                    job.future.set_result(answer)
+            elif len(batch) > 1 and not isinstance(error, RefusalError):  # which is of the model, and so of all
+                for job in part:  # that one of them cannot be answered is no matter of the others
                     self._answer([job])
-                return
-            if str(error) == DAMAGED:
-                error = RefusalError(503, f"the model {self.served.id} cannot be used: {DAMAGED}", reason="model")
-            for job in batch:
-                job.future.set_exception(error)
-            return
-        answers = [[next(found) for _ in job.asks] for job in batch]
-        labels = self.served.id
-        self.metrics.batch_seconds.labels(labels).observe(monotonic() - begin)
-        self.metrics.batch_requests.labels(labels).observe(len(batch))
-        self.metrics.batch_tokens.labels(labels).observe(sum(job.tokens for job in batch))
-        self.metrics.tokens.labels(labels, "read").inc(sum(job.read for job in batch))
-        written = sum(predictor.written(answer) for each in answers for answer in each)
-        self.metrics.tokens.labels(labels, "written").inc(written)
-        for job, each in zip(batch, answers, strict=True):
-            job.future.set_result(each)
+            else:
+                if str(error) == DAMAGED:
+                    error = RefusalError(503, f"the model {id} cannot be used: {DAMAGED}", reason="model")
+                for job in part:
+                    job.future.set_exception(error)
+
+
+def _parts(batch: list[Job]) -> list[list[Job]]:
+    """Those of one model and the same settings, each."""
+    parts: list[list[Job]] = []
+    for job in batch:
+        for part in parts:
+            if part[0].queue is job.queue and part[0].predictor is job.predictor and part[0].settings == job.settings:
+                part.append(job)
+                break
+        else:
+            parts.append([job])
+    return parts
+
+
+def _answers(part: list[Job]) -> tuple[int, list[list[Any]]]:
+    """What a model answers to some jobs, and how many sub-words it has written."""
+    predictor = part[0].predictor or part[0].queue.predictor()
+    found = iter(predictor.answers([ask for job in part for ask in job.asks], part[0].settings))
+    answers = [[next(found) for _ in job.asks] for job in part]
+    return sum(predictor.written(answer) for each in answers for answer in each), answers
+
+
+def _done(work: Callable[[], Any]) -> Future[Any]:
+    """What becomes of some work."""
+    future = Future[Any]()
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def _alike(one: Job, other: Job) -> bool:
+    """Whether they can be answered together: with the same settings, or by several models with the same search."""
+    if one.queue is other.queue:
+        return bool(one.settings == other.settings)
+    return bool(getattr(one.settings, "search", None) == getattr(other.settings, "search", None))
 
 
 def together(jobs: Sequence[Job], budget: int) -> list[Job]:
-    """The oldest job, and with it those of the same settings that are nearest to it in length.
+    """The oldest job, and with it those that can be answered with it and are nearest to it in length.
 
     >>> jobs = [Job([], "greedy", 10), Job([], "wide", 10), Job([], "greedy", 80), Job([], "greedy", 12)]
     >>> [job.tokens for job in together(jobs, budget=30)]
@@ -180,7 +234,7 @@ def together(jobs: Sequence[Job], budget: int) -> list[Job]:
     if not jobs:
         return []
     first = jobs[0]
-    alike = [job for job in jobs if job.settings == first.settings]
+    alike = [job for job in jobs if _alike(job, first)]
     chosen: list[Job] = []
     for job in sorted(alike, key=lambda job: abs(job.tokens - first.tokens)):
         budget -= job.tokens

@@ -11,7 +11,7 @@ from regard.data.batching import Batch
 from regard.data.spelling import unknown
 from regard.decoding.protocol import DAMAGED
 from regard.inspection.importance import moved
-from regard.serving.live import TOKENS, Changes, Edits, Line, Live, Look
+from regard.serving.live import TOKENS, Edits, Line, Live, Look, Switched
 from regard.serving.shown import Shown, examples
 from regard.tasks.mask import Filler
 from regard.tasks.reader import Framed, Given, Pictured, Reader, batched
@@ -28,7 +28,7 @@ class LiveReader(Live):
         self._reader = self.predictor.on(self.model)
         self._reader.longest = self.longest
 
-    def look(self, given: Mapping[str, Sequence[int]], edits: Edits) -> Look:
+    def look(self, given: Mapping[str, Sequence[int]], edits: Edits, off: Sequence[str] = ()) -> Look:
         """Something to look at: the tokens that are read, and of two texts in which each is, 0 or 1: `segments`."""
         (name,) = self.inputs
         for other in given.keys() - {name, "segments"}:
@@ -38,7 +38,7 @@ class LiveReader(Live):
         ids, segments = self._ids(name, given[name]), tuple(given.get("segments", ()))
         if segments and (len(segments) != len(ids) or not {*segments} <= {0, 1}):
             raise ValueError(f"segments: of each of the {len(ids)} tokens, say whether it is in text 0 or 1")
-        return Look((ids,), self._changes(edits), segments)
+        return Look((ids,), self._changes(edits, off), segments)
 
     def steps(self, look: Look) -> tuple[None, tuple[int, ...]]:
         return None, look.ids[0]
@@ -56,6 +56,7 @@ class LiveReader(Live):
         alternatives: int = 8,
         sentence: int = 0,
         pair: str = "",
+        off: Sequence[str] = (),
     ) -> Iterator[Line | None]:
         """What is read of a text, and of what may stand beside it, and what the model says: two lines.
 
@@ -70,9 +71,9 @@ class LiveReader(Live):
             self._admit(pair, self.predictor.second)
         ask = Given(text, pair or None)
         windows = self._reader.framed([ask if self._reader.pairs else Given(text)])[0]
-        return self._reading(ask, windows, self._changes(edits or {}))
+        return self._reading(ask, windows, self._changes(edits or {}, off))
 
-    def _reading(self, ask: Given, windows: Sequence[Framed], changes: Changes) -> Iterator[Line]:
+    def _reading(self, ask: Given, windows: Sequence[Framed], changes: Switched) -> Iterator[Line]:
         began = time.perf_counter()
         segments = windows[0].segments if self.predictor.told_apart else [0] * len(windows[0].ids)
         texts = [text.replace("[MASK]", "").replace("<mask>", "") for text in (ask.text, ask.pair or "")]

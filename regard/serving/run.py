@@ -102,7 +102,7 @@ def serve(
     `how` models are loaded: the keyword arguments of `regard.load`.
     """
     with door:
-        registry = Registry(paths, **how)
+        registry = Registry(paths, config.loras, **how)
         logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
         server(create_app(registry, config), config, lambda: ready(address(door), registry)).run([door])
 

@@ -45,14 +45,29 @@ class Service:
 
     def __init__(self, registry: Registry, config: ServeConfig) -> None:
         self.registry, self.config, self.metrics = registry, config, Metrics()
-        self.queues = {served.id: Queue(served, config, self.metrics) for served in registry}
+        self._queues = dict[Served, Queue]()
+        for served in registry:
+            self.queue(served)
         self.door = Doorkeeper(config)
         self.detector = Detector(served.languages[0] for served in registry if served.task.name == "translate")
         self.routes = {route for served in registry for route in served.routes}  # by which some model is asked
 
+    def queue(self, served: Served) -> Queue:
+        """The queue of a model, which may be new; from one thread, the event loop's. Those of models that have gone end
+        when they are empty."""
+        for gone in [*self.registry.gone]:
+            if (queue := self._queues.get(gone)) is None or not queue.inside:
+                self.registry.gone.discard(gone)
+                if queue is not None:
+                    self._queues.pop(gone).close()
+        if served not in self._queues:
+            lead = self.queue(served.base) if served.joins and served.base is not None else None
+            self._queues[served] = Queue(served, self.config, self.metrics, lead)
+        return self._queues[served]
+
     async def answers(self, served: Served, asked: Callable[[Any], Asked]) -> list[Any]:
         """What a model answers to what is asked of it."""
-        queue = self.queues[served.id]
+        queue = self.queue(served)
         with queue.place():
             job = await asyncio.get_running_loop().run_in_executor(queue.desk, partial(queue.prepare, asked))
             return await asyncio.wrap_future(queue.submit(job))
@@ -82,7 +97,7 @@ class Service:
 
         At an empty piece a client that has left is noticed. What goes wrong after the first is `failed` in its form.
         """
-        queue, end = self.queues[served.id], monotonic() + self.config.seconds
+        queue, end = self.queue(served), monotonic() + self.config.seconds
         with ExitStack() as place:
             place.enter_context(queue.place())
             pieces = await self.attended(request, in_thread(queue.short, begin))
@@ -107,7 +122,7 @@ class Service:
 
     async def looked(self, served: Served, work: Callable[[], T], *, long: bool = False) -> T:
         """What some work of the explorer's on a model comes to, in its place and its turn."""
-        queue = self.queues[served.id]
+        queue = self.queue(served)
         with queue.place():
             return await in_thread(queue.long if long else queue.short, work)
 
@@ -132,7 +147,7 @@ class Service:
 
     async def close(self) -> None:
         """Finish what was taken."""
-        await asyncio.gather(*(asyncio.to_thread(queue.close) for queue in self.queues.values()))
+        await asyncio.gather(*(asyncio.to_thread(queue.close) for queue in self._queues.values()))
 
 
 async def _leaving(request: Request) -> None:

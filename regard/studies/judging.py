@@ -11,20 +11,25 @@ from numpy.typing import NDArray
 
 from regard.api import load, told
 from regard.data import beir
-from regard.data.rows import RowFiles
+from regard.data.rows import Row, RowFiles
 from regard.data.text import PairFiles, Skipped
 from regard.evaluation.bootstrap import compared, intervals
 from regard.evaluation.calibration import check_picture, reliability
 from regard.evaluation.calibration import picture as draw
 from regard.evaluation.retrieval import DEEPEST, means, ranks_judged
+from regard.evaluation.rouge import overlaps
 from regard.models import storage
 from regard.shipped import located
 from regard.tasks.asks import windows
 from regard.tasks.classify import Classify
+from regard.tasks.converse import Converse, last, written
 from regard.tasks.embed import Embedder
+from regard.tasks.generator import Generator
 from regard.tasks.index import nearest, unit
 from regard.tasks.prompted import Prompted
 from regard.tasks.reader import Given, Reader
+from regard.tasks.reward import Rewarder
+from regard.tasks.summarise import Summarise
 from regard.tasks.task import Evidence, Measured, Task
 from regard.tasks.translate import Translate
 from regard.tasks.uses import Prompting
@@ -50,17 +55,22 @@ def judge(
     calibrate: bool = False,
     picture: Path | None = None,
     search: Mapping[str, Any] = MappingProxyType({}),
+    reward: Path | None = None,
     progress: Show = lambda *_: None,
 ) -> dict[str, Any]:
     """Every figure of a model on a file, or on a folder, with its 95 % interval; and by how much it is above that of
-    the model `against` it. A language model is `asked` by a prompt; `search` says how models that write do so, if not
-    as they are used."""
+    the model `against` it. A language model is `asked` by a prompt, or answers in conversations, and a `reward` model
+    may judge its answers; `search` says how models that write do so, if not as they are used."""
     if picture is not None:
         check_picture(picture)
     task, predictor = _predictor(directory, asked, columns, search)
-    if asked != UNASKED and not isinstance(predictor, Prompted):
+    before = Prompting(asked.prompt) if isinstance(task, Summarise) else UNASKED
+    if asked != before and not isinstance(predictor, Prompted):
         raise ValueError(f"{directory} is {task.a_model}: --prompt is for a language model")
     held, rows, skipped = _given(task, data, columns)
+    if reward is not None and not isinstance(task, Converse):
+        raise ValueError(f"{directory} is {task.a_model}: --reward is for a language model that answers")
+    rewarder = None if reward is None else load(reward, task="reward")
     changed: dict[str, Any] = {}
     if calibrate:
         if isinstance(predictor, Prompted):
@@ -69,7 +79,7 @@ def judge(
             raise ValueError(f"{directory} tells no classes, but is {task.a_model}: --calibrate is for a classifier")
         measured, changed = _calibrated(directory, task, predictor, rows)
     else:
-        measured = _measured(task, predictor, rows, held, progress)
+        measured = _measured(task, predictor, rows, held, progress, rewarder)
     evidence = measured.evidence
     assert evidence is not None
     if picture is not None:
@@ -90,7 +100,7 @@ def judge(
         other, another = _predictor(against, asked, columns, search)
         if other.name != task.name:
             raise ValueError(f"{against} is {other.a_model}, {directory} {task.a_model}: compare like with like")
-        theirs = _measured(other, another, rows, held, progress).evidence
+        theirs = _measured(other, another, rows, held, progress, rewarder).evidence
         assert theirs is not None
         if theirs.rows != evidence.rows:
             raise ValueError(
@@ -100,6 +110,8 @@ def judge(
             name: {"theirs": theirs.figures(np.arange(theirs.rows))[name], **x._asdict()}
             for name, x in compared(evidence.figures, theirs.figures, evidence.rows).items()
         }
+        if rewarder is not None:
+            found["wins"] = _wins(evidence, theirs)
     return found
 
 
@@ -125,8 +137,12 @@ def _predictor(
     directory: Path, asked: Prompting, columns: Sequence[str], search: Mapping[str, Any]
 ) -> tuple[Task, Any]:
     """What a model is for, and the model."""
-    task, found = told(located(directory)).task, load(directory)
+    wanted = "summarise" if any(column.startswith("summary=") for column in columns) else None
+    task = told(located(directory), wanted).task
+    found = load(directory, task=wanted and task.name)
     if isinstance(task, Translate):
+        if isinstance(task, Summarise) and asked.prompt is not None:
+            search = {**search, "prompt": asked.prompt}
         found.decode = replace(found.decode, **search)
         return task, found
     if search:
@@ -134,20 +150,55 @@ def _predictor(
     if asked != UNASKED and task.name == "generate":
         found = Prompted.of(found, asked, columns)
         return Classify(found.labels), found
+    if task.name == "generate":  # by conversations: of a row, its last answer
+        if found.template is None:
+            raise ValueError(f"{directory} has no chat template to be judged by answers with: name a --text")
+        return Converse(found.memory or Converse.longest, found.template), found
     if not isinstance(found, Reader | Viewer):
         raise ValueError(f"{directory} is {task.a_model}: name --source and --reference, or a --text")
     return task, found
 
 
 def _measured(
-    task: Task, predictor: Any, rows: Sequence[Any], held: beir.Judgements | None, progress: Show
+    task: Task,
+    predictor: Any,
+    rows: Sequence[Any],
+    held: beir.Judgements | None,
+    progress: Show,
+    rewarder: Rewarder | None = None,
 ) -> Measured:
+    if isinstance(task, Converse):
+        return _answers(task, predictor, rows, rewarder)
     if held is None:
         return task.measure(predictor, rows, None)
     assert isinstance(predictor, Embedder)
     found = ranks_judged(_ranked(predictor, held, progress))
     count = len(held.questions)
     return Measured.of(Evidence(count, lambda some: means(found, some)), "ndcg@10", [])
+
+
+def _answers(task: Converse, generator: Generator, rows: Sequence[Row], rewarder: Rewarder | None) -> Measured:
+    """How likely answers are held, how near those come to them that the model writes, and what is thought of these."""
+    both = zip(rows, task.examples(rows, generator.tokenizer), strict=True)
+    fit = [row for row, example in both if example is not None]  # its answer begins within what the model reads
+    likely, asked, said = task.measure(generator, fit, None), [last(row) for row in fit], written(generator, fit)
+    each = {"rougeL": [100 * overlaps(text, answer)[-1] for text, (_, answer) in zip(said, asked, strict=True)]}
+    if rewarder is not None:
+        given = [rewarder.given(text, before) for text, (before, _) in zip(said, asked, strict=True)]
+        each["reward"] = [told.value for told in rewarder.answers(given, rewarder.use)]
+    columns = {name: np.array(x) for name, x in each.items()}
+
+    def figures(some: NDArray[np.int64]) -> dict[str, float]:
+        assert likely.evidence is not None
+        return likely.evidence.figures(some) | {name: float(x[some].mean()) for name, x in columns.items()}
+
+    return Measured.of(Evidence(len(fit), figures), "loss", [])
+
+
+def _wins(ours: Evidence, theirs: Evidence) -> float:
+    """The share of rows of which we have the better answer; one of the same worth counts half."""
+    our, their = (np.array([x.figures(np.array([i]))["reward"] for i in range(x.rows)]) for x in (ours, theirs))
+    return float(np.mean(our > their) + np.mean(our == their) / 2)
 
 
 def _ranked(embedder: Embedder, held: beir.Judgements, progress: Show) -> list[tuple[list[str], dict[str, float]]]:

@@ -1,15 +1,19 @@
 """`regard inspect`: what the heads of a model look at while it works on a text, as one self-contained file."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.api import Translator, load
+from regard.core.added import added
+from regard.core.added import without as switched_off
 from regard.files import write_whole
 from regard.inspection.figures import to_csv, to_html, to_npz, to_png, to_svg
 from regard.inspection.page import AttentionMap
 from regard.inspection.taps import attentions
 from regard.tasks.reader import Reader
+from regard.tasks.viewer import Viewer
 
 DRAWINGS: dict[str, Callable[..., str | bytes]] = {".html": to_html, ".svg": to_svg, ".png": to_png}
 NUMBERS: dict[str, Callable[..., str | bytes]] = {".npz": to_npz, ".csv": to_csv}
@@ -37,11 +41,13 @@ def inspect(
     special: bool = True,
     split: bool | None = None,
     log: bool = False,
+    without: Sequence[str] | None = None,
 ) -> Inspected:
     """Write the attention of a model, as it translates a text or reads a given translation of it, into a file.
 
     The ending of `output` says what it becomes. `names` are patterns of attentions; without them a figure shows those
     to the source, any other file all. Another model reads the text, or a pair, and a figure shows its last attention.
+    `without` names what was added to the model and is to be off; all is everything.
     """
     kind = output.suffix.lower()
     if kind not in DRAWINGS | NUMBERS:
@@ -49,15 +55,21 @@ def inspect(
     if log and kind in NUMBERS:
         raise ValueError(f"{output}: --log is about colours, and {kind} has none: leave it out")
     predictor, drawn_alone = load(model), kind in (".svg", ".png")
+    if isinstance(predictor, Viewer):
+        raise ValueError(f"{model} sees pictures: its maps are taken by regard.record, not of a text")
     how: Any = {"heads": heads, "view": view, "special": special}
+    off = switched_off(predictor.model, *(() if "all" in without else without)) if without else nullcontext()
+    if without and not added(predictor.model):
+        raise ValueError(f"--without {without[0]}: nothing was added to {model or 'this model'}: leave it out")
     if pair is not None and not isinstance(predictor, Reader):
         raise ValueError(
             f"--pair is for a model that reads two texts, and {model or 'this one'} does not: leave it out"
         )
     if isinstance(predictor, Translator):
         how |= {"words": words, "split": split, "keep": False}
-        maps = predictor.attention(text, target, names=names or (DRAWN if drawn_alone else "*"), **how)
-        said = predictor.hypotheses(text, split=split, keep=False)[0].text if target is None else target
+        with off:
+            maps = predictor.attention(text, target, names=names or (DRAWN if drawn_alone else "*"), **how)
+            said = predictor.hypotheses(text, split=split, keep=False)[0].text if target is None else target
         title = " → ".join(predictor.tokenizer.joined(each.strip()) for each in (text, said))
     else:
         for option, given in {"--target": target is not None, "--split": split is not None}.items():
@@ -65,21 +77,24 @@ def inspect(
                 raise ValueError(f"{option} is for translations, and {model} reads one text: leave it out")
         how |= {"words": words} | ({"pair": pair} if isinstance(predictor, Reader) else {})
         last = [*attentions(predictor.model)][-1:] if drawn_alone else "*"
-        maps = predictor.attention(text, names=names or last, **how)
+        with off:
+            maps = predictor.attention(text, names=names or last, **how)
         title = " ║ ".join(each.strip() for each in (text, pair) if each)
     if kind in NUMBERS:
         write_whole(output, NUMBERS[kind](maps))
     else:
-        write_whole(output, DRAWINGS[kind](maps, title=title, note=_note(view, words, special), log=log))
+        note = _note(view, words, special, without or ())
+        write_whole(output, DRAWINGS[kind](maps, title=title, note=note, log=log))
     return Inspected(title, maps)
 
 
-def _note(view: str, words: bool, special: bool) -> str:
+def _note(view: str, words: bool, special: bool, without: Sequence[str]) -> str:
     """What has to be known to read the numbers."""
     notes = {
         "Lengths of the vectors that each key adds to each query, not weights.": view == "norm",
         "Sub-words are put together: sums over those of a key, means over those of a query.": words,
         "Start and end symbols are left out, and the rest of a row sums to 1.": not special and view == "weights",
         "Start and end symbols are left out.": not special and view == "norm",
+        f"Of what was added to the model, {', '.join(without)} is off.": bool(without),
     }
     return " ".join(text for text, holds in notes.items() if holds)

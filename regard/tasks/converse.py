@@ -8,6 +8,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,16 @@ from regard.core.generation import DecoderOnly, of_like_length
 from regard.data.arrays import Column, Table
 from regard.data.batching import Batch, Ints
 from regard.data.chat import CHATML, MARKED, TEMPLATES, ChatTemplate, with_marks
-from regard.data.dialogues import DialogueFiles, words
+from regard.data.dialogues import DialogueFiles, Turns, words
 from regard.data.rows import Row
 from regard.data.text import decoded
 from regard.data.tokenizers import Tokenizer
+from regard.tasks.asks import Writing
 from regard.tasks.classify import Evaluation
 from regard.tasks.generate import Generate, WriteConfig
 from regard.tasks.generator import Generator
 from regard.tasks.reader import check_length
-from regard.tasks.task import Cut, Data, Measured, Sections, Task
+from regard.tasks.task import Cut, Data, Evidence, Measured, Sections, Task
 from regard.training.objectives import IGNORE, NextToken, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
@@ -169,24 +171,43 @@ class Converse(Templated):
         examples = [each for each in self.examples(held_out, predictor.tokenizer) if each is not None]
         if not examples:
             raise ValueError(f"no held-out answer begins within data.max_length = {self.longest} tokens: raise it")
-        some = of_like_length([len(ids) for ids, _ in examples], TOKENS)
+        some = list(of_like_length([len(ids) for ids, _ in examples], TOKENS))
         found = foretold(predictor.model, (packed([examples[i] for i in each]) for each in some), IGNORE)
-        measures = {"loss": found.loss, "perplexity": math.exp(min(found.loss, 700.0)), "accuracy": found.accuracy}
-        return Measured(-found.loss, measures, answered(predictor, held_out))
+        labels = np.array([list(parts[1:]).count(ANSWER) for _, parts in examples])
+        of = np.repeat(order := list(chain.from_iterable(some)), labels[order])
+        sums = [np.bincount(of, x.double().numpy()) for x in (-found.log_likelihood, found.correct)]  # of each row
+
+        def figures(rows: NDArray[np.int64]) -> dict[str, float]:
+            loss, accuracy = (float(x[rows].sum() / labels[rows].sum()) for x in sums)
+            return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
+
+        return Measured.of(Evidence(len(labels), figures), "loss", answered(predictor, held_out))
 
     def counted(self, train: Table, valid: Sequence[Row], test: Sequence[Row]) -> str:
         packs = self.corpus(train)
         return f"{super().counted(train, valid, test)} · {packs.tokens:,} tokens in {len(packs):,} blocks"
 
 
+def last(row: Row) -> tuple[Turns, str]:
+    """What comes before the last answer of a conversation, or before two; and that answer, or the chosen one."""
+    messages, chosen = row["messages"], row.get("chosen")
+    if chosen is not None:
+        return messages, chosen
+    at = max(k for k, each in enumerate(messages) if each["role"] == "assistant")
+    return messages[:at], messages[at]["content"]
+
+
+def written(predictor: Generator, rows: Sequence[Row]) -> list[str]:
+    """What a model answers where the last answer of each conversation stands."""
+    prompts = [predictor.conversation(last(row)[0]) for row in rows]
+    return [found.text for found, *_ in predictor.answers(prompts, Writing.of({}, predictor.decode))]
+
+
 def answered(predictor: Generator, held_out: Sequence[Row]) -> list[Sample]:
     """What a model answers to some prompts that it can read, beside what was answered."""
     samples = list[Sample]()
     for row in held_out[: 4 * SAMPLES]:
-        messages, expected = row["messages"], row.get("chosen")
-        if expected is None:
-            last = max(k for k, each in enumerate(messages) if each["role"] == "assistant")
-            messages, expected = messages[:last], messages[last]["content"]
+        messages, expected = last(row)
         if messages and len(samples) < SAMPLES:
             prompt = predictor.conversation(messages)
             if predictor.reach is None or len(prompt.ids or ()) < predictor.reach:

@@ -1,7 +1,7 @@
 """Models, and the engine that runs them: the quickest that there is for them on this machine."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,11 +14,13 @@ from regard.data.tokenizers import Tokenizer
 from regard.native import UnavailableError, UnsupportedError
 
 ENGINES = ("auto", "native", "torch")
+Engine = TypeVar("Engine")
 
 
 class Engines:
     """One model, or several that are asked together, their tokenizer, and what runs each: `native` or `module`."""
 
+    beside: Any = None  # who has the model that this one only adds to: in the C engine its weights are there once
     native: Any  # (model) -> it in the C engine; `UnavailableError` says why there is none
     module: Any  # (model, why there is no other) -> it in PyTorch
 
@@ -77,6 +79,15 @@ class Engines:
         """Why this machine cannot have the native engine, the quickest on a CPU; None: it can, or has no use for it."""
         assert self.engines
         return self._without
+
+    def _adapted(self, model: nn.Module, kind: type[Engine]) -> Engine | None:
+        """The engine of the other, of this kind, with what the model adds; None if there is none, or it adds more."""
+        if self.beside is None or not isinstance(engine := self.beside.engines[0], kind):
+            return None
+        try:
+            return engine.adapted(model, self.beside.model)  # type: ignore[attr-defined]
+        except UnsupportedError:
+            return None
 
     def _engine(self, model: nn.Module, watched: bool) -> Any:
         if self.engine != "torch" and self.device.type == "cpu" and not watched:

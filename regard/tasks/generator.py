@@ -336,7 +336,7 @@ class Generator(Searcher):
         limit, text = settings.search.limit, [*ids, *written]
         if self.reach is None or limit is None or len(written) >= limit or written[-1:] == [prompt.end]:
             return None
-        if settings.stop and _stopped(self._text(ids, written), settings.stop) is not None:
+        if settings.stop and _stopped(self.after(ids, written), settings.stop) is not None:
             return None
         last = text[-max(1, self.reach // 2) :]
         asked = self._request(last, replace(prompt, text=f"{prompt.text} {len(written)} {output}"), settings)
@@ -346,7 +346,7 @@ class Generator(Searcher):
         return bounded(request, search, self.searchable.room(request.source))
 
     def _completion(self, ids: list[int], prompt: Prompt, h: Hypothesis, settings: Writing, ended: bool) -> Completion:
-        text = self._text(ids, h.tokens)
+        text = self.after(ids, h.tokens)
         end = _stopped(text, settings.stop)
         why = "stop" if end is not None or ended or h.tokens[-1:] == [prompt.end] else "length"
         text = text[:end]
@@ -359,7 +359,7 @@ class Generator(Searcher):
         complete = None if rule is None else end is None and rule.complete(h.tokens)
         return Completion(text, tokens, h.score, h.log_probability, h.token_scores, why, ids, h.tokens, told, complete)
 
-    def _text(self, ids: list[int], written: list[int]) -> str:
+    def after(self, ids: list[int], written: list[int]) -> str:
         """What some tokens say after others."""
         context = self._context(ids)
         return self.tokenizer.decode([*context, *written])[len(self.tokenizer.decode(context)) :]

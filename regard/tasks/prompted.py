@@ -89,7 +89,8 @@ class Prompted(Classifier):
     def of(cls, generator: "Generator", asked: Prompting, columns: Sequence[str] = ()) -> "Prompted":
         """As the command has it: rows in a file, line ends as \\n."""
         assert asked.prompt is not None
-        assert asked.labels is not None
+        if asked.labels is None:
+            raise ValueError("--prompt asks for a label: say which there are by --labels negative,positive")
         named = (each.strip().partition("=") for each in asked.labels.split(","))
         labels = {label: word or label for label, _, word in named}
         rows = list(LabelledFiles.at(asked.examples, columns).read()) if asked.examples else []

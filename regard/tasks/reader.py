@@ -24,6 +24,7 @@ from regard.inspection.page import AttentionMap, attention_page
 from regard.inspection.taps import attentions, record
 from regard.inspection.words import Words, words_of_spans
 from regard.native import NativeReader
+from regard.tasks.company import together
 from regard.tasks.engines import Engines
 from regard.tasks.searching import in_words
 
@@ -89,6 +90,29 @@ class Framed(NamedTuple):
 
 
 Outputs = Callable[[Sequence[Framed]], list[Tensor]]
+
+
+class _Native:
+    """The C engine, asked with others who share its weights if they ask at once."""
+
+    def __init__(self, engine: NativeReader, told_apart: bool) -> None:
+        self.engine, self.told_apart = engine, told_apart
+
+    def adapted(self, model: nn.Module, base: nn.Module) -> "_Native":
+        return _Native(self.engine.adapted(model, base), self.told_apart)
+
+    def __call__(self, read: Sequence[Framed]) -> list[Tensor]:
+        asks = [(each, self.engine) for each in read]
+        return [torch.from_numpy(said) for said in together((id(self.engine.c), self.engine.pooled), asks, self._said)]
+
+    def _said(self, asks: Sequence[tuple[Framed, NativeReader]]) -> list[Any]:
+        read = [each for each, _ in asks]
+        told = self.told_apart and any(1 in each.segments for each in read)
+        segments = [each.segments for each in read] if told else None
+        alone = all(engine is self.engine for _, engine in asks)
+        return self.engine.outputs(
+            [each.ids for each in read], segments, None if alone else [engine for _, engine in asks]
+        )
 
 
 class Reader(Engines):
@@ -172,14 +196,9 @@ class Reader(Engines):
         return found
 
     def native(self, model: nn.Module) -> Outputs:
-        engine = NativeReader(model, threads=self.workers or torch.get_num_threads())
-
-        def outputs(read: Sequence[Framed]) -> list[Tensor]:
-            told = self.told_apart and any(1 in each.segments for each in read)
-            segments = [each.segments for each in read] if told else None
-            return [torch.from_numpy(said) for said in engine.outputs([each.ids for each in read], segments)]
-
-        return outputs
+        if (shared := self._adapted(model, _Native)) is not None:
+            return shared
+        return _Native(NativeReader(model, threads=self.workers or torch.get_num_threads()), self.told_apart)
 
     def module(self, model: nn.Module, reason: str) -> Outputs:
         @torch.inference_mode()

@@ -20,7 +20,8 @@ from regard.decoding.rescoring import turned
 from regard.inspection.axes import END
 from regard.inspection.words import Words, added
 from regard.inspection.words import words as words_of
-from regard.native import Native, Shortlists
+from regard.native import Addressed, Native, Shortlists
+from regard.tasks.company import together
 from regard.tasks.engines import Engines
 
 
@@ -60,7 +61,8 @@ class Searcher(Engines):
         return engines[0] if len(engines) == 1 else Ensemble(engines)
 
     def native(self, model: nn.Module) -> Native:
-        return Native(model, shortlists=self.shortlists)
+        shared = self._adapted(model, Native) if self.shortlists is None else None
+        return Native(model, shortlists=self.shortlists) if shared is None else shared
 
     def module(self, model: nn.Module, reason: str) -> Module:
         if self.shortlists is not None:
@@ -68,12 +70,24 @@ class Searcher(Engines):
         return Module(cast(Generative, model), bitwise=self.bitwise)
 
     def _search(self, requests: Sequence[Request], search: SearchConfig) -> list[list[Hypothesis]]:
-        engine = self._alone() if len(requests) == 1 else self.searchable
-        # PyTorch's products have threads of their own.
-        torch_only = isinstance(engine, Module) or (isinstance(engine, Ensemble) and not engine.ragged)
-        workers = self.workers or (1 if torch_only else torch.get_num_threads())
-        found = pool.search(engine, requests, search, self.eos, rows=self.rows, workers=workers)
+        found = self.found(requests, search)
         return [[self._whole(turned(h) if self.backward else h) for h in row] for row in found]
+
+    def found(self, requests: Sequence[Request], search: SearchConfig) -> Sequence[list[Hypothesis]]:
+        """The outputs for each request, token by token as they were found."""
+        own = self.searchable
+
+        def of_all(asks: Sequence[tuple[Request, Searchable]]) -> list[list[Hypothesis]]:
+            """Of those of others who share the engine, too."""
+            engine = self._alone() if len(asks) == 1 else own
+            # PyTorch's products have threads of their own.
+            torch_only = isinstance(engine, Module) or (isinstance(engine, Ensemble) and not engine.ragged)
+            workers = self.workers or (1 if torch_only else torch.get_num_threads())
+            asked = [r if of is own else replace(r, source=Addressed(r.source, of)) for r, of in asks]
+            return pool.search(engine, asked, search, self.eos, rows=self.rows, workers=workers)
+
+        key = (id(own.c) if isinstance(own, Native) else id(own), search, self.eos)
+        return together(key, [(request, own) for request in requests], of_all)
 
     def _whole(self, h: Hypothesis) -> Hypothesis:
         """An output without the beginning of a character at its end: it was cut there."""

@@ -5,7 +5,7 @@ own, and what it leaves in a model's config.json is all that is needed to use th
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import import_module
@@ -19,12 +19,13 @@ from torch import nn
 from regard.checks import at_least, choose
 from regard.core.outputs import HeadConfig
 from regard.data.arrays import Column, Table
+from regard.data.batching import Position
 from regard.data.corpora import letters
 from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
 from regard.training.objectives import Objective
-from regard.training.run import Sample
-from regard.training.stream import Collate, Readable
+from regard.training.run import Sample, Work
+from regard.training.stream import Collate, Readable, stream
 
 TASKS = {
     "translate": "regard.tasks.translate",
@@ -42,6 +43,7 @@ TASKS = {
     "converse": "regard.tasks.converse",
     "reward": "regard.tasks.reward",
     "prefer": "regard.tasks.prefer",
+    "reinforce": "regard.tasks.reinforce",
 }
 FIRST = "translate"  # what a recipe is for that does not say
 
@@ -132,6 +134,7 @@ class Task(ABC):
     ordered: ClassVar[bool] = False  # rows belong together in their order: of one text, its end is held out
     needs: ClassVar[type] = nn.Module  # the shape of a model that can do it
     stands: ClassVar[str] = "tokens"  # and the kind of head on it
+    beforehand: ClassVar[bool] = False  # a model is measured before its first step, too
     marks: ClassVar[tuple[str, ...]] = ()  # that its sub-words have beside pad, bos, eos and unk
     shares: ClassVar[str] = ""  # who has the sub-words in common
     reads: ClassVar[str] = "tokens"  # what a model is given: tokens, or pixels
@@ -211,6 +214,18 @@ class Task(ABC):
     def recalled(self, model: nn.Module, corpus: Any, tokenizer: Tokenizer, held_out: Sequence[Sequence[Any]]) -> Any:
         """The same as `corpus`, with what a model says of it before its first step; held-out rows may note it, too."""
         return corpus
+
+    def equipped(self, model: nn.Module, tokenizer: Tokenizer, worth: Any, processes: int) -> "Task":
+        """The same with what it needs in training: the model before its first step, what tells an answer's worth."""
+        return self
+
+    def stream(self, corpus: Any, collate: Collate, config: Any, world: Any, position: Position) -> Iterator[Work]:
+        """The work of each step that follows a position in `corpus`; `config` is the section train."""
+        return stream(corpus, collate, config, world, position)
+
+    def steps(self) -> int:
+        """That are made of each batch of the corpus."""
+        return 1
 
     def length(self, recipe: Any) -> int:
         """Tokens that a row of a batch has, at most."""

@@ -30,7 +30,8 @@ class TextConfig(Data):
         found = fetched(name, progress=progress)
         if any(len(paths) > 1 for paths in found.values()):
             raise ValueError(f"{name} is a corpus of pairs, not one text: choose one such as wikitext2")
-        return {split: TextFiles(str(path)) for split, (path,) in found.items()}
+        way = {".jsonl": "jsonl"}  # of rows, each text is a document
+        return {split: TextFiles(**{way.get(path.suffix, "text"): str(path)}) for split, (path,) in found.items()}
 
 
 class OverText(Task):

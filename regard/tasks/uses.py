@@ -105,7 +105,7 @@ class AnswerUse:
 class Prompting:
     """How a language model is asked for classes, or one that compares pictures with words."""
 
-    prompt: str | None = None  # what a language model reads, with {text} and then {label} in it; {label} of a picture
+    prompt: str | None = None  # of a language model what it reads, with {text} and {label} in it; of a picture, with {label}; of T5 before
     labels: str | None = None  # `A,B` which there are; 1=good: the label 1, of which the prompt says good
     examples: Path | None = None  # `FILE` rows of a text and its label, shown before each text
     shots: int | None = None  # show so many of them, drawn by chance (default: all, in their order)
@@ -118,7 +118,5 @@ class Prompting:
         at_least(0, shots=self.shots, seed=self.seed)
         if self.prompt is None and (given := next((k for k, x in vars(self).items() if x and k != "labels"), None)):
             raise ValueError(f"--{given.replace('_', '-')} is for a language model that is asked: say how by --prompt")
-        if self.prompt is not None and self.labels is None:
-            raise ValueError("--prompt asks for a label: say which there are by --labels negative,positive")
         if self.examples is None and (self.shots or self.balanced):
             raise ValueError("examples are drawn from a file: name it by --examples")

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.losses import linear_cross_entropy, linear_log_likelihood
+from regard.core.quantised import whole_matrix
 from regard.data.vocabulary import PAD
 from regard.training.distributed import gathered
 
@@ -42,7 +43,7 @@ class NextToken(Objective):
     def forward(self, labels: Tensor, **inputs: Tensor) -> Tensor:
         """labels (B, T) -> a number."""
         model: Any = self.model
-        hidden, weight, bias = model.features(**inputs), model.output.weight, model.output.bias
+        hidden, weight, bias = model.features(**inputs), whole_matrix(model.output), model.output.bias
         if torch.is_autocast_enabled(hidden.device.type):
             low = torch.get_autocast_dtype(hidden.device.type)
             hidden, weight, bias = hidden.to(low), weight.to(low), None if bias is None else bias.to(low)
@@ -63,7 +64,12 @@ class Masked(NextToken):
         h = head.before(h) if hasattr(head, "before") else h
         bias = None if head.bias is None else head.bias.to(low)
         loss = linear_cross_entropy(
-            h.to(low), head.weight.to(low), labels[hidden], bias=bias, smoothing=self.smoothing, ignore=self.ignore
+            h.to(low),
+            whole_matrix(head).to(low),
+            labels[hidden],
+            bias=bias,
+            smoothing=self.smoothing,
+            ignore=self.ignore,
         )
         if relation is None:
             return loss
@@ -286,11 +292,18 @@ class Likelier(Objective):
 def answers(model: Any, tokens: Tensor, labels: Tensor, reference: Tensor) -> Pairs:
     """What a model says of the answers of some pairs: tokens, labels (B, 2, T), reference (B, 2)."""
     y = labels.flatten(0, 1)
-    count, hidden = y != IGNORE, model.features(tokens=tokens.flatten(0, 1))
-    weight, bias = model.output.weight, model.output.bias
+    count = y != IGNORE
+    each = likelihood(model, model.features(tokens=tokens.flatten(0, 1)), y)
+    sums = each.new_zeros(len(y)).index_add(0, count.nonzero()[:, 0], each).view(-1, 2)
+    return Pairs(*sums.unbind(1), *count.sum(1).clamp(min=1).view(-1, 2).unbind(1), *reference.unbind(1))
+
+
+def likelihood(model: Any, hidden: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
+    """log p of each label that counts, (N,), told from features (B, T, d); logits are divided by the temperature."""
+    count, weight, bias = labels != IGNORE, whole_matrix(model.output), model.output.bias
     if torch.is_autocast_enabled(hidden.device.type):
         low = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight, bias = hidden.to(low), weight.to(low), None if bias is None else bias.to(low)
-    each = linear_log_likelihood(hidden[count], weight, y[count], bias)
-    sums = each.new_zeros(len(y)).index_add(0, count.nonzero()[:, 0], each).view(-1, 2)
-    return Pairs(*sums.unbind(1), *count.sum(1).clamp(min=1).view(-1, 2).unbind(1), *reference.unbind(1))
+    if temperature != 1.0:
+        hidden, bias = hidden / temperature, None if bias is None else bias / temperature
+    return linear_log_likelihood(hidden[count], weight, labels[count], bias)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from regard.checks import above, at_least, one_of, share
-from regard.core.added import own
+from regard.core.added import Added, own
 from regard.core.blocks import layers_of
 from regard.core.positions import Positions
 
@@ -152,6 +152,8 @@ def hidden_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
         if isinstance(module, nn.RNNBase):  # a matrix for each gate: three of a GRU, four of an LSTM
             for weight in (p for p in module.parameters() if p.dim() == 2):
                 found[weight] = (module.hidden_size,) * (len(weight) // module.hidden_size)
+        elif isinstance(module, Added):
+            found |= {matrix: (len(matrix),) for matrix in module.matrices()}
     tables = _tables(model)
     return {weight: parts for weight, parts in found.items() if weight.requires_grad and weight not in tables}
 

@@ -3,8 +3,8 @@
 `Trainer.run` yields what happens as it happens; showing and logging it is the caller's business.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +23,27 @@ RETREATS = 3  # times that a run may diverge
 
 @dataclass(frozen=True)
 class Work:
-    """What one step learns from, and the data position after it."""
+    """What one step learns from, and the data position after it.
+
+    What was drawn from the model as it was cannot be made again from a position: the work that it makes, of several
+    steps, comes at once, and is kept until it is done.
+    """
 
     parts: list[Batch]
     tokens: int
     after: Position
+    then: Sequence["Work"] = ()  # of the next steps
+    seconds: float = 0.0  # that it took to draw it
+
+    def state(self) -> dict[str, Any]:
+        """All of it that a checkpoint keeps."""
+        parts = [{"tensors": dict(part.tensors), "count": part.count} for part in self.parts]
+        return {"parts": parts, "tokens": self.tokens, "after": [self.after.epoch, self.after.batch]}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> "Work":
+        """What a checkpoint has kept."""
+        return cls([Batch(**part) for part in state["parts"]], state["tokens"], Position(*state["after"]))
 
 
 class Sample(NamedTuple):
@@ -84,8 +100,8 @@ class Trainer:
 
     `directory` keeps the state to resume from, which must be of the same `identity` (of its data), and with it the
     `settings` that have led to it, for whoever compares them. `stream` gives the work that follows a data position;
-    `validate` measures a model in eval mode. Call `interrupt` at any time (from a signal handler, say) to save and
-    stop after the step at hand.
+    `validate` measures a model in eval mode, before the `first` step as well if it is to. Call `interrupt` at any time
+    (from a signal handler, say) to save and stop after the step at hand.
     """
 
     def __init__(
@@ -98,14 +114,16 @@ class Trainer:
         identity: str = "",
         settings: Mapping[str, Any] | None = None,
         validate: Callable[[nn.Module, int], Validation] | None = None,
+        first: bool = False,
     ) -> None:
-        self.learner, self.stream, self.validate = learner, stream, validate
+        self.learner, self.stream, self.validate, self.first = learner, stream, validate, first
         self.config, self.world = learner.config, learner.world
         self.warnings: list[str] = []
         self.checkpoints = Checkpoints(directory, keep=self.config.keep, warn=self.warnings.append)
         self.snapshots = Snapshots(directory / "snapshots")
         self.total, self.identity, self.settings = total or UNKNOWN, identity, dict(settings or {})
         self.position = Position(0, 0)
+        self.ahead: list[Work] = []  # made already, and to be done before the stream is asked for more
         self.best: dict[str, Any] = {"step": 0, "score": None, "waited": 0}
         self.seconds = 0.0  # spent in steps
         self.retreats = 0
@@ -136,12 +154,17 @@ class Trainer:
         if self.learner.steps == 0:
             yield from self._save()  # so that there always is a last good one
         yield from self._warn()
+        if self.learner.steps == 0 and self.first:
+            self._snapshot()
+            yield from self._look()
         work = self.stream(self.position)
         why = "done"
         while self.learner.steps < self.total and not self._impatient():
-            item = next(work)
+            item = self.ahead.pop(0) if self.ahead else next(work)
+            self.ahead.extend(item.then)
             try:
                 report = self.learner.step(item.parts, item.tokens)
+                report = replace(report, seconds=report.seconds + item.seconds)
             except DivergedError as error:
                 yield from self._retreat(error, item.after)
                 work = self.stream(self.position)
@@ -254,6 +277,7 @@ class Trainer:
             "learner": self.learner.state(),
             "total": self.total,
             "position": [self.position.epoch, self.position.batch],
+            "ahead": [work.state() for work in self.ahead],
             "best": self.best,
             "seconds": self.seconds,
             "retreats": self.retreats,
@@ -270,6 +294,7 @@ class Trainer:
             if self.config.minutes is not None:
                 self.total = int(state["total"]) if state["minutes"] == self.config.minutes else UNKNOWN
             self.position = Position(*map(int, state["position"]))
+            self.ahead = [Work.of(each) for each in state.get("ahead", ())]
             score, steps = state["best"]["score"], [int(state["best"][key]) for key in ("step", "waited")]
             self.best = {"step": steps[0], "score": None if score is None else float(score), "waited": steps[1]}
             self.seconds, self.retreats = float(state["seconds"]), int(state["retreats"])
@@ -292,5 +317,6 @@ class Trainer:
         yield from self._warn()
         self._load(*found)
         self.position, self.retreats, self.learner.damping = after, retreats, 0.5**retreats
+        self.ahead = []  # drawn with what broke it, or before
         yield Note(f"{error}; back to step {found[0]}, at half the learning rate")
         yield from self._save()

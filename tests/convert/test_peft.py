@@ -158,3 +158,35 @@ def test_what_is_not_carried_over_is_told(bases: dict[str, tuple[Path, Path]], t
     with pytest.raises(ValueError, match="peft has one of lora, ia3, prompt and prefix in a directory: this model has"):
         export(own, tmp_path / "none", "peft")
     assert not (tmp_path / "more").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "modules"), [("gpt2", ["wte", "c_attn", "lm_head"]), ("llama", ["embed_tokens", "o_proj"])]
+)
+def test_the_two_ends(name: str, modules: list[str], bases: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    own, other = bases[name]
+    torch.manual_seed(4)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=modules, r=3, fan_in_fan_out=name == "gpt2")
+    model = peft.get_peft_model(foreign(name, other), config)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(0.2 * torch.randn_like(p))
+    model.save_pretrained(tmp_path / "peft")
+    import_(tmp_path / "peft", tmp_path / "more", base=own)
+    expected = theirs(model, name)
+    torch.testing.assert_close(ours(storage.load(tmp_path / "more"), name), expected, atol=1e-4, rtol=1e-4)
+    export(tmp_path / "more", tmp_path / "again", "peft")
+    again = peft.PeftModel.from_pretrained(foreign(name, other), tmp_path / "again")
+    torch.testing.assert_close(theirs(again, name), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_ends_of_an_encoder_decoder_are_not_carried_over(
+    bases: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    own, _ = bases["t5"]
+    change = {"lora": {"rank": 3, "where": ["query", "embedding"]}}
+    storage.save(storage.begin(own, storage.config(own), None, [change]), tmp_path / "more", storage.purpose(own))
+    (tmp_path / "more" / "tokenizer.json").write_bytes((own / "tokenizer.json").read_bytes())
+    with pytest.raises(ValueError, match=r"what was added to source_embedding.tokens is not carried over"):
+        export(tmp_path / "more", tmp_path / "peft", "peft")

@@ -164,7 +164,8 @@ def test_what_comes_with_the_package_loads_and_has_a_description(
 ) -> None:
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    for base, preset in {"minilm": "bert-tiny", "smollm2": "gpt-tiny", "instruct": "gpt-tiny"}.items():
+    bases = {"minilm": "bert-tiny", "smollm2": "gpt-tiny", "instruct": "gpt-tiny", "imdb-gpt": "llama-tiny"}
+    for base, preset in bases.items():
         storage.save(build(configure(preset, ["layers=1"], vocabulary=9)), tmp_path / "runs" / base)
         (tmp_path / "runs" / base / storage.TEMPLATE).write_text("{{ messages }}")
     for name, description in shipped().items():

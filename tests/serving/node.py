@@ -37,10 +37,12 @@ def run(script: str) -> Any:
         "files": "csv, csvLines, mapTable, neuronCsv, neuronNpz, npz, page",
         "atlas": "columnsOf, exactColumns, fromMeasures, sorted, withTwins",
         "charts": "rounded",
-        "pairs": "besides, carried, changes, comparable, counterpart, linked",
+        "changes": "board, shareOf",
+        "pairs": "besides, besideShown, carried, changes, comparable, counterpart, linked",
         "seen": "fileName, plain, seen as files",
         "sight": "besideOf, sentence, viewShown",
-        "state": "createStore, decode, encode, exampleOf, initial, inputsOf, looking, partner, towards",
+        "state": "createStore, decode, edited, encode, exampleOf, initial, inputsOf, isBase, looking, offOf, partner, "
+        "shown, towards",
         "table": "mount as table",
     }
     imports = "\n".join(f'import {{ {what} }} from "{(WEB / name).as_uri()}.js";' for name, what in names.items())

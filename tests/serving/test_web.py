@@ -372,3 +372,55 @@ def test_a_model_that_reads_is_asked_by_its_tokens_and_the_texts_that_they_are_i
     assert (out["names"], out["ids"], out["along"], out["none"]) == (["tokens", "segments"], [[1, 5], [0, 1]], 2, None)
     assert out["examples"] == [{"text": "a", "pair": ""}, {"text": "a", "pair": "b"}, {"text": "", "pair": ""}]
     assert out["pair"] == "x\ny"
+
+
+def test_what_was_added_is_off_beside_unless_somebody_chose() -> None:
+    out = run("""
+      const models = [{ id: "m", changes: [{ name: "lora" }, { name: "more" }] }, { id: "plain" }];
+      const state = { ...initial(), models, model: "m", edited: { target: [] } };
+      const said = (more) => {
+        const now = { ...state, ...more };
+        return [offOf(now), isBase(now), edited(now), shown({ ...now, side: "edited" }).off, encode(now)];
+      };
+      out = [{}, { off: [] }, { off: ["more", "gone"] }, { edits: { a: { 0: 0 } } }, { model: "plain" }].map(said);
+      out.push(decode("#off=").off, decode("#off=lora,more").off, decode("#off=<b>").off, decode("").off);
+    """)
+    both = ["lora", "more"]
+    assert out[0] == [both, True, True, both, "model=m"]
+    assert out[1] == [[], False, False, [], "model=m&off="]
+    assert out[2][:4] == [["more"], False, True, ["more"]]
+    assert out[3][:4] == [both, False, True, both]
+    assert out[4] == [[], False, False, [], "model=plain"]
+    assert out[5:] == [[], both, None, None]
+
+
+def test_how_much_was_changed_is_a_table_of_layers_and_roles() -> None:
+    out = run("""
+      const part = (layer, block, role, amount) => ({ place: "decoder", layer, block, role, amount });
+      const parts = [part(0, "feed_forward", "inner", 0.02), part(0, "self_attention", "query", 0.1),
+        part(1, "self_attention", "query", 0.3), part(1, "self_attention", "query", 0.2), part(1, "x", "", null)];
+      out = [board(parts), board([part(0, "", "", null)]), [0.061, 1.3, 0.00042, 0].map(shareOf)];
+    """)
+    assert [row["layer"] for row in out[0]["rows"]] == [0, 1]
+    assert [column["role"] for column in out[0]["columns"]] == ["query", "inner"]
+    assert (out[0]["values"], out[0]["top"]) == ([[0.1, 0.02], [0.3, None]], 0.3)
+    assert (out[1]["rows"], out[1]["top"]) == ([], 0)
+    assert out[2] == ["6.1 %", "130 %", "0.042 %", "0 %"]
+
+
+def test_the_difference_of_two_maps_ends_where_their_rows_part() -> None:
+    out = run("""
+      const axis = (texts) => [...texts].map((text, i) => ({ text, members: [i] }));
+      const map = (rows, columns, weights) =>
+        ({ rows: axis(rows), columns: axis(columns), weights: Float32Array.from(weights), side: "edited" });
+      const one = map("abc", "xy", [1, 0, 0.5, 0.5, 0, 1]);
+      const at = (beside, difference = true) => besideShown({ figure: one, beside, difference });
+      const same = map("abc", "xy", [0.75, 0.25, 0.5, 0.5, 0.5, 0.5]);
+      const parts = map("abd", "xy", [0.75, 0.25, 0.5, 0.5, 0.5, 0.5]);
+      const other = map("abc", "xz", [0.75, 0.25, 0.5, 0.5, 0.5, 0.5]);
+      out = [at(same), at(parts), at(other), at(same, false)].map(({ weights, most }) => [[...weights], most ?? null]);
+    """)
+    assert out[0] == [[-0.25, 0.25, 0, 0, 0.5, -0.5], 0.5]
+    assert out[1] == [[-0.25, 0.25, 0, 0, 0, 0], 0.25]
+    assert out[2][1] is None
+    assert out[3][1] is None

@@ -12,6 +12,7 @@ from regard.models import storage
 from regard.models.family import build, configure
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.asks import DecodeConfig
+from tests.adaptation.models import taught
 
 LINES = ["a dog runs", "two men sit on a bench", "a woman reads.", "the man in the hat looks at a dog, don't ☕ 中文"]
 RECIPE = (
@@ -69,4 +70,14 @@ def directory(path: Path, seed: int = 3) -> Path:
     storage.save(model(seed), path)
     tokenizer().save(path / "tokenizer.json")
     (path / "recipe.yaml").write_text(RECIPE)
+    return path
+
+
+def adapted(path: Path, base: Path, *changes: dict[str, Any]) -> Path:
+    """A directory that only adds to another one, as if it had been taught."""
+    made = taught(storage.begin(base, storage.config(base), getattr(storage.shape(base), "head", None), list(changes)))
+    storage.save(made, path, storage.purpose(base))
+    for name in ("tokenizer.json", "recipe.yaml"):
+        if (base / name).exists():
+            (path / name).write_bytes((base / name).read_bytes())
     return path

@@ -26,7 +26,7 @@ from regard.recipes import train as module
 from regard.recipes.train import train
 from regard.tasks.generate import Generate, blocks, sliding
 from regard.tasks.generator import Generator
-from regard.tasks.texts import Blocks
+from regard.tasks.texts import Blocks, TextConfig
 from regard.training.objectives import IGNORE
 
 MARKS = Marks(0, 1, 2, 3)
@@ -327,3 +327,11 @@ def test_a_stop_text_ends_the_search_and_changes_no_text(
         assert len(steps) == max(len(each.ids) + (len(each.token_scores) > len(each.ids)) for each in found[0])
         done = [each.ids for each, other in zip(found[0], whole[0], strict=True) if stop in other.text]
         assert all(made.tokenizer.decode(ids).endswith(stop) for ids in done)
+
+
+def test_of_a_corpus_of_rows_each_text_is_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tmp_path / "train.jsonl"
+    rows.write_text('{"text": "One film.", "label": "good"}\n{"text": "Another.", "label": "bad"}\n')
+    monkeypatch.setattr("regard.tasks.texts.fetched", lambda name, progress: {"train": [rows]})
+    found = list(TextConfig(corpus="imdb").files()["train"].read())
+    assert found == [Passage("One film.", True, True), Passage("Another.", True, True)]

@@ -16,6 +16,7 @@ import regard
 from regard.data.arrays import Column, Table
 from regard.data.chat import CHATML, PLAIN, ChatTemplate
 from regard.data.tokenizers import Tokenizer, TokensConfig
+from regard.evaluation.rouge import overlaps
 from regard.recipes import reading
 from regard.recipes.prepare import prepare
 from regard.recipes.train import train
@@ -205,6 +206,40 @@ def test_rewards_rank_answers(model: str, folder: Path, talker: Path) -> None:
     task = type(task)(**{**vars(task), "chat": rewarder.template or ""})
     (example,) = task.examples([row], rewarder.tokenizer)
     assert rewarder.framed([rewarder.given("Yes.", row["messages"])])[0][0].ids == list(example[0])
+
+
+def test_answers_are_judged_and_rewarded(folder: Path, talker: Path) -> None:
+    silent = run(recipe(folder, "silent", "{name: converse}", TALKS), "train.steps=1")
+    place = run(recipe(folder, "reward-answers", "{name: reward}", PAIRS, "{from: runs/talker}"), "train.steps=25")
+    found = judge(talker, folder / "talks.json", against=silent, reward=place, search={})
+    rows = json.loads((folder / "talks.json").read_text())
+    model, rewarder = regard.load(talker), regard.load(place)
+    said = [model.chat(row["instruction"]) for row in rows]
+    thought = [rewarder.reward(text, row["instruction"]) for text, row in zip(said, rows, strict=True)]
+    near = [100 * overlaps(text, row["output"])[-1] for text, row in zip(said, rows, strict=True)]
+    figures = {name: x["score"] for name, x in found["figures"].items()}
+    assert figures["reward"] == pytest.approx(np.mean(thought), abs=1e-5)
+    assert figures["rougeL"] == pytest.approx(np.mean(near))
+    task = Converse(96, CHATML)
+    held = [
+        {
+            "messages": [
+                {"role": "user", "content": row["instruction"]},
+                {"role": "assistant", "content": row["output"]},
+            ],
+            "where": "",
+        }
+        for row in rows
+    ]
+    objective = NextToken(model.model, 0.0, IGNORE)
+    with torch.no_grad():
+        each = [packed([example]) for example in task.examples(held, model.tokenizer)]
+        loss = sum(float(objective(**batch.tensors)) for batch in each) / sum(batch.count for batch in each)
+    assert figures["loss"] == pytest.approx(loss, rel=1e-5)
+    assert found["against"]["loss"]["score"] < 0 < found["against"]["reward"]["score"]
+    assert found["wins"] > 0.5
+    with pytest.raises(ValueError, match="--reward is for a language model that answers"):
+        judge(place, folder / "pairs.jsonl", reward=place)
 
 
 def test_what_a_recipe_cannot_do_is_said(folder: Path, talker: Path) -> None:

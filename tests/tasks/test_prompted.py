@@ -244,6 +244,7 @@ def test_the_command_asks_and_judges_as_python_does(directory: Path, tmp_path: P
         (["--labels", "a,b"], "--labels is for a language model that is asked: say how by --prompt"),
         (["--prompt", PROMPT], "say which there are by --labels negative,positive"),
         (["--prompt", PROMPT, "--labels", "a,b", "--shots", "2"], "name it by --examples"),
+        (["--prompt", PROMPT, "--labels", "a,b", "--long", "cut"], "--long is of models that read windows"),
         (["--prompt", "{text}", "--labels", "a,b"], "must have {text} in it, and once {label} after it"),
     ],
 )

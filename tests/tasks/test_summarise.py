@@ -17,12 +17,15 @@ from regard import cli
 from regard.data.stories import SummaryFiles
 from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
+from regard.evaluation.rouge import overlaps
 from regard.models import storage
 from regard.models.family import build, presets
 from regard.recipes import reading
 from regard.recipes.prepare import prepare
 from regard.recipes.train import train
+from regard.studies.judging import judge
 from regard.tasks.task import Cut
+from regard.tasks.uses import Prompting
 
 QUIET = Console(quiet=True)
 THINGS, FILLERS = ["red", "blue", "green", "white", "black"], ["the", "of", "and", "was", "in", "it"]
@@ -257,3 +260,26 @@ def test_a_model_of_others_summarises_if_it_is_asked_to(folder: Path, tmp_path: 
     assert isinstance(regard.load(tmp_path / "t5").translate("red"), str)
     with pytest.raises(ValueError, match="cannot summarise: it is a model to translate"):
         regard.load(task="summarise")
+
+
+def test_a_model_of_others_is_judged_as_a_summariser(folder: Path, tmp_path: Path) -> None:
+    tokens = Tokenizer.load(folder / "run" / "tokenizer.json")
+    small = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 32, "heads": 2, "d_k": 8, "d_v": 8}
+    torch.manual_seed(1)
+    model = build(presets()["t5-small"](len(tokens), **small))
+    storage.save(model, tmp_path / "t5", storage.Purpose({"name": "translate"}, {"beam": 2, "limit": 5}))
+    tokens.save(tmp_path / "t5" / "tokenizer.json")
+    rows = [{"text": f"{a} of {b}", "summary": a} for a in THINGS for b in THINGS]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    asked = ("evaluate", tmp_path / "t5", tmp_path / "rows.jsonl", "--column", "summary=summary", "--json")
+    plain, prompted = (json.loads(show(*asked, *more)) for more in ((), ("--prompt", "in it ")))
+    assert plain["task"] == "summarise"
+    assert plain["figures"].keys() == {"rouge1", "rouge2", "rougeL"}
+    summariser = regard.load(tmp_path / "t5", task="summarise")
+    written = summariser.summarise([row["text"] for row in rows], prompt="in it ")
+    assert written != summariser.summarise([row["text"] for row in rows])
+    assert prompted["figures"]["rouge1"]["score"] == pytest.approx(
+        100 * sum(overlaps(text, row["summary"])[0] for row, text in zip(rows, written, strict=True)) / len(rows)
+    )
+    with pytest.raises(ValueError, match="--prompt is for a language model"):
+        judge(tmp_path / "t5", tmp_path / "rows.jsonl", columns=["summary=summary"], asked=Prompting("a", "b"))

@@ -1,9 +1,10 @@
-"""The losses of trl's trainers on the same batch: instructions, rewards, preferences. It is no dependency: where it is
-installed, they are equal."""
+"""The losses of trl's trainers on the same batch: instructions, rewards, preferences, reinforcement. It is no
+dependency: where it is installed, they are equal."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,9 @@ from regard.data.chat import ChatTemplate
 from regard.models.decoder import Decoder
 from regard.tasks.converse import Converse, packed
 from regard.tasks.prefer import Prefer, paired
+from regard.tasks.reinforce import Drawn, Reinforce, ReinforceConfig, learnt
 from regard.training.objectives import IGNORE, Likelier, NextToken, Preferred, answers
+from regard.training.policies import in_groups, weighed
 
 trl = pytest.importorskip("trl")
 import transformers  # noqa: E402
@@ -220,6 +223,69 @@ def test_a_reward_costs_what_it_costs_there(models: Any, tmp_path: Path) -> None
             expected = float(trainer.compute_loss(model, {**given, **more}))
             found = Preferred(mine, 0.01)(torch.zeros(3) if gap is None else gap, tokens=batch[0], keep=batch[1])
             assert float(found) / 3 == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({}, {"loss_type": "grpo"}),
+        (
+            {"beta": 0.3, "clip": 0.05, "high": 0.1, "corrected": False},
+            {"epsilon": 0.05, "epsilon_high": 0.1, "use_bias_correction_kl": False},
+        ),
+        ({"loss": "dapo", "temperature": 0.7}, {"loss_type": "bnpo", "temperature": 0.7}),
+        ({"loss": "dapo"}, {"loss_type": "dapo"}),
+        ({"loss": "dr_grpo", "advantages": "none"}, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+        ({"ratio": "sequence", "clip": 0.02}, {"importance_sampling_level": "sequence", "epsilon": 0.02}),
+    ],
+)
+def test_answers_that_were_drawn_cost_what_they_cost_there(
+    ours: dict[str, Any], theirs: dict[str, Any], models: Any, tmp_path: Path
+) -> None:
+    """Advantages are those of `scale_rewards` there; log p of what drew them, and of the reference, another model's."""
+    ((policy, own), (_, before)), tokenizer = models
+    c = ReinforceConfig(**{"beta": 0.1, "group": 2, "answer": 12, **ours})
+    draw = np.random.default_rng(0)
+    found = [Drawn(draw.integers(9, 200, 5 + n).tolist(), 5, "", "", float(draw.normal())) for n in (3, 12, 1, 7)]
+    prompts = [found[0].ids[:5], found[2].ids[:5]]
+    found = [each._replace(ids=prompts[i // 2] + each.ids[5:]) for i, each in enumerate(found)]
+    (reference, _), (said, _) = (Reinforce(c).said(model, found) for model in (before.model, own.model))
+    drawn = [x + 0.2 * draw.normal(size=len(x)) for x in said]
+    gains = in_groups(np.array([each.reward for each in found]).reshape(2, 2), c.advantages).flatten()
+    weights = weighed(np.array([each.size for each in found]), c.loss, c.answer)
+    columns = [
+        {"drawn": a, "reference": b, "advantages": np.full(len(a), x)}
+        for a, b, x in zip(drawn, reference, gains, strict=True)
+    ]
+    batch = learnt(list(zip(found, weights.tolist(), columns, strict=True)))
+
+    def padded(rows: Any) -> torch.Tensor:
+        return torch.tensor([[*row, *[0] * (12 - len(row))] for row in rows])
+
+    settings = {"loss_type": "grpo", "beta": c.beta, "num_generations": 2, "max_completion_length": 12} | theirs
+    trainer = trl.GRPOTrainer(
+        model=policy,
+        reward_funcs=lambda completions, **more: [0.0] * len(completions),
+        args=arguments(trl.GRPOConfig, tmp_path, per_device_train_batch_size=4, **settings),
+        train_dataset=Dataset.from_list([{"prompt": "Why?"}] * 2),
+        processing_class=tokenizer,
+    )
+    policy.eval()
+    trainer.current_gradient_accumulation_steps = 1
+    given = {
+        "prompt_ids": torch.tensor([each.ids[:5] for each in found]),
+        "prompt_mask": torch.ones(4, 5, dtype=torch.long),
+        "completion_ids": padded([each.ids[5:] for each in found]),
+        "completion_mask": padded([[1] * each.size for each in found]),
+        "advantages": torch.tensor(gains, dtype=torch.float32),
+        "old_per_token_logps": padded(drawn).float(),
+        "ref_per_token_logps": padded(reference).float(),
+        "num_items_in_batch": torch.tensor(batch.count),
+    }
+    with torch.no_grad():
+        expected = float(trainer._compute_loss(policy, given))
+        ours_is = Reinforce(c).objective(own.model, 0.0, own.tokenizer)(**batch.tensors).item() / batch.count
+    assert ours_is == pytest.approx(expected, rel=1e-5)
 
 
 def _with(tokenizer: Any, template: str) -> Any:

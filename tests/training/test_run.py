@@ -5,8 +5,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from regard.data.arrays import Table, pairs_of
-from regard.data.batching import collate
+from regard.data.batching import Position, collate
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.training.checkpoints import CheckpointError
 from regard.training.config import TrainConfig
@@ -24,7 +25,7 @@ from regard.training.distributed import World
 from regard.training.loop import Learner, Report
 from regard.training.objectives import NextToken
 from regard.training.optimisers import OptimiserConfig
-from regard.training.run import Event, Finished, Note, Saved, Trainer, Validation
+from regard.training.run import Event, Finished, Note, Saved, Trainer, Validation, Work
 from regard.training.stream import stream
 
 
@@ -220,6 +221,51 @@ def test_a_loss_that_is_no_number_sends_the_run_back_to_the_last_good_checkpoint
     assert [report.step for report in reports] == [1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 10, 11, 12]
     assert [report.learning_rate for report in reports[6:8]] == [1e-2, 5e-3]
     assert all(torch.isfinite(p).all() for p in trainer.learner.parameters)
+
+
+def in_draws(trainer: Trainer, size: int) -> list[Position]:
+    """Have the work of so many steps come at once, as if it had been drawn; where the stream was asked to go on."""
+    stream, asked = trainer.stream, list[Position]()
+
+    def drawn(position: Position) -> Iterator[Work]:
+        asked.append(position)
+        coming = stream(position)
+        while True:
+            first, *then = [next(coming) for _ in range(size)]
+            after = then[-1].after
+            yield replace(first, after=after, then=[replace(work, after=after) for work in then], seconds=100.0)
+
+    trainer.stream = drawn
+    return asked
+
+
+def test_work_that_was_drawn_at_once_is_kept_until_it_is_done(tmp_path: Path, through: Trainer) -> None:
+    first = make(tmp_path)
+    in_draws(first, 4)
+    with first.learner:
+        for event in first.run():
+            if isinstance(event, Report):
+                assert (event.seconds > 100) == (event.step % 4 == 1)
+                if event.step == 6:
+                    first.interrupt()
+    second = make(tmp_path)
+    asked = in_draws(second, 4)
+    assert second.resume()
+    assert len(second.ahead) == 2
+    assert second.ahead[0].after == second.position
+    run(second)
+    assert same(second, through)
+    assert asked == [first.position]
+
+
+def test_a_draw_that_broke_the_run_is_left_out(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    *_, eighth = [work.after for work in islice(trainer.stream(Position()), 8)]
+    asked = in_draws(trainer, 4)
+    poison(trainer, {8})  # the last of the second draw; the checkpoint is of step 6, within it
+    events = run(trainer)
+    assert [event.step for event in events if isinstance(event, Report)] == [*range(1, 8), *range(7, 13)]
+    assert asked == [Position(), eighth]
 
 
 def test_a_run_that_keeps_breaking_gives_up_with_advice(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 // Heads switched off or scaled, by hand or by a preset, and what that does to the output there was.
 
-import { edited, factorOf, inputsOf, modelOf, sliding, withFactor } from "./state.js";
+import { factorOf, inputsOf, isBase, modelOf, sliding, withFactor } from "./state.js";
 import { h, sync } from "./dom.js";
 import { headLabel, logarithm, percent, signed } from "./i18n.js";
 import { atlasOf } from "./sight.js";
@@ -118,7 +118,7 @@ export const mount = (element, store, { api, t, announce, fail }) => {
       remove.setAttribute("aria-label", t("ablation.remove", { head: says }));
       remove.onclick = () => factor(name, head, 1);
     });
-    const any = edited(state);
+    const any = Object.keys(state.edits).length > 0;
     $("reset").disabled = !any;
     const says = state.edits === preset.edits ? preset.says : any ? "" : t("ablation.hint");
     $("ablation-hint").textContent = says;
@@ -132,6 +132,7 @@ export const mount = (element, store, { api, t, announce, fail }) => {
   const showRescored = () => {
     const { rescored, target, done } = state;
     $("rescoring").hidden = !rescored;
+    $("rescoring").firstElementChild.textContent = t(isBase(state) ? "rescored.base" : "rescored.title");
     if (!rescored || !done || !rescored.every(({ id }, k) => id === target[k]?.id)) return; // of another output
     sync($("rescored"), rescored, token, (item, now, k) => {
       const [what, pair, p] = item.children;
@@ -151,6 +152,6 @@ export const mount = (element, store, { api, t, announce, fail }) => {
 
   subscribe(["models", "model", "language"], showPresets);
   subscribe(["edits", "models", "model", "language"], showEdits);
-  subscribe(["rescored", "done", "language"], showRescored);
+  subscribe(["rescored", "done", "edits", "off", "language"], showRescored);
   showEdits();
 };

@@ -1,9 +1,11 @@
 // The second map of the focused head, beside the first: with the edits, or of the second model.
 
 import { h } from "./dom.js";
+import { signed } from "./colour.js";
 import { heatmap } from "./heatmap.js";
+import { sideText } from "./i18n.js";
 import { shownAt, readout } from "./maps.js";
-import { besides, carried, changes, comparable, linked } from "./pairs.js";
+import { besides, besideShown, carried, changes, comparable, linked } from "./pairs.js";
 import { titleOf } from "./sight.js";
 
 export const texts = {
@@ -23,14 +25,18 @@ export const texts = {
     "The second model has no head of this layer and number: this is its nearest.",
     "第二个模型没有此层此编号的头：这是最接近的一个。",
   ],
+  "beside.signs": ["Blue is more, orange less, up to {most}.", "蓝为多，橙为少，至多 {most}。"],
   "beside.none": ["The second model has no heads of this kind.", "第二个模型没有这一类的头。"],
 };
 
 /** What a map of the pair is called: the side, and for a second model which one and which head. */
-export const nameOf = (t, state, { side, about, name, head }) =>
-  side === "other"
+export const nameOf = (t, state, { side, about, name, head, most }) => {
+  const own = side === "other"
     ? `${t("side.other")} (${about.model}): ${titleOf(t, { ...state, side }, { name, head })}`
-    : t(`side.${side}`);
+    : sideText(t, state, side);
+  if (most === undefined) return own;
+  return `${own} − ${sideText(t, state, "original")}`;
+};
 
 /**
  * The second picture, `box`, and what is said about the pair, `about`; both are put where there are two to look at.
@@ -74,27 +80,30 @@ export const beside = (store, t, { point, pick, tell, remark }) => {
 
   const draw = (colours, titles) => {
     const { figure, beside: second } = state;
+    const drawn = besideShown(state);
     link = linked(figure, second);
     own = null;
-    name.textContent = nameOf(t, state, second);
-    heat.draw(second, colours, titles);
+    name.textContent = nameOf(t, state, drawn);
+    heat.draw(drawn, drawn.most === undefined ? colours : signed([drawn.weights], colours.tint), titles);
     heat.frame.setAttribute(
       "aria-label",
       t("focus.map", { head: name.textContent, rows: second.rows.length, columns: second.columns.length }),
     );
-    const near = second.same ? "" : `${t("beside.nearest")} `;
+    const signs = drawn.most === undefined ? "" : `${t("beside.signs", { most: drawn.most.toFixed(3) })} `;
+    const near = signs + (second.same ? "" : `${t("beside.nearest")} `);
     const rows = comparable(figure, second);
     const whole = rows === figure.rows.length && rows === second.rows.length;
     const found = changes(figure, second, rows);
     if (!whole && !found.length) return differs.replaceChildren(near, t("beside.apart"));
-    const why = second.side === "edited" ? ` ${t("beside.why")}` : "";
+    const why = second.side === "edited" && !second.about.off.length ? ` ${t("beside.why")}` : "";
     if (!found.length) return differs.replaceChildren(near, t("beside.same"), why);
     return differs.replaceChildren(near, t(whole ? "beside.changes" : "beside.until"), ...found.map(change));
   };
 
   /** `chosen` is what is chosen in the first map; what is said of it here. */
   const mark = (chosen) => {
-    const { beside: second, step } = state;
+    const { step } = state;
+    const second = besideShown(state);
     const at = step === null || !second.steps ? [] : shownAt(second.rows, [step]);
     const now = besides(chosen, link, at);
     if (own) now.hover = own;

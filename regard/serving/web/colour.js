@@ -65,15 +65,13 @@ const SIGNED = {
   dark: ramp(["#ffd9a0", "#d9822b", "#5c3413", "#13161c", "#17395f", "#3f8fd0", "#bfe3ff"]),
 };
 
-/** How rows of numbers of either sign become colours, the greatest the strongest: `step(x)` of 0..255, and its `hex`. */
+/** How rows of numbers of either sign become colours, the greatest the strongest: `step(x)` of 0..255, its `hex`; `css(x)`. */
 export const signed = (rows, tint) => {
   const most = rows.reduce((top, row) => row.reduce((m, x) => Math.max(m, Math.abs(x)), top), 1e-9);
   const table = SIGNED[tint];
-  return {
-    table,
-    step: (x) => Math.round(127.5 * (1 + Math.max(-1, Math.min(1, x / most)))),
-    hex: (i) => hexOf(table, i),
-  };
+  const step = (x) => Math.round(127.5 * (1 + Math.max(-1, Math.min(1, x / most))));
+  const hex = (i) => hexOf(table, i);
+  return { table, tint, step, hex, css: (x) => hex(step(x)) };
 };
 
 /** "light" or "dark": what the page shows now. */

@@ -1,6 +1,6 @@
 // Other translations of the same sentence below the first: with the edits, and by a second model; what differs is marked.
 
-import { edited, looking, modelOf, reads, towards } from "./state.js";
+import { edited, isBase, looking, modelOf, offOf, reads, towards } from "./state.js";
 import { answerView, changed, saidOf } from "./answer.js";
 import { logarithm, signed } from "./i18n.js";
 import { differing, wordsOf, write } from "./difference.js";
@@ -40,6 +40,9 @@ export const mount = (_, store, { t, announce }) => {
   const nothing = (output) => !output && state.text.trim() === ""; // nor on its way
 
   const showEdited = () => {
+    const off = offOf(state);
+    $("edited-title").textContent = t(isBase(state) ? "edited.base" : off.length ? "edited.off" : "edited.title",
+      { names: off.join(", ") });
     $("edited").hidden = !edited(state) || nothing(state.edited);
     const { target, done } = state.edited ?? NOTHING;
     if (reads(state)) {
@@ -83,11 +86,11 @@ export const mount = (_, store, { t, announce }) => {
     $("other-figures").textContent = figures.join(" · ");
   };
 
-  subscribe(["text", "edits", "edited", "target", "done", "step", "side", "language"], showEdited);
+  subscribe(["text", "models", "model", "edits", "off", "edited", "target", "done", "step", "side", "language"], showEdited);
   subscribe(["text", "models", "model", "compare", "other", "target", "done", "step", "side", "language"], showOther);
   subscribe(["edited"], () => {
     const { done } = state.edited ?? {};
-    if (done) announce(`${t("edited.title")}: ${done.text}`);
+    if (done) announce(`${$("edited-title").textContent}: ${done.text}`);
   });
   showEdited();
   showOther();

@@ -11,7 +11,8 @@ export const texts = {
   "export.bias": ["position bias", "位置偏置"], "export.saved": ["Saved {name}.", "已保存 {name}。"],
   "export.corner": ["{role} ↓ / looks at →", "{role} ↓ / 看向 →"], "export.model": ["Model", "模型"],
   "export.source": ["Source", "源文"], "export.target": ["Output", "译文"], "export.head": ["Head", "注意力头"],
-  "export.view": ["View", "视图"], "export.edits": ["Edited heads", "改动的头"],
+  "export.view": ["View", "视图"], "export.edits": ["Changed", "改动"],
+  "export.off": ["{name}: off", "{name}：关"],
   "export.chosen": ["{how} of the chosen rows", "所选各行的{how}"],
   "export.chosen.columns": ["{how} of the chosen columns", "所选各列的{how}"],
   "export.too.large": [

@@ -1,6 +1,6 @@
 // What is asked of the server when: a translation as it is, one with the edits, one by the second model.
 
-import { edited, inputsOf, modelOf, reads, shown } from "./state.js";
+import { edited, inputsOf, modelOf, offOf, reads, shown } from "./state.js";
 import { debounced } from "./dom.js";
 
 const TYPING = 150; // ms of rest before a half-written sentence is sent
@@ -61,12 +61,12 @@ export const start = (store, { api, fail }) => {
       translate({ model: state.model, prefix: state.prefix }, signal, set)),
     edited: lane("edited", { edited: null }, () => there() && edited(state), (signal) => {
       const { model, prefix, edits } = state;
-      return translate({ model, prefix, edits }, signal, ({ target, done }) => set({ edited: { target, done } }));
+      return translate({ model, prefix, edits, off: offOf(state) }, signal, ({ target, done }) => set({ edited: { target, done } }));
     }),
     rescored: lane("rescored", { rescored: null }, () => there() && edited(state) && !reads(state), async (signal) => {
       const { model, edits, source, target, done } = state;
       if (!done) return; // comes again when the output is whole
-      const { tokens } = await api.score({ model, edits, ...inputsOf(modelOf(state), source, target) }, signal);
+      const { tokens } = await api.score({ model, edits, off: offOf(state), ...inputsOf(modelOf(state), source, target) }, signal);
       set({ rescored: tokens });
     }),
     other: lane("other", { other: null }, () => there() && state.compare !== "", (signal) =>
@@ -80,16 +80,17 @@ export const start = (store, { api, fail }) => {
       lanes[name]((changed.has("text") || changed.has("pair")) && state.done ? TYPING : 0, patient);
     });
   watch("original", ["models", "model", "text", "pair", "sentence", "beam", "prefix"]);
-  watch("edited", ["models", "model", "text", "pair", "sentence", "beam", "prefix", "edits"]);
-  watch("rescored", ["done", "edits"]);
+  watch("edited", ["models", "model", "text", "pair", "sentence", "beam", "prefix", "edits", "off"]);
+  watch("rescored", ["done", "edits", "off"]);
   watch("other", ["models", "compare", "text", "pair", "sentence", "beam"]);
 
   // What a person asks next makes an old complaint stale; the first load may have one of its own.
-  subscribe(["text", "pair", "sentence", "model", "compare", "beam", "prefix", "edits"], (_, changed) => {
+  subscribe(["text", "pair", "sentence", "model", "compare", "beam", "prefix", "edits", "off"], (_, changed) => {
     if (!changed.has("models")) set({ error: null });
   });
   // Without edits there is no edited side to look at, nor another without a second model.
-  subscribe(["edits", "compare", "edited", "other"], () => {
+  subscribe(["models", "edits", "off", "compare", "edited", "other"], () => {
+    if (!state.models.length) return; // the address spoke first
     const there = { original: true, edited: edited(state), other: state.compare !== "" };
     there.both = there.edited || there.other;
     if (!there[state.side]) set({ side: shown(state).side });

@@ -21,6 +21,8 @@ export const texts = {
   "focus.special.title@reads": ["Show the marks around texts; without them rows are scaled to sum to 1", "显示文字两端的符号；隐藏后每行重新归一"],
   "focus.log": ["Log colour", "对数颜色"],
   "focus.log.title": ["Colours by the logarithm: small weights become visible", "按对数着色：小权重也看得见"],
+  "focus.difference": ["Difference", "差"],
+  "focus.difference.title": ["The second map less the first, cell by cell", "第二幅图逐格减去第一幅"],
   "focus.axis": ["A row", "行"], "focus.factor": ["Factor", "系数"], "axis.predicted": ["predicts", "预测的词"],
   "axis.predicted.title": ["Rows are named by the token predicted there", "行以该处预测的词元命名"],
   "axis.read": ["reads", "读入的词"],

@@ -6,6 +6,7 @@ import { h } from "./dom.js";
 import { faithfulness } from "./faithfulness.js";
 import { PADDING, fitTwo, fitsBeside } from "./geometry.js";
 import { heatmap } from "./heatmap.js";
+import { sideText } from "./i18n.js";
 import { lines } from "./lines.js";
 import { axes, digits, figure, readout, shownAt, topOf } from "./maps.js";
 import {
@@ -102,7 +103,7 @@ export function mount(root, store, services) {
   });
   const tell = (line, { side }, said) =>
     line.replaceChildren(
-      ...(state.beside ? [h("small", {}, t(`side.${side}`))] : []),
+      ...(state.beside ? [h("small", {}, sideText(t, state, side))] : []),
       ...(said
         ? [h("span", { dir: "auto" }, t(said.key, spell(said.values))), h("b", {}, digits(said.value))]
         : line === says ? [h("span", { class: "hint" }, t("focus.hint"))] : []),
@@ -271,7 +272,7 @@ export function mount(root, store, services) {
   store.subscribe([...sources, "kind", "head", "view", "words", "special", "axis"], load);
   store.subscribe([...sources, "kind", "head", "view", "language"], showTitle);
   store.subscribe([...sources, "kind", "head", "view", "edits", "language"], showFactor);
-  store.subscribe(["figure", "beside", "colour", "theme", "tab", "language"], draw);
+  store.subscribe(["figure", "beside", "colour", "theme", "tab", "language", "difference"], draw);
   store.subscribe(["hover", "locked", "step", "combine"], mark);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   // Only the width matters: drawing changes the height, and must not call itself.

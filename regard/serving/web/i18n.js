@@ -2,7 +2,7 @@
 // data-t (content), data-t-label (aria-label and tooltip). What is said otherwise of a model to generate text has the
 // key of what it stands for, and @generate; of models that read, @ and the task, or @reads.
 
-import { modelOf, store } from "./state.js";
+import { addedTo, isBase, modelOf, offOf, store } from "./state.js";
 
 const texts = {
   skip: ["Skip to the heads", "跳到注意力头"], model: ["Model", "模型"], beam: ["Beam", "束宽"], theme: ["Theme", "主题"],
@@ -90,10 +90,12 @@ const texts = {
   "ablation.changed": ["Words that differ: {n}.", "不同的词：{n}。"], "ablation.scale": ["Factor of {head}", "{head} 的系数"],
   "ablation.switch": ["{head} on or off", "{head} 开或关"], "ablation.remove": ["As it was: {head}", "还原：{head}"],
   "ablation.count": ["edited heads: {n}", "已改动的头：{n}"], "ablation.restored": ["All heads are as they were.", "所有头已还原。"],
-  "edited.title": ["With the edits", "改动后"], "edited.tokens": ["Output tokens with the edits", "改动后的输出词元"],
+  "edited.title": ["With the edits", "改动后"], "edited.base": ["The base, without what was added", "基座：未添加时"],
+  "edited.off": ["Without {names}", "不含 {names}"], "edited.tokens": ["Output tokens with the edits", "改动后的输出词元"],
   "edited.figures": ["Log-probability {log_p} ({difference}) · tokens {n}", "对数概率 {log_p}（{difference}） · 词元 {n}"],
   "other.tokens": ["Output tokens of the second model", "第二个模型的输出词元"], "steps.title": ["Step by step", "逐步查看"],
   "rescored.title": ["The original output under the edits", "改动后原译文的概率"],
+  "rescored.base": ["How likely the base holds this output", "基座给出此输出的概率"],
   "rescored.token": ["{text}: probability {before}, with the edits {after}", "{text}：概率 {before}，改动后 {after}"],
   "rescored.figures": ["log-probability {before} → {after} ({difference})", "对数概率 {before} → {after}（{difference}）"],
   preset: ["Preset", "预设"], "preset.apply": ["Apply", "应用"], "preset.k": ["Number of heads to keep", "保留的头数"],
@@ -108,7 +110,7 @@ const texts = {
   "head.label": ["{layer} · head {head}", "{layer} · 头 {head}"], tabs: ["What to look at", "查看内容"],
   "tab.heads": ["Heads", "注意力头"], "tab.atlas": ["Atlas", "头图谱"], sides: ["Maps of", "图来自"],
   "side.original": ["Original", "原模型"], "side.edited": ["Edited", "改动后"], "side.other": ["Second model", "第二个模型"],
-  "side.both": ["Both", "并排"], "help.open": ["Keys and help", "快捷键与帮助"], "help.title": ["Keys", "快捷键"],
+  "side.both": ["Both", "并排"], "side.adapted": ["Adapted", "适配后"], "side.base": ["Base", "基座"], "help.open": ["Keys and help", "快捷键与帮助"], "help.title": ["Keys", "快捷键"],
   "help.about": [
     "Everything can be reached with Tab. Arrow keys move among tokens and in the grid of heads.",
     "所有内容都可用 Tab 到达。方向键在词元之间和网格中移动。",
@@ -164,6 +166,14 @@ export const percent = (p) => {
   if (p > 0.999 && p < 1) return "> 99.9 %";
   const fine = p < 0.0995 || (p >= 0.995 && p < 1);
   return `${(100 * p).toFixed(fine ? 1 : 0)} %`;
+};
+
+/** What a side is called: where something was added to a model, that is the adapted one, and without it the base. */
+export const sideText = (say, state, side) => {
+  const off = Object.keys(state.edits).length ? [] : offOf(state);
+  if (side === "edited" && off.length === 1 && !isBase(state)) return say("edited.off", { names: off[0] });
+  const named = { original: addedTo(state).length > 0 && "adapted", edited: isBase(state) && "base" }[side];
+  return say(`side.${named || side}`);
 };
 
 /** "encoder 0 · head 3"; layers and heads are counted from 0, as in their names in Python. */

@@ -1,7 +1,8 @@
 // What goes in: the sentence and its examples, the model, the beam; and how the page looks and speaks.
 
-import { exampleOf, modelOf } from "./state.js";
+import { exampleOf, modelOf, unsaid } from "./state.js";
 import { h, sync } from "./dom.js";
+import { sideText } from "./i18n.js";
 
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 // What was said about one output means nothing for the next.
@@ -108,7 +109,7 @@ export const mount = (_, store, { t, announce }) => {
     const other = state.compare === model.id ? old?.id ?? "" : state.compare;
     set({
       ...anew, model: model.id, compare: modelOf(state, other)?.task === model.task ? other : "",
-      edits: {}, head: null, side: "original", ...(keep || !model.examples.length ? {} : exampleOf(model.examples[0])),
+      ...(alike ? {} : unsaid), edits: {}, off: null, head: null, side: "original", ...(keep || !model.examples.length ? {} : exampleOf(model.examples[0])),
     });
     $("examples").scrollLeft = 0;
     announce(arrow(model));
@@ -139,9 +140,12 @@ export const mount = (_, store, { t, announce }) => {
     const there = { original: true, edited: state.edited !== null, other: state.other !== null };
     there.both = there.edited || there.other;
     $("sides").hidden = !there.both;
-    for (const radio of $("sides").querySelectorAll("input")) radio.parentElement.hidden = !there[radio.value];
+    for (const radio of $("sides").querySelectorAll("input")) {
+      radio.parentElement.hidden = !there[radio.value];
+      radio.nextElementSibling.textContent = sideText(t, state, radio.value);
+    }
   };
-  subscribe(["edited", "other"], showSides);
+  subscribe(["edited", "other", "models", "model", "edits", "off", "language"], showSides);
 
   showText();
   showModels();

@@ -1,8 +1,8 @@
 // One key for everything that is often wanted; the list of them is the help.
 
-import { KINDS, edited, editsShown, factorOf, modelOf, reads, shown, switched } from "./state.js";
+import { KINDS, addedTo, edited, editsShown, factorOf, modelOf, reads, shown, switched } from "./state.js";
 import { h } from "./dom.js";
-import { headLabel } from "./i18n.js";
+import { headLabel, sideText } from "./i18n.js";
 import { dotsIn, kindsOf, rollsOut } from "./sight.js";
 
 const after = (values, value) => values[(values.indexOf(value) + 1) % values.length];
@@ -48,9 +48,10 @@ export const mount = (dialog, store, { t, announce }) => {
     { text: "key.grid", written: "← ↑ → ↓ Enter" },
     { key: "x", act: toggle, text: "key.toggle", say: toggled },
     { key: "r", act: () => edited(state) && $("reset").click(), text: "key.reset" },
+    { key: "b", act: () => addedTo(state).length && $("all-changes").click(), text: "key.base" },
     { ...kinds[0], text: "key.kinds", written: "1 2 3" }, kinds[1], kinds[2],
     { key: "v", act: cycle("view", views), text: "key.view", say: () => t(`view.${state.view}`) },
-    { key: "m", act: cycle("side", sides), text: "key.side", say: () => t(`side.${state.side}`) },
+    { key: "m", act: cycle("side", sides), text: "key.side", say: () => sideText(t, state, state.side) },
     { key: "w", act: flip("words"), text: "key.words", say: turned("focus.words", "words") },
     { key: "s", act: flip("special"), text: "key.special", say: turned("focus.special", "special") },
     { key: "l", act: cycle("colour", () => ["linear", "log"]), text: "key.colour", say: () => t(`colour.${state.colour}`) },
@@ -59,7 +60,10 @@ export const mount = (dialog, store, { t, announce }) => {
     { key: "e", act: () => $("export").querySelector("button, summary")?.click(), text: "key.export" },
     { key: "Escape", act: leave, text: "key.escape", written: "Esc" },
   ];
-  const about = ({ text }) => text && !(reads(state) && ["key.steps", "key.all", "key.axis"].includes(text));
+  const none = () => [
+    ...(reads(state) ? ["key.steps", "key.all", "key.axis"] : []), ...(addedTo(state).length ? [] : ["key.base"]),
+  ];
+  const about = ({ text }) => text && !none().includes(text);
   const actions = new Map(keys.filter(({ key }) => key).map((each) => [each.key, each]));
 
   addEventListener("keydown", (event) => {

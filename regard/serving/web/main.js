@@ -8,6 +8,7 @@ import * as flow from "./flow.js";
 import * as input from "./input.js";
 import * as generation from "./generation.js";
 import * as ablation from "./ablation.js";
+import * as changes from "./changes.js";
 import * as compare from "./compare.js";
 import * as grid from "./grid.js";
 import * as focus from "./focus.js";
@@ -79,7 +80,7 @@ const begin = async () => {
   const another = usable(state.compare) && state.compare !== model && taskOf(state.compare) === taskOf(model);
   const compare = another ? state.compare : "";
   store.set({ models, model, compare, busy: { models: false }, error: gone ?? (broken ? t("error.model", broken) : null) });
-  if (gone) store.set({ prefix: [], edits: {}, head: null }); // they were about that other model
+  if (gone) store.set({ prefix: [], edits: {}, off: null, head: null }); // they were about that other model
   if (!state.text) store.set(exampleOf(modelOf(state)?.examples?.[0]));
 };
 
@@ -89,7 +90,8 @@ store.subscribe(["theme"], showTheme);
 
 flow.start(store, services);
 const parts = [
-  [input, $("input")], [generation, $("generation")], [compare, $("compare")], [ablation, $("ablation")],
+  [input, $("input")], [generation, $("generation")], [compare, $("compare")], [changes, $("changes")],
+  [ablation, $("ablation")],
   [grid, $("grid")], [focus, $("focus")], [neuron, $("neuron")], [table, $("table")], [atlas, $("atlas")],
   [exporting, $("export")], [keys, $("help")],
 ];

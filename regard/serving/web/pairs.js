@@ -42,6 +42,22 @@ export const comparable = (one, two) => {
   return part < 0 ? one.rows.length : part;
 };
 
+/** The second map less the first, where they can be compared, 0 elsewhere; `most` is how far they are apart at most. */
+const minus = (one, two, rows) => {
+  const end = rows * one.columns.length;
+  const weights = two.weights.map((value, i) => (i < end ? value - one.weights[i] : 0));
+  return { ...two, weights, most: weights.reduce((most, x) => Math.max(most, Math.abs(x)), 0) };
+};
+
+/** Whether there is a difference of the two maps to be shown. */
+export const differ = ({ figure, beside }) => Boolean(figure && beside && comparable(figure, beside));
+
+/** What stands beside the first map: the second, or where that is wanted and can be made, the difference. */
+export const besideShown = (state) => {
+  const { figure, beside, difference } = state;
+  return difference && differ(state) ? minus(figure, beside, comparable(figure, beside)) : beside;
+};
+
 /** The cells of the first rows that differ most: [{row, column, before, after}]; less than `least` is no difference. */
 export const changes = (one, two, rows, count = 3, least = 5e-4) => {
   const width = one.columns.length;

@@ -2,12 +2,12 @@
 
 import { nameOf } from "./beside.js";
 import { frozen } from "./charts.js";
-import { scale, shade } from "./colour.js";
+import { scale, shade, signed } from "./colour.js";
 import { drawing, heatPanel, neuronPanel, sheet } from "./drawing.js";
 import { csv, csvLines, mapTable, neuronCsv, neuronNpz, npz, page, tableHtml } from "./files.js";
 import { headLabel } from "./i18n.js";
 import { combineColumns, combineRows, fixed, shownAt, topOf } from "./maps.js";
-import { besides, linked } from "./pairs.js";
+import { besides, besideShown, linked } from "./pairs.js";
 import { body, modelShown, titleOf } from "./sight.js";
 
 /** "encoder.layers.0.self_attention", 3, "norm" -> "encoder-0-head-3-norm". */
@@ -27,7 +27,7 @@ export const arrowed = ({ source, target }) => [source, target].map(plain).filte
 const sentenceSaid = (state, t, { about, name, head, view }) => {
   const edits = Object.entries(about.edits).flatMap(([each, heads]) =>
     Object.entries(heads).map(([number, factor]) => `${headLabel(modelShown(state), each, number)} ×${factor}`),
-  );
+  ).concat((about.off ?? []).map((change) => t("export.off", { name: change })));
   const edited = edits.length ? [[t("export.edits"), edits.join(", ")]] : [];
   return {
     facts: [
@@ -47,8 +47,10 @@ const sentenceSaid = (state, t, { about, name, head, view }) => {
 
 /** The focused head: its map and lines, or two maps side by side. */
 const mapsSeen = (state, t, api) => {
-  const { figure, beside, combine } = state;
+  const { figure, combine } = state;
+  const beside = besideShown(state);
   const colours = scale(state.colour, topOf(state), shade());
+  const coloursOf = ({ most, weights }) => (most === undefined ? colours : signed([weights], shade()));
   const rows = shownAt(figure.rows, state.locked?.rows ?? []);
   const columns = shownAt(figure.columns, state.locked?.columns ?? []);
   const stepIn = (each) => (state.step === null || !each.steps ? [] : shownAt(each.rows, [state.step]));
@@ -68,6 +70,7 @@ const mapsSeen = (state, t, api) => {
     notes: [
       ...said.flatMap(({ notes }, i) => notes.map((note) => (beside ? `${names[i]} · ${note}` : note))),
       ...(beside && !beside.same ? [t("beside.nearest")] : []),
+      ...(beside?.most === undefined ? [] : [t("beside.signs", { most: beside.most.toFixed(3) })]),
       ...(figure.normalised ? [t("focus.normalised")] : []),
       ...(figure.words ? [t("focus.merged")] : []),
       t("focus.faith"),
@@ -83,10 +86,11 @@ const mapsSeen = (state, t, api) => {
   const about = (each) => ({
     ...body(each.about), attention: each.name, head: each.head, kind: each.kind, view: each.view,
     rows: each.role, words: each.words, normalised: each.normalised, combine,
+    ...(each.most === undefined ? {} : { difference: true }),
   });
   const svg = () =>
     beside
-      ? sheet(maps.map((each, i) => heatPanel(each, colours, choices[i], titles, names[i])), colours.tint, all, colours)
+      ? sheet(maps.map((each, i) => heatPanel(each, coloursOf(each), choices[i], titles, names[i])), colours.tint, all, colours)
       : drawing(figure, colours, choice, all);
   const block = (each, i) => csv(each, beside ? `${names[i]}: ${corner}` : corner, combined(each, choices[i]));
   return {

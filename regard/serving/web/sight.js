@@ -26,18 +26,18 @@ export const attentionsOf = (state) =>
 export const dotsIn = (state) => attentionsOf(state).find(({ name }) => name === state.head?.name)?.dots ?? false;
 
 /**
- * {model, source, target, edits, ids, key} of the side that is shown; null while there is nothing whole to look at. Of a
+ * {model, source, target, edits, off, ids, key} of the side that is shown; null while there is nothing whole to look at. Of a
  * language model the source is what its text begins with, and what it writes goes by the name of its input as well; of a
  * model that reads it is all there is.
  */
 export const sentence = (state) => {
-  const { model, edits, source, target, done } = shown(state);
+  const { model, edits, off, source, target, done } = shown(state);
   const read = modelShown(state)?.reads;
   if (!modelShown(state) || !done || !source?.length || !(read || target?.length)) return null;
   const inputs = inputsOf(modelShown(state), source, target);
   const [names, ids] = [Object.keys(inputs), Object.values(inputs)];
   const alone = names[0] === "source" ? {} : { names, [names[0]]: read ? source : target, start: source[0] };
-  return { model, edits, source, target, ids, ...alone, key: JSON.stringify([model, ids, edits]) };
+  return { model, edits, off, source, target, ids, ...alone, key: JSON.stringify([model, ids, edits, off]) };
 };
 
 /**
@@ -52,8 +52,8 @@ export const besideOf = (state, attention, head) => {
 };
 
 /** What every request about a sentence says. */
-export const body = ({ model, ids, names = ["source", "target"], edits }) =>
-  ({ model, ...Object.fromEntries(names.map((name, i) => [name, ids[i]])), edits });
+export const body = ({ model, ids, names = ["source", "target"], edits, off }) =>
+  ({ model, ...Object.fromEntries(names.map((name, i) => [name, ids[i]])), edits, off });
 
 const keep = (key, signal, make) => {
   const known = kept.get(key);

@@ -6,6 +6,7 @@ export const KINDS = ["encoder", "decoder", "cross"]; // of attention, as /model
 export const initial = () => ({
   models: [], model: "", compare: "", text: "", pair: "", sentence: 0, beam: 1,
   prefix: [], edits: {},
+  off: null, // what was added to the model and is off, by name, in the output that stands beside; null: all of it
   source: [], target: [], done: null, // the model as it is
   sentences: [], unknown: [], // of the text: the model reads one; of this: what it has no sub-words for
   given: 0, // tokens of the output that are the text itself: a language model goes on with it
@@ -14,11 +15,14 @@ export const initial = () => ({
   other: null, // the second model: {source, target, done}
   step: null, side: "original",
   kind: "cross", head: null, view: "weights", colour: "linear", words: false, special: true, axis: "predicted",
-  hover: null, locked: null, combine: "mean",
+  hover: null, locked: null, combine: "mean", difference: false,
   tab: "heads", theme: "auto", language: "en",
   figure: null, beside: null, neurons: null, listed: null, // what is drawn, so that it can be read out and exported
   busy: {}, error: null,
 });
+
+/** No output: what one model has said of a text, another of its own kind alone can have said. */
+export const unsaid = { source: [], target: [], done: null, edited: null, rescored: null };
 
 // --- the address: each key has a way to be written and one to be read; reading gives undefined for nonsense
 
@@ -68,12 +72,18 @@ const selection = {
   },
 };
 
+const names = {
+  write: (all) => all.join(","),
+  read: (text) => (/^[\w,]*$/.test(text) ? text.split(",").filter(Boolean) : undefined),
+};
+
 const written = {
   model: plain, compare: plain, text: plain, pair: plain,
   sentence: { write: String, read: whole },
   beam: choice(1, 4),
   prefix: { write: (ids) => ids.join(","), read: wholes },
   edits: factors,
+  off: names,
   step: { write: String, read: whole },
   side: choice("original", "edited", "other", "both"),
   kind: choice(...KINDS),
@@ -84,6 +94,7 @@ const written = {
   axis: choice("predicted", "read"),
   locked: selection,
   combine: choice("mean", "sum"),
+  difference: choice(false, true),
   tab: choice("heads", "atlas"), theme: choice("auto", "light", "dark"), language: choice("en", "zh"),
 };
 
@@ -165,7 +176,8 @@ const inAddress = () => {
   addEventListener("pagehide", write);
   addEventListener("hashchange", () => {
     const asked = decode(location.hash, defaults);
-    store.set(Object.fromEntries(Object.entries(asked).filter(([key, value]) => !same(value, store.state[key]))));
+    const other = Object.fromEntries(Object.entries(asked).filter(([key, value]) => !same(value, store.state[key])));
+    store.set({ ...("model" in other ? unsaid : {}), ...other });
   });
   return store;
 };
@@ -193,7 +205,18 @@ export const inputsOf = (model, source, target) => {
   return names.length > 1 ? { source: ids(source), target: ids(target) } : { [names[0]]: ids([...source, ...target]) };
 };
 
-export const edited = (state) => Object.keys(state.edits).length > 0;
+/** What was added to the model, change by change: [{name, says, parameters, parts}]; of most models nothing. */
+export const addedTo = (state, id) => modelOf(state, id)?.changes ?? [];
+
+/** What of it is off in the output that stands beside the model's own: all, unless somebody chose. */
+export const offOf = (state) =>
+  addedTo(state).map(({ name }) => name).filter((name) => state.off?.includes(name) ?? true);
+
+/** Whether that output is the base's: nothing acts that was added, and heads are as they were. */
+export const isBase = (state) =>
+  Object.keys(state.edits).length === 0 && addedTo(state).length > 0 && offOf(state).length === addedTo(state).length;
+
+export const edited = (state) => Object.keys(state.edits).length > 0 || offOf(state).length > 0;
 export const factorOf = (edits, name, head) => edits[name]?.[head] ?? 1;
 
 /** Edits with one head's factor changed: 1 is the head as it is, so it is left out. */
@@ -224,10 +247,10 @@ export const towards = (state, side) => (looking(state, side) ? state.side : sid
 /** The edits that act on the heads that are shown; null where the heads are a second model's, which has none. */
 export const editsShown = (state) => (shown(state).side === "other" ? null : state.edits);
 
-/** Whose tokens and maps are looked at: {side, model, edits, source, target, done}. */
+/** Whose tokens and maps are looked at: {side, model, edits, off, source, target, done}. */
 export const shown = (state) => {
   const { side, model, source, target, done, edits, compare } = state;
-  if (side === "edited" && state.edited) return { side, model, edits, source, ...state.edited };
-  if (side === "other" && state.other) return { side, model: compare, edits: {}, ...state.other };
-  return { side: "original", model, edits: {}, source, target, done };
+  if (side === "edited" && state.edited) return { side, model, edits, off: offOf(state), source, ...state.edited };
+  if (side === "other" && state.other) return { side, model: compare, edits: {}, off: [], ...state.other };
+  return { side: "original", model, edits: {}, off: [], source, target, done };
 };

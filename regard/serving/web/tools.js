@@ -2,12 +2,13 @@
 
 import { h } from "./dom.js";
 import { choice, tick } from "./elements.js";
+import { differ } from "./pairs.js";
 import { attentionsOf, dotsIn, rollsOut, viewShown } from "./sight.js";
 
 /** The switches in `root`: which view, how rows are named and combined, words, special tokens, colours. */
 export const tools = (root, store, { t }) => {
   const { state } = store;
-  let views, words, special, log, axis, combine;
+  let views, words, special, log, difference, axis, combine;
 
   const make = () => {
     const named = (prefix, values) => values.map((v) => [v, t(`${prefix}.${v}`), t(`${prefix}.${v}.title`)]);
@@ -21,8 +22,9 @@ export const tools = (root, store, { t }) => {
     words = tick(t("focus.words"), t("focus.words.title"), (on) => store.set({ words: on }));
     special = tick(t("focus.special"), t("focus.special.title"), (on) => store.set({ special: on }));
     log = tick(t("focus.log"), t("focus.log.title"), (on) => store.set({ colour: on ? "log" : "linear" }));
+    difference = tick(t("focus.difference"), t("focus.difference.title"), (on) => store.set({ difference: on }));
     const nodes = (...parts) => parts.map(({ node }) => node);
-    root.replaceChildren(...nodes(views, axis, combine), h("div", { class: "tools" }, ...nodes(words, special, log)));
+    root.replaceChildren(...nodes(views, axis, combine), h("div", { class: "tools" }, ...nodes(words, special, log, difference)));
     show();
   };
   const show = () => {
@@ -36,8 +38,10 @@ export const tools = (root, store, { t }) => {
     words.set(state.words);
     special.set(state.special);
     log.set(state.colour === "log");
+    difference.set(state.difference);
+    difference.node.hidden = !differ(state);
   };
   store.subscribe(["language"], make);
-  store.subscribe(["models", "model", "head", "kind", "view", "words", "special", "colour", "axis", "combine", "locked"], show);
+  store.subscribe(["models", "model", "head", "kind", "view", "words", "special", "colour", "axis", "combine", "locked", "figure", "beside", "difference"], show);
   make();
 };

@@ -1,0 +1,100 @@
+"""Ways to teach a model that is already trained, beside each other: parameters, memory, time, quality.
+
+    python bench/methods.py sst2 [KEY=VALUE ...] [--only lora,biases] [--out runs/methods]
+
+Each way is a run of `regard train RECIPE` from the same model on the same batches, in a process of its own, with the
+rate that its paper or common practice gives it; other settings are those of the recipe, or are said here. Memory is
+the most that the process held, quality what the recipe's own test says at the end.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+
+class Way(NamedTuple):
+    """A way to teach."""
+
+    changes: str  # as a recipe has them; nothing: everything learns
+    times: float  # its rate, as a multiple of that of training everything
+
+
+WAYS = {
+    "everything": Way("", 1),
+    "lora": Way("[{lora: {rank: 8, where: [all]}}]", 10),
+    "lora, query and value": Way("[{lora: {rank: 8}}]", 20),
+    "adapters (pfeiffer)": Way("[{adapter: {kind: pfeiffer}}]", 20),
+    "adapters (houlsby)": Way("[{adapter: {kind: houlsby}}]", 20),
+    "ia3": Way("[{ia3: {}}]", 100),
+    "biases": Way("[{biases: {}}]", 20),
+    "prefix": Way("[{prefix: {length: 20}}]", 100),
+    "prompt": Way("[{prompt: {length: 20}}]", 400),
+}
+
+
+class Found(NamedTuple):
+    """What came of it."""
+
+    taught: int
+    kilobytes: float
+    megabytes: float
+    seconds: float
+    figures: dict[str, float]
+
+
+def run(recipe: str, settings: list[str], rate: float, way: Way, out: Path) -> Found:
+    """Train so, and read what the run has left."""
+    changes = [f"changes={way.changes}"] if way.changes else []
+    command = [sys.executable, "-m", "regard", "train", recipe, *settings, *changes]
+    command += [f"train.schedule.peak={rate * way.times:g}", "--out", str(out), "--overwrite"]
+    start = time.perf_counter()
+    with (out.parent / f"{out.name}.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)}: exit {os.waitstatus_to_exitcode(status)}, see {log.name}")
+    seconds = time.perf_counter() - start
+    asked = [sys.executable, "-m", "regard", "info", str(out), "--json"]
+    account = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
+    taught = account["parameters"] if account["base"] is None else account["base"]["taught"]
+    said = re.findall(r"^  held out (.+?) ([\d.]+)", Path(log.name).read_text(), re.MULTILINE)
+    size = sum(file.stat().st_size for file in out.glob("model.*safetensors"))
+    return Found(taught, size / 1e3, usage.ru_maxrss / 1e3, seconds, {name: float(x) for name, x in said})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("settings", nargs="*")
+    parser.add_argument("--rate", type=float, default=5e-5, help="of training everything")
+    parser.add_argument("--only", help="these ways, by commas")
+    parser.add_argument("--out", type=Path, default=Path("runs/methods"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    names = arguments.only.split(",") if arguments.only else list(WAYS)
+    table, first = Table(title=" ".join([arguments.recipe, *arguments.settings])), True
+    for name in names:
+        out = arguments.out / re.sub(r"\W+", "-", name).strip("-")
+        found = run(arguments.recipe, arguments.settings, arguments.rate, WAYS[name], out)
+        if first:
+            for column in ("", "rate", "parameters", "kB kept", "peak MB", "seconds", *found.figures):
+                table.add_column(column, justify="right" if column else "left")
+            first = False
+        cells = [f"{arguments.rate * WAYS[name].times:g}", f"{found.taught:,}", f"{found.kilobytes:,.0f}"]
+        cells += [f"{found.megabytes:,.0f}", f"{found.seconds:,.0f}", *(f"{x:g}" for x in found.figures.values())]
+        table.add_row(name, *cells)
+        print(name, *cells, flush=True)
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    main()
