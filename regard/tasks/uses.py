@@ -105,7 +105,9 @@ class AnswerUse:
 class Prompting:
     """How a language model is asked for classes, or one that compares pictures with words."""
 
-    prompt: str | None = None  # of a language model what it reads, with {text} and {label} in it; of a picture, with {label}; of T5 before
+    prompt: str | None = (
+        None  # what a model reads, with {text} and then {label} in it, or {label} alone; what T5 reads before
+    )
     labels: str | None = None  # `A,B` which there are; 1=good: the label 1, of which the prompt says good
     examples: Path | None = None  # `FILE` rows of a text and its label, shown before each text
     shots: int | None = None  # show so many of them, drawn by chance (default: all, in their order)
