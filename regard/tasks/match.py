@@ -188,7 +188,7 @@ class Match(Task):
     sections = Sections(MatchConfig, CaptionedConfig, EmbedUse, Judging)
     row, rows, stands = "picture", "pictures", "vector"
     reads = "pairs"
-    marks = ("cls", "sep")
+    marks: ClassVar[tuple[str, ...]] = ("cls", "sep")
 
     def __post_init__(self) -> None:
         for name, kind in (("sight", Sight), ("augment", Augment)):
