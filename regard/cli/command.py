@@ -18,14 +18,14 @@ from regard.cli.hear import transcribe
 from regard.cli.make import export, import_, merge, models, quantize, shortlist
 from regard.cli.measure import evaluate, experiment, info
 from regard.cli.options import command_of
-from regard.cli.read import answer, classify, embed, fill, search, tag
+from regard.cli.read import answer, caption, classify, embed, fill, search, tag
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.train import data, demo, distill, recipes, train
 from regard.cli.use import chat, generate, score, summarise, translate
 
 VERBS = {
     "Use a model": (
-        *(translate, summarise, generate, chat, transcribe, classify, embed, search, fill, tag, answer),
+        *(translate, summarise, generate, chat, transcribe, classify, embed, caption, search, fill, tag, answer),
         *(score, serve),
     ),
     "See inside it": (explore, inspect, heads),

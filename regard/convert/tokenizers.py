@@ -16,6 +16,7 @@ from regard.checks import need
 from regard.convert.hub import told_by
 from regard.convert.source import TOKENIZER
 from regard.convert.tables import Foreign
+from regard.convert.tables.table import at, settings, told
 from regard.convert.whisper import timed
 from regard.data.tokenizers import MOST, RESERVED, UNKNOWN, Tokenizer, check_ids, no_panic, state
 from regard.data.vocabulary import EOS, SPECIALS, Marks
@@ -183,7 +184,8 @@ def kept(directory: Path, theirs: Rust, about: dict[str, Any], table: Foreign, a
     No text gives a mark: what is special to them is none of the tokens that a text is searched for, and where a text
     has such a name, it is cut after its first character.
     """
-    content, size = json.loads(theirs.to_str()), about["vocab_size"]
+    content = json.loads(theirs.to_str())
+    size = told({"vocabulary": settings(table.settings)["vocabulary"]}, about)["vocabulary"]
     content = timed(content, size) if around == "free" else content
     path, pieces = directory / TOKENIZER, _pieces(content)
     marks = _marks(directory, content, about, table, pieces, strict=around != "frame")
@@ -192,7 +194,10 @@ def kept(directory: Path, theirs: Rust, about: dict[str, Any], table: Foreign, a
     with no_panic(path):
         before, after, double = ([], [], False) if around == "free" else _around(theirs)
     if around == "frame" and not table.around and len(before) < 2 and len(after) < 2:
-        marks = marks._replace(bos=next(iter(before), None), eos=next(iter(after), None), cls=None, sep=None)
+        first, last = next(iter(before), None), next(iter(after), None)
+        marks = marks._replace(bos=first, eos=last, cls=None, sep=None)
+        if "sep" in table.marks:  # which an output neither begins nor ends with
+            marks = marks._replace(bos=None, eos=None, cls=first, sep=last)
     if around == "frame":
         if [*before, *after] != (frame := marks.around([])[0]):
             raise ValueError(f"{path}: around a text it puts the tokens {before} and {after}, but regard puts {frame}")
@@ -269,7 +274,7 @@ def _marks(
     elif (token := content["model"].get("unk_token")) in ids:
         found["unk"] = ids[token]
     for name, key in table.marks.items():
-        value = about.get(key.rstrip("?"))
+        value = at(about, key.rstrip("?"))
         if isinstance(value, list) and value:  # of several ends, the tokenizer's
             value = found[name] if found.get(name) in value else value[0]
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:

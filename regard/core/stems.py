@@ -138,7 +138,7 @@ class Patches(Stem):
 
     `project` makes of (B, C, H, W) a map of vectors (B, d_model, h, w); `tokens` more, which are learnt, stand before
     them: that of the class, and that of a teacher's (Touvron et al., 2021). Positions were learnt for a `grid` (h, w);
-    for a picture of another size they are stretched.
+    for a picture of another size they are stretched. Some models normalise the sum (CLIP): `norm`.
     """
 
     def __init__(
@@ -149,10 +149,11 @@ class Patches(Stem):
         d_model: int,
         grid: tuple[int, int],
         tokens: int = 0,
+        norm: nn.Module | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.project, self.positions, self.grid = project, positions, grid
+        self.project, self.positions, self.grid, self.norm = project, positions, grid, norm
         self.tokens = nn.Parameter(torch.zeros(tokens, d_model)) if tokens else None
         self.dropout = Dropout(dropout)
 
@@ -167,8 +168,10 @@ class Patches(Stem):
         if self.tokens is not None:
             x = torch.cat([self.tokens.to(x.dtype).expand(len(x), -1, -1), x], 1)
         if grid != self.grid and isinstance(self.positions, Learned):
-            return self.dropout(x + stretched(self.positions.table, first, self.grid, grid).to(x.dtype))
-        return self.dropout(self.positions.add(x))
+            x = x + stretched(self.positions.table, first, self.grid, grid).to(x.dtype)
+        else:
+            x = self.positions.add(x)
+        return self.dropout(x if self.norm is None else self.norm(x))
 
 
 class Convolutions(nn.Sequential):

@@ -35,17 +35,21 @@ class Transformer(EncoderDecoder, nn.Module):
         super().__init__()
         self.config = c = config
         target = words(c.vocabulary, c.d_model)
-        if c.bands is None:
-            source = target if c.tie in ("all", "inputs") else words(c.source_vocabulary or c.vocabulary, c.d_model)
-            self.source_embedding: Any = _embedding(c, source)
-        else:
-            self.source_embedding = Frames(c.bands, c.d_model, c.places, c.dropout)
+        self.source_embedding = self.reading(target)
         self.alike = c.bands is not None
         self.target_embedding = _embedding(c, target)
-        self.encoder = blocks.encoder(c, c.encoder_layers)
+        self.encoder = blocks.encoder(c.encoding, c.encoder_layers)
         self.decoder = blocks.decoder(c, c.decoder_layers, c.decoder_attention, c.cross_attention)
         self.decoder.scale = c.d_model**-0.5 if c.scale_output else 1.0
         self.output = logits(target, tied=c.tie in ("all", "target"), bias=c.output_bias)
+
+    def reading(self, target: nn.Embedding) -> Any:
+        """What makes vectors of a source: words, which may be those of the target, or sound."""
+        c = self.config
+        if c.bands is not None:
+            return Frames(c.bands, c.d_model, c.places, c.dropout)
+        one = c.tie in ("all", "inputs")
+        return _embedding(c, target if one else words(c.source_vocabulary or c.vocabulary, c.d_model))
 
     def encode(self, source: Tensor) -> "Memory":
         """source (B, S), padded with `pad`, or frames (B, S, bands) -> what the decoder attends to."""
@@ -143,6 +147,11 @@ class TransformerConfig(blocks.LayerConfig, _Sizes, Config):
         """The most positions that it can read if it has a parameter for each of them; None: it reads any number."""
         tables = {"learned", "location"} & {self.positions, self.score, self.cross_score}
         return self.max_length if tables or self.self_attention.startswith("linformer") else None
+
+    @property
+    def encoding(self) -> blocks.LayerConfig:
+        """The layers of the encoder."""
+        return self
 
     @property
     def decoder_attention(self) -> AttentionConfig:

@@ -37,6 +37,8 @@ TASKS = {
     "tag": "regard.tasks.tag",
     "answer": "regard.tasks.answer",
     "embed": "regard.tasks.embed",
+    "match": "regard.tasks.match",
+    "caption": "regard.tasks.caption",
     "mask": "regard.tasks.mask",
     "denoise": "regard.tasks.denoise",
     "converse": "regard.tasks.converse",

@@ -14,6 +14,7 @@ all of them have. Words:
 transposed      inputs before outputs
 offset:N        N rows come before the first of ours
 row             a vector is a matrix of one row
+flat            a matrix of one row is a vector, and a vector of one number is a number
 optional        it may be missing, and is then 0
 spare           it must be there, though nothing reads it
 gated, plain    of a feed-forward network with a gate, or without
@@ -62,6 +63,11 @@ class Foreign:
     def words(self) -> bool:
         """Whether it has any, and so a tokenizer."""
         return "vocabulary" in settings(self.settings)
+
+    @property
+    def sees(self) -> bool:
+        """Whether it reads pictures, and so is told how to look at them."""
+        return "patch" in settings(self.settings)
 
 
 class Name(NamedTuple):
