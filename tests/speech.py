@@ -12,7 +12,7 @@ from regard.convert.whisper import marks
 from regard.data.tokenizers import Tokenizer, state
 from regard.data.vocabulary import Marks
 from regard.models import storage
-from regard.models.transformer import Transformer, whisper_tiny
+from regard.models.speech import Listener, whisper_tiny
 
 WORDS = [*(bytes([i]) for i in range(256)), b" t", b"he", b" the", b" a", b"nd", b" and", b"..", b"\xe2\x99"]
 SIGNS = marks(51865)
@@ -40,10 +40,10 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(rust.to_str())
 
 
-def model(seed: int = 0, **changes: Any) -> Transformer:
+def model(seed: int = 0, **changes: Any) -> Listener:
     torch.manual_seed(seed)
     shape = SIZES | {"bands": 16, "places": 100, "pad": len(WORDS), **changes}
-    made = Transformer(whisper_tiny(len(WORDS) + len(SIGNS), **shape)).eval()
+    made = Listener(whisper_tiny(len(WORDS) + len(SIGNS), **shape)).eval()
     made.output.weight.data *= 4.0
     made.output.weight.data[[*range(32), *range(127, 256)]] = 0.0  # it writes characters
     return made

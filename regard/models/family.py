@@ -30,6 +30,7 @@ FAMILIES = {
     "vision": "regard.models.vision",
     "pair": "regard.models.pair",
     "captioner": "regard.models.captioner",
+    "speech": "regard.models.speech",
 }
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none", str: "text"}
 VOCABULARY = 37_000  # of the paper's base model

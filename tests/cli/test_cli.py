@@ -208,10 +208,12 @@ def test_slow_work_says_so_without_a_terminal(
 
 
 NAMES = (
-    "tiny, shallow, small, base, big, t5-small, flan-t5-small, bart-base, whisper-tiny, "
+    "tiny, shallow, small, base, big, t5-small, flan-t5-small, bart-base, "
     "rnn, gru, lstm, linear-rnn, convs2s, bytenet, "
     "gpt-tiny, gpt2, llama-tiny, stories15m, smollm2-135m, "
-    "bert-tiny, bert-mini, bert-base, minilm, roberta-base, distilbert, albert-base"
+    "bert-tiny, bert-mini, bert-base, minilm, roberta-base, distilbert, albert-base, "
+    "vit-tiny, vit-small, vit-base, vit-large, deit-tiny, deit-base, cct-2, cct-7, clip-tiny, clip-base, "
+    "caption-tiny, vit-gpt2, whisper-tiny"
 )
 
 

@@ -50,7 +50,8 @@ SIZES: dict[str, dict[str, Any]] = {
     | {"num_heads": 3, "decoder_start_token_id": 0, "eos_token_id": 2}
     | {"initializer_factor": 0.1},
 }
-ELSEWHERE = ("marian", "pegasus", "bart", "mbart", "vit", "deit")  # tests/convert/test_huggingface.py, test_pictures.py
+# tests/convert/test_huggingface.py, test_whisper.py, test_pictures.py, test_towers.py
+ELSEWHERE = ("marian", "pegasus", "bart", "mbart", "whisper", "vit", "deit", "clip", "vision-encoder-decoder")
 CLASSES = dict.fromkeys(top.name for name, table in TABLES.items() if name not in ELSEWHERE for top in table.tops)
 SAME = {(f"XLM{name}", name) for name in CLASSES} | {("MistralForCausalLM", "LlamaForCausalLM")}  # without a window
 SCALING = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

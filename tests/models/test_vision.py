@@ -11,7 +11,7 @@ from regard.core.positions import Positions, stretched
 from regard.core.stems import Convolutions, Patches
 from regard.inspection.taps import record
 from regard.models import storage
-from regard.models.family import build, configure, presets
+from regard.models.family import build, configure, family_of, presets
 from regard.models.vision import Vision, VisionConfig, cct_2, vit_tiny
 
 SMALL = {"size": 16, "layers": 2, "d_model": 24, "d_ff": 32, "heads": 3}
@@ -21,7 +21,7 @@ def pictures(size: int = 16, count: int = 2) -> torch.Tensor:
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("name", [name for name in presets() if name.startswith(("vit", "deit", "cct"))])
+@pytest.mark.parametrize("name", [name for name in presets() if family_of(name) == "vision"])
 def test_every_preset_sees_pictures_of_its_size(name: str) -> None:
     model = build(configure(name).but(**SMALL | {"patch": 4}), HeadConfig("classes", 5))
     assert model(pictures()).shape == (2, 5)

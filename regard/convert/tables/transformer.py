@@ -157,6 +157,7 @@ output.weight                                               proj_out.weight|mode
 WHISPER = replace(
     PEGASUS,
     name="whisper",
+    family="speech",
     tops=(Top("WhisperForConditionalGeneration"),),
     settings=SETTINGS.replace("max_length            max_position_embeddings", "max_length  max_target_positions")
     + """bands                 num_mel_bins
