@@ -124,7 +124,7 @@ def test_every_preset_belongs_to_a_family_and_builds_its_model() -> None:
     assert (
         {family_of(preset) for preset in presets()}
         == set(FAMILIES)
-        == {"transformer", "recurrent", "convolutional", "decoder", "encoder"}
+        == {"transformer", "recurrent", "convolutional", "decoder", "encoder", "vision"}
     )
     for preset in presets():
         config = configure(preset, ["d_model=144"], vocabulary=50)
