@@ -2,13 +2,14 @@
 
     python bench/loras.py [encoder] [decoder] [--loras 8] [--rank 8] [--where query value] [--rounds 7] [--keep 20]
 
-Random models of the shapes of MiniLM (texts of 32 tokens are read) and of a Llama of 15 million parameters (32 tokens
+Random models of the shapes of MiniLM (texts of 32 tokens are read) and of a Llama of 15 million parameters (16 tokens
 are written after 16, greedily), fp32, in the C engine with one thread. The mixed batch has as many rows as that of the
 base, and the LoRAs take turns in it; merged models have the same rows among them. Contestants alternate. Then a process
 loads a base and `--keep` LoRAs of it, as the server does, and says what they add to its memory.
 """
 
 import argparse
+import shutil
 import statistics
 import subprocess
 import sys
@@ -36,10 +37,10 @@ from regard.models.family import build, configure
 from regard.native import Addressed, Native, NativeReader
 
 SHAPES = {
-    "encoder": ("bert-tiny", "layers=6 d_model=384 heads=12 d_ff=1536 max_length=512", 30_522),
+    "encoder": ("bert-tiny", "layers=6 d_model=384 heads=12 d_ff=1536 max_length=512", 8_000),
     "decoder": ("llama-tiny", "layers=6 d_model=288 heads=6 kv_heads=6 d_ff=768", 32_000),
 }
-GREEDY = SearchConfig(beam=1, limit=32)
+GREEDY = SearchConfig(beam=1, limit=16)
 
 
 def base_in(folder: Path, kind: str) -> Path:
@@ -54,17 +55,19 @@ def base_in(folder: Path, kind: str) -> Path:
     return folder / kind
 
 
-def lora_of(base: Path, number: int, change: dict[str, Any]) -> Path:
-    path = base.parent / f"{base.name}-{number}"
-    torch.manual_seed(number)
+def loras_of(base: Path, count: int, change: dict[str, Any]) -> list[Path]:
+    """So many directories, of the same numbers: it makes no difference here."""
+    paths = [base.parent / f"{base.name}-{n}" for n in range(count)]
     head = HeadConfig("classes", 3, pool="mean") if base.name == "encoder" else None
     model = storage.begin(base, storage.config(base), head, [{"lora": change}])
     for part in added(model):
         for p in part.parameters():
             p.data += 0.05 * torch.randn_like(p)
-    storage.save(model, path, storage.purpose(base))
-    (path / "tokenizer.json").write_bytes((base / "tokenizer.json").read_bytes())
-    return path
+    storage.save(model, paths[0], storage.purpose(base))
+    shutil.copy(base / "tokenizer.json", paths[0])
+    for path in paths[1:]:
+        shutil.copytree(paths[0], path)
+    return paths
 
 
 def contestants(kind: str, base: nn.Module, models: list[nn.Module]) -> dict[str, Callable[[], Any]]:
@@ -72,7 +75,7 @@ def contestants(kind: str, base: nn.Module, models: list[nn.Module]) -> dict[str
     n, draw = len(models), torch.Generator().manual_seed(1)
     if kind == "encoder":
         reader = NativeReader(base)
-        texts = torch.randint(5, 30_000, (8 * n, 32), generator=draw).tolist()
+        texts = torch.randint(5, 8_000, (4 * n, 32), generator=draw).tolist()
         loras, merged = [reader.adapted(model, base) for model in models], list(map(NativeReader, models))
         return {
             "base": lambda: reader.outputs(texts),
@@ -131,7 +134,7 @@ def main() -> None:
     for kind in args.kinds:
         with tempfile.TemporaryDirectory() as folder:
             place, change = base_in(Path(folder), kind), {"rank": args.rank, "where": args.where}
-            paths = [lora_of(place, n, change) for n in range(max(args.loras, args.keep))]
+            paths = loras_of(place, max(args.loras, args.keep), change)
             base = storage.load(place)
             took = measured(kind, base, [storage.beside(path, base) for path in paths[: args.loras]], args.rounds)
             command = [sys.executable, __file__, "--memory", str(place), *map(str, paths[: args.keep])]

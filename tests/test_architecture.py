@@ -50,7 +50,7 @@ SEEN = {
     ("api", "recipes"): {"reading"},
 }
 # A model imports another only where it is one.
-MODELS_OF_MODELS: dict[str, set[str]] = {}
+MODELS_OF_MODELS: dict[str, set[str]] = {"captioner": {"transformer"}}
 SHARED = {"family"}  # what they all have in common
 ABOUT_MODELS = {"__init__", "costs", "storage"}  # no members of the family: they may import any of them
 # Lines of Python that a room may have: a little more than it has. Who needs more takes something out, or says why.
@@ -59,23 +59,23 @@ BUDGET = {
     "checks": 110,
     "files": 212,
     "shipped": 40,
-    "core": 4_200,
-    "data": 5_075,
-    "evaluation": 1_160,
-    "models": 2_530,
-    "decoding": 2_145,
-    "inspection": 2_100,
+    "core": 4_255,
+    "data": 5_365,
+    "evaluation": 1_310,
+    "models": 2_870,
+    "decoding": 2_255,
+    "inspection": 2_165,
     "native": 1_805,
     "adaptation": 1_275,
-    "training": 2_625,
-    "tasks": 6_910,
-    "convert": 3_885,  # sixteen classes of Hugging Face's, a table each
+    "training": 2_660,
+    "tasks": 7_985,
+    "convert": 4_250,  # sixteen classes of Hugging Face's, a table each
     "recipes": 1_335,
     "api": 175,
     "studies": 1_400,
     "experiments": 4_770,
-    "serving": 4_680,
-    "cli": 2_345,
+    "serving": 4_870,
+    "cli": 2_535,
     "__main__": 10,
 }
 

@@ -103,3 +103,14 @@ def test_the_explorer_benchmark_prints_a_row_for_each_length() -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "hover, ms" in result.stdout
     assert "│ 24 " in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read from Linux's /proc")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_benchmark_of_loras_prints_a_row_for_each_model() -> None:
+    options = ["--loras", "2", "--keep", "2", "--rounds", "1"]
+    result = subprocess.run(
+        [sys.executable, ROOT / "bench" / "loras.py", *options], capture_output=True, text=True, check=True
+    )
+    assert all(f"│ {kind} " in result.stdout for kind in ("encoder", "decoder"))

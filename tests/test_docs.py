@@ -24,6 +24,7 @@ from regard.recipes.recipe import ModelConfig, Recipe
 from regard.recipes.train import train
 from regard.tasks.asks import SETTINGS, Settings
 from regard.tasks.generate import GenerateConfig, TextConfig
+from regard.tasks.transcripts import TranscribeUse
 from regard.tasks.translate import DataConfig
 from regard.training.config import TrainConfig
 
@@ -219,6 +220,16 @@ def test_every_command_about_decoding_parses_and_names_every_option() -> None:
 def test_every_other_command_parses(page: str) -> None:
     found = [parse(command) for command in commands((ROOT / page).read_text("utf-8"))]
     assert {command["verb"] for command in found} & {"quantize", "export"}
+
+
+def test_the_page_of_speech_names_every_setting_with_its_default() -> None:
+    page = (ROOT / "docs" / "speech.md").read_text("utf-8")
+    assert {command["verb"] for command in map(parse, commands(page))} == {"import", "transcribe", "evaluate", "serve"}
+    told = dict(re.findall(r"^\| `--([a-z-]+)` \| (.*?) \|", page, re.MULTILINE))
+    assert told.keys() == {"no-times" if name == "times" else name for name in vars(TranscribeUse())}
+    for name, value in vars(TranscribeUse()).items():
+        if type(value) in (int, float):
+            assert float(told[name]) == value
 
 
 def test_what_is_shown_to_be_added_is_what_the_toys_are() -> None:

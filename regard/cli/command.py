@@ -14,17 +14,18 @@ from rich.console import Console
 from rich.text import Text
 
 import regard
+from regard.cli.hear import transcribe
 from regard.cli.make import export, import_, merge, models, quantize, shortlist
 from regard.cli.measure import evaluate, experiment, info
 from regard.cli.options import command_of
-from regard.cli.read import answer, classify, embed, fill, search, tag
+from regard.cli.read import answer, caption, classify, embed, fill, search, tag
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.train import data, demo, distill, recipes, train
 from regard.cli.use import chat, generate, score, summarise, translate
 
 VERBS = {
     "Use a model": (
-        *(translate, summarise, generate, chat, classify, embed, search, fill, tag, answer),
+        *(translate, summarise, generate, chat, transcribe, classify, embed, caption, search, fill, tag, answer),
         *(score, serve),
     ),
     "See inside it": (explore, inspect, heads),
@@ -74,6 +75,14 @@ SUMMARISE = """For example:
 
   regard summarise runs/t5 report.jsonl --jsonl --prompt "summarize: " -o summaries.jsonl --resume
 """
+TRANSCRIBE = """For example:
+
+  regard transcribe runs/whisper interview.mp3
+
+  regard transcribe runs/whisper film.flac --format srt > film.srt
+
+  regard transcribe runs/whisper recordings -o transcripts --format txt,json --words --resume
+"""
 CLASSIFY = """For example:
 
   regard classify runs/films "a charming journey" --top 3
@@ -117,6 +126,7 @@ EPILOGS = {
     "summarise": SUMMARISE,
     "generate": GENERATE,
     "chat": CHAT,
+    "transcribe": TRANSCRIBE,
     "classify": CLASSIFY,
     "embed": EMBED,
     "search": SEARCH,

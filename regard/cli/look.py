@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,22 @@ from regard.shipped import located
 TOGETHER = 64  # pictures that are answered at once
 
 
-def recognise(models: list[Path], shown: list[str], lines: Lines, engine: Batched, settings: dict[str, Any]) -> None:
-    """Say of each picture what it shows: its path, its class and how probable that is.
+def look(
+    kind: Any,
+    models: list[Path],
+    shown: list[str],
+    lines: Lines,
+    engine: Batched,
+    settings: dict[str, Any],
+    make: Callable[[Any], Any] = lambda model: model,
+) -> None:
+    """Say of each picture, after its path, what a verb of this kind tells of it; what answers is what a model is made
+    into.
 
     One that cannot be opened is named on standard error, and left out; if none can be, that is an error.
     """
     from regard.api import load
-    from regard.cli.read import CLASSES, UNSAID
+    from regard.cli.read import UNSAID
     from regard.data.pictures import PictureError, in_groups
     from regard.files import write_whole
 
@@ -31,7 +40,7 @@ def recognise(models: list[Path], shown: list[str], lines: Lines, engine: Batche
     if lines.output is not None and lines.output.exists() and not lines.overwrite:
         raise ValueError(f"{lines.output} is already there: name another file, or say --overwrite")
     how = {key: value for key, value in vars(engine).items() if key != "attended"}
-    predictor = load(list(map(located, models)), task="classify", **how)
+    predictor = make(load(list(map(located, models)), task=kind.task, **how))
     use, written, left = replace(predictor.use, **settings), list[str](), list[PictureError]()
 
     def answered(asks: list[Any]) -> Iterator[tuple[Any, Any]]:
@@ -47,11 +56,11 @@ def recognise(models: list[Path], shown: list[str], lines: Lines, engine: Batche
     for some in in_groups(_asks(shown, lines.jsonl), TOGETHER):
         for ask, answer in answered(some):
             if lines.objects:
-                told = {key: value for key, value in CLASSES.row(answer).items() if key not in UNSAID}
+                told = {key: value for key, value in kind.row(answer).items() if key not in UNSAID}
                 row = {"id": ask.id, "image": ask.place, **told}
                 said = json.dumps({key: x for key, x in row.items() if x is not None}, ensure_ascii=False)
             else:
-                said = "\t".join([ask.place, *next(CLASSES.cells(answer, use))])
+                said = "\n".join("\t".join([ask.place, *cells]) for cells in kind.cells(answer, use))
             if lines.output is None:
                 typer.echo(said)
             written.append(said)

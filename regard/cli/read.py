@@ -13,6 +13,7 @@ import typer
 
 from regard.checks import at_least
 from regard.cli.options import ERRORS, Batched, Lines, Said
+from regard.decoding.protocol import SearchConfig
 from regard.shipped import located
 from regard.tasks.uses import AnswerUse, ClassifyUse, EmbedUse, FillUse, Prompting, SearchUse, TagUse
 
@@ -66,6 +67,7 @@ def _reply_row(found: Any) -> dict[str, Any]:
     return {"answer": row.pop("text"), **row}
 
 
+CAPTIONS = Verb("caption", "describing", lambda each, _: iter([[each.text], *([other] for other in each.others)]))
 CLASSES = Verb("classify", "classifying", _class_cells, keys=("text", "pair"))
 VECTORS = Verb(
     "embed", "embedding", lambda each, _: iter([[json.dumps(each.numbers)]]), lambda each: {"vector": each.numbers}
@@ -90,17 +92,26 @@ def classify(
     """Say of each line what it is, or of each picture what it shows: its class, and how probable that is; by a language
     model, as --prompt asks it."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
-    models = [model, *(ensemble or ())]
     from regard.api import told
+    from regard.cli.look import look
 
-    if (name := told(located(model)).task.name) == "recognise":
-        if pair is not None or engine.attended or asked.prompt is not None:
-            raise ValueError(f"{model} sees pictures: --pair, --attended and --prompt are for texts")
-        from regard.cli.look import recognise
-
-        recognise(models, texts or [], lines, engine, settings)
+    models = [model, *(ensemble or ())]
+    name = told(located(model)).task.name
+    if name in ("recognise", "match") and (pair is not None or engine.attended):
+        raise ValueError(f"{model} sees pictures: --pair and --attended are for texts")
+    if name == "recognise":
+        if asked.prompt is not None or asked.labels is not None:
+            raise ValueError(f"{model} has classes of its own: leave --prompt and --labels out")
+        look(CLASSES, models, texts or [], lines, engine, settings)
+        return
+    if name == "match":
+        if asked.labels is None:
+            raise ValueError(f"{model} knows no classes: say which there are by --labels dog,cat")
+        look(replace(kind, task="match"), models, texts or [], lines, engine, settings, lambda m: m.told(asked))
         return
     if asked.prompt is None:
+        if asked.labels is not None:
+            raise ValueError("--labels is for a language model that is asked: say how by --prompt")
         if name == "generate":
             raise ValueError(f"{model} is a language model: say what it is to read by --prompt and --labels")
         _read(kind, models, texts, lines, engine, settings, pair)
@@ -125,7 +136,7 @@ def classify(
 
 def embed(
     model: Path,  # a model directory
-    texts: list[str] | None = None,  # `TEXT|FILE` what to embed (default: stdin)
+    texts: list[str] | None = None,  # `TEXT|FILE` what to embed (default: stdin); pictures, of a model that sees them
     *,
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(EmbedUse)],
@@ -133,7 +144,31 @@ def embed(
     engine: Reads,
 ) -> None:
     """Make a vector of each line: as JSON, or in an array of numpy's where -o names a .npy."""
-    _read(VECTORS, [model, *(ensemble or ())], texts, lines, engine, settings)
+    from regard.api import told
+    from regard.cli.look import look
+    from regard.data.labelled_pictures import is_picture
+
+    models = [model, *(ensemble or ())]
+    shown = any(is_picture(each) or Path(each).is_dir() for each in texts or ())
+    if shown and told(located(model)).task.name == "match":
+        look(replace(VECTORS, task="match"), models, texts or [], lines, engine, settings, lambda m: m.viewing)
+        return
+    _read(VECTORS, models, texts, lines, engine, settings)
+
+
+def caption(
+    model: Path,  # a model directory
+    pictures: list[str] | None = None,  # `FILE` pictures, folders of them, a .jsonl that names them (default: stdin)
+    *,
+    ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
+    settings: Annotated[dict[str, Any], Said(SearchConfig, but=("extra", "ordered"))],
+    lines: Lines,
+    engine: Batched,
+) -> None:
+    """Say of each picture in words what it shows."""
+    from regard.cli.look import look
+
+    look(CAPTIONS, [model, *(ensemble or ())], pictures or [], lines, engine, settings)
 
 
 def search(

@@ -83,7 +83,7 @@ def import_(
     return found.left + left
 
 
-SEARCHED = ("translate", "generate")
+SEARCHED = ("translate", "generate", "caption")
 SEARCH = {  # theirs, unless neutral -> ours
     "no_repeat_ngram_size": ("block", 0),
     "min_length": ("shortest", 0),

@@ -24,6 +24,7 @@ from regard.convert.sights import read_sight, write_sight
 from regard.convert.source import PAPERS, Source, same_heads
 from regard.convert.tables import TABLES, Foreign, Top
 from regard.convert.tables.table import Counterpart, at, pairs, said, settings, told
+from regard.convert.whisper import ENGLISH
 from regard.core.generation import DecoderOnly, EncoderDecoder
 from regard.core.layers import GATES
 from regard.core.outputs import HeadConfig
@@ -38,6 +39,7 @@ GENERATION = "generation_config.json"
 POSITIONS = 1024  # that transformers tabulates of the sinusoids
 NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
 TASKS = {"classes": "classify", "tags": "tag", "spans": "answer", "vector": "embed"}  # of a head
+SEEING = {"pixels": "recognise", "pairs": "match"}  # of what a model reads
 SIZED = ("classes", "tags")  # heads that have labels, and
 MOST = 2**20  # of them
 PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification", "number": "regression"}
@@ -57,6 +59,7 @@ WORDS: dict[str, tuple[Callable[[Tensor, str], Tensor], Callable[[Tensor, str], 
     "transposed": (lambda x, _: x.transpose(0, -1), lambda x, _: x.transpose(0, -1)),
     "offset": (lambda x, n: torch.cat([x.new_zeros(int(n), *x.shape[1:]), x]), lambda x, n: x[int(n) :]),
     "row": (lambda x, _: x[None], lambda x, _: x[0]),
+    "flat": (lambda x, _: x[0], lambda x, _: x[None]),
 }
 
 
@@ -117,7 +120,8 @@ def their_config(source: Source) -> tuple[Foreign, Top, dict[str, Any]]:
     if table.words:
         marks = source.tokenizer.marks
         about |= {f"{name}_token_id": getattr(marks, name) for name in ("pad", "bos", "eos")}
-        about |= {theirs.rstrip("?"): getattr(marks, name) for name, theirs in table.marks.items()}
+        for name, theirs in table.marks.items():
+            _put(about, theirs.rstrip("?"), getattr(marks, name))
     about |= {"forced_bos_token_id": None, "forced_eos_token_id": None} if _writes(source) else {}
     about |= {"max_position_embeddings": POSITIONS} if table.permuted else {}
     if (kind := source.task.get("kind")) in PROBLEMS:
@@ -140,10 +144,11 @@ def describe(source: Source, directory: Path) -> None:
         ids = {key: x for key, x in about.items() if key.endswith("_token_id")}
         longest = min(c.longest or POSITIONS, 512)
         write_whole(directory / GENERATION, json.dumps(ids | {"max_length": longest}, indent=2) + "\n")
-    if not table.words:
+    if table.sees:
         write_sight(Sight(**source.task.get("sight", {"size": c.size, "channels": c.channels})), directory)
+    if not table.words:
         return
-    if head.kind == "vector" and head.hidden is None:
+    if head.kind == "vector" and head.hidden is None and not table.sees:
         write_pooling(head, c.d_model, directory)
     several = (getattr(c, "segments", None) or 1) > 1
     tokenizers.write(source.tokenizer, directory, _around(table, head), segments=several)
@@ -194,15 +199,17 @@ def tensors(source: Source) -> Iterator[tuple[str, Tensor]]:
     table, top, about = their_config(source)
     c, ours, seen = source.config, source.tensors, set[str]()
     rows, base = lines(table, top, c, ours), table.base if source.head.kind == "vector" else ""
+    known = settings(table.settings)
+    tied = at(about, known["tie"].names[0].keys[0] if "tie" in known else "tie_word_embeddings")
     for pair in rows:
         own = ours.get(pair.ours)
         if own is None:  # a bias that we do without
             own = torch.zeros(len(ours[pair.ours.replace("bias", "weight")]))
-        several = about.get("tie_word_embeddings") and len(pair.theirs) > 1
+        several = tied and len(pair.theirs) > 1
         same = [p.theirs for p in rows if several and p.ours in ours and ours[p.ours].data_ptr() == own.data_ptr()]
         names = next(names for names in pair.theirs if all(names in others for others in same))
         for name, part in zip(names, to_theirs(pair, _permuted(pair.ours, own, table, c, back=False), c), strict=True):
-            if name not in seen:
+            if name and name not in seen:
                 seen.add(name)
                 yield name.removeprefix(base), part.contiguous()
     if table.permuted:
@@ -247,7 +254,7 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
             if (count := getattr(c, layers, 0)) > len(found.all):
                 raise ValueError(f"{layers} = {count}, but {WEIGHTS} has {len(found.all)} tensors")
         tokenizer = content and tokenizers.kept(directory, content, about, table, _around(table, head))
-        sight = None if table.words else read_sight(directory, c.size, c.channels)
+        sight = read_sight(directory, c.size, c.channels) if table.sees else None
         never = about.get("bad_words_ids") or []
         if not all(isinstance(row, list) for row in never):
             raise ValueError(f"bad_words_ids = {never}: each is a list of ids")
@@ -263,8 +270,8 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
             c = c.but(output_bias=False)
     model = build(c, head)
     model.load_state_dict(state)
-    task = _task(model, head, about) | ({"labels": names} if names else {})
-    if tokenizer is None:
+    task = _task(model, head, about, table.task) | ({"labels": names} if names else {})
+    if sight is not None:
         task |= {"sight": sight}
     return Imported(model.eval(), tokenizer, task, found.left() + _ends(about, tokenizer))
 
@@ -274,14 +281,18 @@ def _around(table: Foreign, head: HeadConfig) -> str:
     return table.around if head.kind == "tokens" else "frame"
 
 
-def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any]) -> dict[str, Any]:
+def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any], own: str) -> dict[str, Any]:
     """What a model is for. Texts are read as far as it can, not as far as those of a training of ours."""
+    if own:
+        several = about.get("is_multilingual", about["vocab_size"] != ENGLISH)
+        return {"name": own, "alignment": about.get("alignment_heads"), "multilingual": several}
     if head.kind == "tokens":
-        writes = {DecoderOnly: "generate", EncoderDecoder: "translate"}
+        sees = getattr(model, "reads", "tokens") == "pixels"
+        writes = {DecoderOnly: "generate", EncoderDecoder: "caption" if sees else "translate"}
         return {"name": next((name for kind, name in writes.items() if isinstance(model, kind)), "mask")}
     said: dict[str, Any] = {"name": TASKS[head.kind], "longest": about.get("max_seq_length")}
-    if getattr(model, "reads", "tokens") == "pixels":
-        said = {"name": "recognise"}
+    if (reads := getattr(model, "reads", "tokens")) in SEEING:
+        said = {"name": SEEING[reads]}
     if head.kind == "classes":
         kinds = {theirs: ours for ours, theirs in PROBLEMS.items()}
         said["kind"] = kinds.get(str(about.get("problem_type")), "number" if head.size == 1 else "one")
@@ -362,10 +373,11 @@ class _Tensors:
     def find(self, names: list[str]) -> list[Tensor] | None:
         """Those with these names, or the same without what all begin with."""
         found = [name if name in self.all else name.removeprefix(self.base) for name in names]
-        if not all(name in self.all for name in found):
+        if not all(name in self.all for name in filter(None, found)):
             return None
         self.seen.update(found)
-        return [self.all[name] for name in found]
+        like = self.all[next(filter(None, found))]
+        return [self.all[name] if name else torch.zeros_like(like) for name in found]
 
     def tied(self, tensors: str) -> bool:
         """Whether what may be one matrix, the output layer and the embeddings, is one."""
@@ -397,7 +409,7 @@ def _ours(path: Path, table: Foreign, top: Top, tensors: _Tensors, empty: nn.Mod
             if "optional" in pair.words:
                 state[pair.ours] = torch.zeros(shapes[pair.ours].shape)
                 continue
-            missing = next(name for name in pair.theirs[0] if not tensors.find([name]))
+            missing = next(name for name in pair.theirs[0] if name and not tensors.find([name]))
             raise ValueError(f"{path} has no tensor {missing!r}")
         expected = to_theirs(pair, shapes[pair.ours], config)
         for name, part, shape in zip(pair.theirs[0], found[0], expected, strict=True):

@@ -1,7 +1,8 @@
 """Models of other programs, by what their files are, as the engine in `foreign.py` reads them. Nothing in them is run.
 
 A directory of Hugging Face's is read as it is; the weights of one may be an ONNX graph. A .gguf has everything, and
-llama2.c's .bin has its tokenizer.bin beside it: of these, such a directory is made for as long as it takes.
+llama2.c's .bin has its tokenizer.bin beside it, OpenAI's Whisper its .tiktoken, whisper.cpp's .bin has all: of these,
+such a directory is made for as long as it takes.
 """
 
 import json
@@ -13,13 +14,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from regard.convert import gguf, graphs, llama2c
+from regard.convert import gguf, graphs, llama2c, whisper
 from regard.convert.theirs import Theirs
 from regard.files import write_whole
 
 CONFIG = "config.json"
-READERS: Mapping[str, Callable[[Path], Theirs]] = {".gguf": gguf.read, ".bin": llama2c.read}
-KNOWN = "a directory of Hugging Face's, or a .gguf, .onnx or llama2.c's .bin file"
+READERS: Mapping[str, Callable[[Path], Theirs]] = {
+    ".gguf": gguf.read,
+    ".pt": whisper.read_pt,
+    ".bin": lambda path: (whisper.read_ggml if whisper.is_ggml(path) else llama2c.read)(path),
+}
+KNOWN = "a directory of Hugging Face's, or a .gguf, .onnx, .pt of Whisper's, or .bin of llama2.c or whisper.cpp"
 
 
 @contextmanager
@@ -53,7 +58,7 @@ def _found(source: Path) -> Path:
         if source.suffix not in (*READERS, ".onnx"):
             raise ValueError(f"{source} cannot be imported: name {KNOWN}")
         return source
-    whole = [*sorted(source.glob("*.gguf")), *source.glob("model.bin")]
+    whole = [*sorted(source.glob("*.gguf")), *source.glob("model.bin"), *sorted(source.glob("*.pt"))]
     if (source / CONFIG).is_file() or not whole:
         return source
     if len(whole) > 1:

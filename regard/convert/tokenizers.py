@@ -16,6 +16,8 @@ from regard.checks import need
 from regard.convert.hub import told_by
 from regard.convert.source import TOKENIZER
 from regard.convert.tables import Foreign
+from regard.convert.tables.table import at, settings, told
+from regard.convert.whisper import timed
 from regard.data.tokenizers import MOST, RESERVED, UNKNOWN, Tokenizer, check_ids, no_panic, state
 from regard.data.vocabulary import EOS, SPECIALS, Marks
 from regard.files import read_whole, regular_size, write_whole
@@ -39,7 +41,7 @@ def write(tokenizer: Tokenizer, directory: Path, around: str, *, segments: bool 
         theirs.post_processor = _framed(marks, theirs, segments=segments)
     else:
         before = {str(theirs.id_to_token(i)): i for i in theirs.encode("").ids}
-        after = {named["eos"]: marks.need("eos")[0]} if around else {}
+        after = {named["eos"]: marks.need("eos")[0]} if around == "end" else {}
         theirs.post_processor = processors.TemplateProcessing(
             " ".join([*before, "$A", *after]), special_tokens=[*(before | after).items()]
         )
@@ -183,21 +185,26 @@ def kept(directory: Path, theirs: Rust, about: dict[str, Any], table: Foreign, a
     has such a name, it is cut after its first character.
     """
     content = json.loads(theirs.to_str())
-    path, size, pieces = directory / TOKENIZER, about["vocab_size"], _pieces(content)
+    size = told({"vocabulary": settings(table.settings)["vocabulary"]}, about)["vocabulary"]
+    content = timed(content, size) if around == "free" else content
+    path, pieces = directory / TOKENIZER, _pieces(content)
     marks = _marks(directory, content, about, table, pieces, strict=around != "frame")
     if (most := max([*pieces, *(i for i in marks if i is not None)])) >= size:
         raise ValueError(f"the tokenizer has an id {most}, but vocab_size = {size}")
     with no_panic(path):
-        before, after, double = _around(theirs)
+        before, after, double = ([], [], False) if around == "free" else _around(theirs)
     if around == "frame" and not table.around and len(before) < 2 and len(after) < 2:
-        marks = marks._replace(bos=next(iter(before), None), eos=next(iter(after), None), cls=None, sep=None)
+        first, last = next(iter(before), None), next(iter(after), None)
+        marks = marks._replace(bos=first, eos=last, cls=None, sep=None)
+        if "sep" in table.marks:  # which an output neither begins nor ends with
+            marks = marks._replace(bos=None, eos=None, cls=first, sep=last)
     if around == "frame":
         if [*before, *after] != (frame := marks.around([])[0]):
             raise ValueError(f"{path}: around a text it puts the tokens {before} and {after}, but regard puts {frame}")
         before = []  # a frame is for whoever reads a text as a whole: it hangs on what is read with it
         if double != _double(marks) and table.around:
             marks = marks._replace(bos=marks.cls if double else None, eos=marks.sep if double else None)
-    elif after != (expected := [marks.eos] if around else []):
+    elif after != (expected := [marks.eos] if around == "end" else []):
         raise ValueError(f"{path}: after a text it puts the tokens {after}, but regard puts {expected} there")
     forced = about.get("forced_bos_token_id")
     if forced is not None and before != [forced]:
@@ -267,7 +274,7 @@ def _marks(
     elif (token := content["model"].get("unk_token")) in ids:
         found["unk"] = ids[token]
     for name, key in table.marks.items():
-        value = about.get(key.rstrip("?"))
+        value = at(about, key.rstrip("?"))
         if isinstance(value, list) and value:  # of several ends, the tokenizer's
             value = found[name] if found.get(name) in value else value[0]
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Rust
 
 from regard.checks import choose
-from regard.data.tokenizers import no_panic
+from regard.data.tokenizers import BYTES, no_panic
 
 CONTROL, OWN, BYTE = 3, 4, 6  # kinds of pieces in SentencePiece: a mark, one that is always whole, a byte
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -41,6 +41,26 @@ def merged(pieces: Sequence[str], merges: Sequence[str], cut: str, kinds: Sequen
         rust = Rust(models.BPE({piece: i for i, piece in enumerate(pieces)}, pairs))
     rust.pre_tokenizer, rust.decoder = choose("tokenizer.ggml.pre", cut, CUTS)(), decoders.ByteLevel()
     return _content(rust, pieces, kinds, first)
+
+
+def ranked(words: Sequence[bytes]) -> tuple[list[str], list[str]]:
+    """Pieces and merges of a byte-level BPE that numbers its tokens in the order of their merges, as tiktoken does.
+
+    >>> ranked([b"l", b"o", b"w", b" ", b"lo", b"low"])
+    (['l', 'o', 'w', 'Ġ', 'lo', 'low'], ['l o', 'lo w'])
+    """
+    ids, merges = {word: i for i, word in enumerate(words)}, []
+    pieces = ["".join(BYTES[byte] for byte in word) for word in words]
+    for i, word in enumerate(words):
+        parts = [word[n : n + 1] for n in range(len(word))]
+        while len(parts) > 2:  # as all merges before it leave the word
+            at = min(range(len(parts) - 1), key=lambda n: ids.get(parts[n] + parts[n + 1], i))
+            if ids.get(joined := parts[at] + parts[at + 1], i) >= i:
+                break
+            parts[at : at + 2] = [joined]
+        if len(parts) == 2 and all(part in ids for part in parts):
+            merges.append(" ".join(pieces[ids[part]] for part in parts))
+    return pieces, merges
 
 
 def scored(

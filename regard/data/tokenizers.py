@@ -47,8 +47,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 # The character by which a byte-level vocabulary writes each byte: itself if it prints, else the next from U+0100 on.
 _spare = map(chr, count(256))
-_BYTES = [chr(b) if chr(b).isprintable() and not chr(b).isspace() else next(_spare) for b in range(256)]
-_VALUES = {character: byte for byte, character in enumerate(_BYTES)}
+BYTES = [chr(b) if chr(b).isprintable() and not chr(b).isspace() else next(_spare) for b in range(256)]
+_VALUES = {character: byte for byte, character in enumerate(BYTES)}
 _FALLBACK = re.compile("<0x([0-9A-F]{2})>")  # how a unigram vocabulary writes a byte
 
 
@@ -218,7 +218,7 @@ class Tokenizer:
         ['', 'a', 'a', 'a', 'a☕']
         """
         if self.kind == "unigram":  # a byte makes a character, or none, together with all the bytes around it
-            whole = [n for n, i in enumerate(ids, start=1) if i >= len(RESERVED) + len(_BYTES)]
+            whole = [n for n, i in enumerate(ids, start=1) if i >= len(RESERVED) + len(BYTES)]
             return self.decode(ids[: max(whole, default=0)])
         text = self.decode(ids)
         if self.kind == "wordpiece":  # the decoder makes "don't" of "do n't" and of "do not"
@@ -413,7 +413,7 @@ def _bpe(scratch: Rust, size: int, lines: Iterator[str]) -> models.Model:
         vocab_size=size,
         min_frequency=2,  # a pair seen once is no regularity
         special_tokens=list(RESERVED),
-        initial_alphabet=_BYTES,
+        initial_alphabet=BYTES,
         show_progress=False,
     )
     scratch.train_from_iterator(lines, trainer)
@@ -428,7 +428,7 @@ def _unigram(scratch: Rust, size: int, lines: Iterator[str]) -> models.Model:
             seen.update(line)
             yield line
 
-    fixed = len(RESERVED) + len(_BYTES)
+    fixed = len(RESERVED) + len(BYTES)
     trainer = trainers.UnigramTrainer(
         vocab_size=size - fixed + 1, special_tokens=[UNKNOWN], unk_token=UNKNOWN, show_progress=False
     )
@@ -473,7 +473,7 @@ def _wordpiece(scratch: Rust, size: int, lines: Iterator[str]) -> models.Model:
 
 
 def _byte(scratch: Rust, size: int, lines: Iterator[str]) -> models.Model:
-    return models.BPE(_numbered(_BYTES), [])
+    return models.BPE(_numbered(BYTES), [])
 
 
 def _whole(scratch: Rust, size: int, lines: Iterator[str]) -> models.Model:

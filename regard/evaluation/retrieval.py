@@ -39,6 +39,18 @@ def ranks_judged(questions: Iterable[tuple[Sequence[Any], Mapping[Any, float]]],
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
+def hits(scores: NDArray[np.floating], wanted: Sequence[NDArray[np.integer[Any]]], what: str) -> Found:
+    """Of the scores (Q, D), and for each question what is wanted: whether any of it is among the first 1, 5 and 10, as
+    pictures and captions are found by each other. Of two with one score, what is wanted comes last.
+
+    >>> found = hits(np.array([[0.9, 0.1, 0.5]]), [np.array([1, 2])], "text")
+    >>> {name: x.tolist() for name, x in found.items()}
+    {'text r@1': [0.0], 'text r@5': [1.0], 'text r@10': [1.0]}
+    """
+    before = np.array([(row >= row[want].max()).sum() - 1 for row, want in zip(scores, wanted, strict=True)])
+    return {f"{what} r@{depth}": (before < depth).astype(np.float64) for depth in (1, 5, 10)}
+
+
 def means(found: Found, rows: NDArray[np.int64]) -> dict[str, float]:
     """Of some of the questions."""
     return {name: float(x[rows].mean()) for name, x in found.items()}

@@ -10,7 +10,7 @@ from regard.evaluation.rouge import overlaps
 from regard.evaluation.translation import CorpusScore, bleu, checked, chrf
 
 Texts = Sequence[str] | Sequence[Sequence[str]]  # of each output its reference, or several
-RATES = {"wer": "WER", "per": "PER"}  # of errors: the lower the better
+RATES = {"wer": "WER", "per": "PER", "cer": "CER"}  # of errors: the lower the better
 BY = ("bleu", "chrf", "rouge", "exact", *RATES)
 
 
@@ -29,6 +29,7 @@ def compare(
     rouge        ROUGE-1, -2 and -L: the mean F1 of rouge-score, of stems if asked for
     exact        the share of outputs that are right from end to end, white space aside
     wer, per     words (phonemes) to put in, take out or change to be right, of a hundred
+    cer          the same of characters, with one space between words
 
     >>> found = compare(["exact", "per"], ["K AE T", "D AO"], [["K AE T"], ["D AO G", "D AA G Z"]])
     >>> {name: round(score.value, 1) for name, score in found.items()}
@@ -61,6 +62,8 @@ def _own(
     how += f"|case:{'lc' if lowercase else 'mixed'}"
     sides = [text.lower().split() if lowercase else text.split() for text in said]
     meant = [[each.lower().split() if lowercase else each.split() for each in own] for own in references]
+    if name == "cer":
+        sides, meant = [[*" ".join(text)] for text in sides], [[[*" ".join(each)] for each in own] for own in meant]
     both = list(zip(sides, meant, strict=True))
     if name == "exact":
         return {name: _mean("exact", how, np.array([[float(text in own)] for text, own in both]))}

@@ -139,13 +139,18 @@ def _still(config: Any, others: Iterable[str]) -> nn.Module:
 def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: str) -> list[Tensor]:
     """What a model is called with: a source and a target, or one text as long as the target; without padding. A
     picture has its own size."""
-    if getattr(model, "reads", "tokens") == "pixels":
-        c: Any = model.config
-        return [torch.zeros(sentences, c.channels, c.size, c.size, device=device)]
-    token = int(getattr(model.config, "pad", 0) == 0)
-    asked = (p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty)
-    lengths = [source if p.name == "source" else target for p in asked]
-    return [torch.full((sentences, length), token, device=device) for length in lengths]
+    c: Any = model.config
+    token = int(getattr(c, "pad", 0) == 0)
+    asked = [p.name for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty]
+    given = [
+        torch.zeros(sentences, c.channels, c.size, c.size, device=device)
+        if name == "pixels" or (name == "source" and getattr(model, "reads", "tokens") == "pixels")
+        else torch.full((sentences, source if name == "source" else target), token, device=device)
+        for name in asked
+    ]
+    if (bands := getattr(c, "bands", None)) is not None:  # of sound, two frames are a position
+        given[0] = torch.zeros(sentences, 2 * source, bands, device=device)
+    return given
 
 
 def parameters(config: Any) -> int:
@@ -224,7 +229,9 @@ def _cache(config: Any) -> Counter[str]:
     if hasattr(model, "new_cache"):
         *read, said = _tokens(model, 1, source, target, device="meta")
         with torch.no_grad():
-            state = model.start([[1] * source] if read else [[]], said.device)  # type: ignore[operator]
+            sources: list[Any] = [[1] * source] if read else [[]]
+            sources = [*read[0]] if read and read[0].dim() == 4 else sources  # a picture
+            state = model.start(sources, said.device)  # type: ignore[operator]
             model.step(said[:, 0], state)  # type: ignore[operator]
         look(getattr(state, "cache", state))
     return kept

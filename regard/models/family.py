@@ -28,6 +28,8 @@ FAMILIES = {
     "decoder": "regard.models.decoder",
     "encoder": "regard.models.encoder",
     "vision": "regard.models.vision",
+    "pair": "regard.models.pair",
+    "captioner": "regard.models.captioner",
 }
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none", str: "text"}
 VOCABULARY = 37_000  # of the paper's base model

@@ -3,19 +3,21 @@
 Letters: B batch, S source length, T target length, V vocabulary, d_model width of the model.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from regard.core import blocks
 from regard.core.cache import Cache
-from regard.core.generation import EncoderDecoder
+from regard.core.generation import Begun, EncoderDecoder, Reading, longest
 from regard.core.masks import causal, padding
 from regard.core.mixers import AttentionConfig
 from regard.core.outputs import logits
 from regard.core.positions import absolute_positions
-from regard.core.stems import Embedding, words
+from regard.core.stems import Embedding, Frames, words
 from regard.models.family import TIES, Config, Family
 
 
@@ -33,19 +35,43 @@ class Transformer(EncoderDecoder, nn.Module):
         super().__init__()
         self.config = c = config
         target = words(c.vocabulary, c.d_model)
-        source = target if c.tie in ("all", "inputs") else words(c.source_vocabulary or c.vocabulary, c.d_model)
-        self.source_embedding = _embedding(c, source)
+        self.source_embedding = self.reading(target)
+        self.alike = c.bands is not None
         self.target_embedding = _embedding(c, target)
-        self.encoder = blocks.encoder(c, c.encoder_layers)
+        self.encoder = blocks.encoder(c.encoding, c.encoder_layers)
         self.decoder = blocks.decoder(c, c.decoder_layers, c.decoder_attention, c.cross_attention)
         self.decoder.scale = c.d_model**-0.5 if c.scale_output else 1.0
         self.output = logits(target, tied=c.tie in ("all", "target"), bias=c.output_bias)
 
+    def reading(self, target: nn.Embedding) -> Any:
+        """What makes vectors of a source: words, which may be those of the target, or sound."""
+        c = self.config
+        if c.bands is not None:
+            return Frames(c.bands, c.d_model, c.places, c.dropout)
+        one = c.tie in ("all", "inputs")
+        return _embedding(c, target if one else words(c.source_vocabulary or c.vocabulary, c.d_model))
+
     def encode(self, source: Tensor) -> "Memory":
-        """source (B, S), padded with `pad` -> what the decoder attends to."""
+        """source (B, S), padded with `pad`, or frames (B, S, bands) -> what the decoder attends to."""
+        if isinstance(self.source_embedding, Frames):
+            return Memory(self.encoder(self.source_embedding(source)))
         keep = self.source_embedding.kept(source != self.config.pad)
         mask = padding(keep).dense(1, keep.shape[1], keep.device)
         return Memory(self.encoder(self.source_embedding(source), mask=mask, keep=keep), mask)
+
+    def start(self, sources: Sequence[Any], device: torch.device) -> Reading:
+        """B sources -> what `step` continues, a row for each. Sound is encoded before a search begins."""
+        if not isinstance(self.source_embedding, Frames):
+            return super().start(sources, device)
+        begun: Sequence[Begun] = sources
+        state = Reading(Memory(torch.cat([each.memory.states for each in begun]).to(device)), self.new_cache())
+        if len(begun[0]):
+            self.extend(torch.tensor([[*each.written] for each in begun], device=device), state)
+        return state
+
+    def room(self, source: Any) -> int | None:
+        most = longest(self)
+        return most - len(source) if isinstance(source, Begun) and most is not None else super().room(source)
 
     def continued(self, target: Tensor, memory: "Memory", cache: Cache | None = None) -> Tensor:
         """target (R, T) -> what the output layer reads, (R, T, d_model)."""
@@ -106,9 +132,13 @@ class TransformerConfig(blocks.LayerConfig, _Sizes, Config):
     cross_normaliser: str | None = None  # normaliser, if left out; or monotonic, chunkwise:W
     decoder_self_attention: str | None = None  # self_attention, if left out
     pad: int = 0
+    bands: int | None = None  # numbers in each frame of sound, which is read instead of words: 80 in Whisper
+    places: int = 1500  # positions of the encoder, two frames each, if it reads sound
 
     def __post_init__(self) -> None:
         self.check(tie=(*TIES, "inputs"))
+        if self.bands is not None and self.tie in ("all", "inputs"):
+            raise ValueError(f"tie = {self.tie!r}: a model that reads sound has words to write only: target, or none")
         self.check_layers("self_attention" if self.decoder_self_attention is None else "decoder_self_attention")
         self.decoder_attention, self.cross_attention  # noqa: B018  check scores and normalisers
 
@@ -117,6 +147,11 @@ class TransformerConfig(blocks.LayerConfig, _Sizes, Config):
         """The most positions that it can read if it has a parameter for each of them; None: it reads any number."""
         tables = {"learned", "location"} & {self.positions, self.score, self.cross_score}
         return self.max_length if tables or self.self_attention.startswith("linformer") else None
+
+    @property
+    def encoding(self) -> blocks.LayerConfig:
+        """The layers of the encoder."""
+        return self
 
     @property
     def decoder_attention(self) -> AttentionConfig:
@@ -181,9 +216,16 @@ def bart_base(vocabulary: int = 50_265, **changes: Any) -> TransformerConfig:
     return own.but(embedding_norm=True, scale_embedding=False, output_bias=True, **DROPPED).but(**changes)
 
 
+def whisper_tiny(vocabulary: int = 51_865, **changes: Any) -> TransformerConfig:
+    """Whisper of Radford et al. (2022), the smallest: 38 million parameters."""
+    sizes = {"encoder_layers": 4, "decoder_layers": 4, "d_model": 384, "d_ff": 1536, "heads": 6, "max_length": 448}
+    own = {"norm": "pre", "feed_forward": "gelu", "positions": "learned", "scale_embedding": False, "dropout": 0.0}
+    return TransformerConfig(vocabulary, tie="target", bands=80).but(**sizes, **own).but(**changes)
+
+
 FAMILY = Family(
     TransformerConfig,
     Transformer,
     {name: getattr(TransformerConfig, name) for name in ("tiny", "shallow", "small", "base", "big")}
-    | {"t5-small": t5_small, "flan-t5-small": flan_t5_small, "bart-base": bart_base},
+    | {"t5-small": t5_small, "flan-t5-small": flan_t5_small, "bart-base": bart_base, "whisper-tiny": whisper_tiny},
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from regard.checks import at_least
+from regard.checks import above, at_least
 
 KEYS = "REGARD_API_KEYS"
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+?)\.?)(?::\d*)?", re.ASCII)  # an address in brackets, or a name
@@ -24,7 +24,8 @@ class ServeConfig:
     rate: int | None = None  # requests a minute, of each client: of a key, or of an address
     characters: int = 10_000  # of the texts of a request, at most
     tokens: int = 10_000  # sub-words of a request, at most
-    upload: int = 10_000_000  # bytes of a request with pictures, at most, where a model sees
+    megabytes: int = 25  # of a sound, or of a request with pictures, at most
+    minutes: float = 60.0  # that a sound goes on for, at most
     seconds: float = 60.0  # for a request, at most, and as much again for its head and for its body to arrive
     queue: int = 256  # requests of a model that wait or are at work, at most; more are sent away
     batch_tokens: int = 2_048  # sub-words that are worked on together
@@ -36,8 +37,9 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port = {self.port}: it is a number from 0 to {2**16 - 1}")
-        at_least(1, rate=self.rate, characters=self.characters, tokens=self.tokens, upload=self.upload)
-        at_least(1, queue=self.queue, batch_tokens=self.batch_tokens)
+        at_least(1, rate=self.rate, characters=self.characters, tokens=self.tokens)
+        at_least(1, queue=self.queue, batch_tokens=self.batch_tokens, megabytes=self.megabytes)
+        above(0, minutes=self.minutes)
         for name in self.host_names:
             if name != "*" and host_name(name) is None:
                 raise ValueError(f"host_names = {name!r}: write the name of a host, as translate.example.org")
@@ -50,6 +52,11 @@ class ServeConfig:
     def body(self) -> int:
         """Bytes of the largest body: a character that a form spells out, such as %F0%9F%90%88, has twelve."""
         return 2**16 + 12 * self.characters
+
+    @property
+    def upload(self) -> int:
+        """The same where sound or pictures are sent."""
+        return self.body + 2**20 * self.megabytes
 
 
 def host_name(host: str) -> str | None:

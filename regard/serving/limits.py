@@ -150,8 +150,7 @@ class Gate:
     """
 
     def __init__(self, app: ASGIApp, *, config: ServeConfig, metrics: Metrics, sees: bool = False) -> None:
-        self.app, self.config, self.metrics, self.names = app, config, metrics, Names(config)
-        self.limit = max(config.body, config.upload) if sees else config.body
+        self.app, self.config, self.metrics, self.names, self.sees = app, config, metrics, Names(config), sees
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -186,7 +185,9 @@ class Gate:
             self._note(scope, status, time.perf_counter() - begin)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        limit, close = self.limit, {"Connection": "close"}  # what is still coming is not read
+        large = self.sees or scope["path"].startswith("/v1/audio/")
+        limit = self.config.upload if large else self.config.body
+        close = {"Connection": "close"}  # what is still coming is not read
         headers = dict(scope["headers"])
         size = headers.get(b"content-length", b"")
         if size and b"transfer-encoding" in headers:  # where a request ends, a proxy may see otherwise

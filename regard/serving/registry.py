@@ -28,8 +28,9 @@ ROUTES = {  # by which a model is asked, by what it is for
     "tag": ("POST /models/{id}",),
     "answer": ("POST /models/{id}",),
     "summarise": ("POST /models/{id}",),
+    "transcribe": ("POST /v1/audio/transcriptions", "POST /v1/audio/translations"),
 }
-WRITE = ("translate", "summarise", "generate")
+WRITE = ("translate", "summarise", "generate", "transcribe")
 # Of which a predictor is made.
 FILES = (storage.CONFIG, storage.WEIGHTS, storage.TEMPLATE, "tokenizer.json", "recipe.yaml")
 Stamp = list[tuple[int, int, int]]  # of each file there is: its identity, time and size

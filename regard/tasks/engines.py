@@ -1,6 +1,7 @@
 """Models, and the engine that runs them: the quickest that there is for them on this machine."""
 
 from collections.abc import Sequence
+from threading import RLock
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from regard.data.tokenizers import Tokenizer
 from regard.native import UnavailableError, UnsupportedError
 
 ENGINES = ("auto", "native", "torch")
+MAKING = RLock()  # that several threads make one engine of a model, and not one each
 Engine = TypeVar("Engine")
 
 
@@ -70,9 +72,10 @@ class Engines:
             if module._parameters:
                 parameters.extend(module._parameters.values())
         made_from = watched, on, [(p.data_ptr(), p._version) for p in parameters if p is not None]
-        if self._made is None or self._made[0] != made_from:
-            self._made = made_from, [self._engine(model, watched) for model in self.models]
-        return self._made[1]
+        with MAKING:
+            if self._made is None or self._made[0] != made_from:
+                self._made = made_from, [self._engine(model, watched) for model in self.models]
+            return self._made[1]
 
     @property
     def without_native(self) -> str | None:

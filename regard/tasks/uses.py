@@ -103,9 +103,11 @@ class AnswerUse:
 
 @dataclass(frozen=True)
 class Prompting:
-    """How a language model is asked for classes."""
+    """How a language model is asked for classes, or one that compares pictures with words."""
 
-    prompt: str | None = None  # what a language model reads, with {text} and then {label} in it; what a T5 reads before
+    prompt: str | None = (
+        None  # what a model reads, with {text} and then {label} in it, or {label} alone; what T5 reads before
+    )
     labels: str | None = None  # `A,B` which there are; 1=good: the label 1, of which the prompt says good
     examples: Path | None = None  # `FILE` rows of a text and its label, shown before each text
     shots: int | None = None  # show so many of them, drawn by chance (default: all, in their order)
@@ -116,7 +118,7 @@ class Prompting:
 
     def __post_init__(self) -> None:
         at_least(0, shots=self.shots, seed=self.seed)
-        if self.prompt is None and (given := next((k for k, x in vars(self).items() if x), None)):
+        if self.prompt is None and (given := next((k for k, x in vars(self).items() if x and k != "labels"), None)):
             raise ValueError(f"--{given.replace('_', '-')} is for a language model that is asked: say how by --prompt")
         if self.examples is None and (self.shots or self.balanced):
             raise ValueError("examples are drawn from a file: name it by --examples")

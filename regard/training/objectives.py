@@ -132,6 +132,34 @@ class Contrastive(Objective):
             return F.cross_entropy(self.scale * first @ others.T, labels, reduction="sum")
 
 
+class Matched(Objective):
+    """Which of all texts belongs to each picture, and which of all pictures to each text (Radford et al., 2021): half a
+    choice each. It looks at a whole batch, of all processes, at once; how sharp the choice is, the model has learnt."""
+
+    separable = False
+    sharpest = math.log(100)
+
+    def forward(self, pixels: Tensor, tokens: Tensor, keep: Tensor, row: Tensor) -> Tensor:
+        """pixels (B, C, H, W), tokens (B, T) of the texts, keep (B, T), row (B,) a number of its own -> a number.
+
+        What a process is given that is left without rows has the number of another: it is told from nothing.
+        """
+        model: Any = self.model
+        with torch.no_grad():
+            model.sharpness.clamp_(max=self.sharpest)
+        seen, read = map(_directions, model.features(pixels, tokens, keep))
+        (pictures, before), (texts, _), (rows, _) = gathered(seen), gathered(read), gathered(row)
+        here = torch.arange(len(rows), device=row.device)
+        again = (rows[:, None] == rows).int().argmax(0) != here
+        labels = here[before : before + len(row)]
+        with torch.autocast(seen.device.type, enabled=False):  # in bf16 a hundred times a cosine has steps of a half
+            scale = model.sharpness.to(seen.dtype).exp()
+            sides = ((seen, texts), (read, pictures))
+            logits = torch.stack([(scale * a @ b.T).masked_fill(again, float("-inf")) for a, b in sides])
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.repeat(2), reduction="none") / 2
+            return loss.masked_fill(again[labels].repeat(2), 0.0).sum()
+
+
 class Alike(Objective):
     """How alike two texts are: the cosine of their vectors is to be the label, from 0 to 1."""
 

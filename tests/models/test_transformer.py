@@ -302,6 +302,7 @@ def test_presets(name: str, layers: int, d_model: int, d_ff: int, heads: int, dr
     [
         ("t5-small", 60_506_624),  # as transformers counts them, here and below
         ("flan-t5-small", 76_961_152),
+        ("whisper-tiny", 37_760_640 + 12 * 384),  # whose keys have no bias
         ("bart-base", 139_420_416 - 2 * 2 * 768 + 50_265),  # which has two positions more, and no bias of the output
     ],
 )

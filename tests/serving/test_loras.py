@@ -137,8 +137,9 @@ def test_requests_to_a_base_and_its_loras_are_one_batch(registry: Registry, monk
     queues = [lead, *(Queue(registry.get(id), config, metrics, lead) for id in ("classes-0", "classes-1", "two"))]
     try:
         questions = [predict(PredictRequest(inputs=[[text] for text in TEXTS])) for _ in queues]
+        jobs = [queue.prepare(ask) for queue, ask in zip(queues, questions, strict=True)]
         lead.coming = 4
-        futures = [q.submit(q.prepare(ask)) for q, ask in zip(queues, questions, strict=True)]
+        futures = [queue.submit(job) for queue, job in zip(queues, jobs, strict=True)]
         lead.coming = 0
         with lead._change:
             lead._change.notify()

@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(model: Path) -> Iterator[str]:
     registry = Registry([directory(model.parent / "words"), model])
-    with running(registry, ServeConfig(upload=300_000, explorer=True)) as (found, _):
+    with running(registry, ServeConfig(megabytes=1, explorer=True)) as (found, _):
         yield found
 
 
@@ -103,8 +103,8 @@ def test_what_cannot_be_seen_is_one_line(url: str, sent: dict[str, Any], message
 
 
 def test_what_is_too_large_is_not_read(url: str) -> None:
-    answer = httpx.post(f"{url}/predict", content=bytes(400_000), headers={"Content-Type": "image/png"})
-    assert (answer.status_code, answer.json()["error"]) == (413, "the request exceeds 300,000 bytes")
+    answer = httpx.post(f"{url}/predict", content=bytes(1_300_000), headers={"Content-Type": "image/png"})
+    assert (answer.status_code, answer.json()["error"]) == (413, "the request exceeds 1,234,112 bytes")
 
 
 def test_a_picture_for_a_model_that_reads_is_refused(url: str, model: Path) -> None:

@@ -388,7 +388,7 @@ def test_before_the_first_step_ratio_and_distance_are_none(plain: Path) -> None:
     objective = task.objective(task.policy, 0.0, None)
     count = part["labels"] != IGNORE
     expected = -(part["advantages"] * part["weight"][:, None])[count].sum()
-    assert float(objective(**part.tensors)) == pytest.approx(float(expected), abs=1e-3)
+    assert objective(**part.tensors).item() == pytest.approx(float(expected), abs=1e-3)
     log_p = (
         (task.policy(part["tokens"]) / 0.5).log_softmax(-1).gather(2, part["labels"].clamp(min=0)[:, :, None])[:, :, 0]
     )

@@ -7,12 +7,14 @@ ours is so much less, = is followed by what stands for a name that is missing: a
 another name.
 
 A line of `tensors` is a name of ours, theirs, and words. @ is encoder and decoder, # the number of a layer, * weight
-and bias; {a,b} are several of theirs that are one of ours, one below the other; | another name where theirs may be
-found: tied tensors are written once, under the first name that all of them have. Words:
+and bias; {a,b} are several of theirs that are one of ours, one below the other, and where {a,,b} has a gap they have
+none and ours is 0; | another name where theirs may be found: tied tensors are written once, under the first name that
+all of them have. Words:
 
 transposed      inputs before outputs
 offset:N        N rows come before the first of ours
 row             a vector is a matrix of one row
+flat            a matrix of one row is a vector, and a vector of one number is a number
 optional        it may be missing, and is then 0
 spare           it must be there, though nothing reads it
 gated, plain    of a feed-forward network with a gate, or without
@@ -53,13 +55,19 @@ class Foreign:
     constant: dict[str, Any] = field(default_factory=dict)  # of their settings, what ours always are
     marks: Mapping[str, str] = field(default_factory=lambda: MARKS)
     special: Mapping[str, str] = field(default_factory=dict)  # marks by the names that they have unless a file says so
-    around: str = ""  # a text: its end after it; or a frame, cls and sep
+    around: str = ""  # a text: its end after it; or a frame, cls and sep; free: whatever a task puts there
     permuted: bool = False  # in their residual stream sines come first, then cosines; ours alternate
+    task: str = ""  # what it is for, if its head does not say
 
     @property
     def words(self) -> bool:
         """Whether it has any, and so a tokenizer."""
         return "vocabulary" in settings(self.settings)
+
+    @property
+    def sees(self) -> bool:
+        """Whether it reads pictures, and so is told how to look at them."""
+        return "patch" in settings(self.settings)
 
 
 class Name(NamedTuple):
@@ -126,7 +134,7 @@ def pairs(tensors: str, names: Iterable[str]) -> Iterator[Counterpart]:
 def _braces(name: str) -> list[str]:
     before, brace, rest = name.partition("{")
     some, _, after = rest.partition("}")
-    return [f"{before}{each}{after}" for each in some.split(",")] if brace else [name]
+    return [each and f"{before}{each}{after}" for each in some.split(",")] if brace else [name]
 
 
 def told(rules: Mapping[str, Setting], about: Mapping[str, Any]) -> dict[str, Any]:

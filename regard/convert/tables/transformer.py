@@ -25,17 +25,19 @@ tie                   tie_word_embeddings=true share_encoder_decoder_embeddings=
 false,false>none false,true>none false,false>inputs
 """
 FIXED = {"norm_kind": "layer", "norm_eps": 1e-5, "scale": None}
-LAYERS = """
-@.layers.#.self_attention.sublayer.query_key_value.*   model.@.layers.#.self_attn.{q,k,v}_proj.*
+PARTS = """
 @.layers.#.self_attention.sublayer.output.*            model.@.layers.#.self_attn.out_proj.*
 @.layers.#.self_attention.norm.*                       model.@.layers.#.self_attn_layer_norm.*
 decoder.layers.#.cross_attention.sublayer.query.*      model.decoder.layers.#.encoder_attn.q_proj.*
-decoder.layers.#.cross_attention.sublayer.key_value.*  model.decoder.layers.#.encoder_attn.{k,v}_proj.*
 decoder.layers.#.cross_attention.sublayer.output.*     model.decoder.layers.#.encoder_attn.out_proj.*
 decoder.layers.#.cross_attention.norm.*                model.decoder.layers.#.encoder_attn_layer_norm.*
 @.layers.#.feed_forward.sublayer.inner.*               model.@.layers.#.fc1.*
 @.layers.#.feed_forward.sublayer.outer.*               model.@.layers.#.fc2.*
 @.layers.#.feed_forward.norm.*                         model.@.layers.#.final_layer_norm.*
+"""
+LAYERS = f"""{PARTS}
+@.layers.#.self_attention.sublayer.query_key_value.*   model.@.layers.#.self_attn.{{q,k,v}}_proj.*
+decoder.layers.#.cross_attention.sublayer.key_value.*  model.decoder.layers.#.encoder_attn.{{k,v}}_proj.*
 source_embedding.tokens.weight    model.encoder.embed_tokens.weight|model.shared.weight
 target_embedding.tokens.weight    model.decoder.embed_tokens.weight|model.shared.weight
 output.weight                     lm_head.weight|model.decoder.embed_tokens.weight|model.shared.weight
@@ -140,5 +142,32 @@ decoder.layers.#.feed_forward.sublayer.outer.weight    decoder.block.#.layer.2.D
     },
     permuted=False,
 )
+SOUND = """
+@.layers.#.self_attention.sublayer.query_key_value.weight   model.@.layers.#.self_attn.{q,k,v}_proj.weight
+@.layers.#.self_attention.sublayer.query_key_value.bias     model.@.layers.#.self_attn.{q,,v}_proj.bias
+decoder.layers.#.cross_attention.sublayer.key_value.weight  model.decoder.layers.#.encoder_attn.{k,v}_proj.weight
+decoder.layers.#.cross_attention.sublayer.key_value.bias    model.decoder.layers.#.encoder_attn.{,v}_proj.bias
+source_embedding.first.*                                    model.encoder.conv1.*
+source_embedding.second.*                                   model.encoder.conv2.*
+source_embedding.positions.table                            model.encoder.embed_positions.weight
+target_embedding.positions.table                            model.decoder.embed_positions.weight
+target_embedding.tokens.weight                              model.decoder.embed_tokens.weight
+output.weight                                               proj_out.weight|model.decoder.embed_tokens.weight
+"""
+WHISPER = replace(
+    PEGASUS,
+    name="whisper",
+    tops=(Top("WhisperForConditionalGeneration"),),
+    settings=SETTINGS.replace("max_length            max_position_embeddings", "max_length  max_target_positions")
+    + """bands                 num_mel_bins
+places                max_source_positions
+tie                   tie_word_embeddings=true: true>target false>none
+""",
+    fixed=FIXED | {"norm": "pre", "positions": "learned", "embedding_norm": False, "output_bias": False},
+    tensors=PARTS + PRE + SOUND,
+    around="free",
+    permuted=False,
+    task="transcribe",
+)
 
-TABLES = (MARIAN, PEGASUS, BART, MBART, T5)  # where two fit, the first is written
+TABLES = (MARIAN, PEGASUS, BART, MBART, T5, WHISPER)  # where two fit, the first is written

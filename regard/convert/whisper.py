@@ -1,0 +1,166 @@
+"""Whisper: OpenAI's .pt with its vocabulary beside it, whisper.cpp's ggml .bin, which has everything; and its tokens.
+
+After the sub-words of GPT-2 come the end and the beginning of a transcript, languages, tasks, and times in steps of a
+fiftieth of a second. A vocabulary of theirs numbers its sub-words in the order in which they were merged.
+"""
+
+import base64
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.convert.theirs import Theirs
+from regard.convert.vocabularies import CONTROL, merged, ranked
+from regard.files import read_whole, regular_size
+
+GGML = struct.pack("<I", 0x67676D6C)
+AUDIO, TEXT = (tuple(f"{side}_{each}" for each in ("ctx", "state", "head", "layer")) for side in ("audio", "text"))
+SIZES = ("vocab", *AUDIO, *TEXT, "mels")  # in the order of a ggml file
+CODES = (  # in the order of their tokens
+    "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th ur hr bg lt la mi ml "
+    "cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr pa si km sn yo so af oc ka be tg sd gu am "
+    "yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su yue"
+)
+LANGUAGES = CODES.split()
+AFTER = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
+TIMES = [f"{i / 50:.2f}" for i in range(1501)]
+ENGLISH = 51864  # tokens of a model that knows no other language
+ALIGNED = {  # heads that follow the sound word by word, layer and head, by (layers, width, whether English alone)
+    (4, 384, True): [[1, 0], [2, 0], [2, 5], [3, 0], [3, 1], [3, 2], [3, 3], [3, 4]],
+    (4, 384, False): [[2, 2], [3, 0], [3, 2], [3, 3], [3, 4], [3, 5]],
+    (6, 512, True): [[3, 3], [4, 7], [5, 1], [5, 5], [5, 7]],
+    (6, 512, False): [[3, 1], [4, 2], [4, 3], [4, 7], [5, 1], [5, 2], [5, 4], [5, 6]],
+}
+NAMES: dict[str, Any] = {  # OpenAI's, in Hugging Face's
+    r"(encoder|decoder)\.": r"model.\1.",
+    r"\.blocks\.": ".layers.",
+    r"\.cross_attn": ".encoder_attn",
+    r"\.attn": ".self_attn",
+    r"attn\.(query|key|value)": lambda found: f"attn.{found[1][0]}_proj",
+    r"attn\.out\.": "attn.out_proj.",
+    "attn_ln": "attn_layer_norm",
+    r"\.mlp\.0": ".fc1",
+    r"\.mlp\.2": ".fc2",
+    r"\.mlp_ln": ".final_layer_norm",
+    r"\.ln(_post)?\.": ".layer_norm.",
+    "positional_embedding": "embed_positions.weight",
+    "token_embedding": "embed_tokens",
+}
+
+
+def marks(tokens: int) -> list[str]:
+    """What stands after the sub-words in a vocabulary of so many tokens.
+
+    >>> len(marks(51864)), len(marks(51865)), marks(51866)[100:102]
+    (1608, 1608, ['<|su|>', '<|yue|>'])
+    """
+    languages = LANGUAGES[: 99 + max(0, tokens - ENGLISH - 1)]
+    return [f"<|{name}|>" for name in ("endoftext", "startoftranscript", *languages, *AFTER, *TIMES)]
+
+
+def timed(content: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """A tokenizer.json of Hugging Face's with all that is no text known as such: some have no times."""
+    added = [token | {"special": True} for token in content["added_tokens"]]
+    ids = {token["content"]: token["id"] for token in added}
+    if (last := ids.get("<|notimestamps|>")) is None:
+        raise ValueError("its tokenizer has no <|notimestamps|>: it is none of Whisper's")
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    times = {f"<|{time}|>": last + 1 + i for i, time in enumerate(TIMES) if last + 1 + i < tokens}
+    added += [{"id": i, "content": name} | plain for name, i in times.items() if name not in ids]
+    return content | {"added_tokens": added}
+
+
+def read_pt(path: Path) -> Theirs:
+    """OpenAI's own file; its vocabulary, gpt2.tiktoken or multilingual.tiktoken, lies beside it."""
+    regular_size(path)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        sizes = {name: int(found["dims"][f"n_{name}"]) for name in SIZES}
+        tensors: dict[str, Tensor] = found["model_state_dict"]
+    except Exception:  # of pickle, of zip, of many kinds
+        raise ValueError(f"{path} is damaged, or no Whisper of OpenAI's: it has no dims and model_state_dict") from None
+    vocabulary = path.with_name("gpt2.tiktoken" if sizes["vocab"] == ENGLISH else "multilingual.tiktoken")
+    if not vocabulary.is_file():
+        raise ValueError(f"{vocabulary} is not there: it is in the package openai-whisper, as whisper/assets/")
+    try:
+        words = [base64.b64decode(line.split()[0]) for line in read_whole(vocabulary).splitlines() if line]
+    except (ValueError, IndexError):
+        raise ValueError(f"{vocabulary} is damaged: each line is a token in base64, and its number") from None
+    return _theirs(path, sizes, words, tensors)
+
+
+def is_ggml(path: Path) -> bool:
+    """Whether a file is of whisper.cpp."""
+    with open(path, "rb") as file:
+        return file.read(len(GGML)) == GGML
+
+
+def read_ggml(path: Path) -> Theirs:
+    """A file of whisper.cpp, in f16 or f32: sizes, the usual filter bank, the vocabulary, the tensors."""
+    regular_size(path)
+    raw, at = path.read_bytes(), len(GGML)
+
+    def take(count: int, kind: str = "i4") -> Any:
+        nonlocal at
+        begin, at = at, at + count * np.dtype(kind).itemsize
+        if count < 0 or at > len(raw):
+            raise ValueError(f"{path} is damaged: it ends within byte {at:,}")
+        return np.frombuffer(raw, f"<{kind}", count, begin)
+
+    *numbers, kind = take(len(SIZES) + 1).tolist()
+    sizes = dict(zip(SIZES, numbers, strict=True))
+    if kind not in (0, 1):
+        raise ValueError(f"{path} is quantised (ftype {kind}): take one in f16 or f32")
+    bands, bins = take(2).tolist()
+    take(bands * bins, "f4")
+    words = [take(int(take(1)[0]), "u1").tobytes() for _ in range(int(take(1)[0]))]
+    tensors = {}
+    while at < len(raw):
+        dims, length, half = take(3).tolist()
+        shape = take(dims).tolist()[::-1]
+        name = take(length, "u1").tobytes().decode("utf-8", "replace")
+        x = torch.from_numpy(take(int(np.prod(shape)), "f2" if half else "f4").copy()).reshape(shape)
+        tensors[name] = x.reshape(-1) if name.endswith("bias") else x
+    return _theirs(path, sizes, words, tensors)
+
+
+def _theirs(path: Path, sizes: Mapping[str, int], words: Sequence[bytes], tensors: Mapping[str, Tensor]) -> Theirs:
+    said, tokens = marks(sizes["vocab"]), sizes["vocab"]
+    if (known := len(words) + len(said)) != tokens:
+        raise ValueError(f"{path} has {tokens} tokens, and its vocabulary {known}: they do not belong together")
+    end, begin, *_ = ids = range(len(words), tokens)
+    about: dict[str, Any] = {
+        "model_type": "whisper",
+        "vocab_size": tokens,
+        "num_mel_bins": sizes["mels"],
+        "d_model": sizes["text_state"],
+        "max_source_positions": sizes["audio_ctx"],
+        "max_target_positions": sizes["text_ctx"],
+        "encoder_layers": sizes["audio_layer"],
+        "decoder_layers": sizes["text_layer"],
+        "encoder_attention_heads": sizes["audio_head"],
+        "decoder_attention_heads": sizes["text_head"],
+        "encoder_ffn_dim": 4 * sizes["audio_state"],
+        "decoder_ffn_dim": 4 * sizes["text_state"],
+        "activation_function": "gelu",
+        "dropout": 0.0,
+        "pad_token_id": end,
+        "eos_token_id": end,
+        "decoder_start_token_id": begin,
+    }
+    if heads := ALIGNED.get((sizes["text_layer"], sizes["text_state"], tokens == ENGLISH)):
+        about["alignment_heads"] = heads
+    pieces, merges = ranked(words)
+    tokenizer = merged([*pieces, *said], merges, "gpt-2", [1] * len(words) + [CONTROL] * len(ids), None)
+    found = {}
+    for name, x in tensors.items():
+        for theirs, its in NAMES.items():
+            name = re.sub(rf"^{theirs}" if theirs[0] == "(" else theirs, its, name)
+        found[name] = x
+    return Theirs({"config.json": about, "tokenizer.json": tokenizer}, found)

@@ -1,0 +1,154 @@
+"""Captions: a picture in, a text that describes it out; BLEU-1 to -4 and CIDEr."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, overload
+
+import numpy as np
+from torch import nn
+
+from regard.core.generation import EncoderDecoder, padded
+from regard.core.outputs import HeadConfig
+from regard.data.batching import Batch
+from regard.data.pictures import Sight, in_groups
+from regard.data.rows import Row
+from regard.data.tokenizers import Tokenizer
+from regard.data.vocabulary import Marks
+from regard.decoding.protocol import Request, SearchConfig
+from regard.evaluation.captions import judged
+from regard.tasks.embed import Judging
+from regard.tasks.match import SHOWN, CaptionedConfig, Match, drawn
+from regard.tasks.searching import Searcher
+from regard.tasks.task import Evidence, Measured, Sections
+from regard.tasks.viewer import TOGETHER, Viewed, Viewer
+from regard.training.objectives import NextToken, Objective
+from regard.training.run import Sample
+from regard.training.stream import Collate
+
+
+@dataclass(frozen=True)
+class Describing(SearchConfig):
+    """How a caption is searched for."""
+
+    limit: int | None = 40
+    shortest: int = 1
+
+
+@dataclass(frozen=True)
+class CaptionConfig:
+    """What a model is for."""
+
+    name: str = "caption"
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """What a picture is said to show."""
+
+    text: str
+    score: float  # by which captions of one picture are ranked
+    others: tuple[str, ...] = ()  # the next best, if more than one is asked for
+
+
+class Describer(Searcher):
+    """A model that describes pictures, and its tokenizer.
+
+    >>> describer = load("runs/captions")             # doctest: +SKIP
+    >>> describer.caption("photo.jpg")                # doctest: +SKIP
+    'a dog runs through the snow .'
+    """
+
+    def __init__(
+        self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: SearchConfig, sight: Sight, **how: Any
+    ) -> None:
+        super().__init__(models, tokenizer, **how)
+        self.use, self.viewer = use, Viewer(models, tokenizer, use, sight)
+
+    @overload
+    def caption(self, picture: list[Any], **settings: Any) -> list[str]: ...
+    @overload
+    def caption(self, picture: Any, **settings: Any) -> str: ...
+    def caption(self, picture: Any, **settings: Any) -> Any:
+        """What a picture shows, or each of a list: paths, contents of files, Pillow's images, or arrays."""
+        asks = [Viewed(each) for each in (picture if isinstance(picture, list) else [picture])]
+        found = [each.text for each in self.answers(asks, replace(self.use, **settings))]
+        return found if isinstance(picture, list) else found[0]
+
+    def answers(self, asks: Sequence[Viewed], settings: SearchConfig) -> list[Captioned]:
+        """A caption of each picture: what the other methods are made of."""
+        found, kind = list[Captioned](), next(self.model.parameters()).dtype
+        for some in in_groups(asks, min(TOGETHER, self.rows)):
+            pixels = self.viewer.sight.tensor(np.stack(self.viewer.seen(some))).to(kind)
+            for best in self._search([Request(each, self.bos) for each in pixels], settings):
+                text, *others = self.tokenizer.decode_batch([each.tokens for each in best])
+                found.append(Captioned(text, best[0].score, tuple(others)))
+        return found
+
+
+@dataclass(frozen=True)
+class Caption(Match):
+    """A picture in, a text out."""
+
+    name, called, verb = "caption", "captioning", ""
+    sections = Sections(CaptionConfig, CaptionedConfig, Describing, Judging)
+    needs, stands = EncoderDecoder, "tokens"
+    reads = "pixels"
+    marks = ()
+
+    def check(self, recipe: Any) -> None:
+        if recipe.train.batch_rows is None:
+            raise ValueError("train.batch_rows: say how many pictures make a batch, as 64")
+        longest = recipe.model.build(2**16).longest
+        if longest is not None and longest < recipe.data.max_length:
+            raise ValueError(
+                f"model.max_length = {longest}: it must hold the {recipe.data.max_length} tokens of data.max_length"
+            )
+
+    def head(self, model: type[nn.Module]) -> HeadConfig:
+        return HeadConfig()
+
+    def framed(self, ids: Sequence[int], marks: Marks) -> list[int]:
+        return [*ids, *marks.need("eos")]
+
+    def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
+        pad, bos, eos = tokenizer.marks.need("pad", "bos", "eos")
+
+        def batch(rows: Sequence[Any], draw: Random) -> Batch:
+            """Of each picture, one of its captions."""
+            pixels = self.sight.tensor(np.stack([self.augment.picture(image, draw) for image, _ in rows]))
+            said = [drawn(ids, eos, draw) for _, ids in rows]
+            labels = padded(said, pad, 2**31)
+            target = padded([[bos, *ids[:-1]] for ids in said], pad, 2**31)
+            return Batch({"source": pixels, "target": target, "labels": labels}, sum(map(len, said)))
+
+        return batch
+
+    def objective(self, model: nn.Module, smoothing: float, tokenizer: Tokenizer) -> Objective:
+        (pad,) = tokenizer.marks.need("pad")
+        return NextToken(model, smoothing, ignore=pad)
+
+    def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: SearchConfig, **how: Any) -> Describer:  # type: ignore[override]
+        return Describer(models, tokenizer, use, self.sight, **how)
+
+    def measure(self, predictor: Describer, held_out: Sequence[Row], recipe: Any) -> Measured:  # type: ignore[override]
+        """At a validation greedily, of some pictures; without a recipe as the model is used."""
+        rows = held_out if recipe is None else held_out[: recipe.train.validate_sentences]
+        use = predictor.use if recipe is None else replace(predictor.use, beam=1, best=1, groups=1)
+        return self._measured(predictor, rows, use)
+
+    def _measured(self, predictor: Describer, rows: Sequence[Row], use: SearchConfig) -> Measured:
+        said = [each.text for each in predictor.answers([Viewed(row["image"], row["name"]) for row in rows], use)]
+        figures = judged(said, [row["captions"] for row in rows])
+        samples = [Sample(row["name"], text, row["captions"][0]) for row, text in zip(rows, said, strict=True)]
+        return Measured.of(Evidence(len(rows), figures), "cider", samples[:SHOWN])
+
+    def judge(self, predictor: Describer, held_out: Sequence[Row], recipe: Any) -> tuple[dict[str, Any], list[Sample]]:
+        found, how = (
+            self._measured(predictor, held_out, predictor.use),
+            f"pictures:{len(held_out)}|words:lower, letters",
+        )
+        return {name: {"score": x, "signature": how} for name, x in found.measures.items()}, found.samples
+
+
+TASK = Caption
