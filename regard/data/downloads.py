@@ -79,8 +79,12 @@ def members(path: Path) -> Iterator[Callable[[str], bytes]]:
     """Gives what a member of an archive holds, wherever in it that is; unpacked if it is a .gz."""
     tar = path.name.endswith(TARS)
     inner = io.BytesIO(_unpacked(path)) if path.suffix == ".deb" else None
-    how = "r:gz" if inner is None else "r:*"  # of Debian's it may be packed in several ways
-    with tarfile.open(path, how, fileobj=inner) if tar else zipfile.ZipFile(path) as archive:
+    opened: tarfile.TarFile | zipfile.ZipFile
+    if tar:  # of Debian's it may be packed in several ways
+        opened = tarfile.open(path, "r:gz") if inner is None else tarfile.open(fileobj=inner)  # noqa: SIM115
+    else:
+        opened = zipfile.ZipFile(path)
+    with opened as archive:
         names = archive.getnames() if isinstance(archive, tarfile.TarFile) else archive.namelist()
 
         def read(name: str) -> bytes:

@@ -37,7 +37,7 @@ from regard.training.config import LENGTHS
 SHIPPED = files("regard") / "recipes" / "shipped"
 SPLITS = ("train", "valid", "test")
 # The settings of a split that name files.
-PATHS = ("source", "target", "tsv", "csv", "jsonl", "json", "text", "conll", "squad", "folder")
+PATHS = ("source", "target", "tsv", "csv", "jsonl", "json", "text", "conll", "squad", "folder", "zip", "npz", "idx")
 LARGEST = 2**16  # bytes; the longest of those shipped, written out, has a thirtieth of that
 DEEPEST = 20  # lists or mappings in each other; it keeps recursion short
 # Several answers to one question: an override of a key drops these beside it.

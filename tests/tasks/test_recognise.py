@@ -204,7 +204,7 @@ def test_a_trained_model_learns_other_classes(place: Path, run: Path, tmp_path: 
     draw = np.random.default_rng(5)
     rows = [(picture("red", draw), "bright"), (255 - picture("red", draw), "dark")] * 12
     np.savez(tmp_path / "two.npz", images=[image for image, _ in rows], labels=[label for _, label in rows])
-    files = ", ".join(f"{split}: {{npz: {tmp_path / 'two.npz'}}}" for split in ("train", "valid", "test"))
+    files = ", ".join(f"{split}: {{npz: two.npz}}" for split in ("train", "valid", "test"))
     text = f"task: {{name: recognise}}\ndata: {{{files}}}\n"
     text += f"model: {{from: {run}}}\ntrain: {{steps: 2, batch_rows: 8, freeze: [stem.*]}}\n"
     (tmp_path / "r.yaml").write_text(text)
