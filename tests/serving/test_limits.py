@@ -101,15 +101,17 @@ def test_who_does_not_read_is_let_go_and_who_reads_slowly_is_not(
     size = 30 * 2**20  # more than the system holds for both sides
     monkeypatch.setattr(looks, "pack", lambda *_, **__: bytes(size))
     asked = json.dumps({"source": [9, 2], "target": [9, 2], "attentions": [{"name": CROSS}]}).encode()
-    with running(registry, ServeConfig(seconds=1.0)) as (address, _), connect(address) as door:
+    with running(registry, ServeConfig(seconds=1.0)) as (address, _):
         assert httpx.get(f"{address}/explore/api/models", timeout=30).status_code in (200, 504)  # it is being loaded
         registry.get().predictor()
-        door.sendall(head(f"Content-Length: {len(asked)}", "Connection: close\r\n").replace(b"translate", PATH) + asked)
-        got = len(door.recv(2**16))
-        time.sleep(0.0 if reads else 2.5)
-        while piece := door.recv(2**18):
-            got += len(piece)
-            time.sleep(0.02)
+        with connect(address) as door:  # now: who connects and says nothing for a second is let go
+            begin = head(f"Content-Length: {len(asked)}", "Connection: close\r\n").replace(b"translate", PATH)
+            door.sendall(begin + asked)
+            got = len(door.recv(2**16))
+            time.sleep(0.0 if reads else 2.5)
+            while piece := door.recv(2**18):
+                got += len(piece)
+                time.sleep(0.02)
         assert (got > size) is reads
 
 
