@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.dropout import Dropout
-from regard.core.positions import Learned, Positions, stretched
+from regard.core.positions import Learned, Positions, absolute_positions, stretched
 
 
 def words(vocabulary: int, d_model: int, std: float | None = None) -> nn.Embedding:
@@ -172,6 +172,30 @@ class Patches(Stem):
         else:
             x = self.positions.add(x)
         return self.dropout(x if self.norm is None else self.norm(x))
+
+
+def patched(
+    c: Any, d_model: int, tokens: int, *, kernel: int = 3, bias: bool = True, norm: nn.Module | None = None
+) -> Patches:
+    """The patches of a config that has pictures: they are cut out, or made by convolutions."""
+    if c.convolutions:
+        project: nn.Module = Convolutions(c.channels, d_model, c.convolutions, kernel)
+    else:
+        project = nn.Conv2d(c.channels, d_model, c.patch, c.patch, bias=bias)
+    positions = absolute_positions(c.positions, d_model=d_model, maximum=tokens + c.side**2)
+    how = {"d_model": d_model, "grid": (c.side, c.side), "tokens": tokens, "norm": norm, "dropout": c.dropout}
+    return Patches(project, positions, **how)
+
+
+def patches_along(size: int, patch: int, convolutions: int) -> int:
+    """How many there are along a side of `size` pixels: each convolution halves it.
+
+    >>> patches_along(224, 16, 0), patches_along(32, 16, 2)
+    (14, 8)
+    """
+    for _ in range(convolutions):
+        size = (size + 1) // 2
+    return size if convolutions else size // patch
 
 
 class Convolutions(nn.Sequential):

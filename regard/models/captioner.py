@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from regard.core import blocks
 from regard.core.generation import Reading, longest
-from regard.core.positions import absolute_positions
-from regard.core.stems import Convolutions, Patches
+from regard.core.stems import Patches, patched, patches_along
 from regard.models.family import Family
 from regard.models.transformer import Memory, Transformer, TransformerConfig
 
@@ -34,17 +33,7 @@ class Captioner(Transformer):
 
     def reading(self, target: nn.Embedding) -> Patches:
         """What makes vectors of a picture."""
-        c = self.config
-        return Patches(
-            Convolutions(c.channels, c.d_model, c.convolutions, 3)
-            if c.convolutions
-            else nn.Conv2d(c.channels, c.d_model, c.patch, c.patch),
-            absolute_positions(c.positions, d_model=c.d_model, maximum=c.tokens + c.side**2),
-            d_model=c.d_model,
-            grid=(c.side, c.side),
-            tokens=c.tokens,
-            dropout=c.dropout,
-        )
+        return patched(self.config, self.config.d_model, self.config.tokens)
 
     def encode(self, source: Tensor) -> Memory:
         """source (B, C, H, W) -> what the decoder attends to."""
@@ -92,10 +81,7 @@ class CaptionerConfig(TransformerConfig):
     @property
     def side(self) -> int:
         """Patches along a side."""
-        side = self.size
-        for _ in range(self.convolutions):
-            side = (side + 1) // 2
-        return side if self.convolutions else self.size // self.patch
+        return patches_along(self.size, self.patch, self.convolutions)
 
 
 def vit_gpt2(vocabulary: int = 50_257, **changes: Any) -> CaptionerConfig:

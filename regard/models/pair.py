@@ -20,7 +20,7 @@ from regard.core import blocks
 from regard.core.masks import causal
 from regard.core.outputs import HeadConfig, pooled
 from regard.core.positions import absolute_positions
-from regard.core.stems import Convolutions, Embedding, Patches
+from regard.core.stems import Embedding, patched, patches_along
 from regard.models.family import Config, Family
 
 INITIAL = 0.02  # standard deviation of a weight at first
@@ -42,18 +42,7 @@ class Pair(nn.Module):
         self.config = c = config
         self.head = HeadConfig("vector", pool="last", normalise=True)
         sees = c.pictures
-        side = c.side
-        self.picture_stem = Patches(
-            Convolutions(c.channels, sees.d_model, c.convolutions, 3)
-            if c.convolutions
-            else nn.Conv2d(c.channels, sees.d_model, c.patch, c.patch, bias=False),
-            absolute_positions(c.positions, d_model=sees.d_model, maximum=1 + side**2),
-            d_model=sees.d_model,
-            grid=(side, side),
-            tokens=1,
-            norm=blocks.make_norm(sees),
-            dropout=c.dropout,
-        )
+        self.picture_stem = patched(c, sees.d_model, 1, bias=False, norm=blocks.make_norm(sees))
         self.picture_encoder = blocks.encoder(sees, c.picture_layers)
         self.picture_output = nn.Linear(sees.d_model, c.d_vector, bias=False)
         positions = absolute_positions(c.positions, d_model=c.d_model, maximum=c.max_length)
@@ -143,10 +132,7 @@ class PairConfig(blocks.LayerConfig, _Sizes, Config):
     @property
     def side(self) -> int:
         """Patches along a side."""
-        side = self.size
-        for _ in range(self.convolutions):
-            side = (side + 1) // 2
-        return side if self.convolutions else self.size // self.patch
+        return patches_along(self.size, self.patch, self.convolutions)
 
     @property
     def longest(self) -> int | None:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from regard.core import blocks
 from regard.core.outputs import HeadConfig, head
-from regard.core.positions import absolute_positions
-from regard.core.stems import Convolutions, Patches
+from regard.core.stems import patched, patches_along
 from regard.models.family import Config, Family
 
 INITIAL = 0.02  # standard deviation of a weight at first, as in ViT
@@ -36,16 +35,7 @@ class Vision(nn.Module):
         super().__init__()
         self.config, self.head = config, head_config or HeadConfig("vector", pool="first" if config.tokens else "mean")
         c = config
-        self.stem = Patches(
-            Convolutions(c.channels, c.d_model, c.convolutions, c.kernel)
-            if c.convolutions
-            else nn.Conv2d(c.channels, c.d_model, c.patch, c.patch),
-            absolute_positions(c.positions, d_model=c.d_model, maximum=c.tokens + c.side**2),
-            d_model=c.d_model,
-            grid=(c.side, c.side),
-            tokens=c.tokens,
-            dropout=c.dropout,
-        )
+        self.stem = patched(c, c.d_model, c.tokens, kernel=c.kernel)
         self.encoder = blocks.encoder(c, c.layers)
         self.output = head(self.head, c.d_model)
         if self.head.pool == "both" and c.tokens < 2:
@@ -110,10 +100,7 @@ class VisionConfig(blocks.LayerConfig, _Sizes, Config):
     @property
     def side(self) -> int:
         """Patches along a side."""
-        side = self.size
-        for _ in range(self.convolutions):
-            side = (side + 1) // 2
-        return side if self.convolutions else self.size // self.patch
+        return patches_along(self.size, self.patch, self.convolutions)
 
 
 def vit_tiny(**changes: Any) -> VisionConfig:
