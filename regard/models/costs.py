@@ -24,6 +24,7 @@ from torch.utils.flop_counter import flop_registry
 
 from regard.core.attention import MultiHeadAttention
 from regard.core.cache import KeyValues, Recent
+from regard.core.generation import Begun
 from regard.core.scores import Additive
 from regard.models.family import blank
 from regard.models.transformer import TransformerConfig
@@ -230,7 +231,8 @@ def _cache(config: Any) -> Counter[str]:
         *read, said = _tokens(model, 1, source, target, device="meta")
         with torch.no_grad():
             sources: list[Any] = [[1] * source] if read else [[]]
-            sources = [*read[0]] if read and read[0].dim() == 4 else sources  # a picture
+            if read and read[0].is_floating_point():  # a picture, or sound, which is heard before a search begins
+                sources = [*read[0]] if read[0].dim() == 4 else [Begun(model.encode(read[0]))]  # type: ignore[operator]
             state = model.start(sources, said.device)  # type: ignore[operator]
             model.step(said[:, 0], state)  # type: ignore[operator]
         look(getattr(state, "cache", state))

@@ -16,6 +16,7 @@ from regard.core.mixers import AttentionConfig
 from regard.inspection.taps import attentions
 from regard.models.convolutional import Convolutional, ConvolutionalConfig
 from regard.models.costs import activations, breakdown, flops_of, footprint, forward_flops, parameters, training_flops
+from regard.models.family import blank, configure
 from regard.models.transformer import Transformer, TransformerConfig
 
 SCORES = ["dot", "general", "additive", "concat", "location"]
@@ -215,3 +216,10 @@ def test_cache_is_what_decoding_keeps(config: ConvolutionalConfig) -> None:
     assert size.cache_per_sentence == 4 * sum(x.numel() for x in windows if x is not None)
     assert 9 * size.cache_per_source_token == 4 * sum(x.numel() for x in read if x is not None)
     assert activations(config, 2, 9, 7) > activations(config, 1, 9, 7) > 0
+
+
+@pytest.mark.parametrize("preset", ["whisper-tiny", "clip-base", "caption-tiny", "vit-tiny"])
+def test_what_hears_or_sees_has_an_account_too(preset: str) -> None:
+    found = blank(configure(preset, ["d_model=48", "heads=3"], vocabulary=60))
+    assert sum(part.parameters for part in breakdown(found, 1, 8, 8)) == sum(p.numel() for p in found.parameters())
+    assert footprint(found, 1, 8, 8).weights["fp32"] == 4 * sum(p.numel() for p in found.parameters())
