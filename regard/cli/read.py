@@ -354,7 +354,7 @@ def _of_index(
     def make(embedder: Any) -> Any:
         from regard.tasks.index import Index
 
-        use = SearchUse(**{"dimensions": shelf.dimensions, "long": shelf.long, **settings})
+        use = SearchUse(settings.get("dimensions", shelf.dimensions), settings.get("long", shelf.long))
         found = Index.open(embedder, folder, name=str(place), use=use, reranker=ranker(), near=shelf.near)
         about["documents"] = found.store.documents
         return asking(found)

@@ -92,7 +92,8 @@ class Asker:
         """The same for each of some questions."""
         hits = [near(ask, found, settings) for ask, found in zip(asks, self.index.answers(asks, settings), strict=True)]
         put = [put_to(self.reader, ask.text, some) if some else None for ask, some in zip(asks, hits, strict=True)]
-        said = iter(self.reader.answers([each.ask for each in put if each is not None], writing(self.reader)))
+        asked = [each.ask for each in put if each is not None]
+        said = iter(self.reader.answers(asked, writing(self.reader)) if asked else ())
         return [Answered("", why=FAR) if each is None else each.answered(next(said)) for each in put]
 
     # What the command asks of whoever answers.
