@@ -65,17 +65,8 @@ def load(
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"there is no device {device!r} here ({str(error).splitlines()[0]}): use cpu") from None
     if isinstance(directory, str | Path) and is_index(Path(directory)):
-        return _index(
-            Path(directory),
-            base,
-            task,
-            device=device,
-            engine=engine,
-            workers=workers,
-            rows=rows,
-            bitwise=bitwise,
-            precision=precision,
-        )
+        own = {"engine": engine, "workers": workers, "rows": rows, "bitwise": bitwise, "precision": precision}
+        return _index(Path(directory), base, task, device=device, **own)
     places = [located(directory)] if isinstance(directory, str | Path | None) else list(map(located, directory))
     if not places:
         raise ValueError("an ensemble has at least 1 model, got none")

@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.text import Text
 
 import regard
+from regard.cli.find import ask, index
 from regard.cli.hear import transcribe
 from regard.cli.make import export, import_, merge, models, quantize, shortlist
 from regard.cli.measure import evaluate, experiment, info
 from regard.cli.options import command_of
-from regard.cli.read import answer, ask, caption, classify, embed, fill, index, search, tag
+from regard.cli.read import answer, caption, classify, embed, fill, search, tag
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.train import data, demo, distill, recipes, train
 from regard.cli.use import chat, generate, score, summarise, translate

@@ -36,7 +36,7 @@ class Near:
             raise ValueError(f"near = {kind!r} needs faiss: pip install 'regard[retrieve]', or choose exact") from None
         self.faiss: Any = faiss
         self.kind, self.path = kind, folder / f"near-{kind}.faiss"
-        self.index = self._read(faiss.IO_FLAG_MMAP if kind == "ivf" else faiss.IO_FLAG_MMAP_IFC)
+        self.index = self._read(faiss.IO_FLAG_MMAP_IFC)
 
     def _read(self, how: int) -> Any:
         if not self.path.exists():
@@ -72,7 +72,7 @@ class Near:
         finally:
             self.faiss.omp_set_num_threads(threads)
         del index
-        self.index = self._read(self.faiss.IO_FLAG_MMAP if self.kind == "ivf" else self.faiss.IO_FLAG_MMAP_IFC)
+        self.index = self._read(self.faiss.IO_FLAG_MMAP_IFC)
 
     def _new(self, vectors: NDArray[np.float32], lists: int) -> Any:
         name = f"IVF{lists},SQ8" if self.kind == "ivf" else f"HNSW{LINKS},SQ8"

@@ -36,7 +36,7 @@ UNREAD = frozenset(("script", "style", "template", "noscript", "svg", "math"))  
 PLACE = re.compile(r"(?P<file>.*?)(?:#page=(?P<page>\d+))?:(?P<line>\d+)", re.DOTALL)
 
 
-class Block(NamedTuple):
+class TextBlock(NamedTuple):
     """A paragraph, an item, a heading."""
 
     text: str
@@ -45,7 +45,7 @@ class Block(NamedTuple):
     flows: bool = False  # a line end in it is a space
 
 
-class Place(NamedTuple):
+class Standing(NamedTuple):
     """Where something stands."""
 
     file: str
@@ -53,11 +53,11 @@ class Place(NamedTuple):
     line: int | None
 
     @classmethod
-    def of(cls, id: str) -> "Place":
+    def of(cls, id: str) -> "Standing":
         """What a passage is known by; a row of a table has neither page nor line.
 
-        >>> Place.of("a/b.pdf#page=3:12"), Place.of("notes.md:7"), Place.of("doc-1")[1:]
-        (Place(file='a/b.pdf', page=3, line=12), Place(file='notes.md', page=None, line=7), (None, None))
+        >>> Standing.of("a/b.pdf#page=3:12"), Standing.of("notes.md:7"), Standing.of("doc-1")[1:]
+        (Standing(file='a/b.pdf', page=3, line=12), Standing(file='notes.md', page=None, line=7), (None, None))
         """
         found = PLACE.fullmatch(id)
         if found is None:
@@ -89,13 +89,13 @@ def passages(name: str, file: Path, characters: int, skipped: Skipped) -> Iterat
             skipped.notes[f"of which {name} ({' '.join(why.split())[:200]})"] += 1
 
 
-def packed(found: Iterable[Block], most: int) -> Iterator[Block]:
+def packed(found: Iterable[TextBlock], most: int) -> Iterator[TextBlock]:
     """Sentences of consecutive blocks put together, whole, up to so many characters; a longer one is cut.
 
-    >>> [block.text for block in packed([Block("One. Two is longer.", 1), Block("Three.", 2)], 20)]
+    >>> [block.text for block in packed([TextBlock("One. Two is longer.", 1), TextBlock("Three.", 2)], 20)]
     ['One. Two is longer.', 'Three.']
     """
-    held: Block | None = None
+    held: TextBlock | None = None
     for block in found:
         for number, one in enumerate(sentences(block, most)):
             if held is not None:
@@ -112,7 +112,7 @@ def packed(found: Iterable[Block], most: int) -> Iterator[Block]:
         yield held
 
 
-def sentences(block: Block, most: int) -> Iterator[Block]:
+def sentences(block: TextBlock, most: int) -> Iterator[TextBlock]:
     """The sentences of a block, each with its line; of one that is too long, its parts."""
     flat, at = block.text.replace("\n", " ") if block.flows else unwrapped(block.text), 0
     for piece in split(flat):
@@ -139,7 +139,7 @@ def unwrapped(text: str) -> str:
     return found
 
 
-def blocks(file: Path) -> Iterator[Block]:
+def blocks(file: Path) -> Iterator[TextBlock]:
     """The blocks of a file, as its name says how it is read."""
     regular_size(file)
     name = file.name.lower()
@@ -155,14 +155,14 @@ def blocks(file: Path) -> Iterator[Block]:
         yield from paragraphs(read_lines(file, cut=False, may_be_empty=True))
 
 
-def paragraphs(lines: Iterable[str], page: int | None = None) -> Iterator[Block]:
+def paragraphs(lines: Iterable[str], page: int | None = None) -> Iterator[TextBlock]:
     """What stands between empty lines."""
     for filled, some in groupby(enumerate(lines, start=1), key=lambda each: bool(each[1].strip())):
         while filled and (held := list(islice(some, LINES))):
-            yield Block("\n".join(line for _, line in held), held[0][0], page)
+            yield TextBlock("\n".join(line for _, line in held), held[0][0], page)
 
 
-def _of_pdf(file: Path) -> Iterator[Block]:
+def _of_pdf(file: Path) -> Iterator[TextBlock]:
     try:
         from pypdf import PdfReader
     except ImportError:
@@ -197,7 +197,7 @@ class _Page(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.blocks: list[Block] = []
+        self.blocks: list[TextBlock] = []
         self._text, self._line, self._unread = "", 1, ""
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
@@ -224,5 +224,5 @@ class _Page(HTMLParser):
         """A block is over."""
         if inner := self._text.strip():
             lead = self._text[: self._text.index(inner[0])]
-            self.blocks.append(Block(inner, self._line + lead.count("\n"), flows=True))
+            self.blocks.append(TextBlock(inner, self._line + lead.count("\n"), flows=True))
         self._text = ""

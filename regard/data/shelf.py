@@ -59,7 +59,7 @@ def is_index(path: Path) -> bool:
     return (path / ABOUT).is_file()
 
 
-class Seen:
+class SeenFiles:
     """Which files the documents of an index come from: of one that is as it was, they need not be read again.
 
     `files.json` says of each file its size and time, and which documents are its: those of one state of the index.

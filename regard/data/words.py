@@ -38,7 +38,7 @@ def words_of(text: str) -> list[str]:
     return WORD.findall(text.casefold())
 
 
-class Words:
+class Bm25:
     """Documents that are found by their words."""
 
     def __init__(self, folder: Path) -> None:
@@ -50,14 +50,14 @@ class Words:
             raise ValueError(f"{folder} is damaged ({error}): remove it, and it is built again") from None
 
     @classmethod
-    def build(cls, texts: Iterable[str], folder: Path) -> "Words":
+    def build(cls, texts: Iterable[str], folder: Path) -> "Bm25":
         """A folder for some documents, whole or not at all."""
         with common_directory(folder) as made:
             _write(texts, made)
         return cls(folder)
 
     @classmethod
-    def kept(cls, folder: Path, of: str, texts: Iterable[str]) -> "Words":
+    def kept(cls, folder: Path, of: str, texts: Iterable[str]) -> "Bm25":
         """The words of some documents, by whose name they are kept in a folder, in place of those of others."""
         own = folder / f"words-{of}"
         for left in folder.glob("words-*"):

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from regard.data.passages import Place
+from regard.data.passages import Standing
 from regard.serving import forms
 from regard.serving.errors import RefusalError
 from regard.serving.libretranslate import Problem
@@ -19,7 +19,7 @@ from regard.serving.queue import Asked
 from regard.serving.reading import QuestionAsked
 from regard.serving.registry import Served
 from regard.serving.service import Service
-from regard.tasks.ask import FAR, Answered, near, put_to, writing
+from regard.tasks.ask import FAR, CitedAnswer, near, put_to, writing
 from regard.tasks.reader import Given
 from regard.tasks.uses import AskUse
 
@@ -108,7 +108,7 @@ def router(service: Service) -> APIRouter:
         asked = forms.checked(SearchRequest, forms.json_object(await request.body()), typed=True)
 
         def told(_: Any, answers: list[Any]) -> dict[str, Any]:
-            return {"hits": [{**hit._asdict(), **Place.of(hit.id)._asdict()} for hit in answers[0]]}
+            return {"hits": [{**hit._asdict(), **Standing.of(hit.id)._asdict()} for hit in answers[0]]}
 
         question = QuestionAsked([Given(asked.query)], told, top=asked.top, by=asked.by)
         return await service.told(request, service.registry.asked(SEARCH, asked.index), question, "query")
@@ -141,7 +141,7 @@ def router(service: Service) -> APIRouter:
                 assert put is not None
                 found = put.answered(said)
             else:
-                found = Answered("", why=FAR)
+                found = CitedAnswer("", why=FAR)
             row = asdict(found)
             return JSONResponse({"answer": row.pop("text"), **row})
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from regard.data.passages import Place
+from regard.data.passages import Standing
 from regard.data.words import words_of
 from regard.tasks.answer import Answerer, Reply
 from regard.tasks.asks import Completion, ReachError, Writing
@@ -46,7 +46,7 @@ class Citation:
     @classmethod
     def of(cls, hit: Hit, start: int | None = None, end: int | None = None) -> "Citation":
         """Of a part of what was found, or of all of it."""
-        file, page, line = Place.of(hit.id)
+        file, page, line = Standing.of(hit.id)
         further = hit.text.count("\n", 0, start or 0)
         return cls(file, page, line and line + further, hit.text, hit.score, start, end)
 
@@ -58,7 +58,7 @@ class Citation:
 
 
 @dataclass(frozen=True)
-class Answered:
+class CitedAnswer:
     """What documents say to a question."""
 
     text: str  # "" where nothing fits
@@ -88,13 +88,13 @@ class Asker:
         found = self.answers([Given(each) for each in given], replace(self.use, **settings))
         return found[0] if isinstance(question, str) else found
 
-    def answers(self, asks: Sequence[Given], settings: AskUse) -> list[Answered]:
+    def answers(self, asks: Sequence[Given], settings: AskUse) -> list[CitedAnswer]:
         """The same for each of some questions."""
         hits = [near(ask, found, settings) for ask, found in zip(asks, self.index.answers(asks, settings), strict=True)]
         put = [put_to(self.reader, ask.text, some) if some else None for ask, some in zip(asks, hits, strict=True)]
         asked = [each.ask for each in put if each is not None]
         said = iter(self.reader.answers(asked, writing(self.reader)) if asked else ())
-        return [Answered("", why=FAR) if each is None else each.answered(next(said)) for each in put]
+        return [CitedAnswer("", why=FAR) if each is None else each.answered(next(said)) for each in put]
 
     # What the command asks of whoever answers.
     @property
@@ -128,7 +128,7 @@ class Put(NamedTuple):
     hits: Sequence[Hit]
     unread: int = 0  # passages that were found, and not shown: they did not fit
 
-    def answered(self, said: Any) -> Answered:
+    def answered(self, said: Any) -> CitedAnswer:
         """What is made of its answer: a part of the passages, or what was written."""
         found = _part(self.hits, said) if isinstance(said, Reply) else _written(self.hits, said[0])
         return replace(found, unread=self.unread)
@@ -147,24 +147,24 @@ def put_to(reader: Any, question: str, hits: Sequence[Hit]) -> Put:
     raise ReachError("a question and one passage are more than the model reads: index in shorter ones, by --characters")
 
 
-def _part(hits: Sequence[Hit], said: Reply) -> Answered:
+def _part(hits: Sequence[Hit], said: Reply) -> CitedAnswer:
     if said.start is None or said.end is None:
-        return Answered("", tuple(map(Citation.of, hits)), said.none, "no passage that was read tells it")
+        return CitedAnswer("", tuple(map(Citation.of, hits)), said.none, "no passage that was read tells it")
     begins = [0, *accumulate(len(hit.text) + len(GAP) for hit in hits)]
     which = max(n for n in range(len(hits)) if begins[n] <= said.start)
     start, end = said.start - begins[which], min(said.end - begins[which], len(hits[which].text))
     cited = Citation.of(hits[which], start, end)
-    return Answered(cited.text[start:end], (cited,), said.probability)
+    return CitedAnswer(cited.text[start:end], (cited,), said.probability)
 
 
-def _written(hits: Sequence[Hit], said: Completion) -> Answered:
+def _written(hits: Sequence[Hit], said: Completion) -> CitedAnswer:
     """A passage is cited that is named by its number, or else has the answer in it; if none, all that were read."""
     text = NUMBER.sub("", said.text).strip()
     bare = " ".join(words_of(text))
     if not bare or bare == NONE:
-        return Answered("", tuple(map(Citation.of, hits)), None, "the model says that no passage tells it")
+        return CitedAnswer("", tuple(map(Citation.of, hits)), None, "the model says that no passage tells it")
     named = {int(n) for n in NUMBER.findall(said.text)}
     pattern = re.compile(r"\W+".join(map(re.escape, bare.split())), re.IGNORECASE)
     found = [(hit, pattern.search(hit.text), n in named) for n, hit in enumerate(hits, start=1)]
     cited = [each for each in found if each[2]] or [each for each in found if each[1]] or found
-    return Answered(text, tuple(Citation.of(hit, *(at.span() if at else ())) for hit, at, _ in cited))
+    return CitedAnswer(text, tuple(Citation.of(hit, *(at.span() if at else ())) for hit, at, _ in cited))

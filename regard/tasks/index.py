@@ -17,7 +17,7 @@ import torch
 from regard.checks import one_of
 from regard.data.collection import Document, Show, Store, Vectors
 from regard.data.near import KINDS, Near
-from regard.data.words import Words, words_of
+from regard.data.words import Bm25, words_of
 from regard.tasks.asks import windows
 from regard.tasks.classify import Classifier
 from regard.tasks.embed import Embedder
@@ -63,7 +63,7 @@ class Index:
         embedding = self.use.embedding
         self.store = Store(path, fingerprint(embedder, embedding), name, embedder.width(embedding))
         self.near = None if near == "exact" else Near(self.store.path, near)
-        self._words: tuple[str, Words] | None = None  # and of which documents
+        self._words: tuple[str, Bm25] | None = None  # and of which documents
         self._sorted: tuple[str, Any, Any, Any] | None = None
 
     @classmethod
@@ -157,11 +157,11 @@ class Index:
     def _by_words(self, asks: Sequence[Given], most: int) -> list[Ranked]:
         return [self.words().search(ask.text, most) for ask in asks]
 
-    def words(self) -> Words:
+    def words(self) -> Bm25:
         """The words of the documents, counted when they are first asked for."""
         if self._words is None or self._words[0] != self.store.documents:
             texts = (text for _, text in self.store)
-            self._words = self.store.documents, Words.kept(self.store.path, self.store.documents, texts)
+            self._words = self.store.documents, Bm25.kept(self.store.path, self.store.documents, texts)
         return self._words[1]
 
     def _reranked(self, ask: Given, found: list[Hit], top: int) -> list[Hit]:

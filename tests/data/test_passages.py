@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from regard.data.collection import Documents, Store
-from regard.data.passages import FAILED, Block, Place, packed, paragraphs, sentences
-from regard.data.shelf import Seen
+from regard.data.passages import FAILED, Standing, TextBlock, packed, paragraphs, sentences
+from regard.data.shelf import SeenFiles
 from regard.data.text import Skipped
 from tests.documents import pdf
 
@@ -54,11 +54,11 @@ def test_a_passage_is_whole_sentences_at_the_line_that_it_names(most: int) -> No
 
 
 def test_a_sentence_that_is_too_long_is_cut_and_pages_are_not_joined() -> None:
-    long = Block("first one, then the other, " * 9, 1)
+    long = TextBlock("first one, then the other, " * 9, 1)
     parts = list(packed([long], 50))
     assert all(len(part.text) <= 50 for part in parts)
     assert "".join("".join(part.text for part in parts).split()) == "".join(long.text.split())
-    pages = [Block("One.", 1, 1), Block("Two.", 1, 2), Block("Three.", 2, 2), Block("Far.", 40, 2)]
+    pages = [TextBlock("One.", 1, 1), TextBlock("Two.", 1, 2), TextBlock("Three.", 2, 2), TextBlock("Far.", 40, 2)]
     assert [(b.text, b.page) for b in packed(pages, 100)] == [("One.", 1), ("Two.\nThree.", 2), ("Far.", 2)]
 
 
@@ -80,7 +80,7 @@ def test_a_pdf_has_pages(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert [id for id, _ in found] == ["r.pdf#page=1:1", "r.pdf#page=2:1"]
     assert found[0][1].split("\n") == ["The first page.", "It has two lines."]
-    assert Place.of(found[1][0]) == ("r.pdf", 2, 1)
+    assert Standing.of(found[1][0]) == ("r.pdf", 2, 1)
 
 
 def test_what_cannot_be_read_is_named_and_counted(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_files_that_are_as_they_were_are_not_read_again(tmp_path: Path, monkeypa
     store = Store(tmp_path / "index", "model", "m", 2)
 
     def renew() -> int:
-        seen = Seen(store, "how")
+        seen = SeenFiles(store, "how")
         documents = Documents(folder, "passage", (), 20).read(Skipped(), seen)
         store.renew(documents, lambda texts: (np.ones((1, 2), np.float32) for _ in texts))
         seen.save()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from regard.data import words
-from regard.data.words import Words, words_of
+from regard.data.words import Bm25, words_of
 
 draw = random.Random(3)
 VOCABULARY = [f"w{n}" for n in range(60)]
@@ -37,8 +37,8 @@ def truth(question: str) -> list[tuple[int, float]]:
 @pytest.mark.parametrize("block", [7, words.BLOCK])
 def test_scores_are_those_of_the_formula(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "BLOCK", block)
-    found = Words.build(TEXTS, tmp_path / "words")
-    again = Words(tmp_path / "words")
+    found = Bm25.build(TEXTS, tmp_path / "words")
+    again = Bm25(tmp_path / "words")
     assert sorted(path.suffix for path in (tmp_path / "words").iterdir()) == [".json", *[".npy"] * 5]
     for question in QUESTIONS:
         expected, said = truth(question), found.search(question, 500)
@@ -49,21 +49,21 @@ def test_scores_are_those_of_the_formula(tmp_path: Path, block: int, monkeypatch
 
 
 def test_of_equals_the_first_comes_first_and_words_are_of_any_script(tmp_path: Path) -> None:
-    found = Words.build(["", "same here", "same here", "das Straßenfest", "猫が好き"], tmp_path / "words")
+    found = Bm25.build(["", "same here", "same here", "das Straßenfest", "猫が好き"], tmp_path / "words")
     assert [n for n, _ in found.search("same", 1)] == [1]
     assert [n for n, _ in found.search("STRASSENFEST", 5)] == [3]
     assert [n for n, _ in found.search("猫", 5)] == [4]
-    assert Words.build(["", "!"], tmp_path / "none").search("a", 3) == []
+    assert Bm25.build(["", "!"], tmp_path / "none").search("a", 3) == []
     (tmp_path / "words" / "counts.npy").write_bytes(b"no array")
     with pytest.raises(ValueError, match=r"is damaged .* remove it, and it is built again"):
-        Words(tmp_path / "words")
+        Bm25(tmp_path / "words")
 
 
 def test_bm25s_finds_the_same(tmp_path: Path) -> None:
     bm25s = pytest.importorskip("bm25s", reason="needs bm25s")
     theirs = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
     theirs.index([words_of(text) for text in TEXTS], show_progress=False)
-    found = Words.build(TEXTS, tmp_path / "words")
+    found = Bm25.build(TEXTS, tmp_path / "words")
     for question in QUESTIONS[:3]:
         scores = theirs.get_scores(words_of(question))
         ours = np.zeros(len(TEXTS))

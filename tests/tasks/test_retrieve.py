@@ -18,7 +18,7 @@ import regard
 from regard import cli
 from regard.data import collection
 from regard.data.near import Near
-from regard.data.words import Words
+from regard.data.words import Bm25
 from regard.tasks.answer import Reply
 from regard.tasks.ask import NONE, PROMPT, Asker, Put
 from regard.tasks.asks import Completion
@@ -116,7 +116,7 @@ def test_scores_are_exact_whatever_proposes(models: dict[str, Path], tmp_path: P
 
 def test_words_and_both(models: dict[str, Path], tmp_path: Path) -> None:
     index = Index.build(regard.load(models["embed"]), MANY, tmp_path / "index")
-    words = Words.build(MANY, tmp_path / "words")
+    words = Bm25.build(MANY, tmp_path / "words")
     question = "is a good film fine?"
     by_words = index.answers([regard.tasks.reader.Given(question)], regard.tasks.uses.SearchUse(by="words", top=5))[0]
     assert [(int(hit.id) - 1, hit.score) for hit in by_words] == words.search(question, 5)
@@ -219,6 +219,8 @@ def test_the_commands(models: dict[str, Path], notes: Path, tmp_path: Path) -> N
     plain = run("ask", place, "who sits?", "--reader", models["answer"]).stdout.splitlines()
     assert plain[0].split("\t")[0] == row["answer"]
     assert f"line {row['citations'][0]['line']}" in plain[1]
+    small = run("ask", place, "who sits?", "--reader", models["answer"], "--precision", "int8")
+    assert small.exit_code == 0  # of the reader: the vectors are those of the model as it is
     silent = run("ask", place, "who sits?", "--reader", models["answer"], "--least", 1.0)
     assert silent.exception is None
     assert silent.stdout == "nothing fits: no passage is near enough\n"
