@@ -196,17 +196,18 @@ class Tubelets(Patches):
         x = super().placed(pixels.flatten(0, 1)).unflatten(0, (B, T))  # (B, T, tokens + h · w, d_model)
         first = 0 if self.tokens is None else len(self.tokens)
         tokens, x = x[:, 0, :first], x[:, :, first:]
-        if isinstance(self.times, Learned) and T != (known := len(self.times.table)):
-            when = stretched(self.times.table, 0, (known, 1), (T, 1)).to(x.dtype)[None]
+        if isinstance(self.times, Learned) and len(self.times.table) != T:
+            when = stretched(self.times.table, 0, (len(self.times.table), 1), (T, 1)).to(x.dtype)[None]
         else:
             when = self.times.add(x.new_zeros(1, T, x.shape[3]))
-        x = torch.cat([tokens, (x + when[:, :, None]).flatten(1, 2)], 1)
-        if isinstance(self.places, Learned) and x.shape[1] != (known := len(self.places.table)):
-            raise ValueError(
-                f"a video of {x.shape[1]} tubelets: this model has learnt positions of {known}, with its own frames and "
-                "size"
-            )
-        return self.places.add(x)
+        if isinstance(self.places, Learned):
+            h, w = self.grid
+            if (T, x.shape[2]) != (known := ((len(self.places.table) - first) // (h * w), h * w)):
+                raise ValueError(
+                    f"a video of {T} x {x.shape[2]} tubelets: this model has positions of {known[0]} x {known[1]}, and "
+                    "sees only as many frames as it has learnt from, of that size"
+                )
+        return self.places.add(torch.cat([tokens, (x + when[:, :, None]).flatten(1, 2)], 1))
 
 
 def tubes(pixels: Tensor, tubelet: int) -> Tensor:

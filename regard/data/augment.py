@@ -75,7 +75,8 @@ class Augment:
         return pixels
 
     def blended(self, pixels: Tensor, labels: Tensor, draw: Random) -> tuple[Tensor, Tensor]:
-        """Pictures (B, C, H, W), or videos (B, T, C, H, W), each with some of another, and labels (B, K) that say how much of which."""
+        """Pictures (B, C, H, W), or videos (B, T, C, H, W), each with some of another, and labels (B, K) that say how
+        much of which."""
         cut = self.cutmix > 0 and (self.mixup == 0 or draw.random() < 0.5)
         alpha = self.cutmix if cut else self.mixup
         own, other = draw.betavariate(alpha, alpha), torch.tensor(draw.sample(range(len(pixels)), len(pixels)))

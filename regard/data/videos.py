@@ -6,7 +6,6 @@ that are wanted are kept, so memory does not hang on how long it is.
 
 import io
 import math
-
 from os import PathLike
 from typing import Any
 
@@ -32,7 +31,7 @@ def middles(length: int, count: int) -> list[int]:
 
 
 def shots(source: Any, count: int, name: str) -> list[Image.Image]:
-    """So many frames of a video, upright: of a path, of the content of a file, or of an array (T, H, W) or (T, H, W, C).
+    """So many frames of a video, upright: of a path, the content of a file, or an array (T, H, W) or (T, H, W, C).
     `PictureError` says in one line why it cannot be."""
     if isinstance(source, np.ndarray):
         return _of_array(source, count, name)

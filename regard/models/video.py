@@ -30,7 +30,7 @@ class Video(nn.Module):
     """A video in, something about it out: what, its head says.
 
     >>> import torch
-    >>> model = Video(timesformer_tiny(layers=2), HeadConfig("classes", 10))
+    >>> model = Video(vivit_tiny(layers=2), HeadConfig("classes", 10))
     >>> model(torch.randn(2, 8, 1, 32, 32)).shape
     torch.Size([2, 10])
     """
@@ -62,7 +62,8 @@ class Video(nn.Module):
         return self.output(self.features(pixels))
 
     def features(self, pixels: Tensor) -> Tensor:
-        """What the head reads, first the tokens: (B, tokens + T · N, d_model), or, factorised, (B, tokens + T, d_model)."""
+        """What the head reads, first the tokens: (B, tokens + T · N, d_model); of a factorised one (B, tokens + T,
+        d_model)."""
         x = tubes(pixels, self.config.tubelet)  # (B, T, C · tubelet, H, W)
         B, T = x.shape[:2]
         if self.time_encoder is not None and self.time_stem is not None:
@@ -113,13 +114,6 @@ def timesformer_base(**changes: Any) -> VideoConfig:
     return VideoConfig(tokens=1).but(**changes)
 
 
-def timesformer_tiny(**changes: Any) -> VideoConfig:
-    """4 layers of width 96 for 8 grey frames of 32 x 32, with two convolutions before the first: what a CPU trains in
-    minutes."""
-    own = VideoConfig(layers=4, d_model=96, d_ff=192, heads=3, tokens=1, size=32, channels=1, convolutions=2)
-    return own.but(**changes)
-
-
 def vivit_base(**changes: Any) -> VideoConfig:
     """ViViT-B/16x2, model 1: 32 frames of 224 x 224, all to all, 89 million parameters."""
     own = VideoConfig(tokens=1, frames=32, tubelet=2, space_time="joint", own_positions=True, feed_forward="gelu_tanh")
@@ -131,14 +125,21 @@ def vivit_factorised(**changes: Any) -> VideoConfig:
     return vivit_base(space_time="factorised", own_positions=False).but(**changes)
 
 
+def vivit_tiny(**changes: Any) -> VideoConfig:
+    """4 layers of width 96 for 8 grey frames of 32 x 32, two a tubelet, after three convolutions: what a CPU trains in
+    minutes."""
+    own = VideoConfig(layers=4, d_model=96, d_ff=192, heads=3, tokens=1, size=32, channels=1, convolutions=3, tubelet=2)
+    return own.but(**changes)
+
+
 FAMILY = Family(
     VideoConfig,
     Video,
     {
         "timesformer-base": timesformer_base,
-        "timesformer-tiny": timesformer_tiny,
         "vivit-base": vivit_base,
         "vivit-factorised": vivit_factorised,
+        "vivit-tiny": vivit_tiny,
     },
     heads=("classes", "vector"),
 )

@@ -139,6 +139,9 @@ class Recognise(Classify):
         for name, kind in (("sight", Sight), ("augment", Augment)):
             if isinstance(given := getattr(self, name), dict):  # as JSON has it
                 object.__setattr__(self, name, kind(**given))
+        if self.sight.frames:
+            object.__setattr__(self, "row", "video")
+            object.__setattr__(self, "rows", "videos")
 
     @classmethod
     def of(cls, recipe: Any) -> "Recognise":
@@ -155,7 +158,7 @@ class Recognise(Classify):
 
     def check(self, recipe: Any) -> None:
         if recipe.train.batch_rows is None:
-            raise ValueError("train.batch_rows: say how many pictures make a batch, as 128")
+            raise ValueError(f"train.batch_rows: say how many {self.rows} make a batch, as 128")
         if recipe.data.augment.blends and self.kind != "one":
             raise ValueError("data.augment: mixup and cutmix are for labels of which one applies (task.kind = one)")
 
@@ -217,7 +220,7 @@ class Recognise(Classify):
 
         table = Table.build(place, examples(), {**self.columns(1), "name": Column("uint8", ragged=False)})
         if damaged:
-            skipped.notes[f"pictures cannot be opened ({damaged[0]})"] += len(damaged)
+            skipped.notes[f"{self.rows} cannot be opened ({damaged[0]})"] += len(damaged)
         found = list[Row]()
         for some in in_groups(range(len(table)), 2**12):
             labels, names = (table.column(name, some) for name in ("label", "name"))

@@ -93,8 +93,17 @@ def test_a_video_is_seen_as_theirs_sees_it(tmp_path: Path, kind: str) -> None:
 
 
 def test_what_they_cannot_express_is_named(tmp_path: Path) -> None:
-    small = {"layers": 1, "d_model": 24, "d_ff": 24, "size": 16, "channels": 3, "convolutions": 0, "patch": 8}
-    model = build(configure("timesformer-tiny").but(**small, space_time="factorised"))
+    small = {
+        "layers": 1,
+        "d_model": 24,
+        "d_ff": 24,
+        "size": 16,
+        "channels": 3,
+        "convolutions": 0,
+        "patch": 8,
+        "tubelet": 1,
+    }
+    model = build(configure("vivit-tiny").but(**small, space_time="factorised"))
     storage.save(model, tmp_path / "own", storage.Purpose({"name": "recognise"}, {}))
     with pytest.raises(ValueError, match="space_time = 'factorised'"):
         export(tmp_path / "own", tmp_path / "out", "hf")

@@ -2,9 +2,9 @@
 
 A line of `settings` is one of ours, the names of theirs that say it, which must agree, and after a colon which values
 of theirs are which of ours, if they are not the same: `swish>silu`; * is any value, and stands for the same in ours. Of
-several lines for one setting the last counts. A dot leads into an object or a list, | is followed by an older name, -N says that
-ours is so much less, = is followed by what stands for a name that is missing: a value as in JSON, or a number times
-another name.
+several lines for one setting the last counts. A dot leads into an object or a list, | is followed by an older name, -N
+says that ours is so much less, = is followed by what stands for a name that is missing: a value as in JSON, or a number
+times another name.
 
 A line of `tensors` is a name of ours, theirs, and words. @ is encoder and decoder, # the number of a layer, * weight
 and bias; {a,b} are several of theirs that are one of ours, one below the other, and where {a,,b} has a gap they have
