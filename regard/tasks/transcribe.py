@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +31,7 @@ from regard.decoding.spoken import Rules, Spoken
 from regard.evaluation.spoken import normal
 from regard.evaluation.texts import RATES, compare
 from regard.inspection.timing import spoken_at
+from regard.native import Listened, Native
 from regard.tasks.searching import Searcher
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.transcripts import Heard, Segment, TranscribeUse, Transcript
@@ -160,13 +162,15 @@ class Transcriber(Searcher):
     def encoded(self, frames: Tensor) -> Any:
         """What a model makes of the frames of a window, (frames, bands)."""
         model: Any = self.model
+        if isinstance(engine := self._alone(), Native):
+            return engine.hear(frames.numpy())
         return model.encode(frames[None].to(self.device, next(model.parameters()).dtype))
 
-    @torch.inference_mode()
     def languages(self, memory: Any) -> dict[str, float]:
         """How likely each language is, the likeliest first."""
-        model: Any = self.model
-        logits = model.decode(torch.tensor([[self.signs.first]], device=self.device), memory)[0, -1].float()
+        rows = self._alone().rows()
+        rows.start([Begun(memory)])
+        logits = torch.from_numpy(rows.step(np.array([self.signs.first]))[0])
         p = logits[[*self.signs.languages.values()]].softmax(0).tolist()
         return dict(sorted(zip(self.signs.languages, p, strict=True), key=lambda pair: -pair[1]))
 
@@ -292,6 +296,8 @@ class Hearing:
         text = [token for tokens in said for token in tokens]
         if not text or size < 2:
             return [replace(each, words=()) for each in segments]
+        if isinstance(memory, Listened):  # who looks where is recorded in PyTorch
+            memory = by.model.remembered(torch.from_numpy(memory.states)[None].to(next(by.model.parameters()).dtype))
         at, logits = spoken_at(by.model, memory, [*begin, *text, signs.end], len(begin) - 1, by.aligned, size // 2)
         p = logits[:, : signs.end].softmax(-1)
         likely = [float(p[i, token]) for i, token in enumerate(text)]
