@@ -126,9 +126,11 @@ class NativeRows:
 
     def _heard(self, source: Any) -> Listened:
         memory = getattr(source, "memory", None)
-        if not isinstance(memory, Listened) or memory.block.size != self.model.memory_size(len(memory.states)):
-            raise ValueError(f"a sound is heard (`hear`) before it is searched, got {type(source).__name__}")
-        return memory
+        if isinstance(memory, Listened):
+            S, d = memory.states.shape
+            if d == self.model.d and memory.block.size == self.model.memory_size(S):
+                return memory
+        raise ValueError(f"a sound is heard by the same model (`hear`) before a search, got {type(source).__name__}")
 
     def extend(self, texts: Sequence[Sequence[int]]) -> None:
         self._extend([_ids(text, self.model.c.target.tokens, "text", least=0) for text in texts], 0)
