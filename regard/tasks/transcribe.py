@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.checks import choose, hint
+from regard.checks import at_least, choose, hint
 from regard.core.generation import Begun, EncoderDecoder
 from regard.data.arrays import Column
 from regard.data.recordings import RecordingFiles
 from regard.data.rows import Row
-from regard.data.sound import HOP, RATE, Samples, heard, log_mel, read
+from regard.data.sound import HOP, RATE, Samples, Spectrum, heard, incoming, read, voiced
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
 from regard.decoding.protocol import Hypothesis, Request, SamplingConfig, SearchConfig
@@ -32,6 +32,7 @@ from regard.evaluation.spoken import normal
 from regard.evaluation.texts import RATES, compare
 from regard.inspection.timing import spoken_at
 from regard.native import Listened, Native
+from regard.tasks.listen import Listening, Told
 from regard.tasks.searching import Searcher
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.transcripts import Heard, Segment, TranscribeUse, Transcript
@@ -145,11 +146,29 @@ class Transcriber(Searcher):
         second. Settings are those of `TranscribeUse`."""
         how = self.settings(**settings)
         samples = read(sound) if isinstance(sound, str | Path | bytes) else heard(sound, rate)
-        hearing = Hearing(self, samples, how)
+        hearing = self.hearing(samples, how)
         for _ in hearing:
             if progress is not None:
                 progress(hearing.at / 100, hearing.duration)
         return hearing.transcript
+
+    def listen(
+        self, sound: Iterable[Any], *, rate: int = RATE, every: float = 1.0, **settings: Any
+    ) -> Iterator[Told]:
+        """What is said in chunks of samples from -1 to 1 while they come in, as soon as it is certain: all is heard
+        anew when so many seconds have come. Memory and delay have a limit, the sound has none."""
+        at_least(0.1, every=every)
+        listening = Listening(self, self.settings(**settings), every)
+        return listening.to(incoming(sound, rate))
+
+    def hearing(self, samples: Samples, how: TranscribeUse) -> "Hearing":
+        """What is said in samples at `RATE`, window by window."""
+        return Hearing(self, samples, how)
+
+    @property
+    def unspaced(self) -> tuple[str, ...]:
+        """Languages that are written without spaces."""
+        return UNSPACED
 
     @property
     def aligned(self) -> list[list[int]]:
@@ -210,7 +229,8 @@ class Hearing:
     def __init__(self, transcriber: Transcriber, samples: Samples, how: TranscribeUse) -> None:
         self.by, self.how, self.at = transcriber, how, 0  # frames that are done
         self.duration, self.sounding = len(samples) / RATE, -(-len(samples) // HOP)
-        self.frames = log_mel(samples, transcriber.bands, self.sounding + transcriber.window)
+        self.spectrum = Spectrum(samples, transcriber.bands)
+        self.voiced = None if how.voice is None else voiced(samples, how.voice)  # (frames,)
         self.language = how.language or ("" if transcriber.multilingual else "en")
         self.segments: list[Segment] = []  # so far
         self._before = transcriber.tokenizer.encode(f" {how.prompt.strip()}") if how.prompt.strip() else []
@@ -231,10 +251,18 @@ class Hearing:
         """What is said in the next window."""
         by, how = self.by, self.how
         size = min(by.window, self.sounding - self.at)
-        frames = self.frames[self.at : self.at + by.window]
+        frames = self.spectrum.frames(self.at, by.window)
         if (nothing := self._nothing(frames[:size])) > SKIPPED:
             self.at += nothing - (SKIPPED // 2 if nothing < size else 0)
             return []
+        if self.voiced is not None:
+            ahead = self.voiced[self.at : self.at + size]
+            if not ahead[0]:
+                self.at += int(ahead.argmax()) or size
+                return []
+            if not ahead.all():  # up to the pause
+                size = int(ahead.argmin())
+                frames = torch.cat([frames[:size], frames.min().expand(by.window - size, by.bands)])
         memory = by.encoded(frames)
         if not self.language:
             self.language = next(iter(by.languages(memory)))
