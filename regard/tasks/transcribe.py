@@ -252,7 +252,7 @@ class Hearing:
         by, how = self.by, self.how
         size = min(by.window, self.sounding - self.at)
         frames = self.spectrum.frames(self.at, by.window)
-        if (nothing := self._nothing(frames[:size])) > SKIPPED:
+        if (nothing := self._nothing(frames[:size])) > SKIPPED or nothing == size:
             self.at += nothing - (SKIPPED // 2 if nothing < size else 0)
             return []
         if self.voiced is not None:
