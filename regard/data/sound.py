@@ -48,7 +48,7 @@ def read(source: str | Path | bytes, name: str | Path | None = None, seconds: fl
     except (ModuleNotFoundError, OSError):  # the latter where its library is missing
         samples, rate = _wav(stream, name)
         if len(samples) > seconds * rate:
-            raise ValueError(_longer(name, seconds))
+            raise ValueError(_longer(name, seconds)) from None
         return heard(samples.mean(1), rate, name)
     try:
         with soundfile.SoundFile(stream) as file:
@@ -110,7 +110,7 @@ def _numbers(raw: NDArray[np.uint8], width: int) -> Samples:
 
 def stream(file: Any, rate: int = RATE, name: str = "the stream") -> Iterator[Samples]:
     """The samples of a pipe as they come in, one channel at `RATE`: of a WAV, or bare whole numbers of 16 bits, the
-    lowest byte first, of one channel, `rate` in a second. A header that does not know how long it is may say anything."""
+    lowest byte first, of one channel, `rate` in a second. What a header says of its length is taken for a bound."""
     width, channels, whole, left = 2, 1, True, math.inf
     head = file.read(4)
     if head == b"RIFF":
@@ -152,7 +152,7 @@ def incoming(chunks: Iterable[Any], rate: int = RATE, name: str = "this sound") 
 
 
 def _header(file: Any, name: str) -> tuple[int, int, int, bool, float]:
-    """Of a WAV after its first four bytes: bytes of a number, channels, rate, whether numbers are whole, bytes of them."""
+    """Of a WAV after its first four bytes: bytes of a number, channels, rate, whether these are whole; all bytes."""
     found, rest = None, file.read(8)[4:] == b"WAVE"
     while rest:
         kind, size = file.read(4), int.from_bytes(file.read(4), "little")
@@ -165,7 +165,9 @@ def _header(file: Any, name: str) -> tuple[int, int, int, bool, float]:
             if code == 0xFFFE:  # says more of itself further on
                 code = int.from_bytes(content[24:26], "little")
             if (code, bits) not in ((1, 8), (1, 16), (1, 24), (1, 32), (3, 32)) or not channels:
-                raise ValueError(f"{name} is a WAV of another kind ({code}, {bits} bits): whole numbers, or 32-bit floats")
+                raise ValueError(
+                    f"{name} is a WAV of another kind ({code}, {bits} bits): whole numbers, or 32-bit floats"
+                )
             found = bits // 8, channels, rate, code == 1
         rest = len(content) > 0
     raise ValueError(f"{name} is a damaged WAV: it ends within its header")

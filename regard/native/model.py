@@ -239,7 +239,8 @@ class Native(Laid):
         n = len(frames)
         if frames.shape != (n, self.bands) or not 1 <= n <= self.frames or frames.dtype != np.float32:
             raise ValueError(
-                f"sound is numbers (1 to {self.frames} frames, {self.bands}), got {frames.dtype} of shape {frames.shape}"
+                f"sound is numbers (1 to {self.frames} frames, {self.bands}), got {frames.dtype} of the shape "
+                f"{frames.shape}"
             )
         S, given = (n + 1) // 2, np.pad(frames, ((1, 1), (0, 0)))
         states, block = np.empty((S, self.d), np.float32), np.empty(self.memory_size(S), np.float32)

@@ -152,9 +152,7 @@ class Transcriber(Searcher):
                 progress(hearing.at / 100, hearing.duration)
         return hearing.transcript
 
-    def listen(
-        self, sound: Iterable[Any], *, rate: int = RATE, every: float = 1.0, **settings: Any
-    ) -> Iterator[Told]:
+    def listen(self, sound: Iterable[Any], *, rate: int = RATE, every: float = 1.0, **settings: Any) -> Iterator[Told]:
         """What is said in chunks of samples from -1 to 1 while they come in, as soon as it is certain: all is heard
         anew when so many seconds have come. Memory and delay have a limit, the sound has none."""
         at_least(0.1, every=every)

@@ -1,5 +1,6 @@
 """What is told of a sound that is still coming in stays, comes soon, and needs no more memory for more sound."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_what_is_told_is_all_that_is_said_once_and_in_order(sentence: int) -> No
     assert by.longest <= (LONGEST + 1) * RATE
     segments = [segment for each in found for segment in each.segments]
     assert " ".join(segment.text.strip() for segment in segments).split() == [*map(str, range(100))]
-    assert all(a.end <= b.start + 1e-6 for a, b in zip(segments, segments[1:], strict=False))
+    assert all(a.end <= b.start + 1e-6 for a, b in itertools.pairwise(segments))
     for segment in segments:
         assert (segment.start, segment.end) == (int(segment.text.split()[0]), int(segment.text.split()[-1]) + 1)
 
