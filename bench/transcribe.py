@@ -127,10 +127,8 @@ def recordings(folder: Path, spoken: int, sounds: list[Path]) -> None:
     if not sounds:
         sample = DATA / "librispeech-sample"
         rows = [(row["sound"], row["text"]) for row in RecordingFiles(folder=str(sample)).read()]
-        said = (
-            "And so my fellow Americans ask not what your country can do for you ask what you can do for your country"
-        )
-        rows.append((str(sample / "jfk.flac"), said))
+        said = "ask not what your country can do for you ask what you can do for your country"
+        rows.append((str(sample / "jfk.flac"), f"And so my fellow Americans {said}"))
     texts = (DATA / "multi30k" / "test_2016_flickr.en").read_text("utf-8").splitlines()[:spoken] if spoken else []
     for voice in VOICES:
         for i, text in enumerate(texts):
@@ -234,15 +232,12 @@ def streamed(folder: Path, every: float) -> str:
 
     torch.set_num_threads(CORES)
     transcriber = regard.load(folder / "model", precision="int8", workers=CORES)
-    late, pairs, seconds, cpu, work = list[float](), list[tuple[str, str]](), 0.0, 0.0, 0.0
+    late, pairs, seconds, cpu = list[float](), list[tuple[str, str]](), 0.0, 0.0
     for sound in np.load(folder / "sounds.npz").values():
         whole = transcriber.transcribe(sound, step=0, words=True)
         ends = [(normal(word.word), word.end) for segment in whole.segments for word in segment.words or ()]
-        begun, wall, told = time.process_time(), time.perf_counter(), list[tuple[str, float]]()
-        text, last = "", wall
+        begun, told, text = time.process_time(), list[tuple[str, float]](), ""
         for more in transcriber.listen((sound[i : i + 1600] for i in range(0, len(sound), 1600)), every=every):
-            work = max(work, time.perf_counter() - last)
-            last = time.perf_counter()
             text += more.text
             told += [(normal(word), more.heard) for word in more.text.split()]
         cpu, seconds = cpu + time.process_time() - begun, seconds + len(sound) / RATE
@@ -253,8 +248,9 @@ def streamed(folder: Path, every: float) -> str:
     wer = compare(("wer",), *map(list, zip(*pairs, strict=True)))["wer"].value
     shares = statistics.quantiles(late, n=20)
     return (
-        f"int8, heard every {every:g} s: {cpu / seconds:.2f} s of CPU for a second of sound; a word is told {shares[9]:.1f} s"
-        f" (median), {shares[18]:.1f} s (95 %) after its end; {wer:.1f} % of the words differ from those of the whole file"
+        f"int8, heard every {every:g} s: {cpu / seconds:.2f} s of CPU for a second of sound; a word is told "
+        f"{shares[9]:.1f} s (median), {shares[18]:.1f} s (95 %) after its end; {wer:.1f} % of words differ from those "
+        "of the whole file"
     )
 
 
@@ -281,9 +277,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--spoken", type=int, default=0, help="sentences for each voice of espeak-ng")
     parser.add_argument("--sounds", type=Path, nargs="+", default=[], help="in place of the recordings")
-    parser.add_argument(
-        "--stream", type=float, nargs="+", default=[], help="also as a stream, heard every so many seconds"
-    )
+    parser.add_argument("--stream", type=float, nargs="+", default=[], help="also as streams, heard every so often")
     parser.add_argument("--ct2", type=Path, help="tiny.en as CTranslate2 has it")
     parser.add_argument("--work-as", choices=CONTESTANTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
