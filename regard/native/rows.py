@@ -92,7 +92,7 @@ class NativeRows:
         self.columns: Columns | None = None
         self.desk = Desk(model.library, model.threads)
 
-    def start(self, sources: Sequence[Sequence[int]]) -> None:
+    def start(self, sources: Sequence[Any]) -> None:
         alone, listed, V = self.model.alone, self.model.shortlists, self.model.vocabulary
         heard = [self._heard(source) for source in sources] if self.model.ears else []
         given, least = [source.written for source in sources] if heard else sources, 0 if alone or heard else 1

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from regard.tasks.transcribe import Transcriber
 
 LONGEST = 20.0  # seconds that are heard at once: then what is said is told, certain or not
+CONTEXT = 400  # characters of what was said before, for who wants them
 AFTER = 1.0  # seconds of nothing after which a segment has ended
 KEPT = 3.0  # seconds of a sound in which nothing is said yet
+AT_ONCE = 5.0  # seconds that came in together are heard together
 BEFORE = 6000  # frames by which the background is known: a minute
 
 
@@ -38,7 +40,9 @@ class Listening:
     """Sound that comes in, and what is told of it."""
 
     def __init__(self, by: "Transcriber", how: TranscribeUse, every: float) -> None:
-        self.by, self.how, self.every, self.language = by, how, int(every * RATE), how.language
+        self.by, self.how, self.every = by, how, int(every * RATE)
+        self.language, self.likely = how.language, how.language  # the first is certain
+        self.before = ""  # what was said before the cut
         self.sound: Samples = np.zeros(0, np.float32)  # since the last cut
         self.cut = 0  # samples before it
         self.told: list[str] = []  # words of what is there, and
@@ -49,7 +53,8 @@ class Listening:
         """What is said in samples at `RATE`, as they come."""
         new, count = list[Samples](), 0
         for chunk in chunks:
-            for piece in np.split(chunk, range(self.every, len(chunk), self.every)):
+            most = max(self.every, int(AT_ONCE * RATE))
+            for piece in np.split(chunk, range(most, len(chunk), most)):
                 new, count = [*new, piece], count + len(piece)
                 if count >= self.every:
                     yield from self._more(np.concatenate(new))
@@ -61,8 +66,8 @@ class Listening:
         long = len(self.sound) >= LONGEST * RATE
         segments = self._hear(new, long=long, last=last) if len(self.sound) >= HOP else []
         if long and not last:
-            segments = _certain(segments, LONGEST - AFTER)
-        words = [_words(each.text, self.language in self.by.unspaced) for each in segments]
+            segments = _certain(segments, len(self.sound) / RATE - AFTER)
+        words = [_words(each.text, self.likely in self.by.unspaced) for each in segments]
         all_words = [word for each in words for word in each]
         begin = nearest(self.told, all_words)
         rest = all_words[begin:]
@@ -74,7 +79,11 @@ class Listening:
         if not (long or last or quiet):
             ended = [i for i in ended if i < len(ends) - 1]
         closed = tuple(each.later(self.cut / RATE) for each in segments[: len(ended)])
+        if not self.how.words:
+            closed = tuple(replace(each, words=None) for each in closed)
+        self.before = (self.before + "".join(each.text for each in closed))[-CONTEXT:]
         if agreed or closed:
+            self.language = self.likely
             yield Told("".join(rest[:agreed]), (self.cut + len(self.sound)) / RATE, closed)
         first = ends[len(ended) - 1] if ended else 0
         self.told, self.guess = all_words[first:done] if segments else self.told, rest[agreed:]
@@ -90,7 +99,8 @@ class Listening:
 
     def _hear(self, new: Samples, *, long: bool, last: bool) -> list[Segment]:
         """What is said in the sound as it is; nothing, where that looks wrong."""
-        how = replace(self.how, language=self.language, voice=None, words=self.how.words or long)
+        prompt = f"{self.how.prompt} {self.before if self.how.context else ''}"
+        how = replace(self.how, language=self.language, voice=None, words=self.how.words or long, prompt=prompt)
         if not (long or last):
             how = replace(how, step=0)  # a second try takes long: only where there will be no other
         if self.how.voice is not None:
@@ -101,7 +111,7 @@ class Listening:
         hearing = self.by.hearing(self.sound, how)
         for _ in hearing:  # mostly one window
             pass
-        self.language = self.language or hearing.language
+        self.likely = hearing.language
         wrong = how.repetitive is not None and any(each.compression > how.repetitive for each in hearing.segments)
         return [] if wrong else hearing.segments
 

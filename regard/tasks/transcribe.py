@@ -270,7 +270,7 @@ class Hearing:
             self.at += size
             return []
         segments, step = self._segments(found, size)
-        said = [segment for segment in segments if segment.text.strip()]
+        said = [segment for segment in segments if any(map(str.isalnum, segment.text))]  # signs alone are not said
         said = [each.later(self.at / 100) for each in (self._timed(memory, said, size) if how.words else said)]
         self.at += step
         self._remember(said, found.temperature)
@@ -323,7 +323,8 @@ class Hearing:
         if not text or size < 2:
             return [replace(each, words=()) for each in segments]
         if isinstance(memory, Listened):  # who looks where is recorded in PyTorch
-            memory = by.model.remembered(torch.from_numpy(memory.states)[None].to(next(by.model.parameters()).dtype))
+            model: Any = by.model
+            memory = model.remembered(torch.from_numpy(memory.states)[None].to(next(model.parameters()).dtype))
         at, logits = spoken_at(by.model, memory, [*begin, *text, signs.end], len(begin) - 1, by.aligned, size // 2)
         p = logits[:, : signs.end].softmax(-1)
         likely = [float(p[i, token]) for i, token in enumerate(text)]
