@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from regard.api import load
+from regard.convert import import_
 from regard.data.sound import RATE
 from regard.tasks.listen import LONGEST, Listening, Told, nearest
 from regard.tasks.transcripts import Segment, TranscribeUse, Word
@@ -133,3 +135,29 @@ def test_only_voices_are_heard_of_a_file(transcriber: Any, monkeypatch: pytest.M
     windows.clear()
     assert transcriber.transcribe(noise(12), voice=10, **ANY).segments == ()
     assert not windows
+
+
+def tones(length: float) -> NDArray[np.float32]:
+    """Notes of a scale, two in a second, that die away: music of a kind."""
+    draw, at = np.random.default_rng(0), np.arange(RATE // 2) / RATE
+    pitches = draw.choice([262, 294, 330, 349, 392, 440, 494, 523], int(2 * length))
+    notes = [sum(np.sin(2 * np.pi * k * f * at) / k for k in (1, 2, 4)) * np.exp(-4 * at) for f in pitches]
+    return (0.3 * np.concatenate(notes)).astype(np.float32)
+
+
+@pytest.mark.slow
+def test_real_weights_write_nothing_where_nobody_speaks(tmp_path: Path) -> None:
+    try:
+        import_("whisper-tiny.en", tmp_path / "whisper")
+    except OSError as error:
+        pytest.skip(str(error))
+    transcriber: Any = load(tmp_path / "whisper")
+    at = np.arange(60 * RATE) / RATE
+    hum = sum(0.1 / k * np.sin(2 * np.pi * 50 * k * at) for k in (1, 2, 3, 5)).astype(np.float32)
+    still = {"silence": 0 * hum, "hum": hum, "noise": noise(60), "faint": noise(60, loud=0.001), "tones": tones(60)}
+    for name, sound in still.items():
+        assert len(transcriber.transcribe(sound).text.split()) <= 2, name  # no loop; " you" is what it may say
+        if name != "tones":
+            assert transcriber.transcribe(sound, voice=10).segments == (), name
+    told = transcriber.listen([still["faint"][: 20 * RATE]], every=5.0)
+    assert len("".join(each.text for each in told).split()) <= 2
