@@ -80,7 +80,7 @@ REPLIES = Verb("answer", "answering", _reply_cells, _reply_row, ("question", "co
 
 def classify(
     model: Path,  # a model directory
-    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, folders of them
+    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, videos, folders of them
     *,
     pair: str | None = None,  # a second text, beside each that is read
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask

@@ -17,7 +17,7 @@ from regard.tasks.viewer import Viewed
 
 MOST = 64  # pictures of a request
 TASK = "recognise"
-FILES = ("image/", "multipart/form-data", "application/octet-stream")  # what is sent as it is
+FILES = ("image/", "video/", "multipart/form-data", "application/octet-stream")  # what is sent as it is
 
 
 class PicturesAsked(QuestionAsked):
