@@ -134,11 +134,15 @@ class Caption(Match):
     def measure(self, predictor: Describer, held_out: Sequence[Row], recipe: Any) -> Measured:  # type: ignore[override]
         """At a validation greedily, of some pictures; without a recipe as the model is used."""
         rows = held_out if recipe is None else held_out[: recipe.train.validate_sentences]
-        use = predictor.use if recipe is None else replace(predictor.use, beam=1, best=1, groups=1)
+        use = predictor.use if recipe is None else replace(predictor.use, beam=1, best=1, groups=1, sampling=None)
         return self._measured(predictor, rows, use)
 
+    def said(self, predictor: Any, rows: Sequence[Row], use: Any) -> list[str]:
+        """What a model says of some pictures."""
+        return [each.text for each in predictor.answers([Viewed(row["image"], row["name"]) for row in rows], use)]
+
     def _measured(self, predictor: Describer, rows: Sequence[Row], use: SearchConfig) -> Measured:
-        said = [each.text for each in predictor.answers([Viewed(row["image"], row["name"]) for row in rows], use)]
+        said = self.said(predictor, rows, use)
         figures = judged(said, [row["captions"] for row in rows])
         samples = [Sample(row["name"], text, row["captions"][0]) for row, text in zip(rows, said, strict=True)]
         return Measured.of(Evidence(len(rows), figures), "cider", samples[:SHOWN])
