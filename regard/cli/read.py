@@ -160,15 +160,24 @@ def caption(
     model: Path,  # a model directory
     pictures: list[str] | None = None,  # `FILE` pictures, folders of them, a .jsonl that names them (default: stdin)
     *,
+    question: str | None = None,  # of a language model that sees (default: the one that it was taught by)
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(SearchConfig, but=("extra", "ordered"))],
     lines: Lines,
     engine: Batched,
 ) -> None:
-    """Say of each picture in words what it shows."""
+    """Say of each picture in words what it shows, or answer a question about it."""
+    from regard.api import told
     from regard.cli.look import look
 
-    look(CAPTIONS, [model, *(ensemble or ())], pictures or [], lines, engine, settings)
+    models = [model, *(ensemble or ())]
+    if told(located(model)).task.name == "look":
+        kind = replace(CAPTIONS, task="look")
+        look(kind, models, pictures or [], lines, engine, settings, lambda looker: looker.describing(question))
+        return
+    if question is not None:
+        raise ValueError(f"{model} describes pictures, and is asked nothing: leave --question out")
+    look(CAPTIONS, models, pictures or [], lines, engine, settings)
 
 
 def search(

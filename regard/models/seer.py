@@ -48,9 +48,9 @@ class Seer(Decoder):
             nn.Linear(c.picture_d_model, c.d_model), nn.GELU(), nn.Linear(c.d_model, c.d_model)
         )
         self.project.apply(self._draw)
-        unread = [self.sight.encoder.norm, *self.sight.encoder.layers[c.picture_layers - (c.unread or 0) :]]
-        for part in unread if c.unread is not None else ():
-            part.requires_grad_(False)  # type: ignore[union-attr]
+        if c.before_end:  # what comes after is there, but nothing reads it
+            for part in (self.sight.encoder.norm, *self.sight.encoder.layers[c.read_layers :]):
+                part.requires_grad_(False)  # type: ignore[union-attr]
 
     def forward(self, tokens: Tensor, pixels: Tensor | None = None, documents: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """tokens (B, T), of which the places of patches are those of pixels (N, C, H, W) -> logits (B, T, V)."""
@@ -74,11 +74,11 @@ class Seer(Decoder):
     def seen(self, pixels: Tensor) -> Tensor:
         """pixels (N, C, H, W) -> what stands for their patches among words, (N, P, d_model)."""
         c, x = self.config, self.sight.stem(pixels)
-        if c.unread is None:
-            x = self.sight.encoder(x)
-        else:  # as LLaVA has it: what the last layers make of it serves to tell pictures apart, and not to describe them
-            for layer in self.sight.encoder.layers[: c.picture_layers - c.unread]:
+        if c.before_end:
+            for layer in self.sight.encoder.layers[: c.read_layers]:
                 x = layer(x)
+        else:
+            x = self.sight.encoder(x)
         return self.project(x[:, c.picture_tokens :])
 
     def start(self, sources: Sequence[Any], device: torch.device) -> Any:
@@ -86,8 +86,9 @@ class Seer(Decoder):
         if not (shown := [each for each in sources if isinstance(each, Shown)]):
             return super().start(sources, device)
         ids: list[Source] = [each.ids if isinstance(each, Shown) else each for each in sources]
-        cache, like = self.new_cache(), next(self.parameters())
-        self.features(torch.tensor(ids, device=device), cache, pixels=torch.cat([each.pixels for each in shown]).to(like))
+        cache, like = self.new_cache(), next(p for p in self.parameters() if p.is_floating_point())
+        pixels = torch.cat([each.pixels for each in shown]).to(like)
+        self.features(torch.tensor(ids, device=device), cache, pixels=pixels)
         return cache
 
 
@@ -109,14 +110,14 @@ class SeerConfig(DecoderConfig):
     picture_feed_forward: str = "gelu"
     picture_norm_eps: float = 1e-12
     picture_tokens: int = 0  # before the patches, which are left out
-    unread: int | None = None  # layers at the end of the encoder that are left out, with its norm (LLaVA: 1)
+    before_end: int = 0  # what comes before the encoder's last norm is read: 1; before its last layer, too: 2 (LLaVA)
     image: int | None = None  # the token that has the places of patches; left out: none, and -1 says where they are
 
     def __post_init__(self) -> None:
         super().__post_init__()
         assert self.sight  # which checks what is of pictures
-        if self.unread is not None and self.unread >= self.picture_layers:
-            raise ValueError(f"unread = {self.unread}: of {self.picture_layers} layers at least one is read")
+        if self.before_end > self.picture_layers:
+            raise ValueError(f"before_end = {self.before_end}: of {self.picture_layers} layers at least one is read")
         if self.image is not None and self.image >= self.vocabulary:
             raise ValueError(f"image = {self.image} is no token: the vocabulary has ids 0..{self.vocabulary - 1}")
 
@@ -125,6 +126,11 @@ class SeerConfig(DecoderConfig):
         """The encoder of pictures."""
         own = {name: getattr(self, f"picture_{name}") for name in OWN} | {name: getattr(self, name) for name in COMMON}
         return VisionConfig(**own)
+
+    @property
+    def read_layers(self) -> int:
+        """Layers of the encoder that pictures go through."""
+        return self.picture_layers - max(0, self.before_end - 1)
 
     @property
     def places(self) -> int:

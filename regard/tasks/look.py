@@ -18,7 +18,7 @@ from regard.data.tokenizers import Tokenizer
 from regard.decoding.protocol import Request, SearchConfig
 from regard.native import UnsupportedError
 from regard.tasks.asks import Prompt, Writing
-from regard.tasks.caption import Caption
+from regard.tasks.caption import Caption, Captioned
 from regard.tasks.converse import ANSWER, FIRST, check_marks, marked, packed, template_of
 from regard.tasks.embed import Judging
 from regard.tasks.generate import WriteConfig
@@ -44,15 +44,22 @@ class Looker(Generator):
 
     >>> looker = load("runs/smollm2-sees")                                            # doctest: +SKIP
     >>> looker.chat("What is on the picture?", images=["photo.jpg"])                  # doctest: +SKIP
+    >>> looker.caption("photo.jpg")                                                   # doctest: +SKIP
     >>> looker.chat([{"role": "user", "content": [                                    # doctest: +SKIP
     ...     {"type": "image", "image": "photo.jpg"}, {"type": "text", "text": "What is it?"}]}])
     """
 
     def __init__(
-        self, models: Sequence[nn.Module], tokenizer: Tokenizer, decode: SearchConfig, sight: Sight, **how: Any
+        self,
+        models: Sequence[nn.Module],
+        tokenizer: Tokenizer,
+        decode: SearchConfig,
+        sight: Sight,
+        question: str,
+        **how: Any,
     ) -> None:
         super().__init__(models, tokenizer, decode, **how)
-        self.use, self.viewer = decode, Viewer(models, tokenizer, decode, sight)
+        self.use, self.viewer, self.question = decode, Viewer(models, tokenizer, decode, sight), question
         c: Any = self.model.config
         self.patches = [c.place] * c.places
 
@@ -64,7 +71,7 @@ class Looker(Generator):
     ) -> Prompt:
         """The same, and a content may be in parts: texts, and pictures ({"type": "image", "image": ...}), which are
         paths, contents of files, Pillow's images, or arrays."""
-        shown = [Viewed(part["image"], part.get("place", "")) for part in _pictures(messages)]
+        shown = [x if isinstance(x := part["image"], Viewed) else Viewed(x) for part in _pictures(messages)]
         if shown and tools:
             raise ValueError("functions are called in conversations without pictures: leave out the one or the other")
         pixels = self.viewer.sight.tensor(np.stack(self.viewer.seen(shown))) if shown else None
@@ -73,6 +80,14 @@ class Looker(Generator):
     def chat(self, messages: str | Sequence[Message], *, images: Sequence[Any] = (), **settings: Any) -> str:
         """What the model answers in a conversation, or to a question about some pictures."""
         return super().chat(asked(messages, images) if isinstance(messages, str) else messages, **settings)
+
+    def caption(self, picture: Any, question: str | None = None, **settings: Any) -> str:
+        """What the model answers to the question that it was taught by, or another."""
+        return self.chat(question or self.question, images=[picture], **settings).strip()
+
+    def describing(self, question: str | None) -> "Questioned":
+        """What answers one question about many pictures."""
+        return Questioned(self, question or self.question)
 
     def _request(self, ids: list[int], prompt: Prompt, settings: Writing) -> Request:
         request = super()._request(ids, prompt, settings)
@@ -90,6 +105,21 @@ class Looker(Generator):
     ) -> Request | None:
         """Without its pictures a conversation is another one: it ends with the places of the model."""
         return None if prompt.pixels is not None else super()._further(ids, written, prompt, settings, output)
+
+
+class Questioned:
+    """Pictures in, answers to one question out."""
+
+    def __init__(self, looker: Looker, question: str) -> None:
+        self.looker, self.question, self.use = looker, question, looker.use
+
+    def answers(self, asks: Sequence[Viewed], settings: SearchConfig) -> list[Captioned]:
+        """Of each picture."""
+        prompts = [self.looker.conversation(asked(self.question, [ask])) for ask in asks]
+        return [
+            Captioned(best.text.strip(), best.score, tuple(each.text.strip() for each in others))
+            for best, *others in self.looker.answers(prompts, Writing(settings))
+        ]
 
 
 def asked(question: str, images: Sequence[Any]) -> list[Message]:
@@ -190,7 +220,7 @@ class Look(Caption):
         return NextToken(model, smoothing, ignore=IGNORE)
 
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: WriteConfig, **how: Any) -> Looker:  # type: ignore[override]
-        looker = Looker(models, tokenizer, use, self.sight, **how)
+        looker = Looker(models, tokenizer, use, self.sight, self.question, **how)
         looker.template = self.chat or None
         return looker
 

@@ -15,6 +15,7 @@ transposed      inputs before outputs
 offset:N        N rows come before the first of ours
 row             a vector is a matrix of one row
 flat            a matrix of one row is a vector, and a vector of one number is a number
+even            of queries, keys and values as many, whatever heads the config has
 optional        it may be missing, and is then 0
 spare           it must be there, though nothing reads it
 gated, plain    of a feed-forward network with a gate, or without
@@ -106,7 +107,8 @@ def _name(keys: str, default: str) -> Name:
 
 
 def _value(word: str) -> Any:
-    return {"true": True, "false": False, "null": None}.get(word, word)
+    number = int(word) if word.removeprefix("-").isdecimal() else word
+    return {"true": True, "false": False, "null": None}.get(word, number)
 
 
 class Counterpart(NamedTuple):
