@@ -151,7 +151,7 @@ def embed(
     models = [model, *(ensemble or ())]
     shown = any(is_picture(each) or Path(each).is_dir() for each in texts or ())
     if shown and told(located(model)).task.name == "match":
-        look(replace(VECTORS, task="match"), models, texts or [], lines, engine, settings, lambda m: m.viewing)
+        look(replace(VECTORS, task="match"), models, texts or [], lines, engine, settings)
         return
     _read(VECTORS, models, texts, lines, engine, settings)
 
@@ -182,8 +182,8 @@ def caption(
 
 def search(
     model: Path,  # a model directory, of a model that embeds
-    documents: Path,  # `DOCUMENTS` a text file or a folder, a .tsv, .csv or .jsonl, a folder of BEIR's
-    queries: list[str] | None = None,  # `QUERY|FILE` what to look for (default: stdin)
+    documents: Path,  # `DOCUMENTS` a text file or a folder, a .tsv, .csv or .jsonl, a folder of BEIR's, or of pictures
+    queries: list[str] | None = None,  # `QUERY|FILE` what to look for (default: stdin); of pictures, also another one
     *,
     unit: str = "line",  # of plain text, what a document is: line, paragraph, file
     column: list[str] | None = None,  # `PART=PLACE` where in a table a part stands, as text=abstract or id=0
@@ -193,16 +193,24 @@ def search(
     lines: Lines,
     engine: Batched,
 ) -> None:
-    """Find the documents that are nearest to each query: of each its rank, score, id and text. Vectors are kept."""
+    """Find the documents that are nearest to each query: of each its rank, score, id and text; or pictures, by a model
+    that sees. Vectors are kept."""
     from hashlib import sha256
     from os.path import exists
 
+    from regard.api import told
+    from regard.cli import look
     from regard.cli.bulk import LIKE_A_FILE
     from regard.cli.telling import telling
     from regard.data.collection import Documents
     from regard.data.text import Skipped, count_of
     from regard.files import cache_folder
 
+    if told(located(model)).task.name == "match" and documents.is_dir():
+        if rerank is not None or column or unit != "line":
+            raise ValueError(f"{documents} is a folder of pictures to {model}: leave --rerank, --column and --unit out")
+        look.search(HITS, model, documents, queries or [], index, settings, lines, engine)
+        return
     given, skipped = Documents(documents, unit, tuple(column or ())), Skipped()
     where = sha256(json.dumps([str(documents.absolute()), unit, given.columns]).encode()).hexdigest()[:16]
 

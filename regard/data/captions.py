@@ -47,7 +47,9 @@ class CaptionFiles(RowFiles):
         """All rows."""
         regular_size(self.path)  # no pipe: rows are read several times
         base = Path(self.path).parent
-        for (name, asked), some in groupby(super().rows(), lambda row: (str(row["image"]).strip(), row.get("question"))):
+        for (name, asked), some in groupby(
+            super().rows(), lambda row: (str(row["image"]).strip(), row.get("question"))
+        ):
             said = (each for row in some for each in _listed(row["caption"]))
             if name:
                 more = {} if asked is None else {"question": " ".join(str(asked).split())}

@@ -49,6 +49,7 @@ class Captioned:
     text: str
     score: float  # by which captions of one picture are ranked
     others: tuple[str, ...] = ()  # the next best, if more than one is asked for
+    tokens: int = 0  # that were written
 
 
 class Describer(Searcher):
@@ -75,6 +76,14 @@ class Describer(Searcher):
         found = [each.text for each in self.answers(asks, replace(self.use, **settings))]
         return found if isinstance(picture, list) else found[0]
 
+    def size(self, asks: Sequence[Viewed], settings: SearchConfig) -> tuple[int, int]:
+        """Positions that some pictures have, and tokens that are written of them at most."""
+        return self.viewer.size(asks)[0], len(asks) * (settings.limit or self.places or 0) * settings.beam
+
+    def written(self, answer: Captioned) -> int:
+        """The sub-words of an answer."""
+        return answer.tokens
+
     def answers(self, asks: Sequence[Viewed], settings: SearchConfig) -> list[Captioned]:
         """A caption of each picture: what the other methods are made of."""
         found, kind = list[Captioned](), next(self.model.parameters()).dtype
@@ -82,7 +91,7 @@ class Describer(Searcher):
             pixels = self.viewer.sight.tensor(np.stack(self.viewer.seen(some))).to(kind)
             for best in self._search([Request(each, self.bos) for each in pixels], settings):
                 text, *others = self.tokenizer.decode_batch([each.tokens for each in best])
-                found.append(Captioned(text, best[0].score, tuple(others)))
+                found.append(Captioned(text, best[0].score, tuple(others), sum(len(each.tokens) for each in best)))
         return found
 
 

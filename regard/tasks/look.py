@@ -193,7 +193,9 @@ class Look(Caption):
                 yield Damaged(error)
                 continue
             for caption in row["captions"]:
-                ids, ((first, last),) = template.answered([*self.messages(row), {"role": "assistant", "content": caption}])
+                ids, ((first, last),) = template.answered(
+                    [*self.messages(row), {"role": "assistant", "content": caption}]
+                )
                 question, said = ids[:first], ids[first : last - (ids[last - 1] == end)]
                 captions += [*said[: most - 1], end]
             yield pixels, [len(tokenizer) if id == PICTURE else id for id in question], captions

@@ -5,5 +5,7 @@ from regard.convert.tables.table import Foreign as Foreign
 from regard.convert.tables.table import Top as Top
 
 TABLES = {
-    table.name: table for file in (transformer, decoder, encoder, vision, pair, captioner, seer) for table in file.TABLES
+    table.name: table
+    for file in (transformer, decoder, encoder, vision, pair, captioner, seer)
+    for table in file.TABLES
 }

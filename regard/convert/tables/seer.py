@@ -56,7 +56,9 @@ sight.encoder.norm.*        vision_tower.post_layernorm.*
 project.0.*                 multi_modal_projector.linear_1.*
 project.2.*                 multi_modal_projector.linear_2.*
 """
-        + LAYERS.replace("ENCODER", "sight.encoder").replace("TOWER", "vision_tower").replace("v}_proj.*", "v}_proj.* even"),
+        + LAYERS.replace("ENCODER", "sight.encoder")
+        .replace("TOWER", "vision_tower")
+        .replace("v}_proj.*", "v}_proj.* even"),
     ),
 )
 
