@@ -226,11 +226,12 @@ class ChatTemplate:
         apart = [(found.start() + 1, found.end() - 1, self._bare) for found in self._marked.finditer(text) if found[1]]
         cuts = [0, *(at for found in self._marked.finditer(text) for at in found.span()), len(text)]
         rest = [(a, b, self._rust) for a, b in zip(cuts[::2], cuts[1::2], strict=True)]
-        seen = [(found.start(), found.end(), None) for found in re.finditer(SEEN, text)]
-        (_, end, rust), *others = sorted([*rest, *apart, *seen], key=lambda piece: piece[:2])
+        seen = {found.start() for found in re.finditer(SEEN, text)}
+        pictures = [(at, at + 1, self._rust) for at in seen]
+        (_, end, rust), *others = sorted([*rest, *apart, *pictures], key=lambda piece: piece[:2])
         ids, line = self._encode(rust, text[:end]), [i for _, i in self._encode(rust, "\n")]
         for begin, end, rust in others:
-            if rust is None:
+            if begin < end and begin in seen:
                 ids.append((begin, PICTURE))
             elif begin < end:
                 # After a line's end, for at the beginning of a text some put a space.

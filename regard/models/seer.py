@@ -50,7 +50,7 @@ class Seer(Decoder):
         self.project.apply(self._draw)
         if c.before_end:  # what comes after is there, but nothing reads it
             for part in (self.sight.encoder.norm, *self.sight.encoder.layers[c.read_layers :]):
-                part.requires_grad_(False)  # type: ignore[union-attr]
+                part.requires_grad_(False)
 
     def forward(self, tokens: Tensor, pixels: Tensor | None = None, documents: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """tokens (B, T), of which the places of patches are those of pixels (N, C, H, W) -> logits (B, T, V)."""

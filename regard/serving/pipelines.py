@@ -167,7 +167,7 @@ class SummariesAsked(QuestionAsked):
 
     def __call__(self, predictor: Any) -> Asked:
         self.predictor = predictor
-        return [Ask(ask.text) for ask in self.asks], Settings.of(self.settings, predictor.decode)
+        return [Ask(ask.text) for ask in self.read], Settings.of(self.settings, predictor.decode)
 
 
 def summaries(inputs: Any) -> QuestionAsked:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 from torch import nn
@@ -101,7 +101,8 @@ class Caption(Match):
 
     name, called, verb = "caption", "captioning", ""
     sections = Sections(CaptionConfig, CaptionedConfig, Describing, Judging)
-    needs, stands = EncoderDecoder, "tokens"
+    needs: ClassVar[type] = EncoderDecoder
+    stands = "tokens"
     reads = "pixels"
     marks = ()
 

@@ -64,8 +64,9 @@ class CaptionedConfig(Data):
         """How pictures are seen by the model of a recipe, which may begin with one that has learnt it."""
         c = recipe.model.build(2**16)
         if getattr(c, "channels", None) is None:
+            like, sees = recipe.model.base or recipe.model.preset, " or, with model.from, say by what (model.sees)"
             raise ValueError(
-                f"task.name = {recipe.task.name}: a model like {recipe.model.preset} does not see; take another preset"
+                f"task.name = {recipe.task.name}: a model like {like} does not see; take another preset,{sees}"
             )
         own = {name: getattr(self, name) for name in ("resize", "square", "resample", "mean", "std")}
         plain = {name for name, value in own.items() if value == getattr(CaptionedConfig, name)}
