@@ -79,6 +79,18 @@ def test_classes_are_told_in_words(url: str, models: Path) -> None:
         assert (answer.status_code, message in answer.json()["error"]) == (400, True), answer.text
 
 
+def test_hugging_faces_client_asks_about_pictures(url: str, models: Path, tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    likely = regard.load(models / "match").classify(png(), ["dog", "cat"], prompt="a photo of a {label}").probabilities
+    asks = hub.InferenceClient(model=f"{url}/models/match", token="none")
+    how = {"candidate_labels": ["dog", "cat"], "hypothesis_template": "a photo of a {}"}
+    found = asks.zero_shot_image_classification(png(), **how)
+    assert {each.label: pytest.approx(each.score, abs=1e-5) for each in found} == likely
+    describer = hub.InferenceClient(model=f"{url}/models/caption", token="none")
+    (tmp_path / "a.png").write_bytes(png())
+    assert describer.image_to_text(tmp_path / "a.png").generated_text == regard.load(models / "caption").caption(png())
+
+
 def test_captions_are_those_of_the_model(url: str, models: Path) -> None:
     describer = regard.load(models / "caption")
     said = [{"generated_text": text} for text in describer.caption([png(0), png(1)])]
