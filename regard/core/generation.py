@@ -82,7 +82,7 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Illustrated:
     """A prompt with pictures in it: at places that its model knows by their ids, their patches stand."""
 
     ids: Source

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.core import blocks
 from regard.core.cache import Cache
-from regard.core.generation import Shown, Source
+from regard.core.generation import Illustrated, Source
 from regard.models.decoder import Decoder, DecoderConfig, llama_tiny
 from regard.models.family import Family, named
 from regard.models.vision import Vision, VisionConfig
@@ -83,9 +83,9 @@ class Seer(Decoder):
 
     def start(self, sources: Sequence[Any], device: torch.device) -> Any:
         """B prompts without their last tokens, with pictures in some of them -> a cache of them, a row for each."""
-        if not (shown := [each for each in sources if isinstance(each, Shown)]):
+        if not (shown := [each for each in sources if isinstance(each, Illustrated)]):
             return super().start(sources, device)
-        ids: list[Source] = [each.ids if isinstance(each, Shown) else each for each in sources]
+        ids: list[Source] = [each.ids if isinstance(each, Illustrated) else each for each in sources]
         cache, like = self.new_cache(), next(p for p in self.parameters() if p.is_floating_point())
         pixels = torch.cat([each.pixels for each in shown]).to(like)
         self.features(torch.tensor(ids, device=device), cache, pixels=pixels)

@@ -209,8 +209,7 @@ def adopt(model: nn.Module, directory: str | Path) -> None:
 
 
 def unlike(model: nn.Module, directory: str | Path) -> list[str]:
-    """The tensors of a model's head, or of parts that are its family's alone, which those of a directory are no
-    beginning for; anything else is an error."""
+    """Tensors of a model's head, or of its family alone, that a directory is no beginning for; all else is wrong."""
     own, other = {name: x.shape for name, x in model.state_dict().items()}, shape(directory)
     theirs = {name: x.shape for name, x in other.state_dict().items()}
     wrong = [name for name in own if theirs.get(name) != own[name]]

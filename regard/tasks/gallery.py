@@ -17,7 +17,7 @@ from regard.tasks.uses import EmbedUse, SearchUse
 from regard.tasks.viewer import TOGETHER, Viewed
 
 
-class Found(NamedTuple):
+class Sighting(NamedTuple):
     """A picture that was found."""
 
     path: str
@@ -29,7 +29,7 @@ class Gallery:
 
     >>> gallery = Gallery.build(load("runs/clip"), "photos", "photos.index")            # doctest: +SKIP
     >>> gallery.search("a dog on a beach", top=1)                                       # doctest: +SKIP
-    [Found(path='photos/2019/beach.jpg', score=0.31)]
+    [Sighting(path='photos/2019/beach.jpg', score=0.31)]
     >>> gallery.search(Path("dog.jpg"))                                                 # doctest: +SKIP
     """
 
@@ -95,14 +95,14 @@ class Gallery:
         found = self.answers([Given(one) if isinstance(one, str) else Viewed(one) for one in each], use)
         return found if isinstance(query, list) else found[0]
 
-    def answers(self, asks: Sequence[Given | Viewed], settings: SearchUse) -> list[list[Found]]:
+    def answers(self, asks: Sequence[Given | Viewed], settings: SearchUse) -> list[list[Sighting]]:
         """The same for each of some queries."""
         if not asks:
             return []
         vectors = unit([each.vector for each in self.matcher.answers(asks, self.use.embedding)])
         near = nearest(vectors, self.store.blocks(), settings.top)
         held = iter(self.store.some(number for row in near for number, _ in row))
-        return [[Found(next(held).id, score) for _, score in row] for row in near]
+        return [[Sighting(next(held).id, score) for _, score in row] for row in near]
 
     # What the command asks of whoever answers.
     @property

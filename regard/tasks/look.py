@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from regard.core.generation import DecoderOnly, Shown
+from regard.core.generation import DecoderOnly, Illustrated
 from regard.data.arrays import Column
 from regard.data.batching import Batch
 from regard.data.chat import CHATML, PICTURE, ChatTemplate, Message
@@ -95,7 +95,7 @@ class Looker(Generator):
             return request
         if prompt.tell is not None:
             raise ValueError("log p of tokens (logprobs) is told of texts alone: leave it out where there is a picture")
-        return replace(request, source=Shown(ids[:-1], prompt.pixels))
+        return replace(request, source=Illustrated(ids[:-1], prompt.pixels))
 
     def _context(self, ids: list[int]) -> list[int]:
         return [id for id in super()._context(ids) if id != self.patches[0]]  # type: ignore[index]
@@ -135,7 +135,7 @@ def _pictures(messages: str | Sequence[Message]) -> Iterator[Mapping[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Look(Caption):
+class Looking(Caption):
     """A picture and a question in, an answer out."""
 
     question: str = LookConfig.question
@@ -147,7 +147,7 @@ class Look(Caption):
     needs, reads = DecoderOnly, "both"
 
     @classmethod
-    def of(cls, recipe: Any) -> "Look":
+    def of(cls, recipe: Any) -> "Looking":
         d, c = recipe.data, recipe.model.build(2**16)
         sight, chat = d.sight(recipe), template_of(recipe, CHATML)
         return cls(d.max_length, sight, d.augment, recipe.task.question, chat=chat, patches=(c.place,) * c.places)
@@ -185,7 +185,7 @@ class Look(Caption):
 
     def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
         template, most = ChatTemplate(self.chat, tokenizer), self.longest or 2**30
-        end = closing(template, tokenizer)
+        end, places = closing(template, tokenizer), {PICTURE, *self.patches}
         for row in rows:
             try:
                 pixels, question, captions = self.sight.pixels(row["image"], row["name"]), list[int](), list[int]()
@@ -198,7 +198,7 @@ class Look(Caption):
                 )
                 question, said = ids[:first], ids[first : last - (ids[last - 1] == end)]
                 captions += [*said[: most - 1], end]
-            yield pixels, [len(tokenizer) if id == PICTURE else id for id in question], captions
+            yield pixels, [len(tokenizer) if id in places else id for id in question], captions
 
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
         if dropout:
@@ -239,4 +239,4 @@ def closing(template: ChatTemplate, tokenizer: Tokenizer) -> int:
     return tokenizer.marks.need("eos")[0] if template.end is None else template.end
 
 
-TASK = Look
+TASK = Looking

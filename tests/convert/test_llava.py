@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import processors
 
 from regard.convert import export, import_
-from regard.core.generation import Shown
+from regard.core.generation import Illustrated
 from regard.models import storage
 from tests.convert.test_towers import SEES, clips_tokens
 
@@ -55,7 +55,7 @@ def test_llava_is_the_same_here_and_back_there(tmp_path: Path, layer: int, tied:
     torch.testing.assert_close(ours(tokens, pixels), expected, atol=1e-5, rtol=1e-5)
     text = torch.randint(0, 50, (2, 9))
     torch.testing.assert_close(ours(text), theirs(input_ids=text).logits, atol=1e-5, rtol=1e-5)
-    shown = [Shown(row[:-2].tolist(), one[None]) for row, one in zip(tokens, pixels, strict=True)]
+    shown = [Illustrated(row[:-2].tolist(), one[None]) for row, one in zip(tokens, pixels, strict=True)]
     state = ours.start(shown, torch.device("cpu"))
     steps = torch.stack([ours.step(token, state) for token in tokens.T[-2:]], 1)
     torch.testing.assert_close(steps, expected[:, -2:], atol=1e-5, rtol=1e-5)

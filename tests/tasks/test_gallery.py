@@ -9,7 +9,7 @@ import pytest
 
 import regard
 from regard import cli
-from regard.tasks.gallery import Found, Gallery
+from regard.tasks.gallery import Gallery, Sighting
 from tests.eyes import eyes, png
 
 
@@ -39,7 +39,7 @@ def test_the_nearest_are_those_of_the_largest_cosines(model: Path, photos: Path,
         found = gallery.search(query, top=5)
         assert [hit.path for hit in found] == [path for _, path in expected]
         np.testing.assert_allclose([hit.score for hit in found], [score for score, _ in expected], atol=1e-6)
-    assert gallery.search(Path(paths[7]), top=1) == [Found(paths[7], pytest.approx(1.0, abs=1e-6))]
+    assert gallery.search(Path(paths[7]), top=1) == [Sighting(paths[7], pytest.approx(1.0, abs=1e-6))]
     assert [row[0].path for row in gallery.search([Path(paths[1]), Path(paths[2])])] == paths[1:3]
 
 

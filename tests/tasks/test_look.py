@@ -34,7 +34,7 @@ task: {name: look, question: "What is it?"}
 data: {train: {jsonl: train.jsonl}, valid: {jsonl: test.jsonl}, test: {tsv: test.tsv}, max_length: 24}
 tokens: {kind: bpe, size: 290}
 model: MODEL
-train: {steps: 100, batch_rows: 16, smoothing: 0.0, schedule: {name: linear, peak: 0.01, warmup: 4}, validate_every: 100}
+train: {steps: 100, batch_rows: 16, smoothing: 0.0, schedule: {name: linear, peak: 0.01, warmup: 4}, validate_every: 99}
 decode: {sampling: null, beam: 1, limit: 12}
 """
 TINY = """{preset: seer-tiny, size: 16, convolutions: 2, layers: 2, d_model: 32, d_ff: 64, heads: 2, picture_layers: 1,
