@@ -48,7 +48,8 @@ def info(
         config, began = storage.config(located(preset)), storage.base_of(located(preset))
         taught = additions(found)
         if began and (rest := began[1] - sum(each.parameters for each in taught)):
-            taught.append(Addition("head", "a head of its own", rest))
+            alike = type(config) is type(storage.config(began[0]))
+            taught.append(Addition("head", "a head of its own" if alike else "parts of its own", rest))
     else:
         config = found = configure(preset, changes or (), vocabulary=vocabulary)
     usual = min(SENTENCE, config.longest or SENTENCE)

@@ -68,7 +68,7 @@ WORDS: dict[str, tuple[Callable[[Tensor, str], Tensor], Callable[[Tensor, str], 
 def to_theirs(pair: Counterpart, x: Tensor, config: Any) -> list[Tensor]:
     """A tensor of ours in theirs: of queries, keys and values each has its share of the heads, of others the same."""
     kv, several = config.kv_heads or config.heads, len(pair.theirs[0])
-    shares = [config.heads, kv, kv] if several == 3 else [1] * several
+    shares = [config.heads, kv, kv] if several == 3 and "even" not in pair.words else [1] * several
     parts = [*x.split([len(x) * share // sum(shares) for share in shares])]
     for word, (there, _) in WORDS.items():
         if word in pair.words:
@@ -294,8 +294,11 @@ def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any], own: str
         several = about.get("is_multilingual", about["vocab_size"] != ENGLISH)
         return {"name": own, "alignment": about.get("alignment_heads"), "multilingual": several}
     if head.kind == "tokens":
-        sees = getattr(model, "reads", "tokens") == "pixels"
-        writes = {DecoderOnly: "generate", EncoderDecoder: "caption" if sees else "translate"}
+        reads = getattr(model, "reads", "tokens")
+        writes = {
+            DecoderOnly: "look" if reads == "both" else "generate",
+            EncoderDecoder: "caption" if reads == "pixels" else "translate",
+        }
         return {"name": next((name for kind, name in writes.items() if isinstance(model, kind)), "mask")}
     said: dict[str, Any] = {"name": TASKS[head.kind], "longest": about.get("max_seq_length")}
     if (reads := getattr(model, "reads", "tokens")) in SEEING:

@@ -122,7 +122,7 @@ class _Models:
 
 
 def _live(predictor: Any, served: Served) -> Live:
-    if not isinstance(predictor, Reader | Searcher):
+    if not isinstance(predictor, Reader | Searcher) or hasattr(served.task, "sight"):
         message = f"{served.id} is {served.task.a_model}: the explorer does not show such"
         raise RefusalError(404, message, param="model")
     return LiveReader(predictor) if isinstance(predictor, Reader) else Live(predictor)

@@ -1,9 +1,11 @@
 """Classes of Hugging Face's as members of our families, a file for each family. Begin with `table`."""
 
-from regard.convert.tables import captioner, decoder, encoder, pair, transformer, vision
+from regard.convert.tables import captioner, decoder, encoder, pair, seer, transformer, vision
 from regard.convert.tables.table import Foreign as Foreign
 from regard.convert.tables.table import Top as Top
 
 TABLES = {
-    table.name: table for file in (transformer, decoder, encoder, vision, pair, captioner) for table in file.TABLES
+    table.name: table
+    for file in (transformer, decoder, encoder, vision, pair, captioner, seer)
+    for table in file.TABLES
 }
