@@ -102,7 +102,7 @@ class Between(nn.Module):
         known = self.edges.weight * (torch.arange(len(self.edges.weight), device=paths.device) != self.pad)[:, None]
         each = (known @ self.along).flatten(0, 1)  # (R · V, H): for each place on a path, and each type of an edge
         places = torch.arange(self.reach, device=paths.device) * len(known)
-        total = F.embedding_bag((paths + places).view(-1, self.reach), each, mode="sum")  # (B · N · N, H)
+        total = F.embedding_bag((paths + places).flatten(0, 2), each, mode="sum")  # (B · N · N, H)
         length = distances.clamp(1, self.reach)[..., None]
         return total.view(*distances.shape, -1) / length
 
@@ -141,31 +141,31 @@ class GraphTransformer(nn.Module):
     ) -> Tensor:
         """nodes (B, N, F), of which those to `keep` (B, N) count, distances (B, N, N), paths (B, N, N, R), numbers
         (B, N, A); pairs (B, E, 2) of nodes, if it is of them that something is told -> what the head makes of them."""
-        x, keep = self._features(nodes, distances, keep, paths, numbers)
+        first, row = int(self.config.virtual), torch.arange(len(nodes), device=nodes.device)[:, None]
+        keep = nodes.new_ones(nodes.shape[:2], dtype=torch.bool) if keep is None else keep
+        x = self.features(nodes, distances, keep, paths, numbers)
+        if self.head.kind in POOLED:  # the graph as a whole
+            return self.output(x, keep=F.pad(keep, (first, 0), value=True))
+        x = x[:, first:]
         if pairs is not None:  # what two nodes have in common, whichever comes first
-            row = torch.arange(len(x), device=x.device)[:, None]
             x = x[row, pairs[..., 0]] * x[row, pairs[..., 1]]  # (B, E, d_model)
-        return self.output(x, keep=keep)
+        return self.output(x)
 
-    def features(self, nodes: Tensor, distances: Tensor, keep: Tensor | None = None, **more: Any) -> Tensor:
-        """What the head reads, (B, T, d_model) of a graph as a whole, else (B, N, d_model)."""
-        return self._features(nodes, distances, keep, **more)[0]
-
-    def _features(
+    def features(
         self,
         nodes: Tensor,
         distances: Tensor,
-        keep: Tensor | None,
+        keep: Tensor | None = None,
         paths: Tensor | None = None,
         numbers: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        keep = nodes.new_ones(nodes.shape[:2], dtype=torch.bool) if keep is None else keep
-        first = int(self.config.virtual)
-        keep = F.pad(keep, (first, 0), value=True)
+    ) -> Tensor:
+        """What the head reads, (B, T, d_model), the virtual node first."""
         x, bias = self.stem(nodes, distances, numbers), self.between(distances, paths)
-        mask = padding(keep).dense(1, keep.shape[1], keep.device)
-        x = self.encoder(x, mask=mask, bias=None if bias is None else bias.to(x.dtype), keep=keep)
-        return (x, keep) if self.head.kind in POOLED else (x[:, first:], keep[:, first:])
+        mask = None
+        if keep is not None:
+            keep = F.pad(keep, (x.shape[1] - keep.shape[1], 0), value=True)
+            mask = padding(keep).dense(1, keep.shape[1], keep.device)
+        return self.encoder(x, mask=mask, bias=None if bias is None else bias.to(x.dtype), keep=keep)
 
 
 def _draw(module: nn.Module) -> None:
@@ -226,7 +226,7 @@ def graphormer_base(vocabulary: int = 512, **changes: Any) -> GraphConfig:
 
 
 def graphormer_slim(vocabulary: int = 512, **changes: Any) -> GraphConfig:
-    """Graphormer-slim: 12 layers of width 80, 0.6 million parameters."""
+    """Graphormer-slim: 12 layers of width 80, 0.5 million parameters."""
     return graphormer_base(vocabulary, d_model=80, d_ff=80, heads=8).but(**changes)
 
 

@@ -23,6 +23,7 @@ ROUTES = {  # by which a model is asked, by what it is for
     "generate": ("POST /v1/completions", "POST /v1/chat/completions"),
     "classify": ("POST /predict", "POST /rerank", "POST /models/{id}"),
     "recognise": ("POST /predict", "POST /models/{id}"),
+    "graph": ("POST /predict", "POST /models/{id}"),
     "embed": ("POST /v1/embeddings", "POST /embed", "POST /rerank", "POST /models/{id}"),
     "mask": ("POST /models/{id}",),
     "tag": ("POST /models/{id}",),

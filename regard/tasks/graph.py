@@ -28,6 +28,7 @@ from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import probable, roc_auc
 from regard.tasks.classify import KINDS, SHOWN, Classified, Classify, Evaluation, classified
+from regard.tasks.reader import Given
 from regard.tasks.recognise import Recogniser
 from regard.tasks.task import Damaged, Data, Evidence, Measured, Sections
 from regard.tasks.uses import ClassifyUse
@@ -38,6 +39,7 @@ from regard.training.stream import Collate
 
 LEVELS = ("graph", "node", "edge")
 SPLITS = ("hash", "scaffold")
+UNTOLD = (None, "")  # of a node or an edge of which nothing is known
 
 
 @dataclass(frozen=True)
@@ -132,9 +134,9 @@ class GraphPredictor(Recogniser):
     def seen(self, asks: Sequence[Viewed]) -> list[Any]:
         return [self._example(ask) for ask in asks]
 
-    def _example(self, ask: Viewed) -> Example:
-        if isinstance(ask.image, Stored):
-            return ask.image.example()
+    def _example(self, ask: Viewed | Given) -> Example:
+        if isinstance(stored := getattr(ask, "image", None), Stored):
+            return stored.example()
         graph, place = self.graph(ask), ask.place or "a graph"
         self.task.reading.check(graph, place)
         found, unknown = read(graph, self.tokenizer, self.task.reading), self.tokenizer.marks.unk
@@ -143,9 +145,13 @@ class GraphPredictor(Recogniser):
             self.unknown.update(word for word in words if self.tokenizer.encode(word) == [unknown])
         return Example(found, graph.edges)
 
-    def graph(self, ask: Viewed) -> Graph:
-        """What is asked about, as a graph."""
-        given = ask.image
+    def graph(self, ask: Viewed | Given) -> Graph:
+        """What is asked about, as a graph; a text is SMILES."""
+        if isinstance(ask, Given) and ask.pair is not None:
+            raise GraphError("a graph is read alone: leave the pair out")
+        given = ask.text if isinstance(ask, Given) else ask.image
+        if isinstance(given, GraphError):  # as its file was read
+            raise given
         if isinstance(given, Graph):
             own = self.task.atoms != ALL and given.source
             return molecule(given.source, self.task.atoms) if own else given
@@ -164,6 +170,11 @@ class GraphPredictor(Recogniser):
             return [classified(each, self.labels, self.kind, settings) for each in said]
         each = [tuple(classified(part, self.labels, self.kind, settings) for part in graph) for graph in said]
         return list(map(ClassifiedParts, each))
+
+    def outputs(self, asks: Sequence[Viewed]) -> list[Tensor]:
+        mean, spread = self.task.scale
+        said = super().outputs(asks)
+        return [mean + spread * each for each in said] if self.kind == "number" else said
 
     def module(self, model: nn.Module, reason: str) -> Looks:
         @torch.inference_mode()
@@ -190,6 +201,7 @@ class GraphTask(Classify):
     level: str = "graph"
     reading: Reading = field(default_factory=Reading)
     atoms: tuple[str, ...] = ALL
+    scale: tuple[float, float] = (0.0, 1.0)  # of numbers that are told, in training: their mean and their spread
 
     name, called, verb = "graph", "graph", "classify"
     sections = Sections(GraphTaskConfig, GraphData, ClassifyUse, Evaluation)
@@ -199,6 +211,7 @@ class GraphTask(Classify):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "atoms", tuple(self.atoms))
+        object.__setattr__(self, "scale", tuple(self.scale))
         if isinstance(self.reading, dict):  # as JSON has it
             object.__setattr__(self, "reading", Reading(**self.reading))
 
@@ -211,15 +224,18 @@ class GraphTask(Classify):
         pool = t.pool or ("first" if c.virtual else "mean")
         return cls((), t.kind, None, pool, t.hidden, t.dropout, t.level, reading, d.atoms)
 
-    @classmethod
-    def can(cls, model: type[nn.Module], heads: Sequence[str]) -> bool:
-        return super().can(model, heads)
-
     def check(self, recipe: Any) -> None:
         if recipe.model.base is None and recipe.tokens.kind != "none":
             raise ValueError("tokens.kind: what nodes are called stands between spaces: write tokens: {kind: none, size: 0}")
         if not recipe.train.batch:
             raise ValueError("train.batch_tokens = 0: say how many nodes make a batch, or how many graphs (batch_rows)")
+
+    def fitted(self, rows: Iterable[Row]) -> "GraphTask":
+        """With the labels that there are, or the mean and the spread of numbers: a model tells how far from it one is."""
+        if self.kind != "number":
+            return super().fitted(rows)  # type: ignore[return-value]
+        told = np.array([self._target(row, {})[0] for row in rows])
+        return replace(self, scale=(float(told.mean()), float(told.std()) or 1.0))
 
     def head(self, model: type[nn.Module]) -> HeadConfig:
         size = 1 if self.kind == "number" else len(self.labels)
@@ -262,7 +278,7 @@ class GraphTask(Classify):
     def _labels(self, row: Row) -> list[str]:
         label = row["label"]
         if self.level != "graph":
-            return [str(x).strip() for x in self._each(row) if x not in (None, "")]
+            return [str(x).strip() for x in self._each(row) if x not in UNTOLD]
         if isinstance(label, dict) and self.kind == "several":
             return [name for name, applies in label.items() if applies]
         return super()._labels(row)
@@ -281,18 +297,12 @@ class GraphTask(Classify):
 
     def _target(self, row: Row, known: dict[str, int]) -> list[Any]:
         if self.level != "graph":
-            self._labels_known(row, known)
-            return [IGNORE if x in (None, "") else known[str(x).strip()] for x in self._each(row)]
+            alone = replace(self, level="graph")
+            return [IGNORE if x in UNTOLD else alone._target({"label": x}, known)[0] for x in self._each(row)]
         label = row["label"]
         if isinstance(label, dict) and self.kind == "several":
             return [int(label[name]) if name in label else IGNORE for name in self.labels]
         return super()._target(row, known)
-
-    def _labels_known(self, row: Row, known: dict[str, int]) -> None:
-        for label in self._labels(row):
-            super()._target({"label": label}, known) if self.level == "graph" else replace(
-                self, level="graph"
-            )._target({"label": label}, known)
 
     def columns(self, vocabulary: int) -> dict[str, Column]:
         label = Column("float32" if self.kind == "number" else "int32", ragged=False)
@@ -375,7 +385,8 @@ class GraphTask(Classify):
                 longest = max(map(len, targets))
                 targets = [np.pad(each, (0, longest - len(each)), constant_values=IGNORE) for each in targets]
             labels = torch.from_numpy(np.stack(targets))
-            labels = labels.float() if self.kind == "number" else labels.long()
+            mean, spread = self.scale
+            labels = ((labels - mean) / spread).float() if self.kind == "number" else labels.long()
             count = len(rows) if self.level == "graph" else int((labels != IGNORE).sum())
             labels = labels[:, 0] if self.level == "graph" and self.kind != "several" else labels
             return Batch({**self.inputs(examples, draw), "labels": labels}, count)
@@ -392,7 +403,7 @@ class GraphTask(Classify):
         said = predictor.outputs([Viewed(row["graph"], row["name"]) for row in rows])
         if self.level == "graph":
             return np.array([each.tolist() for each in said])
-        kept = [each[[x not in (None, "") for x in self._each(row)]] for each, row in zip(said, rows, strict=True)]
+        kept = [each[[x not in UNTOLD for x in self._each(row)]] for each, row in zip(said, rows, strict=True)]
         return np.concatenate([each.double().numpy() for each in kept])
 
     def judged(self, rows: Sequence[Row], logits: NDArray[np.float64], use: ClassifyUse) -> Measured:
@@ -408,7 +419,7 @@ class GraphTask(Classify):
 
     def _parts(self, rows: Sequence[Row]) -> list[Row]:
         """Nodes or edges that have labels, as rows of their own."""
-        each = ((row, i, x) for row in rows for i, x in enumerate(self._each(row)) if x not in (None, ""))
+        each = ((row, i, x) for row in rows for i, x in enumerate(self._each(row)) if x not in UNTOLD)
         return [{"label": x, "name": f"{row['name']}, {self.level} {i}"} for row, i, x in each]
 
     def _several(self, rows: Sequence[Row], logits: NDArray[np.float64], use: ClassifyUse) -> Measured:
