@@ -100,7 +100,7 @@ def gin(recipe: Any) -> tuple[list[float], list[float]]:
 
 
 def graphormer(recipe: Any, name: str) -> tuple[list[float], list[float]]:
-    """The same of the recipe's model: on test only at the end, at the epoch that is best on valid, unless they are one."""
+    """The same of the recipe's model; test is judged at the end, by the epoch that is best on valid."""
     score = SCORES[recipe.task.kind]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -126,9 +126,16 @@ def main() -> None:
     first = reading.load(args.recipe, args.overrides)
     folds = first.data.fold is not None
     score, best = SCORES[first.task.kind], (min if first.task.kind == "number" else max)
-    contestants = {"GIN of ours": lambda recipe: gin(recipe), "Graphormer": lambda recipe: graphormer(recipe, args.recipe)}
+    contestants = {
+        "GIN of ours": lambda recipe: gin(recipe),
+        "Graphormer": lambda recipe: graphormer(recipe, args.recipe),
+    }
     kept = {name: [] for name in contestants if args.without is None or args.without not in name.lower()}
-    rounds = [f"data.fold={i + 1}" for i in range(args.folds)] if folds else [f"train.seed={i + 1}" for i in range(args.seeds)]
+    rounds = (
+        [f"data.fold={i + 1}" for i in range(args.folds)]
+        if folds
+        else [f"train.seed={i + 1}" for i in range(args.seeds)]
+    )
     for each in rounds:
         every = steps_of(reading.load(args.recipe, [*args.overrides, each]))
         recipe = reading.load(args.recipe, [*args.overrides, each, f"train.validate_every={every}"])

@@ -41,6 +41,8 @@ def look(
 
     if lines.resume:
         raise ValueError(f"--resume is for texts: of {things} all are seen again")
+    if lines.output is not None and lines.output.suffix == ".npy":
+        raise ValueError(f"{lines.output}: an array of numpy's is of texts; name a .jsonl, with --json")
     if lines.output is not None and lines.output.exists() and not lines.overwrite:
         raise ValueError(f"{lines.output} is already there: name another file, or say --overwrite")
     how = {key: value for key, value in vars(engine).items() if key != "attended"}

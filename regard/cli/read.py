@@ -97,7 +97,7 @@ REPLIES = Verb("answer", "answering", _reply_cells, _reply_row, ("question", "co
 
 def classify(
     model: Path,  # a model directory
-    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, folders of them; SMILES, files of graphs
+    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, graphs, SMILES
     *,
     pair: str | None = None,  # a second text, beside each that is read
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
@@ -106,8 +106,8 @@ def classify(
     lines: Lines,
     engine: Reads,
 ) -> None:
-    """Say of each line what it is, or of each picture or graph what it shows: its class, and how probable that is; by a language
-    model, as --prompt asks it."""
+    """Say of each line what it is, or of each picture or graph what it shows: its class, and how probable that is; by a
+    language model, as --prompt asks it."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
     from regard.api import told
     from regard.cli.look import look
@@ -115,7 +115,9 @@ def classify(
     models = [model, *(ensemble or ())]
     name = told(located(model)).task.name
     if name in ("recognise", "match", "graph") and (pair is not None or engine.attended):
-        raise ValueError(f"{model} sees {'graphs' if name == 'graph' else 'pictures'}: --pair and --attended are for texts")
+        raise ValueError(
+            f"{model} sees {'graphs' if name == 'graph' else 'pictures'}: --pair and --attended are for texts"
+        )
     if name in ("recognise", "graph"):
         if asked.prompt is not None or asked.labels is not None:
             raise ValueError(f"{model} has classes of its own: leave --prompt and --labels out")
@@ -167,8 +169,11 @@ def embed(
     from regard.data.labelled_pictures import is_picture
 
     models = [model, *(ensemble or ())]
-    shown = any(is_picture(each) or Path(each).is_dir() for each in texts or ())
-    if shown and told(located(model)).task.name == "match":
+    shown, name = any(is_picture(each) or Path(each).is_dir() for each in texts or ()), told(located(model)).task.name
+    if name == "graph":
+        look(replace(VECTORS, task=name), models, texts or [], lines, engine, settings, lambda m: m.vectors, "graph")
+        return
+    if shown and name == "match":
         look(replace(VECTORS, task="match"), models, texts or [], lines, engine, settings, lambda m: m.viewing)
         return
     _read(VECTORS, models, texts, lines, engine, settings)

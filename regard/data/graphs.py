@@ -67,8 +67,8 @@ class Graph:
         if not isinstance(held, Mapping) or "edges" not in held:
             raise GraphError(f'{place}: a graph is written {{"nodes": ["C", "O"], "edges": [[0, 1, "="]]}}')
         try:
-            edges = [(int(u), int(v), *map(str, kind)) for u, v, *kind in held["edges"]]
-            nodes = held.get("nodes", 1 + max((max(edge[:2]) for edge in edges), default=-1))
+            edges = [(int(u), int(v), word(str(kind[0])) if kind else EDGE) for u, v, *kind in held["edges"]]
+            nodes = held.get("nodes", 1 + max((max(u, v) for u, v, _ in edges), default=-1))
             nodes = [NODE] * nodes if isinstance(nodes, int) else [str(node) for node in nodes]
             numbers = held.get("numbers")
             given = None if numbers is None else np.asarray(numbers, np.float32).reshape(len(nodes), -1)
@@ -76,7 +76,7 @@ class Graph:
                 raise ValueError("numbers that are none")
         except (TypeError, ValueError) as error:
             raise GraphError(f"{place} cannot be read: {error}") from None
-        kinds = tuple(word(edge[2]) if len(edge) > 2 else EDGE for edge in edges)
+        kinds = tuple(kind for *_, kind in edges)
         pairs = np.array([edge[:2] for edge in edges], np.int64).reshape(-1, 2)
         try:
             return cls(tuple(nodes), pairs, kinds, given, bool(held.get("directed", False)))
@@ -165,7 +165,7 @@ def read(graph: Graph, tokenizer: Tokenizer, how: Reading) -> Read:
 
 
 def shortest(n: int, edges: Ints, types: Ints, reach: int) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
-    """How far each of n nodes is from each, (N, N), and of which types the first `reach` edges on the way are, (N, N, R).
+    """How far each of n nodes is from each, (N, N), and what the first `reach` edges on the way are, (N, N, R).
 
     Of several shortest paths it is the one whose types come first, edge by edge: whatever the order of the nodes. All
     sources take a step at once.

@@ -1,15 +1,15 @@
-"""Where graphs and what is to be told of them are: SMILES in tables, TU's folders, GIN's text, GraphML, edge lists, JSON.
+"""Where graphs and their labels are: SMILES in tables, TU's folders, GIN's text, GraphML, edge lists, JSON.
 
 A row has a `graph`, a `label` if there is one, of the graph or in a list of its nodes or edges, and a `name`.
 """
 
-import csv
 import hashlib
 import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -123,8 +123,10 @@ class GraphFiles(RowFiles):
             own: Row = {"graph": _tried(text), "name": text}
             if self.labels:
                 told = {name: row[name].strip() for name in self.labels if row.get(name, "").strip()}
-                if wrong := {x for x in told.values()} - {"0", "1", "0.0", "1.0"}:
-                    raise ValueError(f"{self.path}, {text[:40]}: a label of several is 0, 1 or nothing, got {wrong.pop()!r}")
+                if wrong := set(told.values()) - {"0", "1", "0.0", "1.0"}:
+                    raise ValueError(
+                        f"{self.path}, {text[:40]}: a label of several is 0, 1 or nothing, got {wrong.pop()!r}"
+                    )
                 if told:
                     own["label"] = {name: float(x) > 0 for name, x in told.items()}
             elif str(row.get("label", "")).strip():
@@ -160,7 +162,7 @@ class GraphFiles(RowFiles):
             text = next((held[name] for name in SMILES if isinstance(held.get(name), str)), None)
             label = held.get(str(self.columns.get("label", "label")))
             name = str(held.get("name", text or f"graph {number}"))
-            graph = _tried(text) if text is not None else _tried(held, lambda held, at=where: Graph.of(held, at))
+            graph = _tried(text) if text is not None else _tried(held, partial(Graph.of, place=where))
             yield {"graph": graph, "name": name} | ({} if label is None else {"label": label})
 
     def _lines_of_smiles(self) -> Iterator[Row]:
@@ -361,4 +363,4 @@ def _of_graphml(element: Any, keys: dict[Any, Any], where: str) -> Row:
     directed = element.get("edgedefault") == "directed"
     nodes = tuple(" ".join(words) or NODE for words, _, _ in of_nodes.values())
     graph = _tried(None, lambda _: Graph(nodes, pairs, kinds, own, directed))
-    return {"graph": graph} | {"label": x for x in told.values()}
+    return {"graph": graph} | ({"label": next(iter(told.values()))} if told else {})

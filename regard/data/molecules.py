@@ -1,4 +1,4 @@
-"""Molecules as graphs, by rdkit: atoms are nodes, bonds are edges; the skeleton that a molecule has in common with others.
+"""Molecules as graphs, by rdkit: atoms are nodes, bonds are edges; and the skeletons that they have in common.
 
 rdkit is the extra `molecules`: it is imported when it is needed.
 """
@@ -63,7 +63,9 @@ def _parsed(smiles: str) -> Any:
     found = chem.MolFromSmiles(smiles.strip()) if smiles.strip() else None
     if found is None or not found.GetNumAtoms():
         problems = chem.MolFromSmiles(smiles, sanitize=False) if smiles.strip() else None
-        why = "" if problems is None else "".join(f" ({p.Message()})" for p in chem.DetectChemistryProblems(problems)[:1])
+        why = (
+            "" if problems is None else "".join(f" ({p.Message()})" for p in chem.DetectChemistryProblems(problems)[:1])
+        )
         raise GraphError(f"{smiles[:60]!r} is no SMILES that can be read{why}")
     return found
 

@@ -3,10 +3,10 @@
 Letters: B batch, N nodes, F words of a node, A numbers of a node, R edges of a path, E pairs, H heads, T = N or N + 1,
 V vocabulary, d_model width of the model.
 
-Graphormer (Ying et al., 2021) is the left half of Figure 1, pre-norm, with three things that tell it the graph: how many
-edges each node has (§3.1.1), how far each is from each (§3.1.2), and what lies on the way (§3.1.3); and a virtual node
-that is joined to all, and stands for the graph (§3.2). Without these it is plain attention, which knows a graph by the
-positions of its nodes: eigenvectors of the Laplacian, or how likely a random walk returns.
+Graphormer (Ying et al., 2021) is the left half of Figure 1, pre-norm, with three things that tell it the graph: how
+many edges each node has (§3.1.1), how far each is from each (§3.1.2), and what lies on the way (§3.1.3); and a virtual
+node that is joined to all, and stands for the graph (§3.2). Without these it is plain attention, which knows a graph
+by the positions of its nodes: eigenvectors of the Laplacian, or how likely a random walk returns.
 """
 
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class Between(nn.Module):
 
     def forward(self, distances: Tensor, paths: Tensor | None = None) -> Tensor | None:
         """distances (B, N, N), paths (B, N, N, R) -> (B, H, T, T), or nothing."""
-        bias = 0.0
+        bias: Any = 0.0
         if self.distance is not None:
             near = distances.clamp(max=self.far - 1)
             bias = self.distance(torch.where(distances == FAR, self.far, near).int())  # (B, N, N, H)
@@ -98,7 +98,8 @@ class Between(nn.Module):
 
     def _mean(self, distances: Tensor, paths: Tensor) -> Tensor:
         """c_ij = 1/N Σ_n x_{e_n} w_n of each head: (B, N, N, H)."""
-        assert self.edges is not None and self.along is not None
+        assert self.edges is not None
+        assert self.along is not None
         known = self.edges.weight * (torch.arange(len(self.edges.weight), device=paths.device) != self.pad)[:, None]
         each = (known @ self.along).flatten(0, 1)  # (R · V, H): for each place on a path, and each type of an edge
         places = torch.arange(self.reach, device=paths.device) * len(known)
@@ -184,7 +185,7 @@ class _Sizes:
 
 @dataclass(frozen=True)
 class GraphConfig(blocks.LayerConfig, _Sizes, Config):
-    """Everything that makes an encoder of graphs; the defaults are the size of Graphormer-base, told nothing of edges."""
+    """Everything that makes an encoder of graphs; the defaults have the size of Graphormer-base, and know no edge."""
 
     d_model: int = 768
     d_ff: int = 768

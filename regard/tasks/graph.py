@@ -28,10 +28,11 @@ from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import probable, roc_auc
 from regard.tasks.classify import KINDS, SHOWN, Classified, Classify, Evaluation, classified
+from regard.tasks.embed import Embedded
 from regard.tasks.reader import Given
 from regard.tasks.recognise import Recogniser
 from regard.tasks.task import Damaged, Data, Evidence, Measured, Sections
-from regard.tasks.uses import ClassifyUse
+from regard.tasks.uses import ClassifyUse, EmbedUse
 from regard.tasks.viewer import Looks, Viewed
 from regard.training.objectives import IGNORE
 from regard.training.run import Sample
@@ -120,6 +121,17 @@ class ClassifiedParts:
     parts: tuple[Classified, ...]
 
 
+class GraphVectors:
+    """Graphs in, vectors out."""
+
+    def __init__(self, predictor: "GraphPredictor") -> None:
+        self.predictor, self.use, self.unknown = predictor, EmbedUse(), predictor.unknown
+
+    def answers(self, asks: Sequence[Viewed], settings: EmbedUse) -> list[Embedded]:
+        """The vector of each graph."""
+        return [Embedded(x[: settings.dimensions].numpy(), 0) for x in self.predictor.outputs(asks)]
+
+
 class GraphPredictor(Recogniser):
     """A model that tells what graphs are: molecules as SMILES, `Graph`s, or objects as JSON has them.
 
@@ -156,6 +168,18 @@ class GraphPredictor(Recogniser):
             own = self.task.atoms != ALL and given.source
             return molecule(given.source, self.task.atoms) if own else given
         return molecule(given, self.task.atoms) if isinstance(given, str) else Graph.of(given, ask.place or "a graph")
+
+    @property
+    def vectors(self) -> GraphVectors:
+        """What answers with vectors, of a model that was taught no classes."""
+        if (kind := self.model.head.kind) != "vector":  # type: ignore[union-attr]
+            raise ValueError(f"this model tells {kind}, and no vectors: `regard classify` is its verb")
+        return GraphVectors(self)
+
+    def embed(self, graphs: Sequence[Any]) -> NDArray[np.float32]:
+        """The vector of each graph, (N, d): SMILES, `Graph`s, or objects as JSON has them."""
+        asks = [each if isinstance(each, Viewed) else Viewed(each) for each in graphs]
+        return np.stack([each.vector for each in self.vectors.answers(asks, EmbedUse())])
 
     def size(self, asks: Sequence[Viewed], settings: Any = None) -> tuple[int, int]:
         """Nodes that some graphs have; nothing is written."""
@@ -226,12 +250,14 @@ class GraphTask(Classify):
 
     def check(self, recipe: Any) -> None:
         if recipe.model.base is None and recipe.tokens.kind != "none":
-            raise ValueError("tokens.kind: what nodes are called stands between spaces: write tokens: {kind: none, size: 0}")
+            raise ValueError(
+                "tokens.kind: what nodes are called stands between spaces: write tokens: {kind: none, size: 0}"
+            )
         if not recipe.train.batch:
             raise ValueError("train.batch_tokens = 0: say how many nodes make a batch, or how many graphs (batch_rows)")
 
     def fitted(self, rows: Iterable[Row]) -> "GraphTask":
-        """With the labels that there are, or the mean and the spread of numbers: a model tells how far from it one is."""
+        """With the labels that there are, or the mean and the spread of the numbers."""
         if self.kind != "number":
             return super().fitted(rows)  # type: ignore[return-value]
         told = np.array([self._target(row, {})[0] for row in rows])
@@ -352,7 +378,7 @@ class GraphTask(Classify):
         return each if self.level != "graph" else each[0]
 
     def inputs(self, examples: Sequence[Example], draw: Random | None) -> dict[str, Tensor]:
-        """What a model reads of some graphs, together; the signs of eigenvectors are drawn, if there is what to draw from."""
+        """What a model reads of some graphs together; signs of eigenvectors are drawn, if there is a `draw`."""
         B, r = len(examples), self.reading
         N = max(len(each.read.sizes) for each in examples)
         width = max(1, *(int(each.read.sizes.max(initial=0)) for each in examples))
@@ -415,7 +441,9 @@ class GraphTask(Classify):
         return found._replace(score=-found.measures["rmse"]) if self.kind == "number" else found
 
     def temperature(self, rows: Sequence[Row], logits: NDArray[np.float64]) -> float:
-        return super().temperature(rows if self.level == "graph" else self._parts(rows), logits)
+        if self.level != "graph":
+            return replace(self, level="graph").temperature(self._parts(rows), logits)
+        return super().temperature(rows, logits)
 
     def _parts(self, rows: Sequence[Row]) -> list[Row]:
         """Nodes or edges that have labels, as rows of their own."""
@@ -432,7 +460,11 @@ class GraphTask(Classify):
             areas = [roc_auc(t[k[:, c], c], q[k[:, c], c]) for c in range(q.shape[1])]
             held = np.where(t, q, 1.0 - q)[k].clip(1e-300)
             right = (t == (q >= use.threshold))[k]
-            return {"roc_auc": float(np.nanmean(areas)), "accuracy": float(right.mean()), "loss": -float(np.log(held).mean())}
+            return {
+                "roc_auc": float(np.nanmean(areas)),
+                "accuracy": float(right.mean()),
+                "loss": -float(np.log(held).mean()),
+            }
 
         said = ["|".join(self.labels[i] for i in np.flatnonzero(row >= use.threshold)) for row in p[:SHOWN]]
         own = zip(rows, said, strict=False)

@@ -144,7 +144,7 @@ class Task(ABC):
 
     @abstractmethod
     def texts(self, row: Any) -> Sequence[str]:
-        """What sub-words are learnt from; by the first, a row is held out, and known again elsewhere, unless it says."""
+        """What sub-words are learnt from; by the first, a row is held out, and known again elsewhere."""
 
     @abstractmethod
     def columns(self, vocabulary: int) -> Mapping[str, Column]:
