@@ -20,13 +20,18 @@ from regard.checks import at_least, one_of, share
 from regard.core.outputs import POOLS, WEIGHED, HeadConfig
 from regard.data.arrays import Column, Table
 from regard.data.batching import Batch
-from regard.data.graphs import COLUMNS, Graph, GraphError, Read, Reading, read
+from regard.data.graphs import COLUMNS, FAR, NODE, Graph, GraphError, Read, Reading, read
 from regard.data.labelled_graphs import FOLDS, PARTS, GraphFiles
 from regard.data.molecules import ALL, canonical, check_atoms, molecule
+from regard.data.molecules import drawn as placed
 from regard.data.rows import Row
 from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import probable, roc_auc
+from regard.inspection.graphs import Drawn, graph_page, laid_out
+from regard.inspection.importance import ablate_each
+from regard.inspection.maps import attention_maps, without
+from regard.inspection.page import AttentionMap
 from regard.tasks.classify import KINDS, SHOWN, Classified, Classify, Evaluation, classified
 from regard.tasks.embed import Embedded
 from regard.tasks.reader import Given
@@ -40,6 +45,7 @@ from regard.training.stream import Collate
 
 LEVELS = ("graph", "node", "edge")
 SPLITS = ("hash", "scaffold")
+WHOLE = "graph"  # what the virtual node stands for
 UNTOLD = (None, "")  # of a node or an edge of which nothing is known
 
 
@@ -180,6 +186,55 @@ class GraphPredictor(Recogniser):
         """The vector of each graph, (N, d): SMILES, `Graph`s, or objects as JSON has them."""
         asks = [each if isinstance(each, Viewed) else Viewed(each) for each in graphs]
         return np.stack([each.vector for each in self.vectors.answers(asks, EmbedUse())])
+
+    def attention(
+        self,
+        graph: Any,
+        *,
+        names: str | Sequence[str] = "*",
+        heads: Sequence[int] | None = None,
+        view: str = "weights",
+        words: bool = False,
+        special: bool = True,
+    ) -> list[AttentionMap]:
+        """What every head looks at while the model reads a graph; without `special`, the virtual node is left out."""
+        if words:
+            raise ValueError("words are of texts: a node is one by itself")
+        ask = graph if isinstance(graph, Viewed) else Viewed(graph)
+        inputs = {name: x.to(self.device) for name, x in self.task.inputs([self._example(ask)], None).items()}
+        texts = {"nodes": [*([WHOLE] if self._virtual else []), *self._named(self.graph(ask))]}
+        maps = attention_maps(self.model, inputs, texts, names=names, heads=heads, view=view)
+        return maps if special else [without(each, {WHOLE}) for each in maps]
+
+    @property
+    def _virtual(self) -> bool:
+        return bool(self.model.config.virtual)  # type: ignore[union-attr]
+
+    @staticmethod
+    def _named(graph: Graph) -> list[str]:
+        return [f"{(text.split() or [NODE])[0]} {i}" for i, text in enumerate(graph.nodes)]
+
+    def attention_page(self, graph: Any) -> str:
+        """A self-contained HTML page that draws a graph, what each head looks at, and what is said without it."""
+        ask = graph if isinstance(graph, Viewed) else Viewed(graph)
+        own, maps = self.graph(ask), self.attention(ask)
+        far = read(own, self.tokenizer, self.task.reading).distances.reshape(own.size, own.size)
+        places = placed(own.source) if own.source else laid_out(far.astype(np.int64), FAR)
+        edges = [(int(u), int(v), kind) for (u, v), kind in zip(own.edges, own.kinds, strict=True)]
+        nodes = [(text.split() or [NODE])[0] for text in own.nodes]
+
+        def said() -> str:
+            if self.model.head.kind == "vector":  # type: ignore[union-attr]
+                return ""
+            (told,) = self.answers([ask], replace(self.use, top=3))
+            if isinstance(told, ClassifiedParts):
+                return ", ".join(f"{part.label}" for part in told.parts)
+            each = [f"{label} {p:.1%}" for label, p in told.probabilities.items()]
+            return " · ".join(each) if each else told.label
+
+        missed = ablate_each(self.model, said)
+        drawn = Drawn(places, edges, nodes, self._virtual)
+        return graph_page(drawn, maps, title=own.source or ask.place or "a graph", said=said(), without=missed)
 
     def size(self, asks: Sequence[Viewed], settings: Any = None) -> tuple[int, int]:
         """Nodes that some graphs have; nothing is written."""

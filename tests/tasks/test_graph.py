@@ -127,6 +127,7 @@ def test_it_learns_what_a_graph_is(run: Path) -> None:
     assert (about["name"], about["labels"], about["reading"]["reach"]) == ("graph", ["chain", "ring"], 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "preset"), [("node", "walk-tiny"), ("edge", "graphormer-tiny")])
 def test_it_learns_what_nodes_and_edges_are(tmp_path: Path, level: str, preset: str) -> None:
     out = learn(write(tmp_path / "data", level, preset), tmp_path / "out")
@@ -171,7 +172,7 @@ def test_graphs_are_prepared_once(place: Path, monkeypatch: pytest.MonkeyPatch) 
     assert prepare(recipes.load(str(place / "r.yaml"), ["model.dropout=0.3"])).identity == one.identity
 
 
-def test_a_model_is_judged_calibrated_and_pruned(place: Path, run: Path, tmp_path: Path) -> None:
+def test_a_model_is_judged_and_calibrated(place: Path, run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     found = judge(copy, place / "test.jsonl", calibrate=True)
@@ -328,6 +329,7 @@ def test_a_recipe_that_contradicts_itself_is_refused(place: Path, override: str,
         recipes.load(str(place / "r.yaml"), [override])
 
 
+@pytest.mark.slow
 @chemistry
 def test_molecules_are_told_over_http(place: Path, tmp_path: Path) -> None:
     out = molecules(tmp_path, kind="one")
@@ -378,6 +380,7 @@ def test_a_number_is_told_of_molecules_and_bad_ones_are_counted(tmp_path: Path) 
     assert float(result.stdout.split("\t")[1].split()[0]) == pytest.approx(model.classify("CCO").value, abs=1e-4)
 
 
+@pytest.mark.slow
 @chemistry
 def test_labels_that_are_not_known_do_not_count(tmp_path: Path) -> None:
     out = molecules(tmp_path, "several")
@@ -420,6 +423,40 @@ def test_what_is_said_of_atoms_may_be_less() -> None:
     assert molecule("OC=C", ("element", "neighbours")).nodes == ("O neighbours=2", "C neighbours=3", "C neighbours=3")
     assert molecule("C=CC#N").kinds == ("=~", "-~", "#~")
     assert molecule("[Na+].[Cl-]").edges.shape == (0, 2)
+
+
+def test_a_graph_is_drawn_with_what_it_looks_at(run: Path, tmp_path: Path) -> None:
+    """The page has the maps, and what is said without each head; other files are as of any model that reads."""
+    (tmp_path / "a.edges").write_text("a b\nb c\nc a\nc d\n")
+    show("inspect", run, tmp_path / "a.edges", "-o", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    model = regard.load(run)
+    graph = next(GraphFiles.at(tmp_path / "a.edges").rows())["graph"]
+    maps = model.attention(graph)
+    assert [one["name"] for one in data["maps"]] == [each.name for each in maps]
+    shown = torch.tensor(data["maps"][0]["weights"]) / data["scale"]
+    assert torch.allclose(shown, maps[0].weights, atol=1e-4)
+    assert maps[0].queries == ["graph", "o 0", "o 1", "o 2", "o 3"]
+    with regard.edit(model.model, {maps[0].name: {2: 0.0}}):
+        without = model.classify(graph).probabilities
+    label, p = next(iter(without.items()))
+    assert data["maps"][0]["without"][2].startswith(f"{label} {p:.1%}")
+    places = np.array(data["places"])
+    apart = np.linalg.norm(places[:, None] - places, axis=-1)
+    assert apart[np.triu_indices(4, 1)].min() > 0.2
+    assert apart[0, 3] > apart[2, 3]
+    show("inspect", run, tmp_path / "a.edges", "-o", tmp_path / "maps.npz")
+    assert model.attention(graph, special=False)[0].weights.shape == (4, 4, 4)
+
+
+@pytest.mark.slow
+@chemistry
+def test_a_molecule_is_drawn(tmp_path: Path) -> None:
+    out = molecules(tmp_path, "number")
+    page = regard.load(out).attention_page("c1ccccc1O")
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert (data["nodes"], len(data["edges"])) == (["C"] * 6 + ["O"], 7)
 
 
 def test_roc_auc_is_that_of_pairs() -> None:
