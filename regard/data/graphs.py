@@ -102,7 +102,7 @@ def word(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Reading:
+class GraphReading:
     """What of a graph a model reads."""
 
     reach: int = 0  # edges of a path
@@ -129,7 +129,7 @@ class Reading:
             )
 
 
-class Read(NamedTuple):
+class GraphArrays(NamedTuple):
     """A graph as arrays, each flat."""
 
     sizes: Ints  # (N,): words of each node
@@ -148,7 +148,7 @@ COLUMNS = {
 }
 
 
-def read(graph: Graph, tokenizer: Tokenizer, how: Reading) -> Read:
+def read(graph: Graph, tokenizer: Tokenizer, how: GraphReading) -> GraphArrays:
     """What a model reads of a graph."""
     ids = tokenizer.encode_batch(graph.nodes)
     edges, kinds = graph.both_ways()
@@ -161,7 +161,7 @@ def read(graph: Graph, tokenizer: Tokenizer, how: Reading) -> Read:
         parts.append(returns(graph.size, edges, how.walk))
     numbers = np.concatenate(parts, 1, dtype=np.float32)
     sizes, words = np.array(list(map(len, ids))), np.array([i for row in ids for i in row], np.int64)
-    return Read(sizes, words, distances.ravel(), paths.ravel(), numbers.ravel())
+    return GraphArrays(sizes, words, distances.ravel(), paths.ravel(), numbers.ravel())
 
 
 def shortest(n: int, edges: Ints, types: Ints, reach: int) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:

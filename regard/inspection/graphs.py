@@ -14,7 +14,7 @@ from regard.inspection.page import SCALE, AttentionMap, filled
 STEPS = 200  # of the layout
 
 
-class Drawn(NamedTuple):
+class DrawnGraph(NamedTuple):
     """A graph on paper."""
 
     places: NDArray[np.float64]  # (N, 2)
@@ -43,7 +43,7 @@ def laid_out(distances: NDArray[np.int64], far: int) -> NDArray[np.float64]:
 
 
 def graph_page(
-    drawn: Drawn, maps: Sequence[AttentionMap], *, title: str, said: str, without: Mapping[tuple[str, int], str]
+    drawn: DrawnGraph, maps: Sequence[AttentionMap], *, title: str, said: str, without: Mapping[tuple[str, int], str]
 ) -> str:
     """An HTML document that draws a graph, what each head looks at from each node, and what is said without a head."""
     low, high = drawn.places.min(0), drawn.places.max(0)

@@ -13,7 +13,7 @@ from regard.files import write_whole
 from regard.inspection.figures import to_csv, to_html, to_npz, to_png, to_svg
 from regard.inspection.page import AttentionMap
 from regard.inspection.taps import attentions
-from regard.tasks.graph import GraphPredictor
+from regard.tasks.grapher import GraphPredictor
 from regard.tasks.reader import Reader
 from regard.tasks.viewer import Viewed, Viewer
 
@@ -57,13 +57,13 @@ def inspect(
     if log and kind in NUMBERS:
         raise ValueError(f"{output}: --log is about colours, and {kind} has none: leave it out")
     predictor, drawn_alone = load(model), kind in (".svg", ".png")
-    given: Any = text
+    read: Any = text
     if isinstance(predictor, GraphPredictor):
         if Path(text).is_file():  # of a file, its first graph
-            given = next(Viewed(row["graph"], row["name"]) for row in GraphFiles.at(text).rows())
+            read = next(Viewed(row["graph"], row["name"]) for row in GraphFiles.at(text).rows())
         if kind == ".html" and names is None and heads is None and view == "weights" and not without:
-            write_whole(output, predictor.attention_page(given).encode())
-            return Inspected(text, predictor.attention(given))
+            write_whole(output, predictor.attention_page(read).encode())
+            return Inspected(text, predictor.attention(read))
     elif isinstance(predictor, Viewer):
         raise ValueError(f"{model} sees pictures: its maps are taken by regard.record, not of a text")
     how: Any = {"heads": heads, "view": view, "special": special}
@@ -87,7 +87,7 @@ def inspect(
         how |= {"words": words} | ({"pair": pair} if isinstance(predictor, Reader) else {})
         last = [*attentions(predictor.model)][-1:] if drawn_alone else "*"
         with off:
-            maps = predictor.attention(given, names=names or last, **how)
+            maps = predictor.attention(read, names=names or last, **how)
         title = " ║ ".join(each.strip() for each in (text, pair) if each)
     if kind in NUMBERS:
         write_whole(output, NUMBERS[kind](maps))

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from regard.core.outputs import HeadConfig
-from regard.data.graphs import FAR, Graph, Reading, read, shortest
+from regard.data.graphs import FAR, Graph, GraphReading, read, shortest
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models.family import build, configure
-from regard.tasks.graph import Example, GraphTask
+from regard.tasks.graph import GraphTask
+from regard.tasks.grapher import Example
 
 WORDS = ["C", "N", "O", "ring", "-", "=", "#"]
 TOKENS = Tokenizer.learn(TokensConfig("none", 0), [" ".join(WORDS)])
@@ -52,7 +53,7 @@ def model(preset: str = "graphormer-tiny", head: HeadConfig | None = None, **cha
 
 def inputs(graphs: Sequence[Graph], net: Any, level: str = "graph") -> dict[str, Tensor]:
     c = net.config
-    how = Reading(c.reach, c.laplacian, c.walk)
+    how = GraphReading(c.reach, c.laplacian, c.walk)
     examples = [Example(read(each, TOKENS, how), each.edges) for each in graphs]
     return GraphTask(reading=how, level=level).inputs(examples, None)
 
@@ -196,7 +197,7 @@ def test_each_part_is_heard() -> None:
 
 def test_signs_of_eigenvectors_are_drawn_in_training_alone() -> None:
     net = model("laplacian-tiny")
-    task = GraphTask(reading=Reading(laplacian=8))
+    task = GraphTask(reading=GraphReading(laplacian=8))
     example = [Example(read(graph(5), TOKENS, task.reading), graph(5).edges)]
     plain, drawn, again = (task.inputs(example, draw)["numbers"] for draw in (None, Random("1"), Random("1")))
     assert torch.equal(drawn, again)
