@@ -42,13 +42,13 @@ def laid_out(distances: NDArray[np.int64], far: int) -> NDArray[np.float64]:
     return np.asarray(x)
 
 
-def graph_page(
-    drawn: DrawnGraph, maps: Sequence[AttentionMap], *, title: str, said: str, without: Mapping[tuple[str, int], str]
-) -> str:
-    """An HTML document that draws a graph, what each head looks at from each node, and what is said without a head."""
+def graph_data(
+    drawn: DrawnGraph, maps: Sequence[AttentionMap], said: str, without: Mapping[tuple[str, int], str]
+) -> dict[str, Any]:
+    """What the page draws: a graph, what each head looks at from each node, and what is said without a head."""
     low, high = drawn.places.min(0), drawn.places.max(0)
     places = (drawn.places - (low + high) / 2) / max(float((high - low).max()), 1e-9)
-    data: dict[str, Any] = {
+    return {
         "scale": SCALE,
         "places": places.round(4).tolist(),
         "edges": list(drawn.edges),
@@ -65,4 +65,8 @@ def graph_page(
             for each in maps
         ],
     }
+
+
+def graph_page(data: dict[str, Any], title: str) -> str:
+    """An HTML document that draws it."""
     return filled("graph.html", title, data)

@@ -17,7 +17,7 @@ from regard.data.arrays import Table
 from regard.data.graphs import FAR, NODE, Graph, GraphArrays, GraphError, read
 from regard.data.molecules import ALL, molecule
 from regard.data.molecules import drawn as placed
-from regard.inspection.graphs import DrawnGraph, graph_page, laid_out
+from regard.inspection.graphs import DrawnGraph, graph_data, graph_page, laid_out
 from regard.inspection.importance import ablate_each
 from regard.inspection.maps import attention_maps, without
 from regard.inspection.page import AttentionMap
@@ -148,6 +148,10 @@ class GraphPredictor(Recogniser):
     def attention_page(self, graph: Any) -> str:
         """A self-contained HTML page that draws a graph, what each head looks at, and what is said without it."""
         ask = graph if isinstance(graph, Viewed) else Viewed(graph)
+        return graph_page(self.drawn(ask), self.graph(ask).source or ask.place or "a graph")
+
+    def drawn(self, ask: Viewed, alone: bool = True) -> dict[str, Any]:
+        """What such a page shows; `alone`, also what is said without each head."""
         own, maps = self.graph(ask), self.attention(ask)
         far = read(own, self.tokenizer, self.task.reading).distances.reshape(own.size, own.size)
         places = placed(own.source) if own.source else laid_out(far.astype(np.int64), FAR)
@@ -163,9 +167,8 @@ class GraphPredictor(Recogniser):
             each = [f"{label} {p:.1%}" for label, p in told.probabilities.items()]
             return " · ".join(each) if each else told.label
 
-        missed = ablate_each(self.model, said)
-        drawn = DrawnGraph(places, edges, nodes, self._virtual)
-        return graph_page(drawn, maps, title=own.source or ask.place or "a graph", said=said(), without=missed)
+        missed = ablate_each(self.model, said) if alone else {}
+        return graph_data(DrawnGraph(places, edges, nodes, self._virtual), maps, said(), missed)
 
     def size(self, asks: Sequence[Viewed], settings: Any = None) -> tuple[int, int]:
         """Nodes that some graphs have; nothing is written."""
