@@ -91,7 +91,13 @@ def info(
     for each in taught:
         typer.echo(f"  {each.says}: {each.parameters:,} parameters")
     both = memory.cache_per_source_token > 0
-    one = f"{target} tokens" if words else "1 video" if frames else "1 picture"
+    one = (
+        f"{target} {'nodes' if hasattr(config, 'reach') else 'tokens'}"
+        if words
+        else "1 video"
+        if frames
+        else "1 picture"
+    )
     _show_parts(title, parts, f"{source} source and {target} target tokens" if both else one)
     _show_memory(memory, f"{source} + {target} tokens" if both else one)
     if runs:

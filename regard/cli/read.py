@@ -43,6 +43,22 @@ def _class_cells(each: Any, use: ClassifyUse) -> Iterator[list[str]]:
     yield [cell for label, p in told.items() for cell in ([label] if p is None else [label, f"{p:.4f}"])]
 
 
+def _graph_cells(each: Any, use: ClassifyUse) -> Iterator[list[str]]:
+    if not hasattr(each, "parts"):
+        yield from _class_cells(each, use)
+        return
+    for i, part in enumerate(each.parts):  # of a graph, its nodes or edges
+        yield [str(i), *next(_class_cells(part, use))]
+
+
+def _graph_row(each: Any) -> dict[str, Any]:
+    row = asdict(each)
+    for part in row.get("parts", ()):
+        for key in UNSAID:
+            del part[key]
+    return row
+
+
 def _hit_cells(hits: Any, use: SearchUse) -> Iterator[list[str]]:
     for rank, hit in enumerate(hits, start=1):
         yield [str(rank), f"{hit.score:.4f}", hit.id, " ".join(hit.text.split())]
@@ -69,6 +85,7 @@ def _reply_row(found: Any) -> dict[str, Any]:
 
 CAPTIONS = Verb("caption", "describing", lambda each, _: iter([[each.text], *([other] for other in each.others)]))
 CLASSES = Verb("classify", "classifying", _class_cells, keys=("text", "pair"))
+GRAPHS = Verb("classify", "classifying", _graph_cells, _graph_row)
 VECTORS = Verb(
     "embed", "embedding", lambda each, _: iter([[json.dumps(each.numbers)]]), lambda each: {"vector": each.numbers}
 )
@@ -80,7 +97,7 @@ REPLIES = Verb("answer", "answering", _reply_cells, _reply_row, ("question", "co
 
 def classify(
     model: Path,  # a model directory
-    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, videos, folders of them
+    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, videos, graphs
     *,
     pair: str | None = None,  # a second text, beside each that is read
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
@@ -89,20 +106,23 @@ def classify(
     lines: Lines,
     engine: Reads,
 ) -> None:
-    """Say of each line what it is, or of each picture what it shows: its class, and how probable that is; by a language
-    model, as --prompt asks it."""
+    """Say of each line what it is, or of each picture or graph what it shows: its class, and how probable that is; by a
+    language model, as --prompt asks it."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
     from regard.api import told
     from regard.cli.look import look
 
     models = [model, *(ensemble or ())]
     name = told(located(model)).task.name
-    if name in ("recognise", "match") and (pair is not None or engine.attended):
-        raise ValueError(f"{model} sees pictures: --pair and --attended are for texts")
-    if name == "recognise":
+    if name in ("recognise", "match", "graph") and (pair is not None or engine.attended):
+        raise ValueError(
+            f"{model} sees {'graphs' if name == 'graph' else 'pictures'}: --pair and --attended are for texts"
+        )
+    if name in ("recognise", "graph"):
         if asked.prompt is not None or asked.labels is not None:
             raise ValueError(f"{model} has classes of its own: leave --prompt and --labels out")
-        look(CLASSES, models, texts or [], lines, engine, settings)
+        seen, part = (GRAPHS, "graph") if name == "graph" else (CLASSES, "image")
+        look(seen, models, texts or [], lines, engine, settings, part=part)
         return
     if name == "match":
         if asked.labels is None:
@@ -149,8 +169,11 @@ def embed(
     from regard.data.labelled_pictures import is_picture
 
     models = [model, *(ensemble or ())]
-    shown = any(is_picture(each) or Path(each).is_dir() for each in texts or ())
-    if shown and told(located(model)).task.name == "match":
+    shown, name = any(is_picture(each) or Path(each).is_dir() for each in texts or ()), told(located(model)).task.name
+    if name == "graph":
+        look(replace(VECTORS, task=name), models, texts or [], lines, engine, settings, lambda m: m.vectors, "graph")
+        return
+    if shown and name == "match":
         look(replace(VECTORS, task="match"), models, texts or [], lines, engine, settings)
         return
     _read(VECTORS, models, texts, lines, engine, settings)

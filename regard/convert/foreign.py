@@ -39,7 +39,7 @@ GENERATION = "generation_config.json"
 POSITIONS = 1024  # that transformers tabulates of the sinusoids
 NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
 TASKS = {"classes": "classify", "tags": "tag", "spans": "answer", "vector": "embed"}  # of a head
-SEEING = {"pixels": "recognise", "pairs": "match"}  # of what a model reads
+SEEING = {"pixels": "recognise", "pairs": "match", "graph": "graph"}  # of what a model reads
 SIZED = ("classes", "tags")  # heads that have labels, and
 MOST = 2**20  # of them
 PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification", "number": "regression"}
@@ -280,6 +280,8 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
     task = _task(model, head, about, table.task) | ({"labels": names} if names else {})
     if sight is not None:
         task |= {"sight": sight}
+    if "atoms" in about:  # of a model that reads molecules
+        task |= {"atoms": about["atoms"]}
     return Imported(model.eval(), tokenizer, task, found.left() + _ends(about, tokenizer))
 
 

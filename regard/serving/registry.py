@@ -26,6 +26,7 @@ ROUTES = {  # by which a model is asked, by what it is for
     "recognise": ("POST /predict", "POST /models/{id}"),
     "match": ("POST /v1/embeddings", "POST /embed", "POST /models/{id}"),
     "caption": ("POST /models/{id}",),
+    "graph": ("POST /predict", "POST /models/{id}"),
     "embed": ("POST /v1/embeddings", "POST /embed", "POST /rerank", "POST /models/{id}"),
     "mask": ("POST /models/{id}",),
     "tag": ("POST /models/{id}",),
