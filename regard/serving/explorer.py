@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import BaseModel, Field
 
 from regard.decoding.protocol import DAMAGED
-from regard.serving import looks
+from regard.serving import graphs, looks
 from regard.serving.errors import RefusalError
 from regard.serving.live import Line, Live, Look, TooLargeError
 from regard.serving.readers import LiveReader
@@ -122,8 +122,10 @@ class _Models:
 
 
 def _live(predictor: Any, served: Served) -> Live:
-    if not isinstance(predictor, Reader | Searcher):
-        message = f"{served.id} is {served.task.a_model}: the explorer does not show such"
+    if not isinstance(predictor, Reader | Searcher) or hasattr(served.task, "sight"):
+        other = f"graph?model={served.id}" if served.task.name == graphs.TASK else ""
+        message = f"{served.id} is {served.task.a_model}: "
+        message += f"look at /explore/{other}" if other else "the explorer does not show such"
         raise RefusalError(404, message, param="model")
     return LiveReader(predictor) if isinstance(predictor, Reader) else Live(predictor)
 
@@ -228,6 +230,8 @@ def router(service: Service) -> APIRouter:
     @routes.get("/")
     def index(request: Request) -> Response:
         return _file("index.html", request)
+
+    routes.include_router(graphs.router(service))
 
     @routes.get("/{name}")
     def file(name: str, request: Request) -> Response:

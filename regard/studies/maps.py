@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 from regard.api import Translator, load
 from regard.core.added import added
 from regard.core.added import without as switched_off
+from regard.data.labelled_graphs import GraphFiles
 from regard.files import write_whole
 from regard.inspection.figures import to_csv, to_html, to_npz, to_png, to_svg
 from regard.inspection.page import AttentionMap
 from regard.inspection.taps import attentions
+from regard.tasks.grapher import GraphPredictor
 from regard.tasks.reader import Reader
-from regard.tasks.viewer import Viewer
+from regard.tasks.viewer import Viewed, Viewer
 
 DRAWINGS: dict[str, Callable[..., str | bytes]] = {".html": to_html, ".svg": to_svg, ".png": to_png}
 NUMBERS: dict[str, Callable[..., str | bytes]] = {".npz": to_npz, ".csv": to_csv}
@@ -55,7 +57,14 @@ def inspect(
     if log and kind in NUMBERS:
         raise ValueError(f"{output}: --log is about colours, and {kind} has none: leave it out")
     predictor, drawn_alone = load(model), kind in (".svg", ".png")
-    if isinstance(predictor, Viewer):
+    read: Any = text
+    if isinstance(predictor, GraphPredictor):
+        if Path(text).is_file():  # of a file, its first graph
+            read = next(Viewed(row["graph"], row["name"]) for row in GraphFiles.at(text).rows())
+        if kind == ".html" and names is None and heads is None and view == "weights" and not without:
+            write_whole(output, predictor.attention_page(read).encode())
+            return Inspected(text, predictor.attention(read))
+    elif isinstance(predictor, Viewer):
         raise ValueError(f"{model} sees pictures: its maps are taken by regard.record, not of a text")
     how: Any = {"heads": heads, "view": view, "special": special}
     off = switched_off(predictor.model, *(() if "all" in without else without)) if without else nullcontext()
@@ -78,7 +87,7 @@ def inspect(
         how |= {"words": words} | ({"pair": pair} if isinstance(predictor, Reader) else {})
         last = [*attentions(predictor.model)][-1:] if drawn_alone else "*"
         with off:
-            maps = predictor.attention(text, names=names or last, **how)
+            maps = predictor.attention(read, names=names or last, **how)
         title = " ║ ".join(each.strip() for each in (text, pair) if each)
     if kind in NUMBERS:
         write_whole(output, NUMBERS[kind](maps))
