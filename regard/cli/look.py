@@ -1,7 +1,6 @@
 """What models that see are shown by the command: files, folders of them, and tables that name them; and graphs."""
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -72,10 +71,7 @@ def look(
             written.append(said)
     if not written:
         raise left[0] if len(left) == 1 else ValueError(f"none of {len(left):,} {things} can be seen: {left[0]}")
-    for error in left:
-        typer.echo(f"skipped: {error}", err=True)
-    if left:
-        typer.echo(f"note: {len(left):,} of {len(left) + len(written):,} {things} were left out", err=True)
+    _tell(left, len(written), things)
     if unknown := getattr(predictor, "unknown", None):
         typer.echo(f"note: no training graph had {', '.join(sorted(unknown)[:9])}: they are read as unknown", err=True)
     if lines.output is not None:
@@ -84,17 +80,14 @@ def look(
 
 def _asks(shown: list[str], jsonl: bool) -> Iterator[Any]:
     """What is named: pictures, those of a folder, or of a table; without any name, the paths on standard input."""
-    from regard.data.labelled_pictures import is_picture
+    from regard.data.labelled_pictures import pictures_in
     from regard.tasks.viewer import Viewed
 
     names: Any = shown or (line.rstrip("\n") for line in sys.stdin if line.strip())
     for name in names:
         path = Path(name)
         if path.is_dir():
-            found = sorted(Path(at) / each for at, _, files in os.walk(path) for each in files if is_picture(each))
-            if not found:
-                raise ValueError(f"{path} has no picture in it: name a folder that has, or a file")
-            yield from (Viewed(str(each), str(each)) for each in found)
+            yield from (Viewed(str(each), str(each)) for each in pictures_in(path))
         elif path.name.endswith((".jsonl", ".jsonl.gz")) or jsonl:
             yield from _listed(path)
         elif not path.exists():
@@ -114,6 +107,63 @@ def _listed(path: Path) -> Iterator[Any]:
             if not isinstance(image, str):
                 raise ValueError(f'{path}, line {number} names no picture: write {{"image": "photo.jpg"}}')
             yield Viewed(str(path.parent / image), image, held.get("id"))
+
+
+def _tell(left: list[Any], seen: int, things: str = "pictures") -> None:
+    """Name those that could not be seen, beside so many that could."""
+    for error in left:
+        typer.echo(f"skipped: {error}", err=True)
+    if left:
+        typer.echo(f"note: {len(left):,} of {len(left) + seen:,} {things} were left out", err=True)
+
+
+def _found_cells(hits: Any, use: Any) -> Iterator[list[str]]:
+    for rank, hit in enumerate(hits, start=1):
+        yield [str(rank), f"{hit.score:.4f}", hit.path]
+
+
+def search(
+    kind: Any,
+    model: Path,
+    folder: Path,
+    queries: list[str],
+    index: Path | None,
+    settings: dict[str, Any],
+    lines: Lines,
+    engine: Batched,
+) -> None:
+    """Find the pictures of a folder that are nearest to what is said, or to other pictures. Vectors are kept."""
+    from hashlib import sha256
+
+    from regard.cli.read import _read
+    from regard.cli.telling import telling
+    from regard.data.labelled_pictures import is_picture
+    from regard.data.text import count_of
+    from regard.files import cache_folder
+    from regard.tasks.uses import SearchUse
+
+    where, about = sha256(str(folder.absolute()).encode()).hexdigest()[:16], dict[str, Any]()
+    kind = replace(kind, task="match", cells=_found_cells)
+
+    def make(matcher: Any) -> Any:
+        from regard.tasks.gallery import Gallery, sighted
+
+        use = SearchUse(**vars(matcher.use) | settings)
+        kept = index or cache_folder() / "search" / f"{where}-{sighted(matcher, use.embedding)[:16]}"
+        found = Gallery(matcher, kept, name=str(model), use=use)
+        with telling("embedding") as progress:
+            new = found.renew(folder, progress)
+        about["documents"] = found.store.documents
+        typer.echo(f"{count_of(len(found), 'picture')}, {count_of(new, 'new one')} embedded: {kept}", err=True)
+        _tell(found.bad, len(found))
+        return found
+
+    if any(is_picture(query) and Path(query).is_file() for query in queries):
+        look(kind, [model], queries, lines, engine, settings, make)
+        return
+    files = any(Path(query).is_file() or query == "-" for query in queries)
+    texts: Any = queries if files or not queries else "\n".join(queries)
+    _read(kind, [model], texts, lines, engine, settings, make=make, about=about)
 
 
 def _graphs(shown: list[str], jsonl: bool) -> Iterator[Any]:

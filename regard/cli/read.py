@@ -97,7 +97,7 @@ REPLIES = Verb("answer", "answering", _reply_cells, _reply_row, ("question", "co
 
 def classify(
     model: Path,  # a model directory
-    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, graphs, SMILES
+    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, videos, graphs
     *,
     pair: str | None = None,  # a second text, beside each that is read
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
@@ -174,7 +174,7 @@ def embed(
         look(replace(VECTORS, task=name), models, texts or [], lines, engine, settings, lambda m: m.vectors, "graph")
         return
     if shown and name == "match":
-        look(replace(VECTORS, task="match"), models, texts or [], lines, engine, settings, lambda m: m.viewing)
+        look(replace(VECTORS, task="match"), models, texts or [], lines, engine, settings)
         return
     _read(VECTORS, models, texts, lines, engine, settings)
 
@@ -183,21 +183,30 @@ def caption(
     model: Path,  # a model directory
     pictures: list[str] | None = None,  # `FILE` pictures, folders of them, a .jsonl that names them (default: stdin)
     *,
+    question: str | None = None,  # of a language model that sees (default: the one that it was taught by)
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(SearchConfig, but=("extra", "ordered"))],
     lines: Lines,
     engine: Batched,
 ) -> None:
-    """Say of each picture in words what it shows."""
+    """Say of each picture in words what it shows, or answer a question about it."""
+    from regard.api import told
     from regard.cli.look import look
 
-    look(CAPTIONS, [model, *(ensemble or ())], pictures or [], lines, engine, settings)
+    models = [model, *(ensemble or ())]
+    if told(located(model)).task.name == "look":
+        kind = replace(CAPTIONS, task="look")
+        look(kind, models, pictures or [], lines, engine, settings, lambda looker: looker.describing(question))
+        return
+    if question is not None:
+        raise ValueError(f"{model} describes pictures, and is asked nothing: leave --question out")
+    look(CAPTIONS, models, pictures or [], lines, engine, settings)
 
 
 def search(
     model: Path,  # a model directory, of a model that embeds
-    documents: Path,  # `DOCUMENTS` a text file or a folder, a .tsv, .csv or .jsonl, a folder of BEIR's
-    queries: list[str] | None = None,  # `QUERY|FILE` what to look for (default: stdin)
+    documents: Path,  # `DOCUMENTS` a text file or a folder, a .tsv, .csv or .jsonl, a folder of BEIR's, or of pictures
+    queries: list[str] | None = None,  # `QUERY|FILE` what to look for (default: stdin); of pictures, also another one
     *,
     unit: str = "line",  # of plain text, what a document is: line, paragraph, file
     column: list[str] | None = None,  # `PART=PLACE` where in a table a part stands, as text=abstract or id=0
@@ -207,16 +216,24 @@ def search(
     lines: Lines,
     engine: Batched,
 ) -> None:
-    """Find the documents that are nearest to each query: of each its rank, score, id and text. Vectors are kept."""
+    """Find the documents that are nearest to each query: of each its rank, score, id and text; or pictures, by a model
+    that sees. Vectors are kept."""
     from hashlib import sha256
     from os.path import exists
 
+    from regard.api import told
+    from regard.cli import look
     from regard.cli.bulk import LIKE_A_FILE
     from regard.cli.telling import telling
     from regard.data.collection import Documents
     from regard.data.text import Skipped, count_of
     from regard.files import cache_folder
 
+    if told(located(model)).task.name == "match" and documents.is_dir():
+        if rerank is not None or column or unit != "line":
+            raise ValueError(f"{documents} is a folder of pictures to {model}: leave --rerank, --column and --unit out")
+        look.search(HITS, model, documents, queries or [], index, settings, lines, engine)
+        return
     given, skipped = Documents(documents, unit, tuple(column or ())), Skipped()
     where = sha256(json.dumps([str(documents.absolute()), unit, given.columns]).encode()).hexdigest()[:16]
 

@@ -40,9 +40,9 @@ class Column:
     shape: tuple[int, ...] | None = None  # of a row, if it is more than a list: what it is given as, and given back as
 
     @classmethod
-    def pixels(cls, height: int, width: int, channels: int) -> "Column":
-        """A picture of this size, as `uint8` (H, W, C)."""
-        return cls("uint8", ragged=False, shape=(height, width, channels))
+    def pixels(cls, *shape: int) -> "Column":
+        """A picture of this size, as `uint8` (H, W, C), or a video (T, H, W, C)."""
+        return cls("uint8", ragged=False, shape=shape)
 
     @classmethod
     def ids(cls, vocabulary: int) -> "Column":

@@ -139,12 +139,13 @@ def _still(config: Any, others: Iterable[str]) -> nn.Module:
 
 def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: str) -> list[Tensor]:
     """What a model is called with: a source and a target, or one text as long as the target; without padding. A
-    picture has its own size."""
+    picture, or a video, has its own size."""
     c: Any = model.config
     token = int(getattr(c, "pad", 0) == 0)
     asked = [p.name for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty]
+    frames = [c.frames] if hasattr(c, "frames") else []
     given = [
-        torch.zeros(sentences, c.channels, c.size, c.size, device=device)
+        torch.zeros(sentences, *frames, c.channels, c.size, c.size, device=device)
         if name == "pixels" or (name == "source" and getattr(model, "reads", "tokens") == "pixels")
         else torch.full((sentences, source if name == "source" else target), token, device=device)
         for name in asked

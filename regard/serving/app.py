@@ -58,7 +58,7 @@ def create_app(registry: Registry, config: ServeConfig | None = None) -> FastAPI
         name = ".".join(str(part) for part in first["loc"][1:])
         return response(request.url.path, RefusalError(400, f"{name}: {first['msg']}".removeprefix(": "), param=name))
 
-    sees = any(served.task.name == pictures.TASK for served in registry)
+    sees = any(map(pictures.sees, registry))
     app.add_middleware(Gate, config=config, metrics=service.metrics, sees=sees)
     if config.cors:
         app.add_middleware(

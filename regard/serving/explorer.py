@@ -122,7 +122,7 @@ class _Models:
 
 
 def _live(predictor: Any, served: Served) -> Live:
-    if not isinstance(predictor, Reader | Searcher):
+    if not isinstance(predictor, Reader | Searcher) or hasattr(served.task, "sight"):
         other = f"graph?model={served.id}" if served.task.name == graphs.TASK else ""
         message = f"{served.id} is {served.task.a_model}: "
         message += f"look at /explore/{other}" if other else "the explorer does not show such"

@@ -387,7 +387,7 @@ def _spoilt(model: Path, text: Path | None, limit: int) -> Study:
 def study_of(model: Path, source: Path | None, reference: Path | None, text: Path | None, limit: int) -> Study:
     """What there is to study a model on: pairs of sentences, or a text."""
     task = told(model).task
-    if not task.worded:
+    if hasattr(task, "sight"):
         raise ValueError(f"{model} sees pictures: its heads are studied by regard.record, not on a text")
     if isinstance(task, Translate):
         if text is not None:

@@ -40,6 +40,7 @@ TASKS = {
     "embed": "regard.tasks.embed",
     "match": "regard.tasks.match",
     "caption": "regard.tasks.caption",
+    "look": "regard.tasks.look",
     "mask": "regard.tasks.mask",
     "denoise": "regard.tasks.denoise",
     "converse": "regard.tasks.converse",
