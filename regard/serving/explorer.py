@@ -160,10 +160,10 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/api/models")
     async def get_models(request: Request) -> dict[str, Any]:
-        found = asyncio.gather(
-            *(service.looked(served, partial(models.about, served.id)) for served in service.registry)
-        )
-        return {"default": service.registry.ids[0], "models": await service.attended(request, found)}
+        shown = [served for served in service.registry if served.task.name != "search"]  # an index is no model
+        found = asyncio.gather(*(service.looked(served, partial(models.about, served.id)) for served in shown))
+        default = next((served.id for served in shown), None)
+        return {"default": default, "models": await service.attended(request, found)}
 
     @routes.post("/api/translate")
     async def translate(asked: TranslateAsked, request: Request) -> Response:
