@@ -36,6 +36,7 @@ class Pair(nn.Module):
     """
 
     reads = "pairs"
+    towers = {"picture_encoder": ("pixels", False), "encoder": ("tokens", True)}  # what is read, whether to the right
 
     def __init__(self, config: "PairConfig") -> None:
         super().__init__()

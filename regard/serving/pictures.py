@@ -1,13 +1,23 @@
 """Pictures in requests: uploads, base64 in JSON, or the file itself; and what a model that sees tells of them."""
 
 import binascii
+import hashlib
+import io
+import logging
 from base64 import b64decode
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from fastapi import Request
 from starlette.datastructures import UploadFile
 
+from regard.data.labelled_pictures import is_picture
+from regard.data.pictures import PictureError, opened
 from regard.serving import forms, reading
 from regard.serving.errors import RefusalError
 from regard.serving.queue import Asked
@@ -16,7 +26,11 @@ from regard.serving.registry import Registry, Served
 from regard.tasks.viewer import Viewed
 
 MOST = 64  # pictures of a request
+SHELF = 2**27  # bytes of pictures that are kept to be looked at
+SAMPLES = 24  # of those that a folder has, at most
+THUMB = 160  # pixels along the longer side of a small picture
 TASK = "recognise"
+LOG = logging.getLogger("regard.serving")
 FILES = ("image/", "multipart/form-data", "application/octet-stream")  # what is sent as it is
 
 
@@ -34,6 +48,62 @@ class PicturesAsked(QuestionAsked):
     def __call__(self, predictor: Any) -> Asked:
         self.predictor = predictor
         return self.pictures, replace(predictor.use, **self.settings)
+
+
+class Shelf:
+    """Pictures to be looked at, by names that are made of their content; those unused for longest go first. Samples
+    stay."""
+
+    def __init__(self, samples: Sequence[Path] = (), budget: int = SHELF) -> None:
+        """`samples` are files, or folders of them; one that cannot be opened is refused, or left out of a folder."""
+        self._held, self._budget, self._lock = OrderedDict[str, bytes](), budget, Lock()
+        self._kept = {_named(content): content for content in _samples(samples)}
+        self.samples = list(self._kept)  # their names
+
+    def put(self, content: bytes) -> str:
+        """The name of a picture that is here from now on; `PictureError` if it is none."""
+        opened(content, place="the picture")
+        name = _named(content)
+        with self._lock:
+            self._held[name] = content
+            self._held.move_to_end(name)
+            while sum(map(len, self._held.values())) > self._budget and len(self._held) > 1:
+                self._held.popitem(last=False)
+        return name
+
+    def __getitem__(self, name: str) -> bytes:
+        with self._lock:
+            if name in self._held:
+                self._held.move_to_end(name)
+                return self._held[name]
+        if name not in self._kept:
+            raise RefusalError(404, "the picture is not here, or not any more: choose it again", param="picture")
+        return self._kept[name]
+
+    def small(self, name: str) -> bytes:
+        """A picture, small, as PNG."""
+        image, out = opened(self[name]), io.BytesIO()
+        image.thumbnail((THUMB, THUMB))
+        image.save(out, "PNG")
+        return out.getvalue()
+
+
+def _named(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _samples(paths: Sequence[Path]) -> Iterator[bytes]:
+    for path in paths:
+        if not path.is_dir():
+            opened(path)  # now, not when somebody looks
+            yield path.read_bytes()
+            continue
+        for each in islice((each for each in sorted(path.rglob("*")) if is_picture(each.name)), SAMPLES):
+            try:
+                opened(each)
+                yield each.read_bytes()
+            except PictureError as error:
+                LOG.warning("left out: %s", error)
 
 
 def uploaded(request: Request) -> bool:
