@@ -92,8 +92,8 @@ def inputs(model: nn.Module) -> list[str]:
 
 
 def axes(model: nn.Module) -> dict[str, Axes]:
-    """The axes of every attention of a model, by name: by what it is handed, and the layer that it is in; one of several
-    towers says itself what each of them reads, and whether from left to right.
+    """The axes of every attention of a model, by name: by what it is handed, and the layer that it is in; a model of
+    several towers says itself what each of them reads, and whether from left to right.
 
     >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> found = axes(Transformer(TransformerConfig.tiny(100, encoder_layers=1, decoder_layers=1)))
@@ -120,7 +120,7 @@ def axes(model: nn.Module) -> dict[str, Axes]:
 
 
 def grids(model: nn.Module) -> dict[str, Grid]:
-    """How the patches of what a model sees lie, by the name of that input: the first; of a model that sees nothing none."""
+    """How the patches of what a model sees lie, by the name of that input, the first; {} where it sees nothing."""
     stems = [stem for stem in model.modules() if isinstance(stem, Patches)]
     of_stem = (Grid(0 if stem.tokens is None else len(stem.tokens), *stem.grid) for stem in stems)
     return dict(zip(inputs(model), of_stem, strict=False))

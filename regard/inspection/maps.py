@@ -4,7 +4,6 @@ Letters: H heads, T queries, S keys. Rows are queries, columns keys.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from regard.checks import one_of
 from regard.core.added import added
 from regard.core.attention import MultiHeadAttention
-from regard.inspection.axes import END, KINDS, START, Axis, axes, grids
+from regard.inspection.axes import END, KINDS, START, Axis, Grid, axes, grids
 from regard.inspection.page import VIEWS, AttentionMap, Picture
 from regard.inspection.taps import Names, Seen, attentions, checked_heads, record
 from regard.inspection.views import norm_maps, rollout, standing
@@ -57,7 +56,7 @@ def attention_maps(
     model.eval()
     with (
         record(model, recorded, what="weights" if view != "norm" else ("weights", "values")) as seen,
-        nullcontext([]) if grid is None else standing(model, grid[1]) as shares,
+        standing(model, Grid(0, 0, 0) if grid is None else grid[1]) as shares,
     ):
         model(**inputs)
     viewed = _viewed(seen, known, view, names)

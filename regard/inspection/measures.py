@@ -29,7 +29,7 @@ induction    the weight of tokens that come after one which is the same as the q
 
 Of patches of a picture, those before them are special, and there is no order of which to be the next. There are then
 
-distance     how far the patches lie that a patch looks at, by their weights, in patches (Dosovitskiy et al., 2021, Fig. 7)
+distance     how far the patches lie that a patch looks at, by their weights, in patches (Dosovitskiy et al., 2021)
 reach        the same over the distance of an even look at all patches: below 1 a head is local
 """
 
@@ -69,7 +69,7 @@ class Tokens:
         return cls(pad, bos, eos, punctuation(pieces), counts)
 
     def along(self, batch: Taught, name: str) -> Tensor:
-        """The tokens of an input, (B, S): of a picture, what stands before its patches is a mark, each of these another."""
+        """The tokens of an input, (B, S): of a picture, each patch is another, and what stands before them a mark."""
         if (grid := self.grids.get(name)) is None:
             return batch[name]
         patches = NONE - 1 - torch.arange(grid.places, device=batch[name].device)

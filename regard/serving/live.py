@@ -268,8 +268,8 @@ class Live:
             steps = self._greedy(request, changes)
         else:
             target = yield from self._beam(request, changes, config)
-            ids = ((*start, *target),) if start else (source, target)
-            look = Look(ids, changes, picture=about.get("picture", ""))
+            along = ((*start, *target),) if start else (source, target)
+            look = Look(along, changes, picture=about.get("picture", ""))
             steps = iter(zip(self._log_p(look), target, strict=True))
         ids, total = list[int](), 0.0
         for step, (log_p, id) in enumerate(steps):

@@ -1,4 +1,4 @@
-"""Models that see, to be looked at: a picture stands where others have a text, and its patches where they have tokens."""
+"""Models that see, to be looked at: a picture stands where others have a text, its patches where they have tokens."""
 
 import io
 from collections import OrderedDict
@@ -136,11 +136,18 @@ class LiveViewer(Seeing, LiveReader):
     ) -> Iterator[Line | None]:
         """What is seen, and what the model says of it: two lines."""
         pixels, _ = self.read(picture)
-        changes = self._changes(edits or {}, off)
-        return self._saying(picture, self.shown(self.sees[0], ()), changes, lambda: self._answer(pixels, text, pair))
+        tokens, changes = self._along(text, pair), self._changes(edits or {}, off)
+        return self._saying(picture, tokens, changes, lambda: self._answer(pixels, text, pair))
+
+    def _along(self, text: str, pair: str) -> list[Line]:
+        """What is read."""
+        if text.strip() or pair.strip():
+            raise ValueError("text: this model sees a picture, and reads none: leave it out")
+        return self.shown(self.sees[0], ())
 
     def _answer(self, pixels: Pixels, text: str, pair: str) -> Pictured:
-        return cast(Pictured, self._reader.pictured(Viewed(pixels, ready=True)))
+        reader: Any = self._reader
+        return cast(Pictured, reader.pictured(Viewed(pixels, ready=True)))
 
     def _saying(self, picture: str, tokens: list[Line], changes: Switched, answer: Any) -> Iterator[Line]:
         noted = list[float]()
@@ -187,19 +194,16 @@ class LiveMatcher(LiveViewer):
     def _framed(self, text: str) -> Framed:
         return self._reader.framed([Given(text)], long="cut")[0][0]
 
-    def translate(self, text: str = "", pair: str = "", **asked: Any) -> Iterator[Line | None]:
+    def _along(self, text: str, pair: str) -> list[Line]:
         for name, each in (("text", text), ("pair", pair)):
             if each.strip():
                 self._admit(each, name)
-        picture = asked.get("picture", "")
-        pixels, _ = self.read(picture)
-        tokens = Shown(self.tokenizer).all(self._framed(text).ids)
-        changes = self._changes(asked.get("edits") or {}, asked.get("off", ()))
-        return self._saying(picture, tokens, changes, lambda: self._answer(pixels, text, pair))
+        return Shown(self.tokenizer).all(self._framed(text).ids)
 
     def _answer(self, pixels: Pixels, text: str, pair: str) -> Pictured:
         texts = [line for line in (text.replace("\n", " "), *pair.splitlines()) if line.strip()]
-        return self._reader.compared(Viewed(pixels, ready=True), texts)
+        reader: Any = self._reader
+        return cast(Pictured, reader.compared(Viewed(pixels, ready=True), texts))
 
     def _manner(self) -> dict[str, Any]:
         c: Any = self.model.config
