@@ -25,7 +25,7 @@ class Looked:
     target: str | None = None  # a translation to follow (default: the model's own)
     pair: str | None = None  # a second text beside the first, for a model that reads two: a pair, a context
     names: tuple[str, ...] | None = None  # `PATTERN` attentions, as 'decoder.*' (default: all; in a figure '*cross*')
-    view: str = "weights"  # weights, or norm: the length of what each key adds
+    view: str = "weights"  # weights, norm: the length of what each key adds; rollout: through all layers of an encoder
     words: bool = False  # put sub-words together
     split: bool | None = None  # read sentence by sentence: one is drawn (default: as the model learnt)
     log: bool = False  # logarithmic colours
@@ -33,14 +33,14 @@ class Looked:
 
 
 def inspect(
-    what: list[str],  # `[MODEL] TEXT` a model directory (default: the one shipped), and what it reads
+    what: list[str],  # `[MODEL] TEXT` a model directory (default: the one shipped), and what it reads, or a picture
     *,
     output: Path | None = None,  # `-o` write here: .html, .svg, .png, .npz or .csv
     heads: str | None = None,  # numbers of heads, as 0,2 (default: all)
     hide_special: bool = False,  # leave out start and end symbols
     looked: Looked,
 ) -> None:
-    """Write what every head looks at, as a model translates a text, goes on with it or reads it, into a file."""
+    """Write what every head looks at, as a model translates a text, reads it, or sees a picture, into a file."""
     if len(what) > 2:
         raise ValueError(f"a model and one text are enough, got {len(what)} words: put the text in quotation marks")
     if len(what) == 1 and isdir(located(what[0])):

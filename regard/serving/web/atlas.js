@@ -7,8 +7,7 @@ import { vector } from "./elements.js";
 import { heatmap } from "./heatmap.js";
 import { headLabel } from "./i18n.js";
 import { arrowed } from "./seen.js";
-import { body, atlasOf, modelShown, roleText, sentence } from "./sight.js";
-import { KINDS } from "./state.js";
+import { body, atlasOf, kindsOf, modelShown, roleText, sentence } from "./sight.js";
 import { texts as words } from "./atlas-texts.js";
 
 export const texts = words;
@@ -204,7 +203,7 @@ export function mount(root, store, { api, t, fail }) {
     if (state.tab !== "atlas" || !shown) return;
     const { atlas, heads } = shown;
     const chosen = heads.find(({ name, head }) => name === state.head?.name && head === state.head?.head);
-    const legend = h("p", { class: "kinds" }, ...KINDS.map((kind) =>
+    const legend = h("p", { class: "kinds" }, ...kindsOf(state).map((kind) =>
       h("span", {}, tiny(kind), t(`grid.${kind}`)),
     ));
     if (!atlas) {

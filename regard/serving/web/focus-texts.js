@@ -72,9 +72,6 @@ export const texts = {
   ],
   "focus.cell@sees": ["“{row}” looks at “{column}”", "“{row}”看向“{column}”"],
   "focus.row@sees": ["“{row}” looks most at “{column}”", "“{row}”最多看“{column}”"],
-  "focus.hint@sees": ["Point at a patch to see what it looks at; click locks it.", "指向一块即可看到它看向哪里；单击锁定。"],
-  "focus.special@sees": ["Special places", "特殊位置"],
-  "focus.special.title@sees": ["Look at the class token, too; without it rows are scaled to sum to 1", "也看类别符号；隐藏后每行重新归一"],
-  "focus.special.title@caption": ["Show <s> and </s>; without them rows are scaled to sum to 1", "显示 <s> 与 </s>；隐藏后每行重新归一"],
+  "focus.special.title@sees": ["Show the class token, and the marks of texts; without them rows are scaled to sum to 1", "显示类别符号及文字的标记；隐藏后每行重新归一"],
   "focus.legend": ["Colours", "颜色"],
 };

@@ -13,7 +13,7 @@ import { gallery, overlay } from "./overlay.js";
 import {
   atlasOf, attentionsOf, besideOf, headMap, kindsOf, modelShown, pictureOf, roleText, sentence, titleOf, viewShown,
 } from "./sight.js";
-import { editsShown, factorOf, partner, shown, sliding, withFactor } from "./state.js";
+import { editsShown, factorOf, partner, sees, shown, sliding, withFactor } from "./state.js";
 import { tools } from "./tools.js";
 import { texts as own } from "./focus-texts.js";
 
@@ -83,7 +83,8 @@ export function mount(root, store, services) {
     const hover = row < shown.rows.length && column < shown.columns.length ? state.hover : null;
     const rows = shownAt(shown.rows, locked?.rows ?? []);
     const columns = shownAt(shown.columns, locked?.columns ?? []);
-    const at = step == null || !shown.steps ? [] : shownAt(shown.rows, [step]);
+    const stands = modelShown(state)?.task === "match" && !shown.picture; // the last place of a text, for all of it
+    const at = stands ? [shown.rows.length - 1] : step == null || !shown.steps ? [] : shownAt(shown.rows, [step]);
     return { rows, columns, step: at, hover, combine: state.combine };
   };
 
@@ -214,7 +215,9 @@ export function mount(root, store, services) {
   const ensureHead = () => {
     const attentions = attentionsOf(state);
     if (!attentions.length) {
-      const [kind] = kindsOf(state).toReversed(); // a model of another family may have no heads of this kind
+      // A model of another family may have no heads of this kind; of two towers, the one that sees comes first.
+      const kinds = kindsOf(state);
+      const kind = sees(state) && !kinds.includes("cross") ? kinds[0] : kinds.at(-1);
       return store.set(kind ? { kind } : { head: null });
     }
     if (attentions.some(({ name }) => name === state.head?.name)) return undefined;

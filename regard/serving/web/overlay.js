@@ -5,7 +5,7 @@ import { vector } from "./elements.js";
 import { RAMPS } from "./colour.js";
 
 const [LARGEST, SMALLEST] = [460, 220]; // px: of the picture in focus
-const [FAINT, DENSE] = [0.1, 0.8]; // how much is laid over a patch, from the weakest to the strongest
+const [FAINT, DENSE] = [0.1, 0.72]; // how much is laid over a patch, from the weakest to the strongest
 
 /** The places of a picture as tokens: those before its patches are special. */
 export const patches = ({ tokens, rows, columns }) => {
@@ -73,17 +73,17 @@ export const lay = (canvas, over, { rows, columns }, log) => {
   canvas.getContext("2d").putImageData(new ImageData(pixels(over, placing(over, log)), columns, rows), 0, 0);
 };
 
-/** A picture and what lies over it, for a file: as the address of an image of its own. */
-export const frozen = async (image, over, grid, log, side = 480) => {
+/** A picture and what lies over it, for a file: {href, width, height} of an image of its own. */
+export const frozen = (image, over, grid, log, side = 480) => {
   const canvas = h("canvas");
   const small = h("canvas");
   [canvas.width, canvas.height] = [side, Math.round((side * image.naturalHeight) / image.naturalWidth)];
   const pen = canvas.getContext("2d");
-  pen.imageSmoothingEnabled = false;
   pen.filter = "saturate(0.35) brightness(0.8)";
   pen.drawImage(image, 0, 0, canvas.width, canvas.height);
   pen.filter = "none";
   lay(small, over, grid, log);
+  pen.imageSmoothingEnabled = false;
   pen.drawImage(small, 0, 0, canvas.width, canvas.height);
   return { href: canvas.toDataURL("image/png"), width: canvas.width, height: canvas.height };
 };

@@ -41,7 +41,7 @@ export const sentence = (state) => {
     const [first, second] = modelShown(state).inputs;
     const along = { [first]: patches(grid), ...(second ? { [second]: read ? source : target } : {}) };
     const seen = { picture, grid, names, input: first, shares: done.shares, key: JSON.stringify([model, ids, edits, off]) };
-    return { model, edits, off, source, target, ids, ...along, ...seen };
+    return { model, edits, off, source: read && second ? source : [], target, ids, ...along, ...seen };
   }
   const alone = names[0] === "source" ? {} : { names, [names[0]]: read ? source : target, start: source[0] };
   return { model, edits, off, source, target, ids, ...alone, key: JSON.stringify([model, ids, edits, off]) };
