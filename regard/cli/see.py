@@ -78,12 +78,13 @@ class Studied:
 
 def heads(
     model: Path | None = None,  # a model directory (default: the one that comes along)
+    pictures: list[Path] | None = None,  # of a model that sees: files, folders, tables (default: its recipe's test)
     *,
     studied: Studied,
     output: Path | None = None,  # `-o` write heads.html and heads.json here (default: the model's)
     price: list[float] | None = None,  # learn gates at this price of a head in nats; several (default: 0.005 and 0.02)
 ) -> None:
-    """Analyse every head on a text: what it does, which others are like it, whether it is missed."""
+    """Analyse every head on texts or pictures: what it does, which others are like it, whether it is missed."""
     from collections import Counter
 
     from regard.shipped import SHIPPED
@@ -94,7 +95,10 @@ def heads(
         output = Path()
         typer.echo(f"note: {place.name} is not yours to write into: heads.html and heads.json go here", err=True)
     with telling("heads") as show:
-        atlas = make_atlas(place, out=output, prices=price or PRICES, progress=show, **vars(studied))
+        how: dict[str, Any] = {"out": output, "prices": price or PRICES, "progress": show, **vars(studied)}
+        atlas = make_atlas(place, pictures=pictures or (), **how)
+    for why in atlas.get("left_out", ()):
+        typer.echo(f"skipped: {why}", err=True)
     counts = Counter(each["role"] for each in atlas["heads"])
     read = f"{atlas['sentences']:,} {atlas['called']}"
     typer.echo(f"{output or place}/heads.html: {count_of(len(atlas['heads']), 'head')} on {read}")
@@ -151,6 +155,7 @@ def explore(
     port: int = 0,  # and at this port; 0: any that is free
     anyone: bool = False,  # let other machines see the page, too
     host_name: list[str] | None = None,  # `NAME` answer to this name, too; * is any
+    pictures: list[Path] | None = None,  # `PATH` a picture, or a folder of them, to choose from
     browser: bool = True,  # open the page
 ) -> None:
     """Open a page that shows every head of a model at work, and lets you change them."""
@@ -165,7 +170,8 @@ def explore(
             Thread(target=webbrowser.open, args=[page], daemon=True).start()
 
     logging.getLogger("regard").setLevel(logging.WARNING)  # one's own requests are no news
-    config = ServeConfig(host=host, port=port, anyone=anyone, host_names=tuple(host_name or ()))
+    names, seen = tuple(host_name or ()), tuple(pictures or ())
+    config = ServeConfig(host=host, port=port, anyone=anyone, host_names=names, pictures=seen)
     _serve(models, config, ready)
 
 

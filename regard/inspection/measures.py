@@ -46,7 +46,7 @@ from regard.inspection.taps import record
 
 OFFSETS = sorted(range(-5, 6), key=abs)  # where a positional head may look; of equals the nearest is named
 SMOOTH = 1e-4  # of entropy
-NONE = -100  # what no token is
+NONE, BEFORE = -100, -99  # what no token is; what stands before the patches of a picture
 ORDERED = ("first", "punctuation", "previous", "next", "duplicate", "induction")  # what patches have not
 
 
@@ -73,7 +73,7 @@ class Tokens:
         if (grid := self.grids.get(name)) is None:
             return batch[name]
         patches = NONE - 1 - torch.arange(grid.places, device=batch[name].device)
-        patches[: grid.tokens] = self.bos
+        patches[: grid.tokens] = BEFORE
         return patches.expand(len(batch[name]), -1)
 
 
@@ -204,7 +204,7 @@ def tally(sides: Axes, weights: Tensor, batch: Taught, tokens: Tokens) -> Tally:
         return (weights * pattern[:, None]).sum(-1)
 
     values["first"] = weights[..., 0], counted
-    for name, ids in (("special", (tokens.bos, tokens.eos)), ("punctuation", tokens.punctuation)):
+    for name, ids in (("special", (tokens.bos, tokens.eos, BEFORE)), ("punctuation", tokens.punctuation)):
         values[name] = mass(_among(keys, ids)[:, None]), counted
     top = weights.argmax(-1)  # (B, H, T)
     if (counts := tokens.counts.get(sides.keys.input)) is not None:
@@ -229,7 +229,7 @@ def tally(sides: Axes, weights: Tensor, batch: Taught, tokens: Tokens) -> Tally:
         for name in (*ORDERED, *(() if grid.tokens else ("special",))):
             values.pop(name, None)
         if sides.kind != "cross":
-            values |= {name: (far, ~_among(queries, [tokens.bos])) for name, far in _distances(weights, grid).items()}
+            values |= {name: (far, ~_among(queries, [BEFORE])) for name, far in _distances(weights, grid).items()}
     at = top - torch.arange(top.shape[-1], device=top.device)  # (B, H, T)
     fits = torch.stack([(visible & (offsets == o)).any(-1) & counted for o in OFFSETS], -1)  # (B, T, offsets)
     hits = torch.stack([((at == o) & counted[:, None]).sum(-1) for o in OFFSETS], -1)  # (B, H, offsets)

@@ -63,11 +63,9 @@ def inspect(
     if without and not added(predictor.model):
         raise ValueError(f"--without {without[0]}: nothing was added to {model or 'this model'}: leave it out")
     if isinstance(predictor, Viewer | Matcher | Describer):
-        asked = {"--split": split is not None, "--pair": pair is not None and not isinstance(predictor, Matcher)}
-        asked |= {
-            f"--{name}": given and not isinstance(predictor, Describer)
-            for name, given in (("target", target), ("words", words), ("hide-special", not special))
-        }
+        own = {"--target": target is not None, "--words": words, "--hide-special": not special}
+        asked = {} if isinstance(predictor, Describer) else own
+        asked |= {"--split": split is not None, "--pair": pair is not None and not isinstance(predictor, Matcher)}
         for option, given in asked.items():
             if given:
                 raise ValueError(f"{option} is not for {model}, which sees pictures: leave it out")

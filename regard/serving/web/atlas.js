@@ -194,7 +194,8 @@ export function mount(root, store, { api, t, fail }) {
     exampleTitle.textContent = t("atlas.example", { head: label(head), role: roleText(t, head.role) });
     exampleCard.lastElementChild.textContent = t("atlas.example.note");
     const titles = { rows: t(`axis.${row}`), columns: t("axis.keys") };
-    picture.draw(figure, scale(state.colour, 1, shade()), titles);
+    const most = modelShown(state)?.sees ? Math.max(...figure.weights) : 1;
+    picture.draw(figure, scale(state.colour, most, shade()), titles);
     picture.frame.setAttribute("aria-label", exampleTitle.textContent);
     store.set({ listed: { ...state.listed, example: { figure, titles, title: exampleTitle.textContent } } });
   };
