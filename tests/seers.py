@@ -17,6 +17,7 @@ from regard.models.vision import Vision
 from regard.tasks.task import task
 
 SIZE, SIDE = 24, 3  # pixels, and patches, along a side
+LONGEST = 24  # tokens of a text
 TEXTS = ["it is all red .", "a photo of green things", "a photo of a blue dog", "two men sit on a bench"]
 LAYERS = ["d_model=16", "d_ff=32", "heads=2", f"size={SIZE}", "patch=8"]
 MODELS: dict[str, tuple[str, str, list[str]]] = {  # what it is for, its preset, and what is changed in that
@@ -36,6 +37,8 @@ def directory(path: Path, name: str, seed: int = 3) -> Path:
     asked: dict[str, Any] = {"sight": Sight(size=SIZE)}
     if kind == "recognise":
         asked |= {"labels": ("cat", "dog", "bird"), "pool": {"vit": "first", "deit": "both", "cct": "attention"}[name]}
+    else:
+        asked |= {"longest": LONGEST}
     purpose = task(kind)(**asked)
     marks = purpose.marks if kind == "match" else ()
     tokens = Tokenizer.learn(TokensConfig("bpe", 300), TEXTS * 3, marks)

@@ -56,13 +56,13 @@ def standing(model: nn.Module, grid: Grid) -> Iterator[list[Tensor]]:
     noted = list[Tensor]()
 
     def note(head: Any, given: tuple[Tensor, ...]) -> None:
-        noted.append(shares(head, given[0][0]).float().cpu())
+        noted.append(shares_of(head, given[0][0]).float().cpu())
 
     heads = [each for each in model.modules() if isinstance(each, VectorHead)]
     if not heads:
         writes = getattr(model, "head", HeadConfig()).kind == "tokens"
-        one = torch.eye(grid.places)[0]
-        noted.append(torch.full_like(one, 1 / len(one)) if writes or not grid.tokens else one)
+        shares = torch.eye(grid.places)
+        noted.append(shares.mean(0) if writes or not grid.tokens else shares[0])
     hooks = [each.register_forward_pre_hook(note) for each in heads]
     try:
         yield noted
@@ -71,13 +71,13 @@ def standing(model: nn.Module, grid: Grid) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
-def shares(head: VectorHead, features: Tensor) -> Tensor:
+def shares_of(head: VectorHead, features: Tensor) -> Tensor:
     """Which share each place has in the vector that stands for all of them: features (T, d_model) -> (T,).
 
     It is that of the token that is read, half of each of two, the weights of an attention; of the greatest numbers, how
     many of them come from a place.
 
-    >>> shares(VectorHead(HeadConfig("vector", pool="max"), 2), torch.tensor([[1.0, 5.0], [2.0, 4.0]])).tolist()
+    >>> shares_of(VectorHead(HeadConfig("vector", pool="max"), 2), torch.tensor([[1.0, 5.0], [2.0, 4.0]])).tolist()
     [0.5, 0.5]
     """
     T, d = features.shape
