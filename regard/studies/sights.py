@@ -12,6 +12,7 @@ from regard.api import load, told
 from regard.data.batching import Batch
 from regard.data.captions import CaptionFiles
 from regard.data.labelled_pictures import PictureFiles, is_picture
+from regard.data.pictures import PictureError
 from regard.data.rows import Row
 from regard.inspection.axes import Grid, grids, inputs
 from regard.inspection.measures import Tokens
@@ -34,9 +35,10 @@ class Sights(Readings):
         and tables of them. What has no label, or no caption, has that which the model tells."""
         predictor, task = load(model, precision="fp32"), told(model).task
         own = getattr(predictor.model, "pair", predictor.model)
-        rows = kept_text(model, "pictures") if not pictures else _rows(predictor, task, pictures)
+        left = list[str]()
+        rows = kept_text(model, "pictures") if not pictures else _rows(predictor, task, pictures, left)
         learnt, collate = taught(task, (_alone(row) for row in rows), predictor.tokenizer, limit)
-        left = [each for each in learnt if isinstance(each, Damaged)]
+        left += [each for each in learnt if isinstance(each, Damaged)]
         learnt = [each for each in learnt if not isinstance(each, Damaged)]
         if not learnt:
             raise ValueError(
@@ -76,7 +78,8 @@ def _alone(row: Row) -> Row:
 
 
 @torch.inference_mode()
-def _rows(predictor: Any, task: Any, pictures: Sequence[Path]) -> Iterator[Row]:
+def _rows(predictor: Any, task: Any, pictures: Sequence[Path], left: list[str]) -> Iterator[Row]:
+    """Pictures with what is true of them; why some cannot be opened is noted in `left`."""
     for path in pictures:
         if path.suffix in TABLES:
             named: dict[str, Any] = {path.suffix[1:]: str(path)}
@@ -87,7 +90,10 @@ def _rows(predictor: Any, task: Any, pictures: Sequence[Path]) -> Iterator[Row]:
             raise ValueError(f"{path}: there is no such file: name pictures, a folder of them, or a table")
         found = sorted(each for each in path.rglob("*") if is_picture(each.name)) if path.is_dir() else [path]
         for each in found:
-            yield {"image": str(each), "name": str(each), **_said(predictor, task, str(each))}
+            try:
+                yield {"image": str(each), "name": str(each), **_said(predictor, task, str(each))}
+            except PictureError as error:
+                left.append(str(error))
 
 
 def _said(predictor: Any, task: Any, picture: str) -> dict[str, Any]:
