@@ -28,6 +28,7 @@ from regard.tasks.reader import Framed, Given, Pictured, batched
 from regard.tasks.viewer import Viewed, Viewer
 
 KEPT = 64  # pictures whose pixels are at hand
+Search = tuple[int, int]  # how wide it is, and how many alternatives are told
 
 
 class Seeing(Live):
@@ -83,6 +84,27 @@ class Seeing(Live):
             for i, text in enumerate(grid.texts())
         ]
 
+    def translate(
+        self,
+        text: str = "",
+        prefix: Sequence[int] = (),
+        edits: Edits | None = None,
+        beam: int = 1,
+        alternatives: int = 8,
+        sentence: int = 0,
+        pair: str = "",
+        off: Sequence[str] = (),
+        picture: str = "",
+    ) -> Iterator[Line | None]:
+        """What is seen, and what the model says of it, as lines."""
+        changes = self._changes(edits or {}, off)
+        return self._told(picture, (text, pair), tuple(prefix), (beam, alternatives), changes)
+
+    def _told(
+        self, picture: str, texts: tuple[str, str], begin: tuple[int, ...], config: Search, changes: Switched
+    ) -> Iterator[Line | None]:
+        raise NotImplementedError
+
     def batch(self, look: Look) -> Batch:
         whole = super().batch(look)
         return Batch({**whole.tensors, self.sees[0]: self.read(look.picture)[1]}, whole.count)
@@ -122,22 +144,14 @@ class LiveViewer(Seeing, LiveReader):
     def batch(self, look: Look) -> Batch:
         return Batch({self.sees[0]: self.read(look.picture)[1]}, 1)
 
-    def translate(
-        self,
-        text: str = "",
-        prefix: Sequence[int] = (),
-        edits: Edits | None = None,
-        beam: int = 1,
-        alternatives: int = 8,
-        sentence: int = 0,
-        pair: str = "",
-        off: Sequence[str] = (),
-        picture: str = "",
+    def _told(
+        self, picture: str, texts: tuple[str, str], begin: tuple[int, ...], config: Search, changes: Switched
     ) -> Iterator[Line | None]:
         """What is seen, and what the model says of it: two lines."""
         pixels, _ = self.read(picture)
-        tokens, changes = self._along(text, pair), self._changes(edits or {}, off)
-        return self._saying(picture, tokens, changes, lambda: self._answer(pixels, text, pair))
+        if begin:
+            raise ValueError("prefix: this model sees, and writes nothing that could begin with it")
+        return self._saying(picture, self._along(*texts), changes, lambda: self._answer(pixels, *texts))
 
     def _along(self, text: str, pair: str) -> list[Line]:
         """What is read."""
@@ -228,25 +242,19 @@ class LiveDescriber(Seeing):
         rest = {key: ids for key, ids in given.items() if key not in ("picture", "segments")}
         return replace(super().look({**rest, name: range(grid.places)}, edits, off), picture=picture)
 
-    def translate(
-        self,
-        text: str = "",
-        prefix: Sequence[int] = (),
-        edits: Edits | None = None,
-        beam: int = 1,
-        alternatives: int = 8,
-        sentence: int = 0,
-        pair: str = "",
-        off: Sequence[str] = (),
-        picture: str = "",
+    def _told(
+        self, picture: str, texts: tuple[str, str], begin: tuple[int, ...], config: Search, changes: Switched
     ) -> Iterator[Line | None]:
         """A caption as lines: what is seen, each token, and what came of it."""
+        if any(text.strip() for text in texts):
+            raise ValueError("text: this model sees a picture, and reads none: leave it out")
+        beam, alternatives = config
         self._bound(beam, alternatives)
-        config = replace(self.predictor.use, beam=beam, best=1, groups=1, sampling=None)
-        begin = self._ids("prefix", prefix)
-        request = bounded(Request(self.read(picture)[1][0], self._begin[0], prefix=begin), config, self.longest)
+        search = replace(self.predictor.use, beam=beam, best=1, groups=1, sampling=None)
+        request = Request(self.read(picture)[1][0], self._begin[0], prefix=self._ids("prefix", begin))
+        request = bounded(request, search, self.longest)
         about = {"sentences": [], "sentence": 0, "unknown": [], "picture": picture}
-        return self._translating(request, self._changes(edits or {}, off), config, alternatives, about)
+        return self._translating(request, changes, search, alternatives, about)
 
     def _manner(self) -> dict[str, Any]:
         c: Any = self.model.config
