@@ -260,7 +260,7 @@ class Live:
     ) -> Iterator[Line | None]:
         began = time.perf_counter()
         shown, start = Shown(self.tokenizer), [] if self._begin else [request.first]
-        source = () if start else self._places(request.source)
+        source = () if start else tuple(about.pop("ids", request.source))
         read = shown.all(start) if start else self.shown(self.inputs[0], source)
         yield {"kind": "source", "tokens": read, **about}
         plain = config.beam == 1 and (config.shortest, config.block, config.repetition) == (0, 0, 1.0)
@@ -285,10 +285,6 @@ class Live:
             "cut": ids[-1] != self.eos,
             "milliseconds": round(1000 * (time.perf_counter() - began), 2),
         }
-
-    def _places(self, source: Any) -> tuple[int, ...]:
-        """The ids of what stands along the source."""
-        return tuple(source)
 
     def shown(self, name: str, ids: Sequence[int]) -> list[Line]:
         """What stands along an input, as a page shows it."""
@@ -405,6 +401,8 @@ class Live:
             self.run(look)
         for name in names:
             T, S = self.lengths(look, name)  # what was taught may stand before the tokens, and is none
+            if not self.additions and seen[name].shape[-2:] != (T, S):
+                raise ValueError(f"{name} does not look from {T} places at {S}, but at parts of them: it is not shown")
             weights, values = seen[name][0][:, -T:, -S:], seen.values[name][0][:, -S:]
             self._held[look, name] = Recorded(weights.float().cpu(), values.float().cpu())
 

@@ -71,9 +71,6 @@ class Seeing(Live):
     def _ids(self, name: str, ids: Sequence[int]) -> tuple[int, ...]:
         return tuple(ids) if name in self.grids else super()._ids(name, ids)
 
-    def _places(self, source: Any) -> tuple[int, ...]:
-        return tuple(range(self.sees[1].places))
-
     def shown(self, name: str, ids: Sequence[int]) -> list[Line]:
         """The places of a picture, or the tokens of a text."""
         if name not in self.grids:
@@ -139,7 +136,7 @@ class LiveViewer(Seeing, LiveReader):
         for name in given.keys() - {"picture"}:
             raise ValueError(f"{name}: this model sees a picture alone")
         self.read(given.get("picture", ""))
-        return Look((self._places(()),), self._changes(edits, off), picture=given["picture"])
+        return Look((tuple(range(self.sees[1].places)),), self._changes(edits, off), picture=given["picture"])
 
     def batch(self, look: Look) -> Batch:
         return Batch({self.sees[0]: self.read(look.picture)[1]}, 1)
@@ -253,7 +250,8 @@ class LiveDescriber(Seeing):
         search = replace(self.predictor.use, beam=beam, best=1, groups=1, sampling=None)
         request = Request(self.read(picture)[1][0], self._begin[0], prefix=self._ids("prefix", begin))
         request = bounded(request, search, self.longest)
-        about = {"sentences": [], "sentence": 0, "unknown": [], "picture": picture}
+        about: Line = {"sentences": [], "sentence": 0, "unknown": [], "picture": picture}
+        about["ids"] = range(self.sees[1].places)
         return self._translating(request, changes, search, alternatives, about)
 
     def _manner(self) -> dict[str, Any]:
