@@ -57,7 +57,8 @@ def inspect(
     place = None if model is None else Path(model)
     seen = inspect(place, str(text), output, heads=numbers, special=not hide_special, **vars(looked))
     count = sum(len(each.weights) for each in seen.maps)
-    typer.echo(f"{output}: {count_of(count, 'head')} of {count_of(len(seen.maps), 'attention')}, {seen.title}")
+    kind = "roll-out" if looked.view == "rollout" else "head"
+    typer.echo(f"{output}: {count_of(count, kind)} of {count_of(len(seen.maps), 'attention')}, {seen.title}")
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def test_a_command_says_what_it_wrote_and_what_does_not_apply(
     label = regard.load(paths["vit"]).classify(photo).label
     assert run("inspect", paths["vit"], photo, "-o", out) == f"{out}: 4 heads of 2 attentions, 0.png: {label}\n"
     said = run("inspect", paths["vit"], photo, "--view", "rollout", "-o", tmp_path / "a.png")
-    assert "2 heads of 2 attentions" in said
+    assert "2 roll-outs of 2 attentions" in said
     run("inspect", paths["captions"], photo, "--target", TEXTS[0], "--words", "--hide-special", "-o", out)
     for options in (["--target", "x"], ["--pair", "x"], ["--words"], ["--hide-special"], ["--split"]):
         assert options[0] in refused("inspect", paths["vit"], photo, *options, "-o", out)
