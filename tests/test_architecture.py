@@ -50,7 +50,12 @@ SEEN = {
     ("api", "recipes"): {"reading"},
 }
 # A model imports another only where it is one.
-MODELS_OF_MODELS: dict[str, set[str]] = {"captioner": {"transformer"}, "speech": {"transformer"}}
+MODELS_OF_MODELS: dict[str, set[str]] = {
+    "captioner": {"transformer"},
+    "speech": {"transformer"},
+    "video": {"vision"},
+    "seer": {"decoder", "vision"},
+}
 SHARED = {"family"}  # what they all have in common
 ABOUT_MODELS = {"__init__", "costs", "storage"}  # no members of the family: they may import any of them
 # Lines of Python that a room may have: a little more than it has. Who needs more takes something out, or says why.

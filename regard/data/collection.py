@@ -162,8 +162,15 @@ class Store:
                 in_order = np.array_equal(rows, np.arange(row, row + len(rows)))
                 yield vectors[row : row + len(rows)] if in_order else vectors[rows]
 
-    def renew(self, documents: Iterable[Document], embed: Embed, progress: Show = lambda *_: None) -> int:
-        """Have these documents, and no others; -> how many texts are new, and were embedded."""
+    def renew(
+        self,
+        documents: Iterable[Document],
+        embed: Embed,
+        progress: Show = lambda *_: None,
+        fits: Callable[[Document], bool] = lambda _: True,
+    ) -> int:
+        """Have these documents, and no others; -> how many texts are new, and were embedded. One that is new, and does
+        not fit, is left out."""
         with alone_in(self.path):
             known, new = self._known(), list[bytes]()
             begins, rows, fresh, seen = array("q"), array("q"), array("q"), sha256()
@@ -172,6 +179,8 @@ class Store:
                     for document in documents:
                         line = f"{json.dumps(document, ensure_ascii=False)}\n".encode()
                         key = blake2b(document.text.encode(), digest_size=KEY).digest()
+                        if key not in known and not fits(document):
+                            continue
                         if key not in known:
                             known[key] = len(known)
                             new.append(key)

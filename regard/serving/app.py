@@ -10,14 +10,12 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from regard.serving import audio, explorer, inference, libretranslate, openai, operation, pipelines
+from regard.serving import audio, explorer, inference, libretranslate, openai, operation, pictures, pipelines
 from regard.serving.config import ServeConfig
 from regard.serving.errors import RefusalError, response
 from regard.serving.limits import Gate
 from regard.serving.registry import Registry
 from regard.serving.service import Service
-
-SEEN = ("pixels", "pairs")  # what models read that see
 
 
 def create_app(registry: Registry, config: ServeConfig | None = None) -> FastAPI:
@@ -60,7 +58,7 @@ def create_app(registry: Registry, config: ServeConfig | None = None) -> FastAPI
         name = ".".join(str(part) for part in first["loc"][1:])
         return response(request.url.path, RefusalError(400, f"{name}: {first['msg']}".removeprefix(": "), param=name))
 
-    sees = any(served.task.reads in SEEN for served in registry)
+    sees = any(map(pictures.sees, registry))
     app.add_middleware(Gate, config=config, metrics=service.metrics, sees=sees)
     if config.cors:
         app.add_middleware(

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import resources
 from threading import Lock
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import BaseModel, Field
 
 from regard.decoding.protocol import DAMAGED
-from regard.serving import looks
+from regard.serving import graphs, looks
 from regard.serving.errors import RefusalError
 from regard.serving.live import Line, Live, Look, TooLargeError
 from regard.serving.pictures import Shelf, files_of
@@ -24,14 +24,12 @@ from regard.serving.readers import LiveReader
 from regard.serving.registry import Registry, Served
 from regard.serving.seers import LiveDescriber, LiveMatcher, LiveViewer, Seeing
 from regard.serving.service import Service
-from regard.tasks.caption import Describer
-from regard.tasks.match import Matcher
 from regard.tasks.reader import Reader
-from regard.tasks.recognise import Recogniser
 from regard.tasks.searching import Searcher
 
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 FILE = re.compile(rf"[a-z0-9_-]+\.({'|'.join(TYPES)})", re.ASCII)
+SEERS: dict[str, type[Seeing]] = {"recognise": LiveViewer, "match": LiveMatcher, "caption": LiveDescriber}  # by task
 Ids = list[int]
 INPUTS = {"source", "target", "tokens", "segments", "picture"}
 
@@ -129,11 +127,12 @@ class _Models:
 
 
 def _live(predictor: Any, served: Served, shelf: Shelf) -> Live:
-    for kind, seeing in ((Recogniser, LiveViewer), (Matcher, LiveMatcher), (Describer, LiveDescriber)):
-        if isinstance(predictor, kind):
-            return seeing(predictor, shelf)
-    if not isinstance(predictor, Reader | Searcher):
-        message = f"{served.id} is {served.task.a_model}: the explorer does not show such"
+    if (seeing := SEERS.get(served.task.name)) and not cast(Any, served.task).sight.frames:
+        return seeing(predictor, shelf)
+    if not isinstance(predictor, Reader | Searcher) or hasattr(served.task, "sight"):
+        other = f"graph?model={served.id}" if served.task.name == graphs.TASK else ""
+        message = f"{served.id} is {served.task.a_model}: "
+        message += f"look at /explore/{other}" if other else "the explorer does not show such"
         raise RefusalError(404, message, param="model")
     return LiveReader(predictor) if isinstance(predictor, Reader) else Live(predictor)
 
@@ -271,6 +270,8 @@ def router(service: Service) -> APIRouter:
     @routes.get("/")
     def index(request: Request) -> Response:
         return _file("index.html", request)
+
+    routes.include_router(graphs.router(service))
 
     @routes.get("/{name}")
     def file(name: str, request: Request) -> Response:

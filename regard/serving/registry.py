@@ -22,7 +22,11 @@ ROUTES = {  # by which a model is asked, by what it is for
     "translate": ("POST /translate",),
     "generate": ("POST /v1/completions", "POST /v1/chat/completions"),
     "classify": ("POST /predict", "POST /rerank", "POST /models/{id}"),
+    "look": ("POST /v1/completions", "POST /v1/chat/completions"),
     "recognise": ("POST /predict", "POST /models/{id}"),
+    "match": ("POST /v1/embeddings", "POST /embed", "POST /models/{id}"),
+    "caption": ("POST /models/{id}",),
+    "graph": ("POST /predict", "POST /models/{id}"),
     "embed": ("POST /v1/embeddings", "POST /embed", "POST /rerank", "POST /models/{id}"),
     "mask": ("POST /models/{id}",),
     "tag": ("POST /models/{id}",),
@@ -49,7 +53,8 @@ class Served:
         """`how` it is loaded: the keyword arguments of `regard.load`. It may add to another one, its `base`."""
         self.id, self.path, self.base = id, path, base
         # Requests to those that only differ in LoRA are answered together.
-        self.joins = base is not None and (about := storage.adding(path)) is not None and about.lora
+        alike = base is not None and type(storage.config(path)) is type(storage.config(base.path))
+        self.joins = alike and (about := storage.adding(path)) is not None and about.lora
         storage.config(path)  # now, not when the first request comes
         self.task = api.told(path).task  # what a model is for
         self.languages: tuple[str, str] = getattr(self.task, "languages", ("", ""))  # source, target

@@ -37,6 +37,7 @@ from regard.studies.study import Study, Translations, study_of
 FORMAT = 1
 FILE, PAGE = "heads.json", "heads.html"
 ALIKE = 0.15  # nats: a divergence below which two heads count as redundant; ln 2 = 0.69 have nothing in common
+SEEN = ("recognise", "match", "caption")  # tasks of models that see pictures
 PAIRS = 60  # redundant pairs that are named, at most
 PRICES = 0.005, 0.02  # nats that a head must be worth to stay
 GATES = GateConfig(steps=200)
@@ -85,7 +86,7 @@ def make_atlas(
     if not writable(place):  # which is to be known now, and not after minutes of work
         raise ValueError(f"{place} is no directory that can be written into: name one with -o")
     known, parsed, texts = None, None, (source, reference, text)
-    if told(model).task.reads in ("pixels", "pairs") and not any(texts):
+    if told(model).task.name in SEEN and not any(texts):
         study: Study = Sights.seen(model, pictures, limit)
     elif pictures:
         raise ValueError(

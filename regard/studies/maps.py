@@ -3,16 +3,18 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from regard.api import Translator, load
 from regard.core.added import added
 from regard.core.added import without as switched_off
+from regard.data.labelled_graphs import GraphFiles
 from regard.files import write_whole
 from regard.inspection.figures import to_csv, to_html, to_npz, to_png, to_svg
 from regard.inspection.page import AttentionMap
 from regard.inspection.taps import attentions
 from regard.tasks.caption import Describer
+from regard.tasks.grapher import GraphPredictor
 from regard.tasks.match import Matcher
 from regard.tasks.reader import Reader
 from regard.tasks.viewer import Viewed, Viewer
@@ -58,11 +60,20 @@ def inspect(
     if log and kind in NUMBERS:
         raise ValueError(f"{output}: --log is about colours, and {kind} has none: leave it out")
     predictor, drawn_alone = load(model), kind in (".svg", ".png")
+    read: Any = text
+    if isinstance(predictor, GraphPredictor):
+        if Path(text).is_file():  # of a file, its first graph
+            read = next(Viewed(row["graph"], row["name"]) for row in GraphFiles.at(text).rows())
+        if kind == ".html" and names is None and heads is None and view == "weights" and not without:
+            write_whole(output, predictor.attention_page(read).encode())
+            return Inspected(text, predictor.attention(read))
     how: Any = {"heads": heads, "view": view, "special": special}
     off = switched_off(predictor.model, *(() if "all" in without else without)) if without else nullcontext()
     if without and not added(predictor.model):
         raise ValueError(f"--without {without[0]}: nothing was added to {model or 'this model'}: leave it out")
-    if isinstance(predictor, Viewer | Matcher | Describer):
+    if isinstance(predictor, Viewer | Matcher | Describer) and not isinstance(predictor, GraphPredictor):
+        if cast(Any, getattr(predictor, "viewer", predictor)).sight.frames:
+            raise ValueError(f"{model} sees videos: its maps are taken by regard.record, not drawn")
         own = {"--target": target is not None, "--words": words, "--hide-special": not special}
         asked = {} if isinstance(predictor, Describer) else own
         asked |= {"--split": split is not None, "--pair": pair is not None and not isinstance(predictor, Matcher)}
@@ -89,7 +100,7 @@ def inspect(
         how |= {"words": words} | ({"pair": pair} if isinstance(predictor, Reader) else {})
         last = [*attentions(predictor.model)][-1:] if drawn_alone else "*"
         with off:
-            maps = predictor.attention(text, names=names or last, **how)
+            maps = predictor.attention(read, names=names or last, **how)
         title = " ║ ".join(each.strip() for each in (text, pair) if each)
     return _written(output, maps, title, _note(view, words, special, without or ()), log)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -33,7 +33,9 @@ class Sights(Readings):
     def seen(cls, model: Path, pictures: Sequence[Path], limit: int) -> "Sights":
         """The first `limit` pictures of what the model's recipe has kept from training as its test; or files, folders
         and tables of them. What has no label, or no caption, has that which the model tells."""
-        predictor, task = load(model, precision="fp32"), told(model).task
+        predictor, task = load(model, precision="fp32"), cast(Any, told(model).task)
+        if task.sight.frames:
+            raise ValueError(f"{model} sees videos: its heads are studied by regard.record")
         own = getattr(predictor.model, "pair", predictor.model)
         left = list[str]()
         rows = kept_text(model, "pictures") if not pictures else _rows(predictor, task, pictures, left)

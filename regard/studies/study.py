@@ -391,7 +391,7 @@ def _spoilt(model: Path, text: Path | None, limit: int) -> Study:
 def study_of(model: Path, source: Path | None, reference: Path | None, text: Path | None, limit: int) -> Study:
     """What there is to study a model on: pairs of sentences, or a text."""
     task = told(model).task
-    if task.reads in ("pixels", "pairs"):
+    if hasattr(task, "sight"):
         raise ValueError(f"{model} sees pictures: name some, or none for the test of its recipe; leave texts out")
     if isinstance(task, Translate):
         if text is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -54,6 +54,7 @@ class Captioned:
     text: str
     score: float  # by which captions of one picture are ranked
     others: tuple[str, ...] = ()  # the next best, if more than one is asked for
+    tokens: int = 0  # that were written
 
 
 class Describer(Searcher):
@@ -102,6 +103,14 @@ class Describer(Searcher):
         maps = attention_maps(self.model, inputs, texts, words=grouped, pixels=pixels, **how)
         return maps if special else list(map(without_special, maps))
 
+    def size(self, asks: Sequence[Viewed], settings: SearchConfig) -> tuple[int, int]:
+        """Positions that some pictures have, and tokens that are written of them at most."""
+        return self.viewer.size(asks)[0], len(asks) * (settings.limit or self.places or 0) * settings.beam
+
+    def written(self, answer: Captioned) -> int:
+        """The sub-words of an answer."""
+        return answer.tokens
+
     def answers(self, asks: Sequence[Viewed], settings: SearchConfig) -> list[Captioned]:
         """A caption of each picture: what the other methods are made of."""
         found, kind = list[Captioned](), next(self.model.parameters()).dtype
@@ -109,7 +118,7 @@ class Describer(Searcher):
             pixels = self.viewer.sight.tensor(np.stack(self.viewer.seen(some))).to(kind)
             for best in self._search([Request(each, self.bos) for each in pixels], settings):
                 text, *others = self.tokenizer.decode_batch([each.tokens for each in best])
-                found.append(Captioned(text, best[0].score, tuple(others)))
+                found.append(Captioned(text, best[0].score, tuple(others), sum(len(each.tokens) for each in best)))
         return found
 
 
@@ -119,7 +128,8 @@ class Caption(Match):
 
     name, called, verb = "caption", "captioning", ""
     sections = Sections(CaptionConfig, CaptionedConfig, Describing, Judging)
-    needs, stands = EncoderDecoder, "tokens"
+    needs: ClassVar[type] = EncoderDecoder
+    stands = "tokens"
     reads = "pixels"
     marks = ()
 
@@ -161,11 +171,15 @@ class Caption(Match):
     def measure(self, predictor: Describer, held_out: Sequence[Row], recipe: Any) -> Measured:  # type: ignore[override]
         """At a validation greedily, of some pictures; without a recipe as the model is used."""
         rows = held_out if recipe is None else held_out[: recipe.train.validate_sentences]
-        use = predictor.use if recipe is None else replace(predictor.use, beam=1, best=1, groups=1)
+        use = predictor.use if recipe is None else replace(predictor.use, beam=1, best=1, groups=1, sampling=None)
         return self._measured(predictor, rows, use)
 
+    def said(self, predictor: Any, rows: Sequence[Row], use: Any) -> list[str]:
+        """What a model says of some pictures."""
+        return [each.text for each in predictor.answers([Viewed(row["image"], row["name"]) for row in rows], use)]
+
     def _measured(self, predictor: Describer, rows: Sequence[Row], use: SearchConfig) -> Measured:
-        said = [each.text for each in predictor.answers([Viewed(row["image"], row["name"]) for row in rows], use)]
+        said = self.said(predictor, rows, use)
         figures = judged(said, [row["captions"] for row in rows])
         samples = [Sample(row["name"], text, row["captions"][0]) for row, text in zip(rows, said, strict=True)]
         return Measured.of(Evidence(len(rows), figures), "cider", samples[:SHOWN])

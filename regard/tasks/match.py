@@ -66,8 +66,9 @@ class CaptionedConfig(Data):
         """How pictures are seen by the model of a recipe, which may begin with one that has learnt it."""
         c = recipe.model.build(2**16)
         if getattr(c, "channels", None) is None:
+            like, sees = recipe.model.base or recipe.model.preset, " or, with model.from, say by what (model.sees)"
             raise ValueError(
-                f"task.name = {recipe.task.name}: a model like {recipe.model.preset} does not see; take another preset"
+                f"task.name = {recipe.task.name}: a model like {like} does not see; take another preset,{sees}"
             )
         own = {name: getattr(self, name) for name in ("resize", "square", "resample", "mean", "std")}
         plain = {name for name, value in own.items() if value == getattr(CaptionedConfig, name)}
@@ -126,9 +127,7 @@ class Matcher(Embedder):
 
     def see(self, pictures: Sequence[Any]) -> NDArray[np.float32]:
         """The vector of each picture, (N, d): paths, contents of files, Pillow's images, or arrays."""
-        found = self.viewing.answers(
-            [each if isinstance(each, Viewed) else Viewed(each) for each in pictures], self.use
-        )
+        found = self.answers([each if isinstance(each, Viewed) else Viewed(each) for each in pictures], self.use)
         return np.stack([each.vector for each in found]) if found else np.zeros((0, self.width(None)), np.float32)
 
     def attention(self, picture: Any, text: str | None = None, **how: Any) -> list[AttentionMap]:  # type: ignore[override]
@@ -151,10 +150,22 @@ class Matcher(Embedder):
             said, [bars] if bars else [], cosines=True, numbers={"dimensions": len(seen)}, vector=seen.tolist()
         )
 
-    @property
-    def viewing(self) -> "Viewing":
-        """What answers to pictures as this does to texts."""
-        return Viewing(self)
+    def answers(self, asks: Sequence[Given | Viewed], settings: EmbedUse) -> list[Embedded]:
+        """The vector of each text, and of each picture, of length 1."""
+        said = iter(super().answers([ask for ask in asks if isinstance(ask, Given)], settings))
+        seen = iter(self.viewer.outputs([ask for ask in asks if isinstance(ask, Viewed)]))
+        return [
+            next(said)
+            if isinstance(ask, Given)
+            else Embedded(F.normalize(next(seen)[: settings.dimensions], dim=-1).numpy(), 0)
+            for ask in asks
+        ]
+
+    def size(self, asks: Sequence[Given | Viewed], settings: Any = None) -> tuple[int, int]:
+        """Tokens of some texts, and patches of pictures; nothing is written."""
+        c: Any = self.model.config
+        read, _ = super().size([ask for ask in asks if isinstance(ask, Given)], settings)
+        return read + sum(isinstance(ask, Viewed) for ask in asks) * (1 + c.side**2), 0
 
     def told(self, asked: Prompting) -> "Worded":
         """What tells classes that a command names."""
@@ -168,34 +179,38 @@ class Matcher(Embedder):
         return Worded(self, labels, prompt).answers([Viewed(picture)], ClassifyUse(**settings))[0]
 
 
-class Viewing:
-    """Pictures in, vectors out."""
-
-    def __init__(self, matcher: Matcher) -> None:
-        self.matcher, self.use = matcher, matcher.use
-
-    def answers(self, asks: Sequence[Viewed], settings: EmbedUse) -> list[Embedded]:
-        """The vector of each picture, of length 1."""
-        vectors = self.matcher.viewer.outputs(asks)
-        return [Embedded(F.normalize(x[: settings.dimensions], dim=-1).numpy(), 0) for x in vectors]
-
-
 class Worded:
     """Classes that are told in words."""
 
     def __init__(self, matcher: Matcher, labels: Sequence[str] | Mapping[str, str], prompt: str = "{label}") -> None:
         words = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
-        if len(words) < 2:
-            raise ValueError(f"labels = {', '.join(words)}: there must be two at least, separated by commas")
-        if "{label}" not in prompt:
-            raise ValueError(f"the prompt {prompt!r} has no {{label}} in it: say where it stands")
         self.matcher, self.labels, self.use = matcher, tuple(words), ClassifyUse()
-        self.vectors = torch.from_numpy(matcher.embed([prompt.replace("{label}", word) for word in words.values()]))
+        self.vectors = matcher.embed(prompts(words, prompt))
 
     def answers(self, asks: Sequence[Viewed], settings: ClassifyUse) -> list[Classified]:
         """Which of the classes each picture is nearest to."""
-        seen = torch.from_numpy(self.matcher.see(asks))
-        return [classified(row, self.labels, "one", settings) for row in self.matcher.sharpness * seen @ self.vectors.T]
+        return nearest(self.matcher, self.matcher.see(asks), self.vectors, self.labels, settings)
+
+
+def prompts(words: Mapping[str, str], prompt: str) -> list[str]:
+    """What is compared with pictures, of each class the word for it."""
+    if len(words) < 2:
+        raise ValueError(f"labels = {', '.join(words)}: there must be two at least, separated by commas")
+    if "{label}" not in prompt:
+        raise ValueError(f"the prompt {prompt!r} has no {{label}} in it: say where it stands")
+    return [prompt.replace("{label}", word) for word in words.values()]
+
+
+def nearest(
+    matcher: Matcher,
+    seen: NDArray[np.float32],
+    said: NDArray[np.float32],
+    labels: Sequence[str],
+    settings: ClassifyUse,
+) -> list[Classified]:
+    """Which of the labels, whose words have these vectors, each picture shows."""
+    logits = matcher.sharpness * torch.from_numpy(seen) @ torch.from_numpy(said).T
+    return [classified(row, tuple(labels), "one", settings) for row in logits]
 
 
 def drawn(ids: NDArray[Any], end: int, draw: Random) -> list[int]:

@@ -23,13 +23,13 @@ from regard.inspection.page import AttentionMap
 from regard.native import UnsupportedError
 from regard.tasks.engines import Engines
 
-TOGETHER = 64  # pictures that are seen at once
+TOGETHER = 64  # pictures, or frames of videos, that are seen at once
 Looks = Callable[[Sequence[Pixels]], list[Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class Viewed:
-    """A picture to look at: a path, the content of a file, what Pillow has opened, or pixels (H, W, C)."""
+    """A picture to look at: a path, the content of a file, what Pillow has opened, or pixels (H, W, C); or a video."""
 
     image: Any
     place: str = ""  # where it stands, for errors
@@ -65,9 +65,9 @@ class Viewer(Engines):
         return other
 
     def size(self, asks: Sequence[Viewed], settings: Any = None) -> tuple[int, int]:
-        """Positions that some pictures have; nothing is written."""
+        """Positions that some pictures or videos have; nothing is written."""
         c: Any = self.model.config
-        return len(asks) * (c.tokens + c.side**2), 0
+        return len(asks) * (c.tokens + c.side**2 * getattr(c, "times", 1)), 0
 
     def written(self, answer: Any) -> int:
         """Tokens of an answer: none."""
@@ -108,7 +108,7 @@ class Viewer(Engines):
     def outputs(self, asks: Sequence[Viewed]) -> list[Tensor]:
         """What the head says of each picture; the mean of all models."""
         found = list[Tensor]()
-        for some in in_groups(asks, min(TOGETHER, self.rows)):
+        for some in in_groups(asks, min(max(1, TOGETHER // max(1, self.sight.frames)), self.rows)):
             pixels = self.seen(some)
             each = [engine(pixels) for engine in self.engines]
             found += [torch.stack(said).mean(0) for said in zip(*each, strict=True)] if len(each) > 1 else each[0]
