@@ -80,7 +80,8 @@ REPLIES = Verb("answer", "answering", _reply_cells, _reply_row, ("question", "co
 
 def classify(
     model: Path,  # a model directory
-    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, folders of them
+    texts: list[str]
+    | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures or sounds, folders of them
     *,
     pair: str | None = None,  # a second text, beside each that is read
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
@@ -89,20 +90,20 @@ def classify(
     lines: Lines,
     engine: Reads,
 ) -> None:
-    """Say of each line what it is, or of each picture what it shows: its class, and how probable that is; by a language
-    model, as --prompt asks it."""
+    """Say of each line what it is, of each picture what it shows, of each sound what kind it is: its class, and how
+    probable that is; by a language model, as --prompt asks it."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
     from regard.api import told
     from regard.cli.look import look
 
     models = [model, *(ensemble or ())]
     name = told(located(model)).task.name
-    if name in ("recognise", "match") and (pair is not None or engine.attended):
-        raise ValueError(f"{model} sees pictures: --pair and --attended are for texts")
-    if name == "recognise":
+    if name in ("recognise", "hear", "match") and (pair is not None or engine.attended):
+        raise ValueError(f"{model} reads no texts: --pair and --attended are for them")
+    if name in ("recognise", "hear"):
         if asked.prompt is not None or asked.labels is not None:
             raise ValueError(f"{model} has classes of its own: leave --prompt and --labels out")
-        look(CLASSES, models, texts or [], lines, engine, settings)
+        look(replace(CLASSES, task=name), models, texts or [], lines, engine, settings)
         return
     if name == "match":
         if asked.labels is None:

@@ -23,6 +23,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from regard.checks import above, at_least, one_of
+from regard.data.arrays import Column
 
 MOST = 89_478_485  # pixels of a picture: a quarter of a gigabyte in colours
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # what is opened; others may run programs
@@ -67,6 +68,11 @@ class Sight:
             if len(getattr(self, name)) not in (1, self.channels):
                 raise ValueError(f"{name} has {len(getattr(self, name))} numbers for {self.channels} channels")
         above(0, **{f"std[{i}]": x for i, x in enumerate(self.std)})
+
+    @property
+    def column(self) -> Column:
+        """How what it sees lies on disk."""
+        return Column.pixels(self.size, self.size, self.channels)
 
     def pixels(self, source: Source, place: str = "") -> Pixels:
         """What it sees of a picture: (H, W, C), of its size."""

@@ -150,7 +150,7 @@ def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: 
         for name in asked
     ]
     if (bands := getattr(c, "bands", None)) is not None:  # of sound, two frames are a position
-        given[0] = torch.zeros(sentences, 2 * source, bands, device=device)
+        given[0] = torch.zeros(sentences, c.frames if asked == ["frames"] else 2 * source, bands, device=device)
     return given
 
 

@@ -56,7 +56,7 @@ def inspect(
         raise ValueError(f"{output}: --log is about colours, and {kind} has none: leave it out")
     predictor, drawn_alone = load(model), kind in (".svg", ".png")
     if isinstance(predictor, Viewer):
-        raise ValueError(f"{model} sees pictures: its maps are taken by regard.record, not of a text")
+        raise ValueError(f"{model} reads no text: its maps are taken by regard.record, not of a text")
     how: Any = {"heads": heads, "view": view, "special": special}
     off = switched_off(predictor.model, *(() if "all" in without else without)) if without else nullcontext()
     if without and not added(predictor.model):

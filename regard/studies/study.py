@@ -388,7 +388,7 @@ def study_of(model: Path, source: Path | None, reference: Path | None, text: Pat
     """What there is to study a model on: pairs of sentences, or a text."""
     task = told(model).task
     if not task.worded:
-        raise ValueError(f"{model} sees pictures: its heads are studied by regard.record, not on a text")
+        raise ValueError(f"{model} reads no text: its heads are studied by regard.record, not on a text")
     if isinstance(task, Translate):
         if text is not None:
             raise ValueError(f"--text is for a language model, and {model} translates: give --source and --reference")
