@@ -67,7 +67,7 @@ class Scribe(Transcriber):
     def written(self, frames: Tensor, beam: int) -> tuple[list[int], float]:
         """The tokens of a window (frames, bands), and their log p."""
         if isinstance(self.model, EncoderDecoder):
-            request = Request(Begun(self.encoded(frames)), self.bos)
+            request = Request(Begun(self.encoded(frames)), self.bos, self.window // 2)
             best = self._search([request], SearchConfig(beam=beam))[0][0]
             return best.tokens, best.log_probability
         with torch.inference_mode():
@@ -216,7 +216,8 @@ class Transcribe(Task):
             if self.ctc:
                 return Batch({"frames": frames, "labels": padded(said, pad, 2**31)}, sum(map(len, said)))
             target = padded([[bos, *ids] for ids in said], pad, 2**31)
-            labels = padded([[*[IGNORE] * begin, *ids[begin:], eos] for ids in said], IGNORE, 2**31)
+            labels = padded([[*ids, eos] for ids in said], IGNORE, 2**31)
+            labels[:, :begin] = IGNORE
             return Batch({"source": frames, "target": target, "labels": labels}, int((labels != IGNORE).sum()))
 
         return batch
