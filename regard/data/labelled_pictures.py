@@ -54,8 +54,8 @@ class PictureFiles(RowFiles):
     `columns` says where `image` and `label` stand in a table, or what their arrays in an npz are called.
     """
 
-    ways = ("folder", "zip", "tsv", "csv", "jsonl", "npz", "idx")
-    parts = ("image", "label")
+    ways: ClassVar[tuple[str, ...]] = ("folder", "zip", "tsv", "csv", "jsonl", "npz", "idx")
+    parts: ClassVar[tuple[str, ...]] = ("image", "label")
     endings: ClassVar[tuple[str, ...]] = ENDINGS  # of files that are taken from a folder or a zip
     called: ClassVar[str] = "pictures"
 

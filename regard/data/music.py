@@ -185,11 +185,10 @@ def _spelled(note: Note, signature: dict[str, int], held: dict[tuple[str, int], 
     if note.pitch is None:
         return f"z{length}"
     flat = -1 in signature.values()
-    sharps = [signature.get, lambda letter, _: 0, lambda letter, _: -1 if flat else 1]
-    for alter in sharps:
+    for signs in (signature, {}, dict.fromkeys(STEPS, -1 if flat else 1)):
         for letter, step in STEPS.items():
-            sign = alter(letter, 0)
-            octave, left = divmod(note.pitch - step - sign, 12)  # type: ignore[operator]
+            sign = signs.get(letter, 0)
+            octave, left = divmod(note.pitch - step - sign, 12)
             if left == 0:
                 return _written(letter, octave, sign, signature, held) + length
     raise AssertionError("every pitch is a letter, or half a tone beside one")
@@ -256,10 +255,10 @@ def _abc_words(line: str) -> Iterator[str]:
     for item in ITEMS.finditer(line):
         kind, text = item.lastgroup, item[0]
         if kind == "chord":
-            inside, _, length = text.rpartition("]")
+            inside, _, after = text.rpartition("]")
             inner = ["".join(each[:3]) for each in NOTE.findall(inside)]
             text = max(inner, key=lambda each: melody(each).notes[0].pitch or 0, default="")
-            kind, text = ("note", text + length) if text else (None, "")
+            kind, text = ("note", text + after) if text else (None, "")
         if kind == "bar":
             notes.append(("|", Fraction(0)))
         elif kind == "tuple":
@@ -295,7 +294,9 @@ def from_midi(content: bytes, name: str | Path = "this file") -> Melody:
         found, metre = list[tuple[int, int, int]](), "4/4"  # when it begins and ends, and what
         for _ in range(tracks):
             kind, size = struct.unpack(">4sI", stream.read(8))
-            notes, own = _track(stream.read(size))
+            if len(track := stream.read(size)) < size:
+                raise ValueError("it ends early")
+            notes, own = _track(track) if kind == b"MTrk" else ([], "")
             found, metre = found + notes, own or metre
     except (struct.error, IndexError, ValueError) as error:
         raise ValueError(f"{name} is no MIDI file that can be read: {error}") from None

@@ -157,6 +157,7 @@ class Ear:
 
     bands: int = 80
     frames: int = 100  # 100 are a second
+    even: bool = True  # each sound has mean 0 and deviation 1: how loud and how hissing it is, says nothing
 
     @property
     def column(self) -> Column:
@@ -172,7 +173,13 @@ class Ear:
         if len(samples) > self.frames * HOP:
             long, name = len(samples) / RATE, place or "the sound"
             raise SoundError(f"{name} lasts {long:.2f} s, the model hears {self.frames / 100:g} s at once: cut it")
-        return log_mel(samples, self.bands, self.frames).to(torch.float16).numpy()
+        frames = self.evened(log_mel(samples, self.bands, self.frames), -(-len(samples) // HOP))
+        return frames.to(torch.float16).numpy()
+
+    def evened(self, frames: Tensor, sounding: int) -> Tensor:
+        """Frames as this model has them, of which so many are not the silence at the end."""
+        own = frames[:sounding]
+        return (frames - own.mean()) / own.std().clamp(min=0.01) if self.even else frames
 
     def tensor(self, frames: NDArray[Any]) -> Tensor:
         """Frames (B, frames, bands) as a model reads them."""

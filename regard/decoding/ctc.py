@@ -60,7 +60,7 @@ def prefix_beam(log_p: Tensor, beam: int, blank: int = BLANK) -> list[tuple[list
                 else:
                     into[longer][1] = np.logaddexp(into[longer][1], either + score)
         possible = [each for each in into.items() if max(each[1]) > NEVER]
-        order = sorted(possible, key=lambda each: (-np.logaddexp(*each[1]), each[0]))[:beam]
+        order = sorted(possible, key=lambda each: (-np.logaddexp(each[1][0], each[1][1]), each[0]))[:beam]
         kept = {prefix: (sums[0], sums[1]) for prefix, sums in order}
     return [([*prefix], float(np.logaddexp(*sums))) for prefix, sums in kept.items()]
 

@@ -139,7 +139,7 @@ class Recognise(Classify):
         super().__post_init__()
         for each in fields(self):
             if isinstance(given := getattr(self, each.name), dict):  # as JSON has it
-                object.__setattr__(self, each.name, each.default_factory(**given))  # type: ignore[misc]
+                object.__setattr__(self, each.name, each.default_factory(**given))  # type: ignore[operator]
 
     @classmethod
     def of(cls, recipe: Any) -> "Recognise":

@@ -45,13 +45,12 @@ class Scribe(Transcriber):
     """
 
     def __init__(
-        self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: TranscribeUse | None = None, **how: Any
+        self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: TranscribeUse, ear: Ear, **how: Any
     ) -> None:
         Searcher.__init__(self, models, tokenizer, **how)
         if len(models) > 1:
             raise ValueError(f"{len(models)} models: speech is heard by one at a time")
-        c: Any = self.model.config
-        self.use, self.bands, self.window, self.lock = use or TranscribeUse(), int(c.bands), int(c.frames), Lock()
+        self.use, self.ear, self.bands, self.window, self.lock = use, ear, ear.bands, ear.frames, Lock()
         self.multilingual = True  # for all that is known
 
     def settings(self, **given: Any) -> TranscribeUse:
@@ -91,7 +90,7 @@ class Dictation(Hearing):
             return []
         heard = torch.full((self.by.window, self.by.bands), float(self.frames.min()))
         heard[:size] = frames[:size]
-        tokens, log_p = self.by.written(heard, self.how.beam)
+        tokens, log_p = self.by.written(self.by.ear.evened(heard, size), self.how.beam)
         start, self.at = self.at, self.at + size
         text = self.by.tokenizer.decode(tokens).strip()
         ends = start / 100, min(self.at / 100, self.duration)
@@ -149,13 +148,14 @@ class Transcribe(Task):
     def __post_init__(self) -> None:
         for each in fields(self):
             if isinstance(given := getattr(self, each.name), dict):  # as JSON has it
-                object.__setattr__(self, each.name, each.default_factory(**given))  # type: ignore[misc]
+                object.__setattr__(self, each.name, each.default_factory(**given))  # type: ignore[operator]
 
     @classmethod
     def of(cls, recipe: Any) -> "Transcribe":
         c, begun, e = recipe.model.build(2), recipe.model.task(), recipe.evaluate
         known = {name: begun[name] for name in ("alignment", "multilingual") if name in begun}
-        known |= {"ctc": not hasattr(c, "decoder_layers"), "ear": Ear(c.bands, c.frames)}
+        even = recipe.model.base is None or begun.get("ear", {}).get("even", False)  # a Whisper knows loud and faint
+        known |= {"ctc": not hasattr(c, "decoder_layers"), "ear": Ear(c.bands, c.frames, even)}
         return cls(**{"multilingual": False} | known, by=e.by, normalise=e.normalise, augment=recipe.data.augment)
 
     def check(self, recipe: Any) -> None:
@@ -163,7 +163,8 @@ class Transcribe(Task):
             raise ValueError("train.batch_rows: say how many recordings make a batch, as 32")
 
     def noted(self) -> dict[str, Any]:
-        return {key: value for key, value in super().noted().items() if key not in ("augment", "ear")}
+        left = ("augment",) if self.ear.even else ("augment", "ear")
+        return {key: value for key, value in super().noted().items() if key not in left}
 
     def prepared_by(self) -> list[Any]:
         return [self.name, self.ctc, self.multilingual, asdict(self.ear)]
@@ -228,7 +229,7 @@ class Transcribe(Task):
 
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: TranscribeUse, **how: Any) -> Transcriber:
         if not whisper(tokenizer):
-            return Scribe(models, tokenizer, use, **how)
+            return Scribe(models, tokenizer, use, self.ear, **how)
         return Transcriber(models, tokenizer, use, alignment=self.alignment, multilingual=self.multilingual, **how)
 
     def measure(self, predictor: Transcriber, held_out: Sequence[Row], recipe: Any) -> Measured:
