@@ -118,10 +118,11 @@ def melody(words: str) -> Melody:
     metre, key, bars, bar = "4/4", "C", list[tuple[Note, ...]](), list[Note]()
     signature, held = signs_of(key), dict[tuple[str, int], int]()
     for word in words.split():
+        begun = bool(bar or bars)  # what is said later, is of what follows
         if word.startswith("M:"):
-            metre = _metre(word[2:])
+            metre = metre if begun else _metre(word[2:])
         elif word.startswith("K:"):
-            key, signature = word[2:], signs_of(word[2:])
+            key, signature = key if begun else word[2:], signs_of(word[2:])
         elif set(word) <= set("|:[]12"):
             if bar:
                 bars.append((*bar,))
