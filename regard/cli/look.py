@@ -88,7 +88,7 @@ def _asks(shown: list[str], jsonl: bool, files: Any) -> Iterator[Any]:
         if path.is_dir():
             found = sorted(Path(at) / each for at, _, names in os.walk(path) for each in names if files.takes(each))
             if not found:
-                raise ValueError(f"{path} has no {files.called} in it: name a folder that has, or a file")
+                raise ValueError(f"{path} has no {files.called[:-1]} in it: name a folder that has, or a file")
             yield from (Viewed(str(each), str(each)) for each in found)
         elif path.name.endswith((".jsonl", ".jsonl.gz")) or jsonl:
             yield from _listed(path, files.parts[0])

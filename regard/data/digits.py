@@ -38,7 +38,7 @@ PAUSE, LONGEST = 0.15, 2.9  # seconds: between two digits of a string at most, a
 class SpokenDigits:
     """Each recording by itself, or strings of them by one speaker each, made by chance that is the same everywhere."""
 
-    sha256: str  # of all recordings, in the order of their names
+    sha256: str | None  # of all recordings, in the order of their names; None: any will do
     lengths: Sequence[int]  # digits of a string, from and to
     strings: dict[str, int]  # split -> how many; without, each recording by itself
 

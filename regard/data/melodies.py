@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from regard.data.downloads import Held, Progress
-from regard.data.music import STEPS, Melody, Note, signs_of
+from regard.data.music import STEPS, Melody, Tone, signs_of
 from regard.files import write_whole
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def tune(seed: str) -> Melody:
     metre, strong, rhythms, last = DANCES[draw.choice([*DANCES])]
     key = draw.choice(KEYS)
     scale = _scale(key)
-    bars = list[tuple[Note, ...]]()
+    bars = list[tuple[Tone, ...]]()
     at = draw.choice((0, 2, 4))
     for part in range(2):
         begins = [draw.choice(rhythms) for _ in range(2)]
@@ -73,7 +73,7 @@ def tune(seed: str) -> Melody:
                 if i == 0:  # phrases begin alike; the second part begins higher
                     at = _nearest(2 + 3 * part, chord)
                 bar, at = _bar(rhythm, strong, chord, at, motif, draw, closing)
-                bars.append(tuple(Note(_pitch(scale, degree), Fraction(length)) for degree, length in bar))
+                bars.append(tuple(Tone(_pitch(scale, degree), Fraction(length)) for degree, length in bar))
     return Melody((*bars,), metre, key)
 
 

@@ -36,7 +36,7 @@ FINEST = Fraction(1, 2)  # eighths to which the MIDI that is read is rounded
 RATE = 22_050
 
 
-class Note(NamedTuple):
+class Tone(NamedTuple):
     """What sounds, as MIDI counts it, or None; and for how many eighths."""
 
     pitch: int | None
@@ -47,19 +47,19 @@ class Note(NamedTuple):
 class Melody:
     """A melody: bars of notes, its metre and its key."""
 
-    bars: tuple[tuple[Note, ...], ...]
+    bars: tuple[tuple[Tone, ...], ...]
     metre: str = "4/4"
     key: str = "C"
 
     @property
-    def notes(self) -> list[Note]:
+    def notes(self) -> list[Tone]:
         """All of them."""
         return [note for bar in self.bars for note in bar]
 
     def words(self) -> str:
         """A line of words.
 
-        >>> Melody(((Note(66, Fraction(2)), Note(65, Fraction(1, 2))),), key="G").words()
+        >>> Melody(((Tone(66, Fraction(2)), Tone(65, Fraction(1, 2))),), key="G").words()
         'M:4/4 K:G F2 =F/2 |'
         """
         said, signature = [f"M:{self.metre}", f"K:{self.key}"], signs_of(self.key)
@@ -115,7 +115,7 @@ def melody(words: str) -> Melody:
     >>> [note.pitch for note in melody("K:G F =F F | F z2").notes]
     [66, 65, 65, 66, None]
     """
-    metre, key, bars, bar = "4/4", "C", list[tuple[Note, ...]](), list[Note]()
+    metre, key, bars, bar = "4/4", "C", list[tuple[Tone, ...]](), list[Tone]()
     signature, held = signs_of(key), dict[tuple[str, int], int]()
     for word in words.split():
         begun = bool(bar or bars)  # what is said later, is of what follows
@@ -128,9 +128,9 @@ def melody(words: str) -> Melody:
                 bars.append((*bar,))
             bar, held = [], {}
         elif found := REST.fullmatch(word):
-            bar.append(Note(None, _length(*found.groups())))
+            bar.append(Tone(None, _length(*found.groups())))
         elif found := NOTE.fullmatch(word):
-            bar.append(Note(_pitch(found, signature, held), _length(*found.groups()[3:])))
+            bar.append(Tone(_pitch(found, signature, held), _length(*found.groups()[3:])))
         else:
             raise ValueError(f"{word[:20]!r} is no note: words are as in M:6/8 K:G | D2 ^c/2 z |")
     return Melody((*bars, *([(*bar,)] if bar else [])), metre, key)
@@ -179,7 +179,7 @@ def _length(above: str, strokes: str, below: str) -> Fraction:
     return length
 
 
-def _spelled(note: Note, signature: dict[str, int], held: dict[tuple[str, int], int]) -> str:
+def _spelled(note: Tone, signature: dict[str, int], held: dict[tuple[str, int], int]) -> str:
     """A word for a note: in its key if it can be, else with a sharp, or a flat where the key has flats."""
     up, down = note.length.as_integer_ratio()
     length = f"{up if up != 1 else ''}{f'/{down}' if down != 1 else ''}"
@@ -239,7 +239,7 @@ def from_abc(text: str) -> Melody:
     if unit is None:
         unit = Fraction(1, 2) if Fraction(metre) < Fraction(3, 4) else Fraction(1)
     found = melody(" ".join((f"M:{metre}", f"K:{key}", *words)))
-    bars = tuple(tuple(Note(pitch, length * unit) for pitch, length in bar) for bar in found.bars)
+    bars = tuple(tuple(Tone(pitch, length * unit) for pitch, length in bar) for bar in found.bars)
     return Melody(bars, metre, key)
 
 
@@ -305,12 +305,12 @@ def from_midi(content: bytes, name: str | Path = "this file") -> Melody:
         raise ValueError(f"{name} has no notes in it")
     highest = {start: (end, pitch) for start, end, pitch in sorted(found, key=lambda each: (each[0], each[2]))}
     starts, whole = sorted(highest), 8 * Fraction(metre)
-    bars, bar, clock = list[tuple[Note, ...]](), list[Note](), Fraction(0)
+    bars, bar, clock = list[tuple[Tone, ...]](), list[Tone](), Fraction(0)
 
     def add(pitch: int | None, length: Fraction) -> None:
         nonlocal clock, bar
         if length > 0:
-            bar.append(Note(pitch, length))
+            bar.append(Tone(pitch, length))
             clock += length
         if clock >= whole * (len(bars) + 1):
             bars.append((*bar,))

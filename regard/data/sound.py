@@ -187,7 +187,7 @@ class Ear:
 
 
 @dataclass(frozen=True)
-class Masking:
+class SpecAugment:
     """What becomes of a sound before a model learns from it: parts of it are left out by chance (SpecAugment; Park et
     al., 2019), it is heard at another pitch, and it begins later."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from regard.data.corpora import fetched
 from regard.data.recordings import SoundFiles
-from regard.data.sound import Ear, Masking
+from regard.data.sound import Ear, SpecAugment
 from regard.tasks.classify import Evaluation
 from regard.tasks.recognise import Recognise, RecogniseConfig, Recogniser
 from regard.tasks.task import Data, Sections
@@ -21,7 +21,7 @@ class SoundConfig(Data):
     train: SoundFiles | None = None  # your own files
     valid: SoundFiles | None = None  # held out of train if left out
     test: SoundFiles | None = None  # held out of train if left out
-    augment: Masking = field(default_factory=Masking)  # what is done to them by chance while a model learns
+    augment: SpecAugment = field(default_factory=SpecAugment)  # what is done to them by chance while a model learns
 
     def of_corpus(self, name: str, progress: Any) -> dict[str, SoundFiles]:
         return {split: SoundFiles(jsonl=str(path)) for split, (path, *_) in fetched(name, progress=progress).items()}
@@ -52,7 +52,7 @@ class Hear(Recognise):
     """A sound in, its class out."""
 
     sight: Ear = field(default_factory=Ear)  # type: ignore[assignment]  # what is heard at once
-    augment: Masking = field(default_factory=Masking)  # type: ignore[assignment]
+    augment: SpecAugment = field(default_factory=SpecAugment)  # type: ignore[assignment]
 
     name, called, verb = "hear", "sound classification", "classify"
     sections = Sections(HearConfig, SoundConfig, ClassifyUse, Evaluation)

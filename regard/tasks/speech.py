@@ -23,7 +23,7 @@ from regard.data.labelled_pictures import trace_of
 from regard.data.pictures import in_groups
 from regard.data.recordings import RecordingFiles
 from regard.data.rows import Row
-from regard.data.sound import Ear, Masking, Samples, SoundError
+from regard.data.sound import Ear, Samples, SoundError, SpecAugment
 from regard.data.tokenizers import Tokenizer
 from regard.decoding.ctc import greedy, prefix_beam, shortest_path
 from regard.decoding.protocol import Request, SearchConfig
@@ -33,7 +33,7 @@ from regard.tasks.searching import Searcher
 from regard.tasks.task import Damaged, Data, Evidence, Measured, Sections, Task
 from regard.tasks.transcribe import SKIPPED, Hearing, Signs, Transcriber, whisper
 from regard.tasks.transcripts import Segment, TranscribeUse
-from regard.training.objectives import IGNORE, Aligned, NextToken, Objective
+from regard.training.objectives import CTC, IGNORE, NextToken, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
 
@@ -112,7 +112,7 @@ class RecordingsConfig(Data):
     train: RecordingFiles | None = None  # your own files
     valid: RecordingFiles | None = None  # held out of train if left out
     test: RecordingFiles | None = None  # held out of train if left out
-    augment: Masking = field(default_factory=Masking)  # what is done to them by chance while a model learns
+    augment: SpecAugment = field(default_factory=SpecAugment)  # what is done to them by chance while a model learns
 
     def of_corpus(self, name: str, progress: Any) -> dict[str, RecordingFiles]:
         found = fetched(name, progress=progress)
@@ -138,7 +138,7 @@ class Transcribe(Task):
 
     ctc: bool = False  # it tells a token of each position, and writes nothing on
     ear: Ear = field(default_factory=Ear)
-    augment: Masking = field(default_factory=Masking)
+    augment: SpecAugment = field(default_factory=SpecAugment)
 
     name, called = "transcribe", "speech"
     sections = Sections(TranscribeConfig, RecordingsConfig, TranscribeUse, SpokenConfig)
@@ -225,7 +225,7 @@ class Transcribe(Task):
 
     def objective(self, model: nn.Module, smoothing: float, tokenizer: Tokenizer) -> Objective:
         (pad,) = tokenizer.marks.need("pad")
-        return Aligned(model, pad) if self.ctc else NextToken(model, smoothing, ignore=IGNORE)
+        return CTC(model, pad) if self.ctc else NextToken(model, smoothing, ignore=IGNORE)
 
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: TranscribeUse, **how: Any) -> Transcriber:
         if not whisper(tokenizer):

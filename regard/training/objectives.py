@@ -101,7 +101,7 @@ class Labelled(Objective):
         )
 
 
-class Aligned(Objective):
+class CTC(Objective):
     """What is said along a sound, wherever in it: the sum over all ways in which the labels may lie along the
     positions, between blanks (CTC; Graves et al., 2006). Labels that are `blank` do not count."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from regard.data.documents import TextFiles
 from regard.data.melodies import DANCES, tune
-from regard.data.music import RATE, Melody, Note, from_abc, from_midi, melody, signs_of, tunes
+from regard.data.music import RATE, Melody, Tone, from_abc, from_midi, melody, signs_of, tunes
 
 ABC = """X:1
 T:A tune % with a remark
@@ -56,7 +56,7 @@ def test_abc_of_others_is_read_without_what_is_no_note() -> None:
     )
     # E dorian has F and C sharp: c> is C sharp, =c' is C, and the c, of another octave is sharp as its key says
     assert [note.pitch for note in made.notes][10:19] == [67, None, 73, 74, 75, 75, 84, 61, 71]
-    assert from_abc("M:2/4\nK:C\nCD").notes == [Note(60, Fraction(1, 2)), Note(62, Fraction(1, 2))]  # sixteenths
+    assert from_abc("M:2/4\nK:C\nCD").notes == [Tone(60, Fraction(1, 2)), Tone(62, Fraction(1, 2))]  # sixteenths
 
 
 @pytest.mark.parametrize(

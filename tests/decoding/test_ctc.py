@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.decoding.ctc import collapsed, greedy, prefix_beam, shortest_path
-from regard.training.objectives import Aligned
+from regard.training.objectives import CTC
 
 
 def said(log_p: Tensor) -> dict[tuple[int, ...], float]:
@@ -77,7 +77,7 @@ def test_the_objective_is_the_sum_of_a_plain_loop(labels: list[list[int]]) -> No
     log_p = torch.stack([draw(seed, T=6) for seed in (7, 8)])
     longest = max(map(len, labels))
     padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in labels])
-    loss = Aligned(Known())(padded, frames=log_p)
+    loss = CTC(Known())(padded, frames=log_p)
     each = [forward(x, row) for x, row in zip(log_p, labels, strict=True)]
     assert float(loss) == pytest.approx(-sum(each), abs=1e-5)
     truth = [said(x)[tuple(row)] for x, row in zip(log_p, labels, strict=True)]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import regard
 from regard import cli
 from regard.data.recordings import SoundFiles
-from regard.data.sound import RATE, Ear, Masking, as_wav, read
+from regard.data.sound import RATE, Ear, SpecAugment, as_wav, read
 from regard.data.text import Skipped
 from regard.files import cache_folder
 from regard.recipes import reading as recipes
@@ -112,7 +112,7 @@ def test_what_cannot_be_heard_is_named(place: Path, run: Path, tmp_path: Path) -
     assert some.exit_code == 0
     assert "2 of 3 sounds were left out" in some.stderr
     (tmp_path / "empty").mkdir()
-    assert "has no sounds in it" in str(invoke("classify", run, tmp_path / "empty").exception)
+    assert "has no sound in it" in str(invoke("classify", run, tmp_path / "empty").exception)
 
 
 def test_labels_may_stand_in_a_table(tmp_path: Path) -> None:
@@ -132,17 +132,17 @@ def test_labels_may_stand_in_a_table(tmp_path: Path) -> None:
 def test_masking_moves_and_hides_and_is_drawn_anew() -> None:
     frames = Ear(16, 24).pixels(tone("mid", Random(0)))
     kept = frames.copy()
-    assert (Masking().picture(frames, Random(0)) == frames).all()
-    later = Masking(later=5).picture(frames, Random(3))
+    assert (SpecAugment().picture(frames, Random(0)) == frames).all()
+    later = SpecAugment(later=5).picture(frames, Random(3))
     by = int((later.min(1) == later.max(1)).argmin())
     assert 0 < by <= 5
     assert (later[by:] == frames[: 24 - by]).all()
-    moved = Masking(pitch=3).picture(frames, Random(1))
+    moved = SpecAugment(pitch=3).picture(frames, Random(1))
     assert any((np.roll(frames, by, 1)[:, 4:-4] == moved[:, 4:-4]).all() for by in (-3, -2, -1, 1, 2, 3))
-    hidden = Masking(bands=4, frames=4).picture(frames, Random(2))
+    hidden = SpecAugment(bands=4, frames=4).picture(frames, Random(2))
     changed = hidden != frames
     assert changed.any()
     assert (hidden[changed] == frames.min()).all()
     assert (frames == kept).all()
     with pytest.raises(ValueError, match=r"data\.augment\.bands"):
-        Masking(bands=-1)
+        SpecAugment(bands=-1)
