@@ -99,7 +99,7 @@ def classify(
     models = [model, *(ensemble or ())]
     name = told(located(model)).task.name
     if name in ("recognise", "hear", "match") and (pair is not None or engine.attended):
-        raise ValueError(f"{model} reads no texts: --pair and --attended are for them")
+        raise ValueError(f"{model} takes no text: --pair and --attended are for texts")
     if name in ("recognise", "hear"):
         if asked.prompt is not None or asked.labels is not None:
             raise ValueError(f"{model} has classes of its own: leave --prompt and --labels out")

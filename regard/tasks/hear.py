@@ -27,6 +27,15 @@ class SoundConfig(Data):
         return {split: SoundFiles(jsonl=str(path)) for split, (path, *_) in fetched(name, progress=progress).items()}
 
 
+def hearing(recipe: Any, example: str) -> Any:
+    """The config of the model of a recipe, if it hears; it is of any vocabulary."""
+    c = recipe.model.build(2)
+    if getattr(c, "bands", None) is None:
+        preset = recipe.model.preset
+        raise ValueError(f"task.name = {recipe.task.name}: a model like {preset} does not hear; take {example}")
+    return c
+
+
 @dataclass(frozen=True)
 class HearConfig(RecogniseConfig):
     """What a model is for."""
@@ -62,8 +71,8 @@ class Hear(Recognise):
 
     @classmethod
     def of(cls, recipe: Any) -> "Hear":
-        t, d, c = recipe.task, recipe.data, recipe.model.build(1)
-        pool = t.pool or ("first" if c.tokens else "mean")
+        t, d, c = recipe.task, recipe.data, hearing(recipe, "ast-tiny")
+        pool = t.pool or ("first" if getattr(c, "tokens", 0) else "mean")
         return cls((), t.kind, None, pool, t.hidden, t.dropout, Ear(c.bands, c.frames), d.augment)
 
 

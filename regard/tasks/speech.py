@@ -29,6 +29,7 @@ from regard.decoding.ctc import greedy, prefix_beam, shortest_path
 from regard.decoding.protocol import Request, SearchConfig
 from regard.evaluation.spoken import normal
 from regard.evaluation.texts import RATES, compare
+from regard.tasks.hear import hearing
 from regard.tasks.searching import Searcher
 from regard.tasks.task import Damaged, Data, Evidence, Measured, Sections, Task
 from regard.tasks.transcribe import SKIPPED, Hearing, Signs, Transcriber, whisper
@@ -152,7 +153,7 @@ class Transcribe(Task):
 
     @classmethod
     def of(cls, recipe: Any) -> "Transcribe":
-        c, begun, e = recipe.model.build(2), recipe.model.task(), recipe.evaluate
+        c, begun, e = hearing(recipe, "hearing-tiny"), recipe.model.task(), recipe.evaluate
         known = {name: begun[name] for name in ("alignment", "multilingual") if name in begun}
         even = recipe.model.base is None or begun.get("ear", {}).get("even", False)  # a Whisper knows loud and faint
         known |= {"ctc": not hasattr(c, "decoder_layers"), "ear": Ear(c.bands, c.frames, even)}

@@ -24,6 +24,7 @@ from regard.recipes.train import train
 from regard.studies.judging import judge
 from tests.sounds import TONES, folder, tone
 
+HEARD = {"bands": 16, "frames": 24, "even": True}
 YAML = """
 task: {name: hear}
 data: {train: {folder: train}, test: {folder: test}, augment: {bands: 2, frames: 2, pitch: 1, later: 4}}
@@ -74,7 +75,7 @@ def test_it_learns_what_sounds_are(place: Path, run: Path) -> None:
     figures = json.loads((run / "evaluation.json").read_text())
     assert figures["accuracy"] == {"score": pytest.approx(1.0, abs=0.06), "signature": "sounds:18"}
     task = json.loads((run / "config.json").read_text())["task"]
-    assert (task["name"], task["labels"], task["sight"]) == ("hear", sorted(TONES), {"bands": 16, "frames": 24})
+    assert (task["name"], task["labels"], task["sight"]) == ("hear", sorted(TONES), HEARD)
     assert not (run / "tokenizer.json").exists()
     assert judge(run, place / "test")["figures"]["accuracy"]["score"] == pytest.approx(figures["accuracy"]["score"])
 
@@ -146,3 +147,30 @@ def test_masking_moves_and_hides_and_is_drawn_anew() -> None:
     assert (frames == kept).all()
     with pytest.raises(ValueError, match=r"data\.augment\.bands"):
         SpecAugment(bands=-1)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (["model.preset=cct-2"], "a model like cct-2 does not hear; take ast-tiny|has no setting|there is no"),
+        (["train.batch_rows=null", "train.batch_tokens=100"], r"train\.batch_rows: say how many sounds"),
+        (["data.train.folder=nowhere"], "is no folder"),
+        (["data.augment.pitch=-1"], r"data\.augment\.pitch = -1"),
+        (["task.name=transcribe"], "."),
+    ],
+)
+def test_a_recipe_that_contradicts_itself_is_refused(
+    place: Path, tmp_path: Path, override: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        learn(place, tmp_path / "run", *override)
+
+
+@pytest.mark.parametrize(("task", "preset"), [("hear", "cct-2"), ("transcribe", "tiny"), ("hear", "speech-tiny")])
+def test_a_model_that_does_not_hear_is_refused(tmp_path: Path, task: str, preset: str) -> None:
+    (tmp_path / "r.yaml").write_text(
+        f"task: {{name: {task}}}\ndata: {{train: {{tsv: a.tsv}}}}\nmodel: {{preset: {preset}}}\n"
+        "train: {steps: 1, batch_rows: 2}\n"
+    )
+    with pytest.raises(ValueError, match=f"task.name = {task}: a model like {preset} (does not hear|cannot do it)"):
+        recipes.load(str(tmp_path / "r.yaml"))
