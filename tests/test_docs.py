@@ -149,6 +149,18 @@ def test_every_command_about_reading_parses_and_every_option_is_named() -> None:
     assert unnamed == {"--temperature"}  # which is fitted
 
 
+def test_every_command_about_retrieval_parses_and_every_option_is_named() -> None:
+    page = (ROOT / "docs" / "retrieval.md").read_text("utf-8")
+    assert {command["verb"] for command in map(parse, commands(page))} >= {"index", "search", "ask", "serve", "import"}
+    verbs: Any = typer.main.get_command(cli.app)
+    options = [
+        each for verb in ("index", "ask") for each in verbs.commands[verb].params if each.opts[0].startswith("--")
+    ]
+    named = set(re.findall(r"--[\w-]+", page + READING)) | {f"--{each}" for each in re.findall(r"`(\w+)`", READING)}
+    assert {each.opts[0] for each in options if not named & {*each.opts, *each.secondary_opts}} == set()
+    assert all(compile(block, "docs/retrieval.md", "exec") for block in blocks(page, "python"))
+
+
 def test_every_command_about_text_to_text_parses() -> None:
     found = [parse(command) for command in commands(PAIRS)]
     assert {command["verb"] for command in found} == {"train", "summarise", "translate", "evaluate", "import"}

@@ -204,13 +204,14 @@ def caption(
 
 
 def search(
-    model: Path,  # a model directory, of a model that embeds
-    documents: Path,  # `DOCUMENTS` a text file or a folder, a .tsv, .csv or .jsonl, a folder of BEIR's, or of pictures
+    model: Path,  # `MODEL|INDEX` a model directory, of a model that embeds; or an index of documents
+    documents: str | None = None,  # a text file or a folder, a .tsv, .csv or .jsonl, a folder of BEIR's, or of pictures
     queries: list[str] | None = None,  # `QUERY|FILE` what to look for (default: stdin); of pictures, also another one
     *,
-    unit: str = "line",  # of plain text, what a document is: line, paragraph, file
+    unit: str = "line",  # of plain text, what a document is: line, paragraph, file, passage
     column: list[str] | None = None,  # `PART=PLACE` where in a table a part stands, as text=abstract or id=0
     index: Path | None = None,  # keep the vectors in this folder (default: in the cache)
+    embedder: Path | None = None,  # `--model` `MODEL` of an index: where its model is (default: where it was)
     rerank: Path | None = None,  # `MODEL` rank what is found by a model that classifies pairs
     settings: Annotated[dict[str, Any], Said(SearchUse)],
     lines: Lines,
@@ -219,33 +220,41 @@ def search(
     """Find the documents that are nearest to each query: of each its rank, score, id and text; or pictures, by a model
     that sees. Vectors are kept."""
     from hashlib import sha256
-    from os.path import exists
 
     from regard.api import told
     from regard.cli import look
-    from regard.cli.bulk import LIKE_A_FILE
+    from regard.cli.find import of_index, ranker, several
     from regard.cli.telling import telling
     from regard.data.collection import Documents
+    from regard.data.shelf import is_index
     from regard.data.text import Skipped, count_of
     from regard.files import cache_folder
 
-    if told(located(model)).task.name == "match" and documents.is_dir():
-        if rerank is not None or column or unit != "line":
-            raise ValueError(f"{documents} is a folder of pictures to {model}: leave --rerank, --column and --unit out")
-        look.search(HITS, model, documents, queries or [], index, settings, lines, engine)
-        return
-    given, skipped = Documents(documents, unit, tuple(column or ())), Skipped()
-    where = sha256(json.dumps([str(documents.absolute()), unit, given.columns]).encode()).hexdigest()[:16]
-
     about = {"rerank": str(rerank)}
 
+    if is_index(model):
+        if column or index or unit != "line":
+            raise ValueError(f"{model} is an index, and has its documents: leave out --unit, --column and --index")
+        asked = None if documents is None else [documents, *(queries or ())]
+        of_index(HITS, model, embedder, asked, lines, engine, settings, about, rerank)
+        return
+    if documents is None or embedder is not None:
+        raise ValueError(f"{model} is no index: name a model, then documents, then what to look for")
+    if told(located(model)).task.name == "match" and Path(documents).is_dir():
+        if rerank is not None or column or unit != "line":
+            raise ValueError(f"{documents} is a folder of pictures to {model}: leave --rerank, --column and --unit out")
+        if settings.get("by", "meaning") != "meaning":
+            raise ValueError(f"{documents} is a folder of pictures to {model}, which have no words: leave --by out")
+        look.search(HITS, model, Path(documents), queries or [], index, settings, lines, engine)
+        return
+    given, skipped = Documents(Path(documents), unit, tuple(column or ())), Skipped()
+    where = sha256(json.dumps([str(Path(documents).absolute()), unit, given.columns]).encode()).hexdigest()[:16]
+
     def make(embedder: Any) -> Any:
-        from regard.api import load
         from regard.tasks.index import Index, fingerprint
 
         use = SearchUse(**vars(embedder.use) | settings)
-        ranker = None if rerank is None else load(rerank, task="classify", **vars(engine))
-        how: dict[str, Any] = {"name": str(model), "use": use, "reranker": ranker}
+        how: dict[str, Any] = {"name": str(model), "use": use, "reranker": ranker(rerank, engine)}
         kept = index or cache_folder() / "search" / f"{where}-{fingerprint(embedder, use.embedding)[:16]}"
         found = Index(embedder, kept, **how)
         with telling("embedding") as progress:
@@ -256,10 +265,7 @@ def search(
             typer.echo(f"note: {skipped.report()}", err=True)
         return found
 
-    texts: Any = queries
-    if queries and not any(query == "-" or exists(query) or LIKE_A_FILE.fullmatch(query) for query in queries):
-        texts = "\n".join(queries)
-    _read(HITS, [model], texts, lines, engine, settings, make=make, about=about)
+    _read(HITS, [model], several(queries), lines, engine, settings, make=make, about=about)
 
 
 def fill(
