@@ -54,6 +54,7 @@ MODELS_OF_MODELS: dict[str, set[str]] = {
     "captioner": {"transformer"},
     "speech": {"transformer"},
     "video": {"vision"},
+    "seer": {"decoder", "vision"},
 }
 SHARED = {"family"}  # what they all have in common
 ABOUT_MODELS = {"__init__", "costs", "storage"}  # no members of the family: they may import any of them

@@ -39,7 +39,7 @@ GENERATION = "generation_config.json"
 POSITIONS = 1024  # that transformers tabulates of the sinusoids
 NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
 TASKS = {"classes": "classify", "tags": "tag", "spans": "answer", "vector": "embed"}  # of a head
-SEEING = {"pixels": "recognise", "pairs": "match"}  # of what a model reads
+SEEING = {"pixels": "recognise", "pairs": "match", "graph": "graph"}  # of what a model reads
 SIZED = ("classes", "tags")  # heads that have labels, and
 MOST = 2**20  # of them
 PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification", "number": "regression"}
@@ -68,7 +68,7 @@ WORDS: dict[str, tuple[Callable[[Tensor, str], Tensor], Callable[[Tensor, str], 
 def to_theirs(pair: Counterpart, x: Tensor, config: Any) -> list[Tensor]:
     """A tensor of ours in theirs: of queries, keys and values each has its share of the heads, of others the same."""
     kv, several = config.kv_heads or config.heads, len(pair.theirs[0])
-    shares = [config.heads, kv, kv] if several == 3 else [1] * several
+    shares = [config.heads, kv, kv] if several == 3 and "even" not in pair.words else [1] * several
     parts = [*x.split([len(x) * share // sum(shares) for share in shares])]
     for word, (there, _) in WORDS.items():
         if word in pair.words:
@@ -280,6 +280,8 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
     task = _task(model, head, about, table.task) | ({"labels": names} if names else {})
     if sight is not None:
         task |= {"sight": sight}
+    if "atoms" in about:  # of a model that reads molecules
+        task |= {"atoms": about["atoms"]}
     return Imported(model.eval(), tokenizer, task, found.left() + _ends(about, tokenizer))
 
 
@@ -294,8 +296,11 @@ def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any], own: str
         several = about.get("is_multilingual", about["vocab_size"] != ENGLISH)
         return {"name": own, "alignment": about.get("alignment_heads"), "multilingual": several}
     if head.kind == "tokens":
-        sees = getattr(model, "reads", "tokens") == "pixels"
-        writes = {DecoderOnly: "generate", EncoderDecoder: "caption" if sees else "translate"}
+        reads = getattr(model, "reads", "tokens")
+        writes = {
+            DecoderOnly: "look" if reads == "both" else "generate",
+            EncoderDecoder: "caption" if reads == "pixels" else "translate",
+        }
         return {"name": next((name for kind, name in writes.items() if isinstance(model, kind)), "mask")}
     said: dict[str, Any] = {"name": TASKS[head.kind], "longest": about.get("max_seq_length")}
     if (reads := getattr(model, "reads", "tokens")) in SEEING:

@@ -69,13 +69,22 @@ class Embedding(Stem):
         """Which of (B, T) count, and all of what stands before them: (B, virtual + T)."""
         return F.pad(keep, (self.virtual, 0), value=True) if self.virtual else keep
 
-    def forward(self, tokens: Tensor, offset: int | Tensor = 0, segments: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        offset: int | Tensor = 0,
+        segments: Tensor | None = None,
+        seen: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """tokens (B, T), the first at position `offset`, or each at its own (B, T) -> (B, T, d_model).
 
         `segments` (B, T) numbers the sentences; left out, or where there is one vector for all, all is the first.
-        Before those at position 0 stands the prompt, if there is one: (B, virtual + T, d_model).
+        Before those at position 0 stands the prompt, if there is one: (B, virtual + T, d_model). At the places (B, T)
+        of what was `seen`, its vectors (..., d_model) stand one after the other, whatever the tokens are.
         """
-        x = self._vectors(tokens)
+        x = self._vectors(tokens if seen is None else tokens.masked_fill(seen[0], 0))
+        if seen is not None:
+            x = x.masked_scatter(seen[0][..., None], seen[1].to(x.dtype))
         if isinstance(offset, Tensor) or offset == 0:
             first = self.prefix.length if self.prefix is not None and self.prefix.on else 0
             if n := self.virtual:

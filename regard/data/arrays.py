@@ -182,6 +182,8 @@ def _flat(parts: Sequence[Any], column: Column) -> NDArray[Any]:
     """The values of some rows, end to end."""
     if column.shape is not None:
         return np.concatenate([np.asarray(part, column.stored).reshape(-1) for part in parts])
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return np.concatenate(parts)
     return np.fromiter(chain.from_iterable(parts), np.int64 if column.below else column.stored, sum(map(len, parts)))
 
 

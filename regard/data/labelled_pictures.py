@@ -210,6 +210,14 @@ def is_picture(name: str) -> bool:
     return name.lower().endswith(ENDINGS) and not name.startswith(".")
 
 
+def pictures_in(folder: str | PathLike[str]) -> list[Path]:
+    """All pictures in a folder, and in those inside of it, by their names."""
+    found = sorted(Path(at) / each for at, _, files in os.walk(folder) for each in files if is_picture(each))
+    if not found:
+        raise ValueError(f"{folder} has no picture in it: name a folder that has, or a file")
+    return found
+
+
 def content_of(image: Any) -> Source:
     """What a row shows: what is packed, or kept elsewhere, is taken out."""
     held: Source = image.content() if hasattr(image, "content") else image

@@ -246,9 +246,11 @@ def filters(bands: int) -> Tensor:
 class Spectrum:
     """The frames of a sound, made where they are asked for: the rest is silent, and takes no memory."""
 
-    def __init__(self, samples: Samples, bands: int = 80) -> None:
+    def __init__(self, samples: Samples, bands: int = 80, most: int | None = None) -> None:
         self.samples, self.bands = samples, bands
         self.made = (len(samples) + WINDOW // 2 - 1) // HOP + 1  # windows that reach into the sound
+        if most is not None:  # nobody asks for others
+            self.made = min(self.made, most)
         self.known = {0: self._block(0)}  # of a short sound this is all; of another one at a time
         top = max(float(self._block(i).max()) for i in range(0, self.made, BLOCK))
         self.least = max(FAINTEST, top - DEPTH)
@@ -285,4 +287,5 @@ def log_mel(samples: Samples, bands: int = 80, frames: int | None = None) -> Ten
     >>> log_mel(np.zeros(16_000, np.float32)).shape, log_mel(np.zeros(16_000, np.float32), frames=3000).shape
     (torch.Size([100, 80]), torch.Size([3000, 80]))
     """
-    return Spectrum(samples, bands).frames(0, -(-len(samples) // HOP) if frames is None else frames)
+    count = -(-len(samples) // HOP) if frames is None else frames
+    return Spectrum(samples, bands, count).frames(0, count)

@@ -150,6 +150,10 @@ def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: 
         else torch.full((sentences, source if name == "source" else target), token, device=device)
         for name in asked
     ]
+    if getattr(model, "reads", "tokens") == "graph":  # as many nodes, all next to each other
+        all_pairs = torch.ones(sentences, target, target, dtype=torch.int64, device=device)
+        keep, paths = all_pairs[:, 0].bool(), all_pairs[..., None].expand(-1, -1, -1, c.reach)
+        given = [given[0][..., None], all_pairs, keep, paths, torch.zeros(sentences, target, c.numbers, device=device)]
     if (bands := getattr(c, "bands", None)) is not None:  # of sound, two frames are a position
         given[0] = torch.zeros(sentences, 2 * source, bands, device=device)
     return given

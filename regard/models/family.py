@@ -32,6 +32,8 @@ FAMILIES = {
     "pair": "regard.models.pair",
     "captioner": "regard.models.captioner",
     "speech": "regard.models.speech",
+    "seer": "regard.models.seer",
+    "graph": "regard.models.graph",
 }
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none", str: "text"}
 VOCABULARY = 37_000  # of the paper's base model

@@ -36,7 +36,8 @@ class Vision(nn.Module):
         super().__init__()
         self.config, self.head = config, head_config or HeadConfig("vector", pool="first" if config.tokens else "mean")
         c = config
-        self.stem = patched(c, c.d_model, c.tokens, kernel=c.kernel)
+        norm = blocks.make_norm(c) if c.first_norm else None
+        self.stem = patched(c, c.d_model, c.tokens, kernel=c.kernel, bias=norm is None, norm=norm)
         self.encoder = blocks.encoder(c, c.layers)
         self.output = head(self.head, c.d_model)
         if self.head.pool == "both" and c.tokens < 2:
@@ -89,6 +90,7 @@ class VisionConfig(blocks.LayerConfig, _Sizes, Config):
     tokens: int = 0  # before the patches: 1 that stands for all of them (ViT), 2 also one of a teacher (DeiT)
     convolutions: int = 0  # layers that make the patches, each of which halves the sides; 0: the patches are cut out
     kernel: int = 3  # of these convolutions
+    first_norm: bool = False  # patches are normalised before the first layer, and cut out without a bias (CLIP)
     longest = None  # it sees pictures of any size
 
     def __post_init__(self) -> None:

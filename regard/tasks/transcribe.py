@@ -32,7 +32,7 @@ from regard.evaluation.spoken import normal
 from regard.evaluation.texts import RATES, compare
 from regard.inspection.timing import spoken_at
 from regard.native import Listened, Native
-from regard.tasks.listen import Listening, Told
+from regard.tasks.listen import Certain, Listening
 from regard.tasks.searching import Searcher
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.transcripts import Heard, Segment, TranscribeUse, Transcript
@@ -152,7 +152,9 @@ class Transcriber(Searcher):
                 progress(hearing.at / 100, hearing.duration)
         return hearing.transcript
 
-    def listen(self, sound: Iterable[Any], *, rate: int = RATE, every: float = 1.0, **settings: Any) -> Iterator[Told]:
+    def listen(
+        self, sound: Iterable[Any], *, rate: int = RATE, every: float = 1.0, **settings: Any
+    ) -> Iterator[Certain]:
         """What is said in chunks of samples from -1 to 1 while they come in, as soon as it is certain: all is heard
         anew when so many seconds have come. Memory and delay have a limit, the sound has none."""
         at_least(0.1, every=every)

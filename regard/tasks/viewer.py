@@ -17,6 +17,9 @@ from regard.data.labelled_pictures import Zipped, content_of
 from regard.data.pictures import Pixels, Sight, in_groups
 from regard.data.tokenizers import Tokenizer
 from regard.decoding.protocol import DAMAGED
+from regard.inspection.axes import inputs
+from regard.inspection.maps import attention_maps
+from regard.inspection.page import AttentionMap
 from regard.native import UnsupportedError
 from regard.tasks.engines import Engines
 
@@ -83,6 +86,24 @@ class Viewer(Engines):
             return [look(asks[0])]
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             return list(pool.map(look, asks))
+
+    def read(self, picture: Any) -> tuple[Pixels, Tensor]:
+        """What it sees of a picture, (H, W, C), and that as the model reads it, (1, C, H, W)."""
+        (pixels,) = self.seen([picture if isinstance(picture, Viewed) else Viewed(picture)])
+        return pixels, self.sight.tensor(pixels[None]).to(self.device, next(self.model.parameters()).dtype)
+
+    def attention(
+        self,
+        picture: Any,
+        *,
+        names: str | Sequence[str] = "*",
+        heads: Sequence[int] | None = None,
+        view: str = "weights",
+    ) -> list[AttentionMap]:
+        """What every head looks at while the model sees a picture; the view "rollout" is of all heads up to a layer."""
+        pixels, x = self.read(picture)
+        how: Any = {"names": names, "heads": heads, "view": view, "pixels": pixels}
+        return attention_maps(self.model, {inputs(self.model)[0]: x}, {}, **how)
 
     def outputs(self, asks: Sequence[Viewed]) -> list[Tensor]:
         """What the head says of each picture; the mean of all models."""

@@ -16,6 +16,7 @@ offset:N        N rows come before the first of ours
 row             a vector is a matrix of one row
 flat            a matrix of one row is a vector, and a vector of one number is a number
 folded:N        their second dimension, of N, and third are one of ours
+even            of queries, keys and values as many, whatever heads the config has
 optional        it may be missing, and is then 0
 ours            it is there if ours is
 spare           it must be there, though nothing reads it
@@ -108,7 +109,8 @@ def _name(keys: str, default: str) -> Name:
 
 
 def _value(word: str) -> Any:
-    return {"true": True, "false": False, "null": None}.get(word, word)
+    number = int(word) if word.removeprefix("-").isdecimal() else word
+    return {"true": True, "false": False, "null": None}.get(word, number)
 
 
 class Counterpart(NamedTuple):
