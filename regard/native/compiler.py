@@ -22,8 +22,8 @@ NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls th
 # of what is given.
 FUNCTIONS = {
     "room": "l aiiii",
-    "encode": "i aiaaiaiapp",
-    "read_texts": "- aiiaaaaiiaalppl",
+    "encode": "i aiaaaiaiapp",
+    "read_texts": "- aiiaaaaaiiaalppl",
     "decode": "i aaiaaaiapp",
     "logits": "- aiaapp",
     "best": "i aiaiiaaaipp",

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from regard.checks import at_least
 from regard.core.generation import padded
-from regard.core.outputs import HeadConfig
+from regard.core.masks import causal
+from regard.core.outputs import HeadConfig, VectorHead
 from regard.data.arrays import Column
 from regard.data.augment import Augment
 from regard.data.batching import Batch
@@ -25,7 +26,6 @@ from regard.data.rows import Row
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
 from regard.evaluation.retrieval import hits, means
-from regard.native import UnsupportedError
 from regard.tasks.classify import Classified, classified
 from regard.tasks.embed import Embedded, Embedder, Judging
 from regard.tasks.reader import Given, check_length
@@ -85,10 +85,15 @@ class Tower(nn.Module):
 
     def __init__(self, pair: Any, sees: bool) -> None:
         super().__init__()
-        self.pair, self.sees, self.config, self.head = pair, sees, pair.config, pair.head
+        self.config, self.head, self.causal = pair.config, pair.head, not sees
+        before = "picture_" if sees else ""
+        self.stem, self.encoder, inner = (getattr(pair, before + name) for name in ("stem", "encoder", "output"))
+        self.output = VectorHead(replace(pair.head, pool="first") if sees else pair.head, inner.in_features)
+        self.output.inner = inner
 
     def forward(self, pixels: Tensor | None = None, tokens: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
-        return F.normalize(self.pair.seen(pixels) if self.sees else self.pair.read(tokens, keep), dim=-1)
+        x = self.encoder(self.stem(tokens if pixels is None else pixels), mask=causal() if self.causal else None)
+        return self.output(x, keep)
 
 
 class Matcher(Embedder):
@@ -108,9 +113,6 @@ class Matcher(Embedder):
         own = {name: x for name, x in how.items() if name != "longest"}
         self.viewer = Viewer([Tower(each, sees=True) for each in models], tokenizer, use, sight, **own)
         self.sharpness = float(np.mean([each.sharpness.exp().item() for each in models]))  # type: ignore[operator]
-
-    def native(self, model: nn.Module) -> Any:
-        raise UnsupportedError("two towers")
 
     def width(self, settings: EmbedUse | None) -> int:
         own = int(self.model.config.d_vector)  # type: ignore[union-attr, arg-type]
