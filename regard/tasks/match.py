@@ -67,6 +67,10 @@ class CaptionedConfig(Data):
             raise ValueError(
                 f"task.name = {recipe.task.name}: a model like {recipe.model.preset} does not see; take another preset"
             )
+        if getattr(c, "height", None) is not None:
+            raise ValueError(
+                f"a model like {recipe.model.preset} reads sheets of many sizes: it cannot be trained here"
+            )
         own = {name: getattr(self, name) for name in ("resize", "square", "resample", "mean", "std")}
         plain = {name for name, value in own.items() if value == getattr(CaptionedConfig, name)}
         begun = {name: value for name, value in recipe.model.task().get("sight", {}).items() if name in plain}
