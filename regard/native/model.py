@@ -151,7 +151,7 @@ class Laid(Layout):
     def _embedding(self, side: str, embedding: Any) -> build.Embedding:
         if not isinstance(embedding, Embedding):  # its vectors come from PyTorch
             return build.Embedding(width=self.d)
-        tokens, segments, widen = embedding.tokens, embedding.segments, embedding.widen
+        tokens, segments, widen = (getattr(embedding, name) for name in ("tokens", "segments", "widen"))
         if side == "target" and (segments or widen) is not None:
             raise UnsupportedError("a decoder whose embedding has segments, or another width")
         V, width = len(tokens.weight), self.d if widen is None else widen.in_features

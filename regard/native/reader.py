@@ -7,7 +7,7 @@ Texts lie one after the other without padding, and no number of one meets anothe
 company, and with any number of threads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Any, Self
 
@@ -56,7 +56,7 @@ class NativeReader(Laid):
         """What the head reads of each text: (T, d)."""
         return self._read(texts, segments, [self.d] * len(texts), [self] * len(texts), bare=True)
 
-    def looked(self, pictures: Sequence[Any]) -> list[Floats]:
+    def looked(self, pictures: Iterable[Any]) -> list[Floats]:
         """What the head reads of each picture (C, H, W): (T, d)."""
         seen = self.seen(pictures)
         how = [self.d] * len(seen), [self] * len(seen)
@@ -132,7 +132,9 @@ class NativeReader(Laid):
             return [0, n]
         most, parts = min(TOGETHER, max(ALONE, -(-m // (4 * self.threads)))), [0]
         while parts[-1] < n:
-            parts.append(max(parts[-1] + 1, int(begins.searchsorted(begins[parts[-1]] + most, "right")) - 1))
+            first = begins[parts[-1]]
+            enough = min(n, int(begins.searchsorted(first + ALONE)))
+            parts.append(max(enough, int(begins.searchsorted(first + most, "right")) - 1))
         return parts
 
 
