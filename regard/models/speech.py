@@ -34,7 +34,11 @@ class Listener(Transformer):
 
     def encode(self, source: Tensor) -> Memory:
         """frames (B, 2T, bands) -> what the decoder attends to."""
-        return Memory(self.encoder(self.source_embedding(source)))
+        return self.remembered(self.encoder(self.source_embedding(source)))
+
+    def remembered(self, states: Tensor) -> Memory:
+        """What an encoder made of sound, (B, T, d_model) -> what the decoder attends to."""
+        return Memory(states)
 
     def start(self, sources: Sequence[Any], device: torch.device) -> Reading:
         """B sounds, which were encoded before a search begins -> what `step` continues, a row for each."""
