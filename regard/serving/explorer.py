@@ -88,7 +88,7 @@ class _Models:
     """The served models, each with a `Live` beside it from its first use on."""
 
     def __init__(self, registry: Registry, album: Album) -> None:
-        self._registry, self._lock, self._lives, self._shelf = registry, Lock(), dict[str, Live](), album
+        self._registry, self._lock, self._lives, self._album = registry, Lock(), dict[str, Live](), album
 
     def served(self, id: str | None) -> Served:
         """The model that is meant."""
@@ -102,7 +102,7 @@ class _Models:
                 live = self._lives.get(served.id)
                 if live is None or live.predictor is not predictor:  # its files have changed
                     self._lives = {id: each for id, each in self._lives.items() if id in self._registry.ids}
-                    live = self._lives[served.id] = _live(predictor, served, self._shelf)
+                    live = self._lives[served.id] = _live(predictor, served, self._album)
                 return live
         except (OSError, ValueError) as error:
             raise RefusalError(503, f"the model {served.id} cannot be loaded: {error}", reason="model") from None
