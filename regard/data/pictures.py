@@ -24,6 +24,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from regard.checks import above, at_least, one_of
+from regard.data.arrays import Column
 
 MOST = 89_478_485  # pixels of a picture: a quarter of a gigabyte in colours
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # what is opened; others may run programs
@@ -76,6 +77,11 @@ class Sight:
     def shape(self) -> tuple[int, ...]:
         """Of what it sees: (H, W, C), or (T, H, W, C)."""
         return (*([self.frames] if self.frames else []), self.size, self.size, self.channels)
+
+    @property
+    def column(self) -> Column:
+        """How that lies on disk."""
+        return Column.pixels(*self.shape)
 
     def pixels(self, source: Source, place: str = "") -> Pixels:
         """What it sees of a picture, (H, W, C), or of a video, (T, H, W, C); of its size."""

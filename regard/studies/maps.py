@@ -15,6 +15,7 @@ from regard.inspection.page import AttentionMap
 from regard.inspection.taps import attentions
 from regard.tasks.caption import Describer
 from regard.tasks.grapher import GraphPredictor
+from regard.tasks.hear import Hearer
 from regard.tasks.match import Matcher
 from regard.tasks.reader import Reader
 from regard.tasks.viewer import Viewed, Viewer
@@ -67,6 +68,8 @@ def inspect(
         if kind == ".html" and names is None and heads is None and view == "weights" and not without:
             write_whole(output, predictor.attention_page(read).encode())
             return Inspected(text, predictor.attention(read))
+    if isinstance(predictor, Hearer):
+        raise ValueError(f"{model} reads no text: its maps are taken by regard.record, not of a text")
     how: Any = {"heads": heads, "view": view, "special": special}
     off = switched_off(predictor.model, *(() if "all" in without else without)) if without else nullcontext()
     if without and not added(predictor.model):

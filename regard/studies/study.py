@@ -31,6 +31,7 @@ from regard.inspection.words import Words, added, words, words_of_spans
 from regard.recipes import reading as recipes
 from regard.recipes.prepare import find_splits
 from regard.tasks.denoise import Denoise
+from regard.tasks.hear import Hear
 from regard.tasks.reader import Framed, Given, Reader, batched
 from regard.tasks.task import Damaged
 from regard.tasks.texts import OverText
@@ -391,6 +392,8 @@ def _spoilt(model: Path, text: Path | None, limit: int) -> Study:
 def study_of(model: Path, source: Path | None, reference: Path | None, text: Path | None, limit: int) -> Study:
     """What there is to study a model on: pairs of sentences, or a text."""
     task = told(model).task
+    if isinstance(task, Hear):
+        raise ValueError(f"{model} reads no text: its heads are studied by regard.record, not on a text")
     if hasattr(task, "sight"):
         raise ValueError(f"{model} sees pictures: name some, or none for the test of its recipe; leave texts out")
     if isinstance(task, Translate):

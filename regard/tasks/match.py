@@ -264,8 +264,7 @@ class Match(Task):
         return trace_of(row["image"])
 
     def columns(self, vocabulary: int) -> dict[str, Column]:
-        s = self.sight
-        return {"image": Column.pixels(s.size, s.size, s.channels), "captions": Column.ids(vocabulary)}
+        return {"image": self.sight.column, "captions": Column.ids(vocabulary)}
 
     def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
         room = (self.longest or 2**30) - len(tokenizer.marks.around([])[0])
