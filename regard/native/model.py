@@ -127,6 +127,9 @@ class Laid(Layout):
         self.d, self.turning = attentions[0].config.d_model, self._turning(attentions)
         embeddings = {side: parts[side] for side in ("target", "source") if side in parts}
         if isinstance(embeddings.get("source"), Frames):
+            config: Any = model.config
+            if getattr(config, "lookahead", None) is not None:
+                raise UnsupportedError("its encoder looks only so far ahead")
             self.ears = self._ears(embeddings.pop("source"))
         self.positions = {side: _absolute(embedding) for side, embedding in embeddings.items()}
         tables = [len(p.table) for p in self.positions.values() if isinstance(p, Learned)]
