@@ -53,6 +53,7 @@ SEEN = {
 MODELS_OF_MODELS: dict[str, set[str]] = {
     "captioner": {"transformer"},
     "speech": {"transformer"},
+    "video": {"vision"},
     "seer": {"decoder", "vision"},
 }
 SHARED = {"family"}  # what they all have in common

@@ -16,20 +16,26 @@ from functools import lru_cache
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from threading import Lock
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard.checks import hint
 from regard.data.downloads import Held, Progress, Raw
-from regard.data.pictures import ENDINGS, Source, opened
+from regard.data.pictures import ENDINGS, Pixels, Source, opened
 from regard.data.rows import Row, RowFiles
 from regard.data.text import Skipped
 from regard.files import digest, regular_size
 
 TAIL = 2**10  # bytes at the end of a file by which, and by its size, it is known again
-PAIRS = (("images", "labels"), ("image", "label"), ("x", "y"), ("data", "labels"))  # of an npz, what is looked for
+PAIRS = (
+    ("images", "labels"),
+    ("videos", "labels"),
+    ("image", "label"),
+    ("x", "y"),
+    ("data", "labels"),
+)  # of an npz, what is looked for
 
 
 @dataclass(frozen=True)
@@ -49,17 +55,21 @@ class Zipped:
 @dataclass(frozen=True)
 class PictureFiles(RowFiles):
     """Pictures with labels: a folder or a zip with one folder for each class; a tsv, csv or jsonl with the paths of
-    files; an npz; or MNIST's idx, whose labels lie beside it.
+    files; an npz; or MNIST's idx, whose labels lie beside it. Videos in the same way.
 
     `columns` says where `image` and `label` stand in a table, or what their arrays in an npz are called.
     """
 
-    ways = ("folder", "zip", "tsv", "csv", "jsonl", "npz", "idx")
-    parts = ("image", "label")
+    ways: ClassVar[tuple[str, ...]] = ("folder", "zip", "tsv", "csv", "jsonl", "npz", "idx")
+    parts: ClassVar[tuple[str, ...]] = ("image", "label")
+    endings: ClassVar[tuple[str, ...]] = ENDINGS  # of files that are taken from a folder or a zip
+    called: ClassVar[str] = "pictures"
 
     folder: str | None = None  # with one folder for each class
     zip: str | None = None  # the same, packed
-    npz: str | None = None  # numpy's arrays: images (N, H, W) or (N, H, W, C), and labels (N,)
+    npz: str | None = (
+        None  # numpy's arrays: images (N, H, W) or (N, H, W, C), videos (N, T, H, W[, C]), and labels (N,)
+    )
     idx: str | None = None  # train-images-idx3-ubyte, .gz if you like; train-labels-idx1-ubyte lies beside it
 
     @classmethod
@@ -88,7 +98,8 @@ class PictureFiles(RowFiles):
             if not missing and str(row["label"]).strip():
                 yield row
             elif skipped is not None:
-                skipped.notes["pictures are named, but not there" if missing else "pictures without a label"] += 1
+                why = "are named, but not there" if missing else "without a label"
+                skipped.notes[f"{self.called} {why}"] += 1
 
     def rows(self) -> Iterator[Row]:
         """All rows."""
@@ -100,13 +111,18 @@ class PictureFiles(RowFiles):
             return self._arrays()
         return self._listed()
 
+    @classmethod
+    def takes(cls, name: str) -> bool:
+        """Whether a file is one, by its name."""
+        return name.lower().endswith(cls.endings) and not name.startswith(".")
+
     def _listed(self) -> Iterator[Row]:
         regular_size(self.path)  # no pipe: rows are read several times
         base = Path(self.path).parent
         for row in super().rows():
-            if not str(row["image"]).strip():
-                continue
-            yield {"image": str(base / str(row["image"])), "label": row["label"], "name": str(row["image"])}
+            name, label = (row[part] for part in self.parts)
+            if str(name).strip():
+                yield {"image": str(base / str(name)), "label": label, "name": str(name)}
 
     def _folder(self, folder: Path) -> Iterator[Row]:
         if not folder.is_dir():
@@ -115,26 +131,25 @@ class PictureFiles(RowFiles):
         for label in sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")):
             for place, folders, names in os.walk(label):
                 folders[:] = sorted(each for each in folders if not each.startswith("."))
-                for name in sorted(filter(is_picture, names)):
+                for name in sorted(filter(self.takes, names)):
                     path, found = Path(place) / name, True
                     yield {"image": str(path), "label": label.name, "name": path.relative_to(folder).as_posix()}
         if not found:
-            loose = sum(is_picture(each.name) for each in folder.iterdir())
-            there = f"{loose:,} pictures, but not in folders" if loose else "no picture in any folder"
-            raise ValueError(f"{folder} has {there}: it has one folder for each class, with its pictures")
+            loose = sum(self.takes(each.name) for each in folder.iterdir())
+            there = f"{loose:,} {self.called}, but not in folders" if loose else f"no {self.called[:-1]} in any folder"
+            raise ValueError(f"{folder} has {there}: it has one folder for each class, with its {self.called}")
 
     def _zip(self, path: str) -> Iterator[Row]:
         try:
             names = _archive(path, os.stat(path).st_mtime_ns)[0].namelist()
         except (zipfile.BadZipFile, OSError) as error:
             raise ValueError(f"{path} is no zip: {error}") from None
-        inside = sorted(name for name in names if is_picture(PurePosixPath(name).name) and "__MACOSX" not in name)
+        inside = sorted(name for name in names if self.takes(PurePosixPath(name).name) and "__MACOSX" not in name)
         top = {name.split("/")[0] for name in inside}
         depth = int(len(top) == 1 and all(name.count("/") > 1 for name in inside))  # all of it in one folder
         if not inside or any(name.count("/") <= depth for name in inside):
-            raise ValueError(
-                f"{path} has {len(inside):,} pictures: it has one folder for each class, with its pictures"
-            )
+            some = f"{len(inside):,} {self.called}"
+            raise ValueError(f"{path} has {some}: it has one folder for each class, with its {self.called}")
         for name in inside:
             yield {"image": Zipped(path, name), "label": name.split("/")[depth], "name": name}
 
@@ -143,12 +158,11 @@ class PictureFiles(RowFiles):
             images, labels = read_idx(self.idx), read_idx(_labels(self.idx))
         else:
             images, labels = self._of_npz(str(self.npz))
-        if images.ndim not in (3, 4) or images.dtype != np.uint8:
+        if images.ndim not in (3, 4, 5) or images.dtype != np.uint8:
             raise ValueError(
-                f"{self.path}: images are {images.dtype} {images.shape}, not uint8 (N, H, W) or (N, H, W, C)"
+                f"{self.path}: images are {images.dtype} {images.shape}, not uint8 (N, H, W) or (N, H, W, C), nor "
+                "videos (N, T, H, W) or (N, T, H, W, C)"
             )
-        if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3, 4):
-            images = images.transpose(0, 2, 3, 1)  # as PyTorch has them
         labels = labels.reshape(-1)
         if len(images) != len(labels):
             raise ValueError(f"{self.path} has {len(images):,} images and {len(labels):,} labels: they belong together")
@@ -181,11 +195,15 @@ class PictureArrays(Raw):
 
     def write(self, into: Path, corpus: Any, held: Held, progress: Progress | None) -> None:
         """`train.npz` and so on, with images (N, H, W, C) and the names of their labels."""
+        for split, images, labels in self.split(held, progress):
+            np.savez(into / f"{split}.npz", images=images, labels=labels)
+
+    def split(self, held: Held, progress: Progress | None) -> Iterator[tuple[str, Pixels, NDArray[np.str_]]]:
+        """The images of each split, (N, H, W, C), and the names of their labels."""
         with self.reading(held, progress) as read:
             for split, part in self.parts.items():
                 images = np.concatenate([_bytes(read(name), name).reshape(-1, *self.shape) for name in part["images"]])
-                numbers = _bytes(read(part["labels"]), part["labels"])
-                np.savez(into / f"{split}.npz", images=images, labels=np.array(self.labels)[numbers])
+                yield split, images, np.array(self.labels)[_bytes(read(part["labels"]), part["labels"])]
 
 
 def _bytes(content: bytes, name: str) -> NDArray[np.uint8]:
@@ -194,16 +212,14 @@ def _bytes(content: bytes, name: str) -> NDArray[np.uint8]:
     return np.asarray(opened(content, place=name)) if name.endswith(".png") else idx_array(content)
 
 
-def is_picture(name: str) -> bool:
-    """Whether a file is one, by its name."""
-    return name.lower().endswith(ENDINGS) and not name.startswith(".")
+is_picture = PictureFiles.takes
 
 
-def pictures_in(folder: str | PathLike[str]) -> list[Path]:
-    """All pictures in a folder, and in those inside of it, by their names."""
-    found = sorted(Path(at) / each for at, _, files in os.walk(folder) for each in files if is_picture(each))
+def files_in(folder: str | PathLike[str], kind: type[PictureFiles] = PictureFiles) -> list[Path]:
+    """All pictures in a folder, or other such files, and in those inside of it, by their names."""
+    found = sorted(Path(at) / each for at, _, files in os.walk(folder) for each in files if kind.takes(each))
     if not found:
-        raise ValueError(f"{folder} has no picture in it: name a folder that has, or a file")
+        raise ValueError(f"{folder} has no {kind.called[:-1]} in it: name a folder that has, or a file")
     return found
 
 

@@ -28,17 +28,27 @@ FAMILIES = {
     "decoder": "regard.models.decoder",
     "encoder": "regard.models.encoder",
     "vision": "regard.models.vision",
+    "video": "regard.models.video",
     "pair": "regard.models.pair",
     "captioner": "regard.models.captioner",
     "speech": "regard.models.speech",
     "seer": "regard.models.seer",
+    "graph": "regard.models.graph",
+    "audio": "regard.models.audio",
 }
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none", str: "text"}
 VOCABULARY = 37_000  # of the paper's base model
 WORDS = {"none": None, "true": True, "false": False}
 TIES = ("all", "target", "none")  # which embeddings are one matrix: all, target with the output, none (§3.4)
 PROBABILITIES = ("dropout", "attention_dropout", "feed_forward_dropout", "stochastic_depth")
-COUNTED = ("layers", "encoder_layers", "decoder_layers", "heads", "kv_heads")  # what a config goes through one by one
+COUNTED = (
+    "layers",
+    "time_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "heads",
+    "kv_heads",
+)  # what a config goes through one by one
 MOST, MOST_COUNTED = 2**30, 2**12  # far beyond any model, and nothing to what a damaged file may say
 
 
@@ -76,7 +86,7 @@ class Config:
         for name in PROBABILITIES:
             if not 0.0 <= (p := values.get(name, 0.0)) <= 1.0:
                 raise ValueError(f"{name} = {p}: a probability lies in [0, 1]")
-        source, vocabulary = values.get("source_vocabulary"), values.get("vocabulary", math.inf)
+        source, vocabulary = values.get("source_vocabulary"), values.get("vocabulary") or math.inf
         if source is not None and (tie := values["tie"]) in ("all", "inputs") and source != vocabulary:
             raise ValueError(
                 f"tie={tie!r} makes one matrix of both vocabularies, but they have {source} and {vocabulary} entries: "

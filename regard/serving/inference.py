@@ -55,7 +55,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.post(
         "/predict",
-        summary="Classify texts, pairs, or pictures.",
+        summary="Classify texts, pairs, pictures, or molecules as SMILES.",
         **listed("/predict", reading.PredictRequest, predictions),
     )
     async def predict(request: Request) -> JSONResponse:

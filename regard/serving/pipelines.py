@@ -28,6 +28,7 @@ NAMES = {  # what it calls our settings
 PARAMETERS = {  # that a model for each task is asked by
     "classify": ("top_k",),
     "recognise": ("top_k",),
+    "graph": ("top_k",),
     "mask": ("top_k",),
     "answer": ("top_k", "max_answer_len"),
     "tag": (),
@@ -182,6 +183,7 @@ QUESTIONS: dict[str, Callable[[Any], QuestionAsked]] = {
     "classify": classes,
     "recognise": pictures.classes,
     "caption": pictures.captions,
+    "graph": classes,
     "embed": vectors,
     "mask": gaps,
     "tag": entities,

@@ -222,8 +222,10 @@ def predict(asked: PredictRequest) -> QuestionAsked:
     return QuestionAsked([Given(*row) for row in rows], told, top=None, **_long(asked))
 
 
-def predictions(classifier: Any, each: Any, raw: bool = False) -> list[dict[str, Any]]:
-    """The classes of a text, the likeliest first."""
+def predictions(classifier: Any, each: Any, raw: bool = False) -> list[Any]:
+    """The classes of a text, the likeliest first; of a graph of whose nodes or edges they are told, those of each."""
+    if hasattr(each, "parts"):
+        return [predictions(classifier, part, raw) for part in each.parts]
     if classifier.kind == "number":
         return [{"score": each.value, "label": "value"}]
     scores = dict(zip(classifier.labels, each.logits, strict=True)) if raw else each.probabilities

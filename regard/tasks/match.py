@@ -4,7 +4,7 @@ and what a picture shows is told by words alone."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -25,10 +25,12 @@ from regard.data.rows import Row
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
 from regard.evaluation.retrieval import hits, means
+from regard.inspection.maps import attention_maps
+from regard.inspection.page import AttentionMap
 from regard.native import UnsupportedError
 from regard.tasks.classify import Classified, classified
 from regard.tasks.embed import Embedded, Embedder, Judging
-from regard.tasks.reader import Given, check_length
+from regard.tasks.reader import BARS, Given, Pictured, Rated, batched, check_length
 from regard.tasks.task import Damaged, Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import ClassifyUse, EmbedUse, Prompting
 from regard.tasks.viewer import Viewed, Viewer
@@ -110,6 +112,12 @@ class Matcher(Embedder):
         self.viewer = Viewer([Tower(each, sees=True) for each in models], tokenizer, use, sight, **own)
         self.sharpness = float(np.mean([each.sharpness.exp().item() for each in models]))  # type: ignore[operator]
 
+    def on(self, model: nn.Module) -> Self:
+        """The same on another pair of towers."""
+        other = super().on(Tower(model, sees=False))
+        other.viewer = self.viewer.on(Tower(model, sees=True))
+        return other
+
     def native(self, model: nn.Module) -> Any:
         raise UnsupportedError("two towers")
 
@@ -121,6 +129,26 @@ class Matcher(Embedder):
         """The vector of each picture, (N, d): paths, contents of files, Pillow's images, or arrays."""
         found = self.answers([each if isinstance(each, Viewed) else Viewed(each) for each in pictures], self.use)
         return np.stack([each.vector for each in found]) if found else np.zeros((0, self.width(None)), np.float32)
+
+    def attention(self, picture: Any, text: str | None = None, **how: Any) -> list[AttentionMap]:  # type: ignore[override]
+        """What every head looks at while the model sees a picture, and, if there is one, reads a text; `names`, `heads`
+        and `view` are those of `attention_maps`."""
+        pixels, x = self.viewer.read(picture)
+        read = self.framed([Given(text or "")], long="cut")[0][0]
+        inputs = {"pixels": x, **batched([read], 0, False).to(self.device).inputs}
+        texts = {"tokens": self.tokenizer.pieces(read.ids)}
+        maps = attention_maps(self.model.pair, inputs, texts, pixels=pixels, **how)  # type: ignore[arg-type]
+        return maps if text else [each for each in maps if each.picture is not None]
+
+    def compared(self, picture: Any, texts: Sequence[str]) -> Pictured:
+        """How near texts are to a picture, as a page draws it: the nearest is what it says."""
+        (seen,), texts = self.see([picture]), texts[:BARS]
+        alike = [float(seen @ each) for each in self.embed(list(texts))] if texts else []
+        bars = [Rated(*each, chosen=each[1] == max(alike)) for each in zip(texts, alike, strict=True)]
+        said = next((bar.text for bar in bars if bar.chosen), "")
+        return Pictured(
+            said, [bars] if bars else [], cosines=True, numbers={"dimensions": len(seen)}, vector=seen.tolist()
+        )
 
     def answers(self, asks: Sequence[Given | Viewed], settings: EmbedUse) -> list[Embedded]:
         """The vector of each text, and of each picture, of length 1."""
@@ -236,8 +264,7 @@ class Match(Task):
         return trace_of(row["image"])
 
     def columns(self, vocabulary: int) -> dict[str, Column]:
-        s = self.sight
-        return {"image": Column.pixels(s.size, s.size, s.channels), "captions": Column.ids(vocabulary)}
+        return {"image": self.sight.column, "captions": Column.ids(vocabulary)}
 
     def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
         room = (self.longest or 2**30) - len(tokenizer.marks.around([])[0])

@@ -1,11 +1,11 @@
-"""Recognition: a picture in, its class out. It is classification, of what is seen and not read."""
+"""Recognition: a picture or a video in, its class out. It is classification, of what is seen and not read."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from random import Random
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from regard.data.corpora import fetched
 from regard.data.labelled_pictures import PictureFiles, Zipped, content_of, trace_of
 from regard.data.pictures import PictureError, Pixels, Sight, Source, in_groups
 from regard.data.rows import Row
+from regard.data.sound import SoundError
 from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
 from regard.tasks.classify import KINDS, Classified, Classify, Evaluation, classified
@@ -31,7 +32,7 @@ from regard.tasks.uses import ClassifyUse
 from regard.tasks.viewer import Viewed, Viewer
 from regard.training.stream import Collate
 
-ASIDE = 256  # pictures that are opened side by side
+ASIDE = 256  # pictures, or frames of videos, that are opened side by side
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ class Recogniser(Viewer):
     @overload
     def classify(self, picture: Sequence[Any], **settings: Any) -> list[Classified]: ...
     def classify(self, picture: Any, **settings: Any) -> Any:
-        """What a picture shows, or each of a list of them: paths, contents of files, Pillow's images, or arrays."""
+        """What a picture shows, or each of a list of them: paths, contents of files, Pillow's images, or arrays; or a
+        video: its path, the content of its file, or an array (T, H, W[, C])."""
         use, alone = replace(self.use, **settings), not isinstance(picture, list | tuple)
         asks = [each if isinstance(each, Viewed) else Viewed(each) for each in ([picture] if alone else picture)]
         found = self.answers(asks, use)
@@ -132,12 +134,16 @@ class Recognise(Classify):
     reads = "pixels"
     worded = False
     first = True
+    opened: ClassVar[type[Recogniser]] = Recogniser
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, kind in (("sight", Sight), ("augment", Augment)):
-            if isinstance(given := getattr(self, name), dict):  # as JSON has it
-                object.__setattr__(self, name, kind(**given))
+        for each in fields(self):
+            if isinstance(given := getattr(self, each.name), dict):  # as JSON has it
+                object.__setattr__(self, each.name, each.default_factory(**given))  # type: ignore[operator]
+        if isinstance(self.sight, Sight) and self.sight.frames:
+            object.__setattr__(self, "row", "video")
+            object.__setattr__(self, "rows", "videos")
 
     @classmethod
     def of(cls, recipe: Any) -> "Recognise":
@@ -149,12 +155,12 @@ class Recognise(Classify):
         plain = {name for name, value in own.items() if value == getattr(PictureConfig, name)}
         seen = own | {name: value for name, value in begun.items() if name in plain}
         pool = t.pool or ("first" if c.tokens else "attention")
-        sight = Sight(**seen | {"size": c.size, "channels": c.channels})
+        sight = Sight(**seen | {"size": c.size, "channels": c.channels, "frames": getattr(c, "frames", 0)})
         return cls((), t.kind, None, pool, t.hidden, t.dropout, sight, d.augment)
 
     def check(self, recipe: Any) -> None:
         if recipe.train.batch_rows is None:
-            raise ValueError("train.batch_rows: say how many pictures make a batch, as 128")
+            raise ValueError(f"train.batch_rows: say how many {self.rows} make a batch, as 128")
         if recipe.data.augment.blends and self.kind != "one":
             raise ValueError("data.augment: mixup and cutmix are for labels of which one applies (task.kind = one)")
 
@@ -169,6 +175,11 @@ class Recognise(Classify):
     def prepared_by(self) -> list[Any]:
         return [self.name, self.kind, asdict(self.sight)]
 
+    @property
+    def aside(self) -> int:
+        """Pictures, or videos, that are opened side by side."""
+        return max(1, ASIDE // max(1, self.sight.frames))
+
     def texts(self, row: Row) -> Sequence[str]:
         return [row["name"]]
 
@@ -179,14 +190,13 @@ class Recognise(Classify):
         return 1
 
     def columns(self, vocabulary: int) -> dict[str, Column]:
-        s = self.sight
-        return {"image": Column.pixels(s.size, s.size, s.channels), "label": super().columns(1)["label"]}
+        return {"image": self.sight.column, "label": super().columns(1)["label"]}
 
     def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
         known = {label: i for i, label in enumerate(self.labels)}
         targets = [self._target(row, known) for row in rows]  # before anything is opened
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            for some in in_groups(zip(rows, targets, strict=True), ASIDE):
+            for some in in_groups(zip(rows, targets, strict=True), self.aside):
                 for seen, (_, target) in zip(pool.map(lambda each: self._seen(each[0]), some), some, strict=True):
                     yield seen if isinstance(seen, Damaged) else (seen, target)
 
@@ -195,7 +205,7 @@ class Recognise(Classify):
         name = image.member if isinstance(image, Zipped) else row["name"] if isinstance(image, np.ndarray) else image
         try:
             return self.sight.pixels(content_of(image), str(name))
-        except PictureError as error:
+        except (PictureError, SoundError) as error:
             return Damaged(error)
 
     def held(self, rows: Iterable[Row], place: Path, skipped: Skipped) -> list[Row]:
@@ -203,7 +213,7 @@ class Recognise(Classify):
         damaged = list[str]()
 
         def examples() -> Iterator[Any]:
-            for some in in_groups(rows, ASIDE):
+            for some in in_groups(rows, self.aside):
                 for row, example in zip(some, self.examples(some, Tokenizer.none()), strict=True):
                     if isinstance(example, Damaged):
                         damaged.append(example)
@@ -212,7 +222,7 @@ class Recognise(Classify):
 
         table = Table.build(place, examples(), {**self.columns(1), "name": Column("uint8", ragged=False)})
         if damaged:
-            skipped.notes[f"pictures cannot be opened ({damaged[0]})"] += len(damaged)
+            skipped.notes[f"{self.rows} cannot be opened ({damaged[0]})"] += len(damaged)
         found = list[Row]()
         for some in in_groups(range(len(table)), 2**12):
             labels, names = (table.column(name, some) for name in ("label", "name"))
@@ -234,14 +244,14 @@ class Recognise(Classify):
             labels = labels if self.kind == "several" else labels[:, 0]
             if self.augment.blends:
                 pixels, labels = self.augment.blended(pixels, F.one_hot(labels, len(self.labels)).float(), draw)
-            return Batch({"pixels": pixels, "labels": labels}, len(rows))
+            return Batch({self.reads: pixels, "labels": labels}, len(rows))
 
         return batch
 
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: ClassifyUse, **how: Any) -> Recogniser:  # type: ignore[override]
         if not self.labels and self.kind != "number":
             raise ValueError("this model knows no classes yet: teach it some, by a recipe with model.from")
-        recogniser = Recogniser(models, tokenizer, use, self.sight, **how)
+        recogniser = self.opened(models, tokenizer, use, self.sight, **how)
         recogniser.labels, recogniser.kind = self.labels, self.kind
         return recogniser
 

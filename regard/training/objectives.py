@@ -80,7 +80,7 @@ class Masked(NextToken):
 class Labelled(Objective):
     """What something is: one class of several, those of several that apply, or a number; of a text, or of each token.
 
-    A class that is IGNORE does not count.
+    A class that is IGNORE does not count, be it the one or one of several.
     """
 
     def __init__(self, model: nn.Module, kind: str = "one", smoothing: float = 0.0) -> None:
@@ -91,6 +91,7 @@ class Labelled(Objective):
         """labels (B,) or (B, T) of classes, or (B, C) their shares; (B, C) of zeros and ones; (B,) of numbers."""
         said = self.model(**inputs).float()
         if self.kind == "several":
+            said, labels = (said, labels) if (known := labels != IGNORE).all() else (said[known], labels[known])
             return F.binary_cross_entropy_with_logits(said, labels.float(), reduction="sum")
         if self.kind == "number":
             return F.mse_loss(said[..., 0], labels.float(), reduction="sum")
@@ -99,6 +100,22 @@ class Labelled(Objective):
         return F.cross_entropy(
             said.flatten(0, -2), labels.flatten(), reduction="sum", ignore_index=IGNORE, label_smoothing=self.smoothing
         )
+
+
+class CTC(Objective):
+    """What is said along a sound, wherever in it: the sum over all ways in which the labels may lie along the
+    positions, between blanks (CTC; Graves et al., 2006). Labels that are `blank` do not count."""
+
+    def __init__(self, model: nn.Module, blank: int = PAD) -> None:
+        super().__init__(model)
+        self.blank = blank
+
+    def forward(self, labels: Tensor, **inputs: Tensor) -> Tensor:
+        """labels (B, L), filled up with blanks -> a number."""
+        log_p = self.model(**inputs).float().log_softmax(-1).transpose(0, 1)  # (T, B, V)
+        sizes = (labels != self.blank).sum(1)
+        whole = torch.full_like(sizes, len(log_p))
+        return F.ctc_loss(log_p, labels, whole, sizes, blank=self.blank, reduction="sum")
 
 
 class Spans(Objective):
