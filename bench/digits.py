@@ -23,7 +23,7 @@ from rich.table import Table
 
 from regard.api import load
 from regard.data.corpora import fetched
-from regard.data.sound import RATE, log_mel, read
+from regard.data.sound import HOP, RATE, log_mel, read
 from regard.evaluation.texts import compare
 from regard.inspection.taps import record
 from regard.recipes import reading as recipes
@@ -61,7 +61,8 @@ def judged(run: Path, rows: list[dict[str, Any]], folder: Path) -> tuple[float, 
     for row in rows:
         samples = read(folder / row["sound"])
         said.append(scribe.transcribe(samples).text)
-        at, whole = position(scribe, log_mel(samples, scribe.bands, scribe.window)), len(samples) / RATE
+        frames = scribe.ear.evened(log_mel(samples, scribe.bands, scribe.window), -(-len(samples) // HOP))
+        at, whole = position(scribe, frames), len(samples) / RATE
         waits.append(whole if at is None else min(whole, 0.02 * at + late))
     wer = compare(("wer",), said, [row["text"] for row in rows])["wer"].value
     return wer, statistics.fmean(waits)

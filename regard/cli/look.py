@@ -1,4 +1,4 @@
-"""What models that see, or hear, are shown by the command: files, folders of them, tables that name them; and graphs."""
+"""What models that see or hear are shown by the command: files, folders of them, tables that name them; and graphs."""
 
 import json
 import sys

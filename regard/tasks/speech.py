@@ -86,7 +86,7 @@ class Dictation(Hearing):
         frames = self.spectrum.frames(self.at, self.by.window)
         if self.at + size < self.sounding:
             size = size // 2 + int(frames[size // 2 : size].mean(1).argmin()) + 1
-        if (nothing := self._nothing(frames[:size])) > SKIPPED:
+        if (nothing := self._nothing(frames[:size])) > SKIPPED or nothing == size:
             self.at += nothing - (SKIPPED // 2 if nothing < size else 0)
             return []
         frames[size:] = self.spectrum.silence
