@@ -5,7 +5,7 @@ torch takes a second to load: what needs it is imported when a verb runs.
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from os.path import isdir, isfile  # which answer for a name that is too long, too
@@ -297,7 +297,9 @@ def chat(
 class Talk:
     """A conversation: what was said, and how it goes on. What no longer fits is left out, and that is told."""
 
-    def __init__(self, generator: Any, settings: dict[str, Any], system: str | None, images: list[str]) -> None:
+    def __init__(
+        self, generator: Any, settings: dict[str, Any], system: str | None, images: Sequence[str] = ()
+    ) -> None:
         self.generator, self.settings = generator, Writing.of(settings, generator.decode)
         self.before = [] if system is None else [{"role": "system", "content": system}]
         self.said, self.images = list[dict[str, Any]](), images
