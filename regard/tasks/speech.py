@@ -86,7 +86,7 @@ class Dictation(Hearing):
         frames = self.frames[self.at : self.at + size]
         if self.at + size < self.sounding:
             size = size // 2 + int(frames[size // 2 :].mean(1).argmin()) + 1
-        if (nothing := self._nothing(frames[:size])) > SKIPPED:
+        if (nothing := self._nothing(frames[:size])) == size or nothing > SKIPPED:
             self.at += nothing - (SKIPPED // 2 if nothing < size else 0)
             return []
         heard = torch.full((self.by.window, self.by.bands), float(self.frames.min()))
