@@ -50,7 +50,12 @@ SEEN = {
     ("api", "recipes"): {"reading"},
 }
 # A model imports another only where it is one.
-MODELS_OF_MODELS: dict[str, set[str]] = {"captioner": {"transformer"}, "speech": {"transformer"}}
+MODELS_OF_MODELS: dict[str, set[str]] = {
+    "captioner": {"transformer"},
+    "speech": {"transformer"},
+    "video": {"vision"},
+    "seer": {"decoder", "vision"},
+}
 SHARED = {"family"}  # what they all have in common
 ABOUT_MODELS = {"__init__", "costs", "storage"}  # no members of the family: they may import any of them
 # Lines of Python that a room may have: a little more than it has. Who needs more takes something out, or says why.
@@ -59,23 +64,23 @@ BUDGET = {
     "checks": 110,
     "files": 212,
     "shipped": 40,
-    "core": 4_280,
-    "data": 5_365,
-    "evaluation": 1_310,
-    "models": 2_890,
-    "decoding": 2_255,
-    "inspection": 2_165,
-    "native": 1_805,
+    "core": 4_420,
+    "data": 7_800,
+    "evaluation": 1_325,
+    "models": 3_645,
+    "decoding": 2_320,
+    "inspection": 2_475,
+    "native": 1_875,
     "adaptation": 1_275,
-    "training": 2_660,
-    "tasks": 7_985,
-    "convert": 4_250,  # sixteen classes of Hugging Face's, a table each
-    "recipes": 1_335,
-    "api": 175,
-    "studies": 1_400,
+    "training": 2_675,
+    "tasks": 9_770,
+    "convert": 4_490,  # sixteen classes of Hugging Face's, a table each
+    "recipes": 1_370,
+    "api": 200,
+    "studies": 1_595,
     "experiments": 4_770,
-    "serving": 4_870,
-    "cli": 2_535,
+    "serving": 5_685,
+    "cli": 2_930,
     "__main__": 10,
 }
 

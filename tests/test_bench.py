@@ -114,3 +114,12 @@ def test_the_benchmark_of_loras_prints_a_row_for_each_model() -> None:
         [sys.executable, ROOT / "bench" / "loras.py", *options], capture_output=True, text=True, check=True
     )
     assert all(f"│ {kind} " in result.stdout for kind in ("encoder", "decoder"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+def test_the_video_benchmark_prints_a_row_for_each_number_of_frames() -> None:
+    command = [sys.executable, ROOT / "bench" / "video.py", "--frames", "2", "4", "--rounds", "1"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(f"{way}, ms" in printed for way in ("joint", "factorised", "divided"))
+    assert "slope" in printed

@@ -13,11 +13,13 @@ import typer
 import yaml
 
 from regard import cli
+from regard.core.blocks import LayerConfig
 from regard.data.corpora import CORPORA
 from regard.data.dates import date_pairs
 from regard.data.documents import TextFiles
 from regard.data.text import PairFiles
 from regard.experiments.lab import NAMES, SCALES
+from regard.models.graph import GraphConfig
 from regard.models.transformer import FAMILY
 from regard.recipes import reading as recipes
 from regard.recipes.recipe import ModelConfig, Recipe
@@ -150,6 +152,18 @@ def test_every_command_about_reading_parses_and_every_option_is_named() -> None:
     assert unnamed == {"--temperature"}  # which is fitted
 
 
+def test_every_command_about_retrieval_parses_and_every_option_is_named() -> None:
+    page = (ROOT / "docs" / "retrieval.md").read_text("utf-8")
+    assert {command["verb"] for command in map(parse, commands(page))} >= {"index", "search", "ask", "serve", "import"}
+    verbs: Any = typer.main.get_command(cli.app)
+    options = [
+        each for verb in ("index", "ask") for each in verbs.commands[verb].params if each.opts[0].startswith("--")
+    ]
+    named = set(re.findall(r"--[\w-]+", page + READING)) | {f"--{each}" for each in re.findall(r"`(\w+)`", READING)}
+    assert {each.opts[0] for each in options if not named & {*each.opts, *each.secondary_opts}} == set()
+    assert all(compile(block, "docs/retrieval.md", "exec") for block in blocks(page, "python"))
+
+
 def test_every_command_about_text_to_text_parses() -> None:
     found = [parse(command) for command in commands(PAIRS)]
     assert {command["verb"] for command in found} == {"train", "summarise", "translate", "evaluate", "import"}
@@ -223,6 +237,21 @@ def test_every_command_about_decoding_parses_and_names_every_option() -> None:
 def test_every_other_command_parses(page: str) -> None:
     found = [parse(command) for command in commands((ROOT / page).read_text("utf-8"))]
     assert {command["verb"] for command in found} & {"quantize", "export"}
+
+
+def test_the_page_of_graphs_keeps_its_word(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "graphs.md").read_text("utf-8")
+    verbs = {command["verb"] for command in map(parse, commands(page))}
+    assert verbs == {"train", "classify", "inspect", "evaluate", "import", "embed"}
+    (block,) = blocks(page, "yaml")
+    (tmp_path / "my.yaml").write_text(block)
+    assert recipes.load(str(tmp_path / "my.yaml"))
+    told = dict(re.findall(r"^\| `([a-z]+)` \| (.*?) \|", page, re.MULTILINE))
+    config = GraphConfig(9)
+    assert {name: yaml.safe_load(value) for name, value in told.items()} == {
+        name: getattr(config, name) for name in told
+    }
+    assert told.keys() == GraphConfig.__annotations__.keys() - LayerConfig.__annotations__.keys() - {"pad"}
 
 
 def test_the_page_of_speech_names_every_setting_with_its_default() -> None:

@@ -4,7 +4,10 @@ torch takes a second to load: what needs it is imported when a verb runs.
 """
 
 import json
-from collections.abc import Sequence
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +17,7 @@ import typer
 from regard.checks import choose
 from regard.cli.options import Engine, Said
 from regard.files import write_whole
-from regard.tasks.transcripts import FORMS, TranscribeUse, Transcript
+from regard.tasks.transcripts import FORMS, TranscribeUse, Transcript, piece
 
 ENDINGS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aiff", ".aif", ".au", ".caf")
 NOTE = ".transcripts.progress"
@@ -22,8 +25,10 @@ NOTE = ".transcripts.progress"
 
 def transcribe(
     model: Path,  # a model directory
-    files: list[Path],  # `SOUND|FOLDER` what to listen to
+    files: list[Path],  # `SOUND|FOLDER` what to listen to; -: what comes through a pipe, told while it does
     *,
+    every: Annotated[float, typer.Option(min=0.1)] = 1.0,  # of a pipe: seconds after which it is heard anew
+    rate: int = 16_000,  # of a pipe that is no WAV: samples in a second, whole numbers of 16 bits
     form: str = "txt",  # `--format` `FORM` what to write: txt, srt, vtt, json, or several, as txt,srt
     output: Path | None = None,  # `-o` `FOLDER` write here, a file for each sound (default: stdout)
     resume: bool = False,  # go on with a folder: what is there is not heard again
@@ -39,12 +44,22 @@ def transcribe(
         raise ValueError("--resume, --overwrite and several formats are about files: name a folder for them by -o")
     if resume and overwrite:
         raise ValueError("--resume goes on with a folder and --overwrite begins again: choose one")
+    if Path("-") in files and (len(files) > 1 or output is not None):
+        raise ValueError("- is sound that comes through a pipe: it is heard alone, and told on stdout")
     sounds = found(files)
     from regard.api import load
     from regard.cli.bulk import about_models
+    from regard.data.sound import stream
 
     transcriber = load(model, task="transcribe", **vars(engine))
     how = transcriber.settings(**settings)
+    if files == [Path("-")]:
+        with suppress(ImportError, AttributeError, OSError):  # so that nothing is lost while a hearing takes long
+            import fcntl
+
+            fcntl.fcntl(sys.stdin.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
+        _told(transcriber.listen(stream(sys.stdin.buffer, rate), every=every, **settings), form)
+        return
     places = {sound: [] if output is None else [output / f"{name}.{each}" for each in forms] for sound, name in sounds}
     if output is not None:
         about = json.loads(json.dumps(about_models([model], **asdict(how), engine=asdict(engine), form=form)))
@@ -69,6 +84,24 @@ def transcribe(
         raise ValueError(f"{broken} of {len(places)} sounds could not be heard: see the notes above")
     if output is not None:
         (output / NOTE).unlink()
+
+
+def _told(more: Iterable[Any], form: str) -> None:
+    """Tell what is said while it comes in: txt word by word, the other forms segment by segment."""
+    number, line = 0, ""
+    if form == "vtt":
+        typer.echo("WEBVTT\n")
+    for text, _, segments in more:
+        if form == "txt":
+            told = text if line else text.lstrip()
+            line = "" if segments else line + told
+            typer.echo(told + ("\n" if segments else ""), nl=False)
+        for segment in segments if form != "txt" else ():
+            number += 1
+            typer.echo(piece(segment, form, number), nl=False)
+        sys.stdout.flush()
+    if line:
+        typer.echo("")
 
 
 def found(files: Sequence[Path]) -> list[tuple[Path, str]]:
@@ -120,9 +153,13 @@ def _heard(transcriber: Any, sound: Path, settings: dict[str, Any], title: str) 
     columns = TextColumn("  {task.description}"), BarColumn(30), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=None)
-        result: Transcript = transcriber.transcribe(
-            sound, progress=lambda done, all_: bar.update(task, completed=done, total=all_), **settings
-        )
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", UserWarning)
+            result: Transcript = transcriber.transcribe(
+                sound, progress=lambda done, all_: bar.update(task, completed=done, total=all_), **settings
+            )
+    for each in said:
+        typer.echo(f"note: {each.message}", err=True)
     if not result.segments:
         typer.echo(f"note: nothing is said in {sound}", err=True)
     return result

@@ -102,6 +102,7 @@ def import_(
     assert known is not None
     kind = task(known.task["name"])
     verb = "chat" if kind.name == "generate" and (out / storage.TEMPLATE).is_file() else kind.verb or kind.name
+    verb = "embed" if kind.name == "graph" and "labels" not in known.task else verb
     typer.echo(f"{out}: try `regard {verb} {out}`")
 
 

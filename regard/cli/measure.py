@@ -48,7 +48,8 @@ def info(
         config, began = storage.config(located(preset)), storage.base_of(located(preset))
         taught = additions(found)
         if began and (rest := began[1] - sum(each.parameters for each in taught)):
-            taught.append(Addition("head", "a head of its own", rest))
+            alike = type(config) is type(storage.config(began[0]))
+            taught.append(Addition("head", "a head of its own" if alike else "parts of its own", rest))
     else:
         config = found = configure(preset, changes or (), vocabulary=vocabulary)
     usual = min(SENTENCE, config.longest or SENTENCE)
@@ -80,7 +81,9 @@ def info(
         typer.echo(json.dumps(account, indent=2))
         return
     words = hasattr(config, "vocabulary")
-    what = f"vocabulary {config.vocabulary:,}" if words else f"pictures of {config.size} x {config.size}"
+    frames = getattr(config, "frames", None)
+    seen = f"videos of {frames} frames" if frames else "pictures"
+    what = f"vocabulary {config.vocabulary:,}" if words else f"{seen} of {config.size} x {config.size}"
     title = f"{' '.join([preset, *(changes or ())])}, {what}"
     if began is not None:
         whole = sum(part.parameters for part in parts)
@@ -88,7 +91,13 @@ def info(
     for each in taught:
         typer.echo(f"  {each.says}: {each.parameters:,} parameters")
     both = memory.cache_per_source_token > 0
-    one = f"{target} tokens" if words else "1 picture"
+    one = (
+        f"{target} {'nodes' if hasattr(config, 'reach') else 'tokens'}"
+        if words
+        else "1 video"
+        if frames
+        else "1 picture"
+    )
     _show_parts(title, parts, f"{source} source and {target} target tokens" if both else one)
     _show_memory(memory, f"{source} + {target} tokens" if both else one)
     if runs:

@@ -43,6 +43,22 @@ def _class_cells(each: Any, use: ClassifyUse) -> Iterator[list[str]]:
     yield [cell for label, p in told.items() for cell in ([label] if p is None else [label, f"{p:.4f}"])]
 
 
+def _graph_cells(each: Any, use: ClassifyUse) -> Iterator[list[str]]:
+    if not hasattr(each, "parts"):
+        yield from _class_cells(each, use)
+        return
+    for i, part in enumerate(each.parts):  # of a graph, its nodes or edges
+        yield [str(i), *next(_class_cells(part, use))]
+
+
+def _graph_row(each: Any) -> dict[str, Any]:
+    row = asdict(each)
+    for part in row.get("parts", ()):
+        for key in UNSAID:
+            del part[key]
+    return row
+
+
 def _hit_cells(hits: Any, use: SearchUse) -> Iterator[list[str]]:
     for rank, hit in enumerate(hits, start=1):
         yield [str(rank), f"{hit.score:.4f}", hit.id, " ".join(hit.text.split())]
@@ -69,6 +85,8 @@ def _reply_row(found: Any) -> dict[str, Any]:
 
 CAPTIONS = Verb("caption", "describing", lambda each, _: iter([[each.text], *([other] for other in each.others)]))
 CLASSES = Verb("classify", "classifying", _class_cells, keys=("text", "pair"))
+SHOWN = {"recognise": "image", "hear": "sound", "graph": "graph"}  # tasks that read no text, and what each is shown
+GRAPHS = Verb("classify", "classifying", _graph_cells, _graph_row)
 VECTORS = Verb(
     "embed", "embedding", lambda each, _: iter([[json.dumps(each.numbers)]]), lambda each: {"vector": each.numbers}
 )
@@ -80,8 +98,7 @@ REPLIES = Verb("answer", "answering", _reply_cells, _reply_row, ("question", "co
 
 def classify(
     model: Path,  # a model directory
-    texts: list[str]
-    | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures or sounds, folders of them
+    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, videos, sounds, graphs
     *,
     pair: str | None = None,  # a second text, beside each that is read
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
@@ -90,20 +107,21 @@ def classify(
     lines: Lines,
     engine: Reads,
 ) -> None:
-    """Say of each line what it is, of each picture what it shows, of each sound what kind it is: its class, and how
-    probable that is; by a language model, as --prompt asks it."""
+    """Say of each line what it is, or of each picture, sound or graph: its class, and how probable that is; by a
+    language model, as --prompt asks it."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
     from regard.api import told
     from regard.cli.look import look
 
     models = [model, *(ensemble or ())]
     name = told(located(model)).task.name
-    if name in ("recognise", "hear", "match") and (pair is not None or engine.attended):
+    if name in (*SHOWN, "match") and (pair is not None or engine.attended):
         raise ValueError(f"{model} takes no text: --pair and --attended are for texts")
-    if name in ("recognise", "hear"):
+    if name in SHOWN:
         if asked.prompt is not None or asked.labels is not None:
             raise ValueError(f"{model} has classes of its own: leave --prompt and --labels out")
-        look(replace(CLASSES, task=name), models, texts or [], lines, engine, settings)
+        seen = GRAPHS if name == "graph" else replace(CLASSES, task=name)
+        look(seen, models, texts or [], lines, engine, settings, part=SHOWN[name])
         return
     if name == "match":
         if asked.labels is None:
@@ -150,9 +168,12 @@ def embed(
     from regard.data.labelled_pictures import is_picture
 
     models = [model, *(ensemble or ())]
-    shown = any(is_picture(each) or Path(each).is_dir() for each in texts or ())
-    if shown and told(located(model)).task.name == "match":
-        look(replace(VECTORS, task="match"), models, texts or [], lines, engine, settings, lambda m: m.viewing)
+    shown, name = any(is_picture(each) or Path(each).is_dir() for each in texts or ()), told(located(model)).task.name
+    if name == "graph":
+        look(replace(VECTORS, task=name), models, texts or [], lines, engine, settings, lambda m: m.vectors, "graph")
+        return
+    if shown and name == "match":
+        look(replace(VECTORS, task="match"), models, texts or [], lines, engine, settings)
         return
     _read(VECTORS, models, texts, lines, engine, settings)
 
@@ -161,52 +182,78 @@ def caption(
     model: Path,  # a model directory
     pictures: list[str] | None = None,  # `FILE` pictures, folders of them, a .jsonl that names them (default: stdin)
     *,
+    question: str | None = None,  # of a language model that sees (default: the one that it was taught by)
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(SearchConfig, but=("extra", "ordered"))],
     lines: Lines,
     engine: Batched,
 ) -> None:
-    """Say of each picture in words what it shows."""
+    """Say of each picture in words what it shows, or answer a question about it."""
+    from regard.api import told
     from regard.cli.look import look
 
-    look(CAPTIONS, [model, *(ensemble or ())], pictures or [], lines, engine, settings)
+    models = [model, *(ensemble or ())]
+    if told(located(model)).task.name == "look":
+        kind = replace(CAPTIONS, task="look")
+        look(kind, models, pictures or [], lines, engine, settings, lambda looker: looker.describing(question))
+        return
+    if question is not None:
+        raise ValueError(f"{model} describes pictures, and is asked nothing: leave --question out")
+    look(CAPTIONS, models, pictures or [], lines, engine, settings)
 
 
 def search(
-    model: Path,  # a model directory, of a model that embeds
-    documents: Path,  # `DOCUMENTS` a text file or a folder, a .tsv, .csv or .jsonl, a folder of BEIR's
-    queries: list[str] | None = None,  # `QUERY|FILE` what to look for (default: stdin)
+    model: Path,  # `MODEL|INDEX` a model directory, of a model that embeds; or an index of documents
+    documents: str | None = None,  # a text file or a folder, a .tsv, .csv or .jsonl, a folder of BEIR's, or of pictures
+    queries: list[str] | None = None,  # `QUERY|FILE` what to look for (default: stdin); of pictures, also another one
     *,
-    unit: str = "line",  # of plain text, what a document is: line, paragraph, file
+    unit: str = "line",  # of plain text, what a document is: line, paragraph, file, passage
     column: list[str] | None = None,  # `PART=PLACE` where in a table a part stands, as text=abstract or id=0
     index: Path | None = None,  # keep the vectors in this folder (default: in the cache)
+    embedder: Path | None = None,  # `--model` `MODEL` of an index: where its model is (default: where it was)
     rerank: Path | None = None,  # `MODEL` rank what is found by a model that classifies pairs
     settings: Annotated[dict[str, Any], Said(SearchUse)],
     lines: Lines,
     engine: Batched,
 ) -> None:
-    """Find the documents that are nearest to each query: of each its rank, score, id and text. Vectors are kept."""
+    """Find the documents that are nearest to each query: of each its rank, score, id and text; or pictures, by a model
+    that sees. Vectors are kept."""
     from hashlib import sha256
-    from os.path import exists
 
-    from regard.cli.bulk import LIKE_A_FILE
+    from regard.api import told
+    from regard.cli import look
+    from regard.cli.find import of_index, ranker, several
     from regard.cli.telling import telling
     from regard.data.collection import Documents
+    from regard.data.shelf import is_index
     from regard.data.text import Skipped, count_of
     from regard.files import cache_folder
 
-    given, skipped = Documents(documents, unit, tuple(column or ())), Skipped()
-    where = sha256(json.dumps([str(documents.absolute()), unit, given.columns]).encode()).hexdigest()[:16]
-
     about = {"rerank": str(rerank)}
 
+    if is_index(model):
+        if column or index or unit != "line":
+            raise ValueError(f"{model} is an index, and has its documents: leave out --unit, --column and --index")
+        asked = None if documents is None else [documents, *(queries or ())]
+        of_index(HITS, model, embedder, asked, lines, engine, settings, about, rerank)
+        return
+    if documents is None or embedder is not None:
+        raise ValueError(f"{model} is no index: name a model, then documents, then what to look for")
+    if told(located(model)).task.name == "match" and Path(documents).is_dir():
+        if rerank is not None or column or unit != "line":
+            raise ValueError(f"{documents} is a folder of pictures to {model}: leave --rerank, --column and --unit out")
+        if settings.get("by", "meaning") != "meaning":
+            raise ValueError(f"{documents} is a folder of pictures to {model}, which have no words: leave --by out")
+        look.search(HITS, model, Path(documents), queries or [], index, settings, lines, engine)
+        return
+    given, skipped = Documents(Path(documents), unit, tuple(column or ())), Skipped()
+    where = sha256(json.dumps([str(Path(documents).absolute()), unit, given.columns]).encode()).hexdigest()[:16]
+
     def make(embedder: Any) -> Any:
-        from regard.api import load
         from regard.tasks.index import Index, fingerprint
 
         use = SearchUse(**vars(embedder.use) | settings)
-        ranker = None if rerank is None else load(rerank, task="classify", **vars(engine))
-        how: dict[str, Any] = {"name": str(model), "use": use, "reranker": ranker}
+        how: dict[str, Any] = {"name": str(model), "use": use, "reranker": ranker(rerank, engine)}
         kept = index or cache_folder() / "search" / f"{where}-{fingerprint(embedder, use.embedding)[:16]}"
         found = Index(embedder, kept, **how)
         with telling("embedding") as progress:
@@ -217,10 +264,7 @@ def search(
             typer.echo(f"note: {skipped.report()}", err=True)
         return found
 
-    texts: Any = queries
-    if queries and not any(query == "-" or exists(query) or LIKE_A_FILE.fullmatch(query) for query in queries):
-        texts = "\n".join(queries)
-    _read(HITS, [model], texts, lines, engine, settings, make=make, about=about)
+    _read(HITS, [model], several(queries), lines, engine, settings, make=make, about=about)
 
 
 def fill(

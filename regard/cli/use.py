@@ -274,6 +274,7 @@ def chat(
     message: list[str] | None = None,  # what to say (default: stdin, a message a line)
     *,
     system: str | None = None,  # what the model is told before
+    image: list[str] | None = None,  # `FILE` a picture that stands before the first message, for a model that sees
     engine: Engine,
     settings: Annotated[dict[str, Any], Said(SearchConfig, SamplingConfig, Writing, but=(*GENERAL, "best", "echo"))],
 ) -> None:
@@ -281,7 +282,9 @@ def chat(
     from regard.api import load
 
     generator = load(model, task="generate", **vars(engine))
-    talk = Talk(generator, _formed(settings), system)
+    if image and generator.patches is None:
+        raise ValueError(f"{model} reads text alone: leave --image out, or ask a model that sees")
+    talk = Talk(generator, _formed(settings), system, image or [])
     if message:
         talk.say(" ".join(message))
     elif sys.stdin.isatty():
@@ -294,10 +297,10 @@ def chat(
 class Talk:
     """A conversation: what was said, and how it goes on. What no longer fits is left out, and that is told."""
 
-    def __init__(self, generator: Any, settings: dict[str, Any], system: str | None) -> None:
+    def __init__(self, generator: Any, settings: dict[str, Any], system: str | None, images: list[str]) -> None:
         self.generator, self.settings = generator, Writing.of(settings, generator.decode)
         self.before = [] if system is None else [{"role": "system", "content": system}]
-        self.said = list[dict[str, str]]()
+        self.said, self.images = list[dict[str, Any]](), images
         # An answer should find room beside what is said before it; half of the places, if it may be very long.
         places, limit = generator.memory, self.settings.search.limit
         self.room = None if places is None else places - min(limit or places, places // 2)
@@ -305,7 +308,9 @@ class Talk:
 
     def say(self, text: str, *, one_line: bool = False) -> None:
         """Say something, and show the answer as it is written."""
-        self.said.append({"role": "user", "content": text})
+        shown = [{"type": "image", "image": each} for each in (() if self.said else self.images)]
+        content = [*shown, {"type": "text", "text": text}] if shown else text
+        self.said.append({"role": "user", "content": content})
         coming = self.generator.streamed(self._fitting(), self.settings)
         self.said.append({"role": "assistant", "content": ""})
 

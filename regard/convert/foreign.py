@@ -39,7 +39,7 @@ GENERATION = "generation_config.json"
 POSITIONS = 1024  # that transformers tabulates of the sinusoids
 NEVER = -1e4  # the logit of a token that must not be written; finite, so that a mean of logits still is
 TASKS = {"classes": "classify", "tags": "tag", "spans": "answer", "vector": "embed"}  # of a head
-SEEING = {"pixels": "recognise", "pairs": "match"}  # of what a model reads
+SEEING = {"pixels": "recognise", "pairs": "match", "graph": "graph"}  # of what a model reads
 SIZED = ("classes", "tags")  # heads that have labels, and
 MOST = 2**20  # of them
 PROBLEMS = {"one": "single_label_classification", "several": "multi_label_classification", "number": "regression"}
@@ -51,8 +51,9 @@ FOLLOWS = re.compile(r"(position_ids|inv_freq|attn\.(masked_)?bias|embed_positio
 
 def lines(table: Foreign, top: Top, config: Any, names: Iterable[str]) -> list[Counterpart]:
     """Which tensors of ours are which of theirs."""
-    other = "plain" if config.feed_forward in GATES else "gated"
-    return [pair for pair in pairs(table.tensors + top.tensors, names) if other not in pair.words]
+    other, known = "plain" if config.feed_forward in GATES else "gated", set(names)
+    found = (pair for pair in pairs(table.tensors + top.tensors, known) if other not in pair.words)
+    return [pair for pair in found if pair.ours in known or "ours" not in pair.words]
 
 
 WORDS: dict[str, tuple[Callable[[Tensor, str], Tensor], Callable[[Tensor, str], Tensor]]] = {  # there, and back
@@ -60,17 +61,18 @@ WORDS: dict[str, tuple[Callable[[Tensor, str], Tensor], Callable[[Tensor, str], 
     "offset": (lambda x, n: torch.cat([x.new_zeros(int(n), *x.shape[1:]), x]), lambda x, n: x[int(n) :]),
     "row": (lambda x, _: x[None], lambda x, _: x[0]),
     "flat": (lambda x, _: x[0], lambda x, _: x[None]),
+    "folded": (lambda x, n: x.unflatten(1, (int(n), -1)), lambda x, _: x.flatten(1, 2)),
 }
 
 
 def to_theirs(pair: Counterpart, x: Tensor, config: Any) -> list[Tensor]:
     """A tensor of ours in theirs: of queries, keys and values each has its share of the heads, of others the same."""
     kv, several = config.kv_heads or config.heads, len(pair.theirs[0])
-    shares = [config.heads, kv, kv] if several == 3 else [1] * several
+    shares = [config.heads, kv, kv] if several == 3 and "even" not in pair.words else [1] * several
     parts = [*x.split([len(x) * share // sum(shares) for share in shares])]
     for word, (there, _) in WORDS.items():
         if word in pair.words:
-            parts = [there(part, pair.words[word]) for part in parts]
+            parts = [there(part, str(getattr(config, pair.words[word], pair.words[word]))) for part in parts]
     return parts
 
 
@@ -145,7 +147,8 @@ def describe(source: Source, directory: Path) -> None:
         longest = min(c.longest or POSITIONS, 512)
         write_whole(directory / GENERATION, json.dumps(ids | {"max_length": longest}, indent=2) + "\n")
     if table.sees:
-        write_sight(Sight(**source.task.get("sight", {"size": c.size, "channels": c.channels})), directory)
+        seen = {"size": c.size, "channels": c.channels, "frames": getattr(c, "frames", 0)}
+        write_sight(Sight(**source.task.get("sight", seen)), directory)
     if not table.words:
         return
     if head.kind == "vector" and head.hidden is None and not table.sees:
@@ -190,7 +193,11 @@ def _fits(top: Top, head: HeadConfig) -> bool:
 
 def _put(about: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
-    if not path or value is not None:  # an object of theirs has no more than it needs
+    if last.isdecimal():  # of a list
+        listed = about.setdefault(path[0], [])
+        listed += [None] * (int(last) + 1 - len(listed))
+        listed[int(last)] = value
+    elif not path or value is not None:  # an object of theirs has no more than it needs
         reduce(lambda inner, name: inner.setdefault(name, {}), path, about)[last] = value
 
 
@@ -254,7 +261,7 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
             if (count := getattr(c, layers, 0)) > len(found.all):
                 raise ValueError(f"{layers} = {count}, but {WEIGHTS} has {len(found.all)} tensors")
         tokenizer = content and tokenizers.kept(directory, content, about, table, _around(table, head))
-        sight = read_sight(directory, c.size, c.channels) if table.sees else None
+        sight = read_sight(directory, c.size, c.channels, getattr(c, "frames", 0)) if table.sees else None
         never = about.get("bad_words_ids") or []
         if not all(isinstance(row, list) for row in never):
             raise ValueError(f"bad_words_ids = {never}: each is a list of ids")
@@ -273,6 +280,8 @@ def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:
     task = _task(model, head, about, table.task) | ({"labels": names} if names else {})
     if sight is not None:
         task |= {"sight": sight}
+    if "atoms" in about:  # of a model that reads molecules
+        task |= {"atoms": about["atoms"]}
     return Imported(model.eval(), tokenizer, task, found.left() + _ends(about, tokenizer))
 
 
@@ -287,8 +296,11 @@ def _task(model: nn.Module, head: HeadConfig, about: Mapping[str, Any], own: str
         several = about.get("is_multilingual", about["vocab_size"] != ENGLISH)
         return {"name": own, "alignment": about.get("alignment_heads"), "multilingual": several}
     if head.kind == "tokens":
-        sees = getattr(model, "reads", "tokens") == "pixels"
-        writes = {DecoderOnly: "generate", EncoderDecoder: "caption" if sees else "translate"}
+        reads = getattr(model, "reads", "tokens")
+        writes = {
+            DecoderOnly: "look" if reads == "both" else "generate",
+            EncoderDecoder: "caption" if reads == "pixels" else "translate",
+        }
         return {"name": next((name for kind, name in writes.items() if isinstance(model, kind)), "mask")}
     said: dict[str, Any] = {"name": TASKS[head.kind], "longest": about.get("max_seq_length")}
     if (reads := getattr(model, "reads", "tokens")) in SEEING:

@@ -1,8 +1,8 @@
 """Models of other programs, by what their files are, as the engine in `foreign.py` reads them. Nothing in them is run.
 
-A directory of Hugging Face's is read as it is; the weights of one may be an ONNX graph. A .gguf has everything, and
-llama2.c's .bin has its tokenizer.bin beside it, OpenAI's Whisper its .tiktoken, whisper.cpp's .bin has all: of these,
-such a directory is made for as long as it takes.
+A directory of Hugging Face's is read as it is; the weights of one may be an ONNX graph. A .gguf has everything, and so
+have whisper.cpp's .bin and chytorch's .pt; llama2.c's .bin has its tokenizer.bin beside it, OpenAI's Whisper its
+.tiktoken: of these, such a directory is made for as long as it takes.
 """
 
 import json
@@ -14,17 +14,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from regard.convert import gguf, graphs, llama2c, whisper
+from regard.convert import gguf, graphs, llama2c, rxnmap, whisper
 from regard.convert.theirs import Theirs
 from regard.files import write_whole
 
 CONFIG = "config.json"
 READERS: Mapping[str, Callable[[Path], Theirs]] = {
     ".gguf": gguf.read,
-    ".pt": whisper.read_pt,
+    ".pt": lambda path: (rxnmap.read if rxnmap.is_one(path) else whisper.read_pt)(path),
     ".bin": lambda path: (whisper.read_ggml if whisper.is_ggml(path) else llama2c.read)(path),
 }
-KNOWN = "a directory of Hugging Face's, or a .gguf, .onnx, .pt of Whisper's, or .bin of llama2.c or whisper.cpp"
+KNOWN = "a directory of Hugging Face's, or a .gguf, .onnx, .pt of Whisper or rxnmap, or .bin of llama2.c or whisper.cpp"
 
 
 @contextmanager

@@ -12,11 +12,14 @@ from regard.files import write_whole
 
 PROCESSOR = "preprocessor_config.json"
 FIXED = {"do_rescale": True, "rescale_factor": 1 / 255, "do_convert_rgb": True}  # which ours always are
+HALF = 1 / 127.5  # ViViT's factor, after which 1 is taken away
 
 
-def read_sight(directory: Path, size: int, channels: int) -> dict[str, Any]:
+def read_sight(directory: Path, size: int, channels: int, frames: int = 0) -> dict[str, Any]:
     """Our settings, as a directory of theirs has them; without such a file, those of ViT."""
     about, path = told_by(directory, PROCESSOR), directory / PROCESSOR
+    lower = frames > 0 and about.get("rescale_factor") == HALF and about.get("offset", True) is True
+    about |= {"rescale_factor": 1 / 255} if lower else {}
     for name, value in FIXED.items():
         if (its := about.get(name)) not in (None, value) and name != "do_convert_rgb":
             raise ValueError(f"{path}: {name} = {its!r} cannot be expressed, only {value!r}")
@@ -38,7 +41,10 @@ def read_sight(directory: Path, size: int, channels: int) -> dict[str, Any]:
         "resample": by_number.get(about.get("resample", 2), "bilinear"),
         "mean": about.get("image_mean", [0.5]) if normal else [0.0],
         "std": about.get("image_std", [0.5]) if normal else [1.0],
+        "frames": frames,
     }
+    if lower:  # (2 x - 1 - mean) / std, of x from 0 to 1
+        given |= {"mean": [(each + 1) / 2 for each in given["mean"]], "std": [each / 2 for each in given["std"]]}
     return asdict(Sight(**given))
 
 
@@ -57,6 +63,8 @@ def write_sight(sight: Sight, directory: Path) -> None:
     """And back."""
     side = sight.resize or sight.size
     about: dict[str, Any] = {"image_processor_type": "DeiTImageProcessor" if sight.resize else "ViTImageProcessor"}
+    if sight.frames:
+        about["image_processor_type"] = "VideoMAEImageProcessor"
     about |= {"do_resize": True, "resample": RESAMPLES[sight.resample]}
     about["size"] = {"height": side, "width": side} if sight.square else {"shortest_edge": side}
     about["do_center_crop"] = sight.resize is not None

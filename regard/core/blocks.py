@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.checks import above, one_of
@@ -22,6 +23,7 @@ from regard.core.layers import (
     ConvolutionFeedForward,
     FeedForward,
     GatedFeedForward,
+    LateResidual,
     Residual,
 )
 from regard.core.masks import AnyMask
@@ -43,6 +45,27 @@ class EncoderLayer(nn.Module):
         """x (B, T, d_model) -> (B, T, d_model). `bias` is for the scores; `keep` (B, T) tells tokens from padding."""
         x = self.self_attention(x, mask=mask, bias=bias)
         return self.feed_forward(x, keep=keep)
+
+
+class DividedLayer(nn.Module):
+    """TimeSformer's, for a video (Bertasius et al., 2021): attention over time, then over space, then feed-forward.
+
+    A patch attends to the same place at all times, and then, after that, to its own time. The tokens before the patches
+    are part of every time: what they hear in each is averaged.
+    """
+
+    def __init__(self, time: Residual, self_attention: Residual, feed_forward: Residual) -> None:
+        super().__init__()
+        self.time, self.self_attention, self.feed_forward = time, self_attention, feed_forward
+
+    def forward(self, x: Tensor, *, tokens: int, times: int) -> Tensor:
+        """x (B, tokens + T · N, d_model), N patches at each of T times -> the same."""
+        B, first = len(x), x[:, :tokens]
+        x = x[:, tokens:].unflatten(1, (times, -1)).transpose(1, 2)  # (B, N, T, d_model)
+        x = self.time(x.flatten(0, 1)).unflatten(0, (B, -1)).transpose(1, 2)  # (B, T, N, d_model)
+        x = torch.cat([first[:, None].expand(-1, times, -1, -1), x], 2)  # (B, T, tokens + N, d_model)
+        x = self.self_attention(x.flatten(0, 1)).unflatten(0, (B, times))
+        return self.feed_forward(torch.cat([x[:, :, :tokens].mean(1), x[:, :, tokens:].flatten(1, 2)], 1))
 
 
 class DecoderLayer(nn.Module):
@@ -189,6 +212,21 @@ def encoder(c: LayerConfig, layers: int) -> Stack:
     )
 
 
+def divided(c: LayerConfig, layers: int) -> Stack:
+    """Layers that attend over time, then over space."""
+    return Stack(
+        (
+            DividedLayer(
+                residual(c, _own(c, c.attention, positions), depth, LateResidual),
+                residual(c, _own(c, c.attention, positions), depth),
+                residual(c, feed_forward(c, causal=False), depth),
+            )
+            for positions, depth in _levels(c, layers, both_ways=True)
+        ),
+        make_norm(c) if c.norm == "pre" else None,
+    )
+
+
 def decoder(
     c: LayerConfig, layers: int, own: AttentionConfig | None = None, cross: AttentionConfig | None = None
 ) -> Stack:
@@ -214,9 +252,9 @@ def new_cache(stack: Stack) -> Cache:
     return cache
 
 
-def residual(c: LayerConfig, sublayer: nn.Module, depth: float = 0.0) -> Residual:
+def residual(c: LayerConfig, sublayer: nn.Module, depth: float = 0.0, kind: type[Residual] = Residual) -> Residual:
     """A sub-layer with what is around it, in a layer that lies so deep, from 0 to 1."""
-    return Residual(sublayer, make_norm(c), c.norm, dropout=c.dropout, skip=c.stochastic_depth * depth)
+    return kind(sublayer, make_norm(c), c.norm, dropout=c.dropout, skip=c.stochastic_depth * depth)
 
 
 def make_norm(c: LayerConfig, width: int | None = None) -> nn.Module:

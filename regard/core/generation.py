@@ -81,6 +81,17 @@ class Begun:
         return len(self.written)
 
 
+@dataclass(frozen=True)
+class Illustrated:
+    """A prompt with pictures in it: at places that its model knows by their ids, their patches stand."""
+
+    ids: Source
+    pixels: Tensor  # (N, C, H, W)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
 @dataclass
 class Reading:
     """An encoder-decoder at work: R rows, of which K in a row read one row of the memory."""

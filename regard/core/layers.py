@@ -173,3 +173,22 @@ class Residual(nn.Module):
         """x and what the sub-layer made of it, (B, T, d_model) each, together."""
         x = x + self.dropout(s)
         return self.norm(x) if self.place == "post" else x
+
+
+class LateResidual(Residual):
+    """One more product after the sub-layer, at first 0: until it learns to add something, all is as it was without it.
+    So a model of pictures becomes one of videos (Bertasius et al., 2021)."""
+
+    def __init__(self, sublayer: nn.Module, norm: Any, place: str = "post", **how: Any) -> None:
+        super().__init__(sublayer, norm, place, **how)
+        width = len(norm.weight)
+        self.product = nn.Linear(width, width)
+        self.rest()
+
+    def rest(self) -> None:
+        """Add nothing, as at first."""
+        nn.init.zeros_(self.product.weight)
+        nn.init.zeros_(self.product.bias)
+
+    def add(self, x: Tensor, s: Tensor) -> Tensor:
+        return super().add(x, self.product(s))

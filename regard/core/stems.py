@@ -1,10 +1,12 @@
 """The lower end of a stack: what makes vectors of what is read. Words come by their embeddings (§3.4), sound by
 convolutions, pictures in patches.
 
-Letters: B batch, T positions, d_model width of the model; C channels, H and W height and width in pixels.
+Letters: B batch, T positions, d_model width of the model; C channels, H and W height and width in pixels; of a video, T
+times.
 """
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -67,13 +69,22 @@ class Embedding(Stem):
         """Which of (B, T) count, and all of what stands before them: (B, virtual + T)."""
         return F.pad(keep, (self.virtual, 0), value=True) if self.virtual else keep
 
-    def forward(self, tokens: Tensor, offset: int | Tensor = 0, segments: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        offset: int | Tensor = 0,
+        segments: Tensor | None = None,
+        seen: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """tokens (B, T), the first at position `offset`, or each at its own (B, T) -> (B, T, d_model).
 
         `segments` (B, T) numbers the sentences; left out, or where there is one vector for all, all is the first.
-        Before those at position 0 stands the prompt, if there is one: (B, virtual + T, d_model).
+        Before those at position 0 stands the prompt, if there is one: (B, virtual + T, d_model). At the places (B, T)
+        of what was `seen`, its vectors (..., d_model) stand one after the other, whatever the tokens are.
         """
-        x = self._vectors(tokens)
+        x = self._vectors(tokens if seen is None else tokens.masked_fill(seen[0], 0))
+        if seen is not None:
+            x = x.masked_scatter(seen[0][..., None], seen[1].to(x.dtype))
         if isinstance(offset, Tensor) or offset == 0:
             first = self.prefix.length if self.prefix is not None and self.prefix.on else 0
             if n := self.virtual:
@@ -159,6 +170,11 @@ class Patches(Stem):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """pixels (B, C, H, W) -> (B, tokens + h · w, d_model)."""
+        x = self.placed(pixels)
+        return self.dropout(x if self.norm is None else self.norm(x))
+
+    def placed(self, pixels: Tensor) -> Tensor:
+        """The vectors, with their positions."""
         if pixels.dim() != 4 or not pixels.is_floating_point():
             raise ValueError(f"pixels are numbers (batch, channels, height, width), got {_kind(pixels)}")
         x = self.project(pixels)  # (B, d_model, h, w)
@@ -168,23 +184,73 @@ class Patches(Stem):
         if self.tokens is not None:
             x = torch.cat([self.tokens.to(x.dtype).expand(len(x), -1, -1), x], 1)
         if grid != self.grid and isinstance(self.positions, Learned):
-            x = x + stretched(self.positions.table, first, self.grid, grid).to(x.dtype)
+            return x + stretched(self.positions.table, first, self.grid, grid).to(x.dtype)
+        return self.positions.add(x)
+
+
+class Tubelets(Patches):
+    """A video as words (Arnab et al., 2021): the patches of each of its times, time by time, after the tokens.
+
+    `times` are positions of a time, the same for all its patches, beside those in the picture (TimeSformer); `places`
+    one for each patch of each time (ViViT).
+    """
+
+    def __init__(self, project: nn.Module, positions: Positions, *, times: Positions, places: Positions, **how: Any):
+        super().__init__(project, positions, **how)
+        self.times, self.places = times, places
+
+    def placed(self, pixels: Tensor) -> Tensor:
+        """pixels (B, T, C, H, W) -> (B, tokens + T · h · w, d_model)."""
+        B, T = pixels.shape[:2]
+        x = super().placed(pixels.flatten(0, 1)).unflatten(0, (B, T))  # (B, T, tokens + h · w, d_model)
+        first = 0 if self.tokens is None else len(self.tokens)
+        tokens, x = x[:, 0, :first], x[:, :, first:]
+        if isinstance(self.times, Learned) and len(self.times.table) != T:
+            when = stretched(self.times.table, 0, (len(self.times.table), 1), (T, 1)).to(x.dtype)[None]
         else:
-            x = self.positions.add(x)
-        return self.dropout(x if self.norm is None else self.norm(x))
+            when = self.times.add(x.new_zeros(1, T, x.shape[3]))
+        if isinstance(self.places, Learned):
+            h, w = self.grid
+            if (T, x.shape[2]) != (known := ((len(self.places.table) - first) // (h * w), h * w)):
+                raise ValueError(
+                    f"a video of {T} x {x.shape[2]} tubelets: this model has positions of {known[0]} x {known[1]}, and "
+                    "sees only as many frames as it has learnt from, of that size"
+                )
+        return self.places.add(torch.cat([tokens, (x + when[:, :, None]).flatten(1, 2)], 1))
+
+
+def tubes(pixels: Tensor, tubelet: int) -> Tensor:
+    """Some frames at a time are one picture, with all their colours: a patch of it is a tubelet.
+
+    pixels (B, frames, C, H, W) -> (B, T, C · tubelet, H, W).
+    """
+    if pixels.dim() != 5 or not pixels.is_floating_point() or not pixels.shape[1] or pixels.shape[1] % tubelet:
+        raise ValueError(
+            f"a video is numbers (batch, frames, channels, height, width), of {tubelet} frames or a multiple of that; "
+            f"got {_kind(pixels)}"
+        )
+    return pixels.unflatten(1, (-1, tubelet)).transpose(2, 3).flatten(2, 3)
 
 
 def patched(
-    c: Any, d_model: int, tokens: int, *, kernel: int = 3, bias: bool = True, norm: nn.Module | None = None
+    c: Any,
+    d_model: int,
+    tokens: int,
+    *,
+    kernel: int = 3,
+    bias: bool = True,
+    norm: nn.Module | None = None,
+    made: Callable[..., Patches] = Patches,
 ) -> Patches:
-    """The patches of a config that has pictures: they are cut out, or made by convolutions."""
+    """The patches of a config that has pictures, or videos: they are cut out, or made by convolutions."""
+    channels = c.channels * getattr(c, "tubelet", 1)
     if c.convolutions:
-        project: nn.Module = Convolutions(c.channels, d_model, c.convolutions, kernel)
+        project: nn.Module = Convolutions(channels, d_model, c.convolutions, kernel)
     else:
-        project = nn.Conv2d(c.channels, d_model, c.patch, c.patch, bias=bias)
+        project = nn.Conv2d(channels, d_model, c.patch, c.patch, bias=bias)
     positions = absolute_positions(c.positions, d_model=d_model, maximum=tokens + c.side**2)
     how = {"d_model": d_model, "grid": (c.side, c.side), "tokens": tokens, "norm": norm, "dropout": c.dropout}
-    return Patches(project, positions, **how)
+    return made(project, positions, **how)
 
 
 def patches_along(size: int, patch: int, convolutions: int) -> int:

@@ -40,9 +40,9 @@ class Column:
     shape: tuple[int, ...] | None = None  # of a row, if it is more than a list: what it is given as, and given back as
 
     @classmethod
-    def pixels(cls, height: int, width: int, channels: int) -> "Column":
-        """A picture of this size, as `uint8` (H, W, C)."""
-        return cls("uint8", ragged=False, shape=(height, width, channels))
+    def pixels(cls, *shape: int) -> "Column":
+        """A picture of this size, as `uint8` (H, W, C), or a video (T, H, W, C)."""
+        return cls("uint8", ragged=False, shape=shape)
 
     @classmethod
     def ids(cls, vocabulary: int) -> "Column":
@@ -182,6 +182,8 @@ def _flat(parts: Sequence[Any], column: Column) -> NDArray[Any]:
     """The values of some rows, end to end."""
     if column.shape is not None:
         return np.concatenate([np.asarray(part, column.stored).reshape(-1) for part in parts])
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return np.concatenate(parts)
     return np.fromiter(chain.from_iterable(parts), np.int64 if column.below else column.stored, sum(map(len, parts)))
 
 

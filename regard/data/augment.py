@@ -45,7 +45,13 @@ class Augment:
         return self.mixup > 0 or self.cutmix > 0
 
     def picture(self, pixels: Pixels, draw: Random) -> Pixels:
-        """One picture (H, W, C), changed."""
+        """One picture (H, W, C), changed; or a video (T, H, W, C), all of whose frames are changed alike."""
+        if pixels.ndim == 4:
+            made, state = list[Pixels](), draw.getstate()
+            for frame in pixels:
+                draw.setstate(state)
+                made.append(self.picture(frame, draw))
+            return np.stack(made)
         high, wide, channels = pixels.shape
         if self.scale < 1.0 or self.operations:
             image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
@@ -69,15 +75,16 @@ class Augment:
         return pixels
 
     def blended(self, pixels: Tensor, labels: Tensor, draw: Random) -> tuple[Tensor, Tensor]:
-        """Pictures (B, C, H, W), each with some of another, and labels (B, K) that say how much of which."""
+        """Pictures (B, C, H, W), or videos (B, T, C, H, W), each with some of another, and labels (B, K) that say how
+        much of which."""
         cut = self.cutmix > 0 and (self.mixup == 0 or draw.random() < 0.5)
         alpha = self.cutmix if cut else self.mixup
         own, other = draw.betavariate(alpha, alpha), torch.tensor(draw.sample(range(len(pixels)), len(pixels)))
         if cut:
-            high, wide = pixels.shape[2:]
+            high, wide = pixels.shape[-2:]
             top, left, h, w = _rectangle(high, wide, 1 - own, draw, square=True)
             pixels = pixels.clone()
-            pixels[:, :, top : top + h, left : left + w] = pixels[other, :, top : top + h, left : left + w].clone()
+            pixels[..., top : top + h, left : left + w] = pixels[..., top : top + h, left : left + w][other]
             own = 1 - h * w / (high * wide)
         else:
             pixels = own * pixels + (1 - own) * pixels[other]

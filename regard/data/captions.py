@@ -1,6 +1,7 @@
 """Where pictures and their captions are: tables that name files.
 
-A row has an `image`, which is opened when it is needed, its `captions`, and a `name`, by which it is known.
+A row has an `image`, which is opened when it is needed, its `captions`, and a `name`, by which it is known; and perhaps
+a `question`, to which the captions are answers.
 """
 
 import hashlib
@@ -20,15 +21,17 @@ from regard.files import regular_size
 @dataclass(frozen=True)
 class CaptionFiles(RowFiles):
     """Pictures with captions: a tsv, csv or jsonl with the path of a picture, from where that file lies, and a caption;
-    a jsonl may have a list of them. Rows of one picture that follow each other are one."""
+    a jsonl may have a list of them. Rows of one picture, and one question, that follow each other are one."""
 
     parts = ("image", "caption")
+    optional = ("question",)
 
     def fingerprint(self) -> str:
         """The same for the same rows, wherever they lie: pictures are known by their sizes and ends."""
         said = hashlib.sha256()
         for row in self.rows():
-            said.update(json.dumps([row["name"], row["captions"], *file_end(row["image"])]).encode())
+            asked = [row["question"]] if "question" in row else []
+            said.update(json.dumps([row["name"], row["captions"], *file_end(row["image"]), *asked]).encode())
         return said.hexdigest()
 
     def read(self, skipped: Skipped | None = None) -> Iterator[Row]:
@@ -44,10 +47,13 @@ class CaptionFiles(RowFiles):
         """All rows."""
         regular_size(self.path)  # no pipe: rows are read several times
         base = Path(self.path).parent
-        for name, some in groupby(super().rows(), lambda row: str(row["image"]).strip()):
+        for (name, asked), some in groupby(
+            super().rows(), lambda row: (str(row["image"]).strip(), row.get("question"))
+        ):
             said = (each for row in some for each in _listed(row["caption"]))
             if name:
-                yield {"image": str(base / name), "captions": [each for each in said if each], "name": name}
+                more = {} if asked is None else {"question": " ".join(str(asked).split())}
+                yield {"image": str(base / name), "captions": [each for each in said if each], "name": name, **more}
 
 
 def _listed(caption: object) -> list[str]:

@@ -27,6 +27,8 @@ from regard.data.tools import Calls, Tool, told
 Message = Mapping[str, Any]  # role, content, and what else a template may know
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around the name of a mark in a message: no text has these, by Unicode's own word
 BEGIN, END = "\ufdd2", "\ufdd3"  # around what an assistant has said
+SEEN = "\ufdd4"  # where a picture stands in a message
+PICTURE = -1  # and what stands there among ids
 PROBE = "regard"
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
@@ -94,7 +96,7 @@ class ChatTemplate:
         control = sorted({*names.values(), *written}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, control)) or "(?!)")
         self._silent = re.compile("|".join(map(re.escape, names.values())) or "(?!)")
-        self._marked = re.compile(f"{OPEN}({self._control.pattern}){CLOSE}|[{OPEN}{CLOSE}]")
+        self._marked = re.compile(f"{OPEN}({self._control.pattern}){CLOSE}|[{OPEN}{CLOSE}{SEEN}]")
         with no_panic("the tokenizer"):
             plain = [token for token in added if token["content"] not in control]
             self._bare = Rust.from_str(json.dumps(content | {"added_tokens": plain}))
@@ -102,7 +104,8 @@ class ChatTemplate:
             self._rust.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names.values()])
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, list[int]]:
-        """What a model reads to go on with a conversation, in which it may call functions: the text, and the ids."""
+        """What a model reads to go on with a conversation, in which it may call functions: the text, and the ids. A
+        content may be in parts, texts and pictures ({"type": "image"}): where one stands, -1 does, or its mark."""
         given = self._guarded([*tools]) or None
         if self._knows_tools or not (
             tools or any(each.get("tool_calls") or each["role"] == "tool" for each in messages)
@@ -180,16 +183,36 @@ class ChatTemplate:
         if not messages:
             raise ValueError("a conversation has at least one message: give some")
         try:
-            return self._template.render(messages=messages, tools=tools, documents=None, **self._given, **how)
+            laid = [*map(self._laid, messages)]
+            return self._template.render(messages=laid, tools=tools, documents=None, **self._given, **how)
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error.message}") from None
         except Exception as error:  # whatever happens in it
             raise ValueError(f"the chat template cannot write these messages: {error}") from None
 
+    def _laid(self, message: Message) -> Message:
+        """A message as the template reads it: its content as one text, or in parts."""
+        content = message.get("content")
+        if isinstance(content, str) and self._in_parts:
+            return {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content, list) and not self._in_parts:
+            texts = (SEEN if part["type"] == "image" else part["text"] for part in content)
+            return {**message, "content": "\n".join(texts)}
+        return message
+
+    @cached_property
+    def _in_parts(self) -> bool:
+        """Whether what is said in one text is lost in the template."""
+        said = [{"role": "user", "content": PROBE}]
+        try:
+            return PROBE not in self._template.render(messages=said, tools=None, documents=None, **self._given)
+        except Exception:  # whatever happens in it: it happens again where it is told
+            return False
+
     def _guarded(self, said: Any) -> Any:
         """What messages say, with each name of a mark in it set apart."""
         if isinstance(said, str):
-            return self._control.sub(rf"{OPEN}\g<0>{CLOSE}", re.sub(f"[{OPEN}-{END}]", "", said))
+            return self._control.sub(rf"{OPEN}\g<0>{CLOSE}", re.sub(f"[{OPEN}-{SEEN}]", "", said))
         if isinstance(said, Mapping):
             return {key: self._guarded(value) for key, value in said.items()}
         return [*map(self._guarded, said)] if isinstance(said, list | tuple) else said
@@ -203,10 +226,14 @@ class ChatTemplate:
         apart = [(found.start() + 1, found.end() - 1, self._bare) for found in self._marked.finditer(text) if found[1]]
         cuts = [0, *(at for found in self._marked.finditer(text) for at in found.span()), len(text)]
         rest = [(a, b, self._rust) for a, b in zip(cuts[::2], cuts[1::2], strict=True)]
-        (_, end, rust), *others = sorted([*rest, *apart], key=lambda piece: piece[:2])
+        seen = {found.start() for found in re.finditer(SEEN, text)}
+        pictures = [(at, at + 1, self._rust) for at in seen]
+        (_, end, rust), *others = sorted([*rest, *apart, *pictures], key=lambda piece: piece[:2])
         ids, line = self._encode(rust, text[:end]), [i for _, i in self._encode(rust, "\n")]
         for begin, end, rust in others:
-            if begin < end:
+            if begin < end and begin in seen:
+                ids.append((begin, PICTURE))
+            elif begin < end:
                 # After a line's end, for at the beginning of a text some put a space.
                 found = self._encode(rust, f"\n{text[begin:end]}")
                 after = [i for _, i in found[: len(line)]] == line

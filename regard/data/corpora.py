@@ -23,6 +23,7 @@ from regard.data.digits import SpokenDigits
 from regard.data.downloads import BLOCK, Held, Progress, Raw, alone, check_sum, data_folder, download, reading
 from regard.data.labelled_pictures import PictureArrays
 from regard.data.melodies import Melodies
+from regard.data.moving import MovingPictures
 from regard.data.scan import Commands
 from regard.data.text import PairFiles, open_bytes
 from regard.data.treebank import Treebank
@@ -176,6 +177,7 @@ FORMS: dict[str, type[Any]] = {
     "trees": Treebank,
     "commands": Commands,
     "pictures": PictureArrays,
+    "moving": MovingPictures,
     "digits": SpokenDigits,
     "melodies": Melodies,
 }
@@ -210,7 +212,8 @@ def fetched(name: str, *, progress: Progress | None = None) -> dict[str, list[Pa
                 with common_directory(folder) as made:
                     corpus.form.write(made, corpus, held, progress)
                     _write(made / "LICENCE.txt", (f"{key}: {getattr(corpus, key)}" for key in TERMS))
-    ends: dict[Any, str] = {LabelledRows: "jsonl", SpokenDigits: "jsonl", PictureArrays: "npz", Melodies: "abc"}
+    ends: dict[Any, str] = {LabelledRows: "jsonl", SpokenDigits: "jsonl", Melodies: "abc"}
+    ends |= dict.fromkeys((PictureArrays, MovingPictures), "npz")
     one = ends.get(type(corpus.form), "txt")
     endings = corpus.languages if any(corpus.languages) else (one,)
     return {split: [folder / f"{split}.{ending}" for ending in endings] for split in corpus.splits}

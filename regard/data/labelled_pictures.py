@@ -23,13 +23,19 @@ from numpy.typing import NDArray
 
 from regard.checks import hint
 from regard.data.downloads import Held, Progress, Raw
-from regard.data.pictures import ENDINGS, Source, opened
+from regard.data.pictures import ENDINGS, Pixels, Source, opened
 from regard.data.rows import Row, RowFiles
 from regard.data.text import Skipped
 from regard.files import digest, regular_size
 
 TAIL = 2**10  # bytes at the end of a file by which, and by its size, it is known again
-PAIRS = (("images", "labels"), ("image", "label"), ("x", "y"), ("data", "labels"))  # of an npz, what is looked for
+PAIRS = (
+    ("images", "labels"),
+    ("videos", "labels"),
+    ("image", "label"),
+    ("x", "y"),
+    ("data", "labels"),
+)  # of an npz, what is looked for
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class Zipped:
 @dataclass(frozen=True)
 class PictureFiles(RowFiles):
     """Pictures with labels: a folder or a zip with one folder for each class; a tsv, csv or jsonl with the paths of
-    files; an npz; or MNIST's idx, whose labels lie beside it.
+    files; an npz; or MNIST's idx, whose labels lie beside it. Videos in the same way.
 
     `columns` says where `image` and `label` stand in a table, or what their arrays in an npz are called.
     """
@@ -61,7 +67,9 @@ class PictureFiles(RowFiles):
 
     folder: str | None = None  # with one folder for each class
     zip: str | None = None  # the same, packed
-    npz: str | None = None  # numpy's arrays: images (N, H, W) or (N, H, W, C), and labels (N,)
+    npz: str | None = (
+        None  # numpy's arrays: images (N, H, W) or (N, H, W, C), videos (N, T, H, W[, C]), and labels (N,)
+    )
     idx: str | None = None  # train-images-idx3-ubyte, .gz if you like; train-labels-idx1-ubyte lies beside it
 
     @classmethod
@@ -150,12 +158,11 @@ class PictureFiles(RowFiles):
             images, labels = read_idx(self.idx), read_idx(_labels(self.idx))
         else:
             images, labels = self._of_npz(str(self.npz))
-        if images.ndim not in (3, 4) or images.dtype != np.uint8:
+        if images.ndim not in (3, 4, 5) or images.dtype != np.uint8:
             raise ValueError(
-                f"{self.path}: images are {images.dtype} {images.shape}, not uint8 (N, H, W) or (N, H, W, C)"
+                f"{self.path}: images are {images.dtype} {images.shape}, not uint8 (N, H, W) or (N, H, W, C), nor "
+                "videos (N, T, H, W) or (N, T, H, W, C)"
             )
-        if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3, 4):
-            images = images.transpose(0, 2, 3, 1)  # as PyTorch has them
         labels = labels.reshape(-1)
         if len(images) != len(labels):
             raise ValueError(f"{self.path} has {len(images):,} images and {len(labels):,} labels: they belong together")
@@ -188,11 +195,15 @@ class PictureArrays(Raw):
 
     def write(self, into: Path, corpus: Any, held: Held, progress: Progress | None) -> None:
         """`train.npz` and so on, with images (N, H, W, C) and the names of their labels."""
+        for split, images, labels in self.split(held, progress):
+            np.savez(into / f"{split}.npz", images=images, labels=labels)
+
+    def split(self, held: Held, progress: Progress | None) -> Iterator[tuple[str, Pixels, NDArray[np.str_]]]:
+        """The images of each split, (N, H, W, C), and the names of their labels."""
         with self.reading(held, progress) as read:
             for split, part in self.parts.items():
                 images = np.concatenate([_bytes(read(name), name).reshape(-1, *self.shape) for name in part["images"]])
-                numbers = _bytes(read(part["labels"]), part["labels"])
-                np.savez(into / f"{split}.npz", images=images, labels=np.array(self.labels)[numbers])
+                yield split, images, np.array(self.labels)[_bytes(read(part["labels"]), part["labels"])]
 
 
 def _bytes(content: bytes, name: str) -> NDArray[np.uint8]:
@@ -202,6 +213,14 @@ def _bytes(content: bytes, name: str) -> NDArray[np.uint8]:
 
 
 is_picture = PictureFiles.takes
+
+
+def files_in(folder: str | PathLike[str], kind: type[PictureFiles] = PictureFiles) -> list[Path]:
+    """All pictures in a folder, or other such files, and in those inside of it, by their names."""
+    found = sorted(Path(at) / each for at, _, files in os.walk(folder) for each in files if kind.takes(each))
+    if not found:
+        raise ValueError(f"{folder} has no {kind.called[:-1]} in it: name a folder that has, or a file")
+    return found
 
 
 def content_of(image: Any) -> Source:

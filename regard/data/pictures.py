@@ -1,8 +1,9 @@
 """Pictures: files, bytes and arrays become pixels of one size, as a model sees them.
 
-Letters: B batch, C channels, H and W height and width in pixels.
+Letters: B batch, C channels, H and W height and width in pixels; T frames of a video.
 
-Whatever a file holds is turned upright as its camera says, and made RGB or grey; of several frames the first counts.
+Whatever a file holds is turned upright as its camera says, and made RGB or grey; of several frames the first counts,
+or so many of them as a model of videos sees.
 Nothing is opened that has more than MOST pixels: a file of some kilobytes may claim to have billions.
 """
 
@@ -27,7 +28,8 @@ from regard.data.arrays import Column
 
 MOST = 89_478_485  # pixels of a picture: a quarter of a gigabyte in colours
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # what is opened; others may run programs
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+VIDEOS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg")
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", *VIDEOS)
 RESAMPLES = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}  # Pillow's numbers
 MODES = {1: "L", 3: "RGB"}  # by channels
 Item = TypeVar("Item")
@@ -41,7 +43,7 @@ class PictureError(ValueError):
 
 @dataclass(frozen=True)
 class Sight:
-    """How a model sees pictures: of which size, and in which numbers.
+    """How a model sees pictures, or videos: of which size, and in which numbers.
 
     >>> Sight(size=4).pixels(np.zeros((8, 6, 3), np.uint8)).shape
     (4, 4, 3)
@@ -54,11 +56,13 @@ class Sight:
     resample: str = "bilinear"  # nearest, bilinear, bicubic, lanczos, box, hamming
     mean: tuple[float, ...] = (0.5,)  # of values from 0 to 1, a number for all channels or one for each: subtracted,
     std: tuple[float, ...] = (0.5,)  # and then divided by
+    frames: int = 0  # of a video, from all of its length; 0: a picture
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):  # lists, as JSON has them
             object.__setattr__(self, name, tuple(getattr(self, name)))
         at_least(1, size=self.size, resize=self.resize)
+        at_least(0, frames=self.frames)
         one_of(RESAMPLES, resample=self.resample)
         if self.channels not in MODES:
             raise ValueError(f"channels = {self.channels}: a picture has 3 (red, green, blue) or 1 (grey)")
@@ -70,13 +74,27 @@ class Sight:
         above(0, **{f"std[{i}]": x for i, x in enumerate(self.std)})
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what it sees: (H, W, C), or (T, H, W, C)."""
+        return (*([self.frames] if self.frames else []), self.size, self.size, self.channels)
+
+    @property
     def column(self) -> Column:
-        """How what it sees lies on disk."""
-        return Column.pixels(self.size, self.size, self.channels)
+        """How that lies on disk."""
+        return Column.pixels(*self.shape)
 
     def pixels(self, source: Source, place: str = "") -> Pixels:
-        """What it sees of a picture: (H, W, C), of its size."""
-        image = opened(source, self.channels, place)
+        """What it sees of a picture, (H, W, C), or of a video, (T, H, W, C); of its size."""
+        if not self.frames:
+            return self._fitted(opened(source, self.channels, place), _named(source, place))
+        from regard.data.videos import shots
+
+        name = _named(source, place) if place or isinstance(source, str | PathLike) else "the video"
+        return np.stack(
+            [self._fitted(each.convert(MODES[self.channels]), name) for each in shots(source, self.frames, name)]
+        )
+
+    def _fitted(self, image: Image.Image, name: str) -> Pixels:
         wide, high = image.size
         side = self.resize or self.size
         if self.square:
@@ -85,9 +103,7 @@ class Sight:
             short = min(wide, high)
             wanted = (side, side * high // short) if wide <= high else (side * wide // short, side)
             if math.prod(wanted) > MOST:
-                raise PictureError(
-                    f"{_named(source, place)} is {wide:,} x {high:,} pixels: it is too narrow to be seen"
-                )
+                raise PictureError(f"{name} is {wide:,} x {high:,} pixels: it is too narrow to be seen")
         if image.size != wanted:
             image = image.resize(wanted, Image.Resampling(RESAMPLES[self.resample]))
         left, top = (wanted[0] - self.size) // 2, (wanted[1] - self.size) // 2
@@ -96,10 +112,10 @@ class Sight:
         return np.asarray(image).reshape(self.size, self.size, self.channels)
 
     def tensor(self, pixels: Pixels) -> Tensor:
-        """Pixels (B, H, W, C) as a model reads them: (B, C, H, W), around 0. In memory the channels stay last, which
-        convolutions are faster with."""
-        x = torch.from_numpy(np.array(pixels)).permute(0, 3, 1, 2).float()
-        mean, std = (torch.tensor(each).view(1, -1, 1, 1) for each in (self.mean, self.std))
+        """Pixels (B, H, W, C) as a model reads them: (B, C, H, W), around 0; of videos, (B, T, C, H, W). In memory the
+        channels stay last, which convolutions are faster with."""
+        x = torch.from_numpy(np.array(pixels)).movedim(-1, -3).float()
+        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
         return (x / 255 - mean) / std
 
 
@@ -107,7 +123,7 @@ def opened(source: Source, channels: int = 3, place: str = "") -> Image.Image:
     """A picture, upright, in colours or grey; `PictureError` says in one line why it cannot be."""
     name = _named(source, place)
     if isinstance(source, np.ndarray):
-        return _of_array(source, name).convert(MODES[channels])
+        return of_array(source, name).convert(MODES[channels])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, of large pictures and odd metadata: what counts is checked here
@@ -153,13 +169,16 @@ def _plain(image: Image.Image, name: str) -> Image.Image:
     return image
 
 
-def _of_array(pixels: NDArray[Any], name: str) -> Image.Image:
+def of_array(pixels: NDArray[Any], name: str) -> Image.Image:
+    """What an array (H, W), (H, W, C) or, as PyTorch has them, (C, H, W) shows."""
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3, 4):
+        pixels = pixels.transpose(1, 2, 0)
     shape = pixels.shape
     if pixels.dtype != np.uint8 or not 2 <= len(shape) <= 3 or (len(shape) == 3 and shape[2] not in (1, 3, 4)):
         raise PictureError(f"{name} is {pixels.dtype} of shape {shape}: pixels are uint8, (H, W), (H, W, 1), 3 or 4")
     if not pixels.size or math.prod(shape[:2]) > MOST:
         raise PictureError(f"{name} has {math.prod(shape[:2]):,} pixels, 1 to {MOST:,} are seen")
-    return Image.fromarray(pixels[:, :, 0] if len(shape) == 3 and shape[2] == 1 else pixels)
+    return Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if len(shape) == 3 and shape[2] == 1 else pixels))
 
 
 def _named(source: Source, place: str) -> str:

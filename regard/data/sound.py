@@ -6,7 +6,10 @@ of pitch, 100 times in a second: the logarithm of a mel spectrogram, as Whisper 
 
 import io
 import math
+import re
+import warnings
 import wave
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,6 +32,9 @@ BLOCK = 3000  # frames that are made at a time
 FAINTEST = -10.0  # log10 of the power that counts as silence
 DEPTH = 8.0  # powers of ten below the loudest that are told apart
 READ = "WAV, FLAC, OGG and MP3"
+SHORT = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be", re.MULTILINE)  # of more than there is
+PIPE, ENDLESS = 1 << 20, 0x7FFF0000  # bytes that are read of a pipe at a time; a length that nobody knew
+PAUSE, SHORTEST = 100, 10  # frames: between stretches that are heard, twice as many; of which something sounds at least
 
 Samples = NDArray[np.float32]
 
@@ -43,18 +50,41 @@ def read(source: str | Path | bytes, name: str | Path | None = None, seconds: fl
         import soundfile
     except (ModuleNotFoundError, OSError):  # the latter where its library is missing
         samples, rate = _wav(stream, name)
-    else:
+        if len(samples) > seconds * rate:
+            raise ValueError(_longer(name, seconds)) from None
+        return heard(samples.mean(1), rate, name)
+    try:
+        with soundfile.SoundFile(stream) as file:
+            rate = checked_rate(file.samplerate, name)
+            short = any(int(size) < ENDLESS for size in SHORT.findall(file.extra_info))
+            return np.concatenate([*incoming(_blocks(file, name, seconds, short), rate, name)])
+    except soundfile.LibsndfileError as error:
+        why = str(error.error_string).rstrip(".")
+        raise ValueError(f"{name} is no sound that can be read ({why}): {READ} can") from None
+
+
+def _blocks(file: Any, name: str | Path, seconds: float, short: bool) -> Iterator[Samples]:
+    """The samples of a file, a second at a time; what ends too early is heard as far as it goes, and that is said."""
+    done, rate = 0, file.samplerate
+    while True:
         try:
-            with soundfile.SoundFile(stream) as file:
-                rate = checked_rate(file.samplerate, name)
-                most = -1 if seconds == math.inf else int(seconds * rate) + 1
-                samples = file.read(most, dtype="float32", always_2d=True)
-        except soundfile.LibsndfileError as error:
-            why = str(error.error_string).rstrip(".")
-            raise ValueError(f"{name} is no sound that can be read ({why}): {READ} can") from None
-    if len(samples) > seconds * rate:
-        raise ValueError(f"{name} goes on for more than {seconds:g} seconds: send less at a time")
-    return heard(samples.mean(1), rate, name)
+            x = file.read(rate, dtype="float32", always_2d=True)
+        except RuntimeError:
+            if not done:
+                raise
+            short, x = True, np.zeros((0, 1), np.float32)
+        done += len(x)
+        if done > seconds * rate:
+            raise ValueError(_longer(name, seconds))
+        if not len(x):
+            break
+        yield x.mean(1)
+    if short:
+        warnings.warn(f"{name} ends too early, after {done / rate:.1f} seconds: what there is was heard", stacklevel=2)
+
+
+def _longer(name: str | Path, seconds: float) -> str:
+    return f"{name} goes on for more than {seconds:g} seconds: send less at a time"
 
 
 def _wav(stream: Any, name: str | Path) -> tuple[Samples, int]:
@@ -68,14 +98,109 @@ def _wav(stream: Any, name: str | Path) -> tuple[Samples, int]:
         raise ValueError(
             f"{name} is no plain WAV ({error or 'it ends too early'}): pip install 'regard[sound]' for {READ}"
         ) from None
-    raw = raw[: len(raw) // (width * channels) * width * channels].reshape(-1, width)
+    return _numbers(raw[: len(raw) // (width * channels) * width * channels], width).reshape(-1, channels), rate
+
+
+def _numbers(raw: NDArray[np.uint8], width: int) -> Samples:
+    """Whole numbers of so many bytes each, from -1 to 1."""
+    raw = raw.reshape(-1, width)
     if width == 1:  # these alone have no sign
-        numbers = (raw[:, 0] / 128 - 1).astype(np.float32)
-    else:
-        whole = np.zeros((len(raw), 4), np.uint8)
-        whole[:, 4 - width :] = raw  # the lowest byte comes first
-        numbers = (whole.view("<i4")[:, 0] / 2**31).astype(np.float32)
-    return numbers.reshape(-1, channels), rate
+        return (raw[:, 0] / 128 - 1).astype(np.float32)
+    whole = np.zeros((len(raw), 4), np.uint8)
+    whole[:, 4 - width :] = raw  # the lowest byte comes first
+    return (whole.view("<i4")[:, 0] / 2**31).astype(np.float32)
+
+
+def stream(file: Any, rate: int = RATE, name: str = "the stream") -> Iterator[Samples]:
+    """The samples of a pipe as they come in, one channel at `RATE`: of a WAV, or bare whole numbers of 16 bits, the
+    lowest byte first, of one channel, `rate` in a second. What a header says of its length is taken for a bound."""
+    width, channels, whole, left = 2, 1, True, math.inf
+    head = file.read(4)
+    if head == b"RIFF":
+        width, channels, rate, whole, left = _header(file, name)
+        head = b""
+    elif head[:3] == b"ID3" or head in (b"fLaC", b"OggS", b"caff", b"FORM"):
+        raise ValueError(f"{name} is no WAV and no bare samples: pipe it through `ffmpeg -i - -f wav -`")
+
+    def samples() -> Iterator[Samples]:
+        nonlocal left
+        some, known = getattr(file, "read1", file.read), head
+        while left > 0 and (got := some(int(min(left, PIPE)))):
+            left, known = left - len(got), known + got
+            count = len(known) // (width * channels) * width * channels
+            raw, known = np.frombuffer(known[:count], np.uint8), known[count:]
+            yield (_numbers(raw, width) if whole else raw.view("<f4")).reshape(-1, channels)
+
+    return incoming(samples(), rate, name)
+
+
+def incoming(chunks: Iterable[Any], rate: int = RATE, name: str | Path = "this sound") -> Iterator[Samples]:
+    """What `heard` makes of samples, of those that come in chunk by chunk."""
+    checked_rate(rate, name)
+    resampler = None if rate == RATE else need("soxr", "sound").ResampleStream(rate, RATE, 1, dtype="float32")
+    done = 0
+    for chunk in chunks:
+        if not len(chunk):
+            continue
+        x = heard(chunk, RATE, f"{name} after {done / rate:.1f} seconds")
+        done += len(x)
+        if resampler is not None:
+            x = resampler.resample_chunk(x)
+        if len(x):
+            yield x
+    if not done:
+        raise ValueError(f"{name} is empty: there is nothing to hear")
+    if resampler is not None:
+        yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+
+
+def _header(file: Any, name: str) -> tuple[int, int, int, bool, float]:
+    """Of a WAV after its first four bytes: bytes of a number, channels, rate, whether these are whole; all bytes."""
+    found, rest = None, file.read(8)[4:] == b"WAVE"
+    while rest:
+        kind, size = file.read(4), int.from_bytes(file.read(4), "little")
+        if kind == b"data" and found is not None:
+            return *found, size if 0 < size < ENDLESS else math.inf
+        content = file.read(min(size + size % 2, PIPE))
+        if kind == b"fmt " and len(content) >= 16:
+            code, channels, rate = (int.from_bytes(content[a:b], "little") for a, b in ((0, 2), (2, 4), (4, 8)))
+            bits = int.from_bytes(content[14:16], "little")
+            if code == 0xFFFE:  # says more of itself further on
+                code = int.from_bytes(content[24:26], "little")
+            if (code, bits) not in ((1, 8), (1, 16), (1, 24), (1, 32), (3, 32)) or not channels:
+                raise ValueError(
+                    f"{name} is a WAV of another kind ({code}, {bits} bits): whole numbers, or 32-bit floats"
+                )
+            found = bits // 8, channels, rate, code == 1
+        rest = len(content) > 0
+    raise ValueError(f"{name} is a damaged WAV: it ends within its header")
+
+
+def voiced(samples: Samples, above: float, background: float | None = None) -> NDArray[np.bool_]:
+    """For each frame whether it may be speech, by energy: so many dB louder than the background, which is what a tenth
+    of the sound is below; a little around it; and pauses of less than two seconds."""
+    loud = levels(samples)
+    loud = np.convolve(loud, np.ones(5) / 5, "same")
+    if background is None:
+        background = floor(loud)
+    on = np.flatnonzero(loud > background + above)
+    found = np.zeros(len(loud), bool)
+    for i in np.split(on, np.flatnonzero(np.diff(on) > 2 * PAUSE) + 1):
+        if len(i) >= SHORTEST:
+            found[max(0, i[0] - PAUSE // 2) : i[-1] + PAUSE // 2] = True
+    return found
+
+
+def levels(samples: Samples) -> NDArray[np.float64]:
+    """How loud each frame is, in dB; 0: as loud as can be."""
+    x = np.pad(samples, (0, -len(samples) % HOP)).reshape(-1, HOP).astype(np.float64)
+    return 10 * np.log10((x * x).mean(1) + 1e-10)
+
+
+def floor(loud: NDArray[np.float64]) -> float:
+    """The background of a sound: what a tenth of it is below, where there is any sound."""
+    some = loud[loud > -90]
+    return float(np.percentile(some, 10)) if len(some) else 0.0
 
 
 def heard(samples: Any, rate: int = RATE, name: str | Path = "this sound") -> Samples:
@@ -121,26 +246,57 @@ def filters(bands: int) -> Tensor:
     return torch.from_numpy((np.maximum(0, np.minimum(rising, falling)) * 2 / (high - low)).astype(np.float32))
 
 
+class Spectrum:
+    """The frames of a sound, made where they are asked for: the rest is silent, and takes no memory."""
+
+    def __init__(self, samples: Samples, bands: int = 80, most: int | None = None) -> None:
+        self.samples, self.bands = samples, bands
+        self.made = (len(samples) + WINDOW // 2 - 1) // HOP + 1  # windows that reach into the sound
+        if most is not None:  # nobody asks for others
+            self.made = min(self.made, most)
+        self.known = {0: self._block(0)}  # of a short sound this is all; of another one at a time
+        top = max(float(self._block(i).max()) for i in range(0, self.made, BLOCK))
+        self.least = max(FAINTEST, top - DEPTH)
+
+    def _block(self, first: int) -> Tensor:
+        """BLOCK frames from `first` on, or those that there are: the logarithm of the power in each band."""
+        if first in getattr(self, "known", {}):
+            return self.known[first]
+        count = min(BLOCK, self.made - first)
+        begin, end = first * HOP - WINDOW // 2, (first + count - 1) * HOP + WINDOW // 2
+        x = torch.from_numpy(self.samples[max(0, begin) : end])
+        if begin < 0:  # a window stands around the middle of its frame; before the first sample the sound is mirrored
+            mirrored = torch.from_numpy(self.samples[1 : 1 - begin]).flip(0)
+            x = torch.cat([torch.zeros(-begin - len(mirrored)), mirrored, x])
+        windows = F.pad(x, (0, end - begin - len(x))).unfold(0, WINDOW, HOP)
+        spectrum = torch.view_as_real(torch.fft.rfft(windows * torch.hann_window(WINDOW)))
+        power = spectrum.square_().sum(-1)
+        return (power @ filters(self.bands)).clamp_(min=10**FAINTEST).log10_()
+
+    def frames(self, first: int, count: int) -> Tensor:
+        """(count, bands) from `first` on."""
+        x = torch.full((count, self.bands), self.least)
+        end = min(first + count, self.made)
+        for block in range(first // BLOCK * BLOCK, end, BLOCK):
+            self.known = {block: self._block(block)}
+            a, b = max(first, block), min(end, block + BLOCK)
+            x[a - first : b - first] = self.known[block][a - block : b - block]
+        return (x.clamp_(min=self.least) + 4) / 4
+
+    @property
+    def silence(self) -> float:
+        """What frames hold where nothing sounds."""
+        return (self.least + 4) / 4
+
+
 def log_mel(samples: Samples, bands: int = 80, frames: int | None = None) -> Tensor:
     """Samples (n,) -> (frames, bands): those in which something sounds, or as many as are asked for, the rest silent.
 
     >>> log_mel(np.zeros(16_000, np.float32)).shape, log_mel(np.zeros(16_000, np.float32), frames=3000).shape
     (torch.Size([100, 80]), torch.Size([3000, 80]))
     """
-    sounding = -(-len(samples) // HOP)
-    count = sounding if frames is None else frames
-    made = min(count, (len(samples) + WINDOW // 2 - 1) // HOP + 1)  # windows that reach into the sound
-    known = torch.zeros(max(len(samples), (made - 1) * HOP) + WINDOW)
-    known[: len(samples)] = torch.from_numpy(samples)
-    mirrored = torch.cat([known[1 : WINDOW // 2 + 1].flip(0), known])  # a window stands around the middle of its frame
-    windows = mirrored.unfold(0, WINDOW, HOP)[:made]
-    x = torch.full((count, bands), FAINTEST)
-    shape, weights = torch.hann_window(WINDOW), filters(bands)
-    for i in range(0, made, BLOCK):
-        spectrum = torch.view_as_real(torch.fft.rfft(windows[i : i + BLOCK] * shape))
-        power = spectrum.square_().sum(-1)
-        x[i : min(i + BLOCK, made)] = (power @ weights).clamp_(min=10**FAINTEST).log10_()
-    return (x.clamp_(min=float(x.max()) - DEPTH) + 4) / 4
+    count = -(-len(samples) // HOP) if frames is None else frames
+    return Spectrum(samples, bands, count).frames(0, count)
 
 
 class SoundError(ValueError):

@@ -132,9 +132,10 @@ def best_of(logits: Floats, n: int, *, normalise: bool = True) -> Best:
     if n < V:
         # The n-th largest value, then every token that is larger and the first of those that equal it.
         bound = -np.partition(-logits, n - 1, axis=1)[:, n - 1 : n]  # (R, 1)
-        larger, equal = logits > bound, logits == bound
-        wanted = n - larger.sum(1, keepdims=True)
-        chosen = larger | (equal & (equal.cumsum(1) <= wanted))
+        chosen = logits >= bound
+        if not (chosen.sum(1) == n).all():  # there are equals, and too many
+            larger, equal = logits > bound, logits == bound
+            chosen = larger | (equal & (equal.cumsum(1) <= n - larger.sum(1, keepdims=True)))
         if np.isnan(bound).any() or not (chosen.sum(1) == n).all():
             raise ValueError(DAMAGED)
         tokens = chosen.nonzero()[1].reshape(R, n)

@@ -132,6 +132,16 @@ def correlation(truth: ArrayLike, told: ArrayLike) -> dict[str, float]:
     return {"spearman": pearson(ranks(x), ranks(y)), "pearson": pearson(x, y), "rmse": error}
 
 
+def roc_auc(truth: NDArray[np.bool_], told: NDArray[np.float64]) -> float:
+    """How often what is so is held likelier than what is not, of N decisions; NaN where one of the two is not there.
+
+    >>> roc_auc(np.array([True, False, True]), np.array([0.9, 0.4, 0.4]))
+    0.75
+    """
+    so, other = int(truth.sum()), int((~truth).sum())
+    return float((ranks(told)[truth].sum() - so * (so + 1) / 2) / (so * other)) if so and other else math.nan
+
+
 def pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     """Pearson's correlation of two rows of numbers; 0 where one of them never varies."""
     x, y = x - x.mean(), y - y.mean()

@@ -139,16 +139,21 @@ def _still(config: Any, others: Iterable[str]) -> nn.Module:
 
 def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: str) -> list[Tensor]:
     """What a model is called with: a source and a target, or one text as long as the target; without padding. A
-    picture has its own size."""
+    picture, or a video, has its own size."""
     c: Any = model.config
     token = int(getattr(c, "pad", 0) == 0)
     asked = [p.name for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty]
+    frames = [c.frames] if hasattr(c, "frames") else []
     given = [
-        torch.zeros(sentences, c.channels, c.size, c.size, device=device)
+        torch.zeros(sentences, *frames, c.channels, c.size, c.size, device=device)
         if name == "pixels" or (name == "source" and getattr(model, "reads", "tokens") == "pixels")
         else torch.full((sentences, source if name == "source" else target), token, device=device)
         for name in asked
     ]
+    if getattr(model, "reads", "tokens") == "graph":  # as many nodes, all next to each other
+        all_pairs = torch.ones(sentences, target, target, dtype=torch.int64, device=device)
+        keep, paths = all_pairs[:, 0].bool(), all_pairs[..., None].expand(-1, -1, -1, c.reach)
+        given = [given[0][..., None], all_pairs, keep, paths, torch.zeros(sentences, target, c.numbers, device=device)]
     if (bands := getattr(c, "bands", None)) is not None:  # of sound, two frames are a position
         given[0] = torch.zeros(sentences, c.frames if asked == ["frames"] else 2 * source, bands, device=device)
     return given

@@ -71,10 +71,17 @@ class Decoder(DecoderOnly, nn.Module):
         features = self.features(tokens, documents=documents)
         return self.output(features) if self.head.kind == "tokens" else self.output(features, keep=keep)
 
-    def features(self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
+    def features(
+        self,
+        tokens: Tensor,
+        cache: Cache | None = None,
+        documents: Tensor | None = None,
+        seen: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """What the output layer reads, (B, T, d_model). With a cache (`new_cache()`), tokens are the new ones only.
 
-        Of rows with several documents, `documents` (B, T) has the number of each token's: it sees no other.
+        Of rows with several documents, `documents` (B, T) has the number of each token's: it sees no other. At places
+        (B, T) of what was `seen`, its vectors (..., d_model) stand in place of words.
         """
         offset = 0 if cache is None else cache.length
         ahead = 0 if offset else self.stem.virtual
@@ -86,7 +93,7 @@ class Decoder(DecoderOnly, nn.Module):
             at, mask = within(documents), causal() & alike(documents)
             if ahead:  # a prompt, which every document sees
                 mask = causal() & (alike(F.pad(documents, (ahead, 0), value=-1)) | Mask(lambda i, j: j < ahead))
-        x = self.decoder(self.stem(tokens, at), mask=mask, cache=cache)
+        x = self.decoder(self.stem(tokens, at, seen=seen), mask=mask, cache=cache)
         return x[:, ahead:] if ahead else x
 
     def new_cache(self) -> Cache:

@@ -28,9 +28,12 @@ FAMILIES = {
     "decoder": "regard.models.decoder",
     "encoder": "regard.models.encoder",
     "vision": "regard.models.vision",
+    "video": "regard.models.video",
     "pair": "regard.models.pair",
     "captioner": "regard.models.captioner",
     "speech": "regard.models.speech",
+    "seer": "regard.models.seer",
+    "graph": "regard.models.graph",
     "audio": "regard.models.audio",
 }
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none", str: "text"}
@@ -38,7 +41,14 @@ VOCABULARY = 37_000  # of the paper's base model
 WORDS = {"none": None, "true": True, "false": False}
 TIES = ("all", "target", "none")  # which embeddings are one matrix: all, target with the output, none (§3.4)
 PROBABILITIES = ("dropout", "attention_dropout", "feed_forward_dropout", "stochastic_depth")
-COUNTED = ("layers", "encoder_layers", "decoder_layers", "heads", "kv_heads")  # what a config goes through one by one
+COUNTED = (
+    "layers",
+    "time_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "heads",
+    "kv_heads",
+)  # what a config goes through one by one
 MOST, MOST_COUNTED = 2**30, 2**12  # far beyond any model, and nothing to what a damaged file may say
 
 

@@ -37,7 +37,12 @@ class Listener(Transformer):
     def encode(self, source: Tensor) -> Memory:
         """frames (B, 2T, bands) -> what the decoder attends to."""
         ahead = self.config.lookahead
-        return Memory(self.encoder(self.source_embedding(source), mask=None if ahead is None else causal(ahead)))
+        mask = None if ahead is None else causal(ahead)
+        return self.remembered(self.encoder(self.source_embedding(source), mask=mask))
+
+    def remembered(self, states: Tensor) -> Memory:
+        """What an encoder made of sound, (B, T, d_model) -> what the decoder attends to."""
+        return Memory(states)
 
     def start(self, sources: Sequence[Any], device: torch.device) -> Reading:
         """B sounds, which were encoded before a search begins -> what `step` continues, a row for each."""

@@ -209,12 +209,12 @@ def adopt(model: nn.Module, directory: str | Path) -> None:
 
 
 def unlike(model: nn.Module, directory: str | Path) -> list[str]:
-    """The tensors of a model's head that those of a directory are no beginning for; anything else is an error."""
-    own = {name: x.shape for name, x in model.state_dict().items()}
-    theirs = {name: x.shape for name, x in shape(directory).state_dict().items()}
+    """Tensors of a model's head, or of its family alone, that a directory is no beginning for; all else is wrong."""
+    own, other = {name: x.shape for name, x in model.state_dict().items()}, shape(directory)
+    theirs = {name: x.shape for name, x in other.state_dict().items()}
     wrong = [name for name in own if theirs.get(name) != own[name]]
     for name in wrong:
-        if not name.startswith("output."):
+        if not _of_head(name) and (type(model) is type(other) or hasattr(other, name.partition(".")[0])):
             had = f"of shape {tuple(theirs[name])}" if name in theirs else "missing"
             raise ValueError(f"{directory} is no beginning for this model: {name!r} is {had}, not {tuple(own[name])}")
     return wrong

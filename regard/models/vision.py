@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from regard.core import blocks
 from regard.core.outputs import HeadConfig, head
-from regard.core.stems import patched, patches_along
+from regard.core.positions import Learned
+from regard.core.stems import Patches, patched, patches_along
 from regard.models.family import Config, Family
 
 INITIAL = 0.02  # standard deviation of a weight at first, as in ViT
@@ -35,15 +36,13 @@ class Vision(nn.Module):
         super().__init__()
         self.config, self.head = config, head_config or HeadConfig("vector", pool="first" if config.tokens else "mean")
         c = config
-        self.stem = patched(c, c.d_model, c.tokens, kernel=c.kernel)
+        norm = blocks.make_norm(c) if c.first_norm else None
+        self.stem = patched(c, c.d_model, c.tokens, kernel=c.kernel, bias=norm is None, norm=norm)
         self.encoder = blocks.encoder(c, c.layers)
         self.output = head(self.head, c.d_model)
         if self.head.pool == "both" and c.tokens < 2:
             raise ValueError(f"head.pool = 'both' reads two tokens, the model has {c.tokens}: set tokens to 2")
-        self.apply(_draw)
-        for each in (self.stem.tokens, getattr(self.stem.positions, "table", None)):
-            if each is not None:
-                nn.init.normal_(each, std=INITIAL)
+        draw(self)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """pixels (B, C, H, W) -> what the head makes of them."""
@@ -54,12 +53,18 @@ class Vision(nn.Module):
         return self.encoder(self.stem(pixels))
 
 
-def _draw(module: nn.Module) -> None:
+def draw(model: nn.Module) -> None:
     """First weights; convolutions have theirs."""
-    if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=INITIAL)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=INITIAL)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    for module in model.modules():
+        if isinstance(module, Patches | Learned):
+            each = module.tokens if isinstance(module, Patches) else module.table
+            if each is not None:
+                nn.init.normal_(each, std=INITIAL)
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,7 @@ class VisionConfig(blocks.LayerConfig, _Sizes, Config):
     tokens: int = 0  # before the patches: 1 that stands for all of them (ViT), 2 also one of a teacher (DeiT)
     convolutions: int = 0  # layers that make the patches, each of which halves the sides; 0: the patches are cut out
     kernel: int = 3  # of these convolutions
+    first_norm: bool = False  # patches are normalised before the first layer, and cut out without a bias (CLIP)
     longest = None  # it sees pictures of any size
 
     def __post_init__(self) -> None:

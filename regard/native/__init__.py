@@ -8,6 +8,6 @@ from regard.native.build import UnsupportedError
 from regard.native.compiler import UnavailableError
 from regard.native.model import Native, Shortlists
 from regard.native.reader import NativeReader
-from regard.native.rows import Addressed
+from regard.native.rows import Addressed, Listened
 
-__all__ = ["Addressed", "Native", "NativeReader", "Shortlists", "UnavailableError", "UnsupportedError"]
+__all__ = ["Addressed", "Listened", "Native", "NativeReader", "Shortlists", "UnavailableError", "UnsupportedError"]

@@ -64,6 +64,10 @@ class Embedding(Structure):
     ]
 
 
+class Ears(Structure):
+    _fields_ = [*fields(Product, "first second"), ("positions", c_void_p)]
+
+
 class Head(Structure):
     _fields_ = [*fields(c_int32, "pool activation unit"), ("inner", Product), ("norm", Norm)]
 

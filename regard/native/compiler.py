@@ -23,6 +23,8 @@ NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls th
 FUNCTIONS = {
     "room": "l aiiii",
     "encode": "i aiaaiaiapp",
+    "hear": "- aaiaaapp",
+    "memory_size": "l ai",
     "read_texts": "- aiiaaaaiiaalppl",
     "decode": "i aaiaaaiapp",
     "logits": "- aiaapp",

@@ -660,6 +660,40 @@ static void transpose_keys(int width, const float *from, int stride, int S, floa
   }
 }
 
+/* What is read of a text, or of a sound, that is LONG lies in panels, as the weights of a product: for each head keys
+   (d_k, S) and values (S, d_v). Then many queries are answered together, and one reads what lies in a row. */
+#define LONG 256
+#define MANY 24 /* of them */
+#define PANELS(n) (((size_t)(n) + PANEL - 1) / PANEL * PANEL)
+
+static size_t room_of_head(const Model *M, int S) {
+  return M->d_k * PANELS(S) + PANELS(M->d_v) * S;
+}
+
+/* Keys times the scale of scores, and values, of one head, both `stride` apart -> in panels. */
+static void lay_head(const Model *M, const float *keys, const float *values, int stride, int S, float *to) {
+  for (int s = 0; s < (int)PANELS(S); s++) {
+    float *at = to + (size_t)(s / PANEL) * M->d_k * PANEL + s % PANEL;
+    for (int i = 0; i < M->d_k; i++) at[i * PANEL] = s < S ? keys[(size_t)s * stride + i] * M->score_scale : 0.0f;
+  }
+  to += M->d_k * PANELS(S);
+  for (int i = 0; i < (int)PANELS(M->d_v); i += L)
+    for (int s = 0; s < S; s++) {
+      vec v = i < M->d_v ? load(values + (size_t)s * stride + i) : all(0.0f);
+      store(to + ((size_t)(i / PANEL) * S + s) * PANEL + i % PANEL, v);
+    }
+}
+
+/* Some queries of a head, MANY at most, `stride` apart, over S keys and values in panels. */
+static void attend_long(const Model *M, const float *q, int stride, int rows, const float *head, int S, float *out,
+                        int next, float *scores) {
+  const int padded = (S + L - 1) / L * L;
+  Product keys = {.K = M->d_k, .N = S, .w = head}, values = {.K = S, .N = M->d_v, .w = head + M->d_k * PANELS(S)};
+  some_panels(&(Work){.a = q, .lda = stride, .m = rows, .ldc = padded, .mode = SET, .p = &keys, .c = scores}, 0, 1);
+  for (int r = 0; r < rows; r++) softmax(scores + (size_t)r * padded, S, S);
+  some_panels(&(Work){.a = scores, .lda = padded, .m = rows, .ldc = next, .mode = SET, .p = &values, .c = out}, 0, 1);
+}
+
 /* RoPE: each of some heads, turned by the angles of its position. */
 static void turn(const Model *M, float *x, int heads, const float *by) {
   const int half = M->turned / 2;
@@ -678,7 +712,8 @@ typedef struct {
   float *x, *y, *wide, *heads, *scores, *keys, *low;
   int32_t *at;
   const Adapter **of; /* (m,) what is added for each row; absent: for none */
-  void *bytes;
+  char *bytes;
+  size_t wider, more, rank; /* numbers in a row of `wide`, bytes in one of `bytes`, numbers in one of `low` */
 } Room;
 
 /* A product of layer l, and what is added to it: for each run of rows of one adapter, which lies there at `place`. No
@@ -736,13 +771,15 @@ static size_t lay(const Model *M, int m, int longest, int threads, int rank, cha
   TAKE(y, 4 * (size_t)m * M->d);
   TAKE(wide, 4 * (size_t)m * wide);
   TAKE(heads, 4 * (size_t)m * M->heads * M->d_v);
-  TAKE(scores, 4 * PIECES_OF(threads) * QUERIES * padded);
-  TAKE(keys, 4 * PIECES_OF(threads) * (size_t)M->d_k * padded);
+  TAKE(scores, 4 * PIECES_OF(threads) * (longest < LONG ? QUERIES : MANY) * padded);
+  TAKE(keys, 4 * larger_of(PIECES_OF(threads) * (size_t)M->d_k * padded,
+                           longest < LONG ? 0 : M->kv_heads * room_of_head(M, longest)));
   TAKE(low, 4 * (size_t)m * rank);
   TAKE(at, 4 * (size_t)m);
   TAKE(of, rank ? sizeof(Adapter *) * m : 0);
   TAKE(bytes, (size_t)m * (4 + widest + 4));
 #undef TAKE
+  w->wider = wide, w->more = 4 + (widest + 3) / 4 * 4, w->rank = rank;
   if (!rank) w->of = 0;
   return at;
 }
@@ -778,6 +815,7 @@ static void some_texts(void *about, int i, int n) {
   int64_t item = (int64_t)a.n * H * i / n, end = (int64_t)a.n * H * (i + 1) / n;
   for (; item < end; item++) {
     int b = item / H, h = item % H, g = h / (H / a.heads.kv_heads), S = a.begins[b + 1] - a.begins[b], t = 0;
+    if (S >= LONG) continue;
     size_t first = a.begins[b] - a.begins[0];
     const float *q = a.qkv + first * a.N, *v = q + Q + K + g * d_v;
     float *out = a.out + first * V + h * d_v;
@@ -788,13 +826,113 @@ static void some_texts(void *about, int i, int n) {
   }
 }
 
+/* Of one that is long, the first of `begins`: part i of n of its heads, in panels; */
+static void some_panelled(void *about, int i, int n) {
+  const Whole a = *(const Whole *)about;
+  const int G = a.heads.kv_heads, d_k = a.M->d_k, S = a.begins[1] - a.begins[0];
+  const float *keys = a.qkv + a.heads.heads * d_k, *values = keys + G * d_k;
+  for (int g = G * i / n; g < G * (i + 1) / n; g++)
+    lay_head(a.M, keys + g * d_k, values + g * a.M->d_v, a.N, S, a.keys + g * room_of_head(a.M, S));
+}
+
+/* and part i of n of what they answer. */
+static void some_long(void *about, int i, int n) {
+  const Whole a = *(const Whole *)about;
+  const int H = a.heads.heads, S = a.begins[1] - a.begins[0], V = H * a.M->d_v;
+  const int64_t blocks = (S + MANY - 1) / MANY, end = H * blocks * (i + 1) / n;
+  for (int64_t item = H * blocks * i / n; item < end; item++) {
+    int h = item / blocks, t = item % blocks * MANY, rows = S - t < MANY ? S - t : MANY;
+    attend_long(a.M, a.qkv + (size_t)t * a.N + h * a.M->d_k, a.N, rows,
+                a.keys + h / (H / a.heads.kv_heads) * room_of_head(a.M, S), S, a.out + (size_t)t * V + h * a.M->d_v, V,
+                a.scores + (size_t)i * MANY * a.padded);
+  }
+}
+
+static void shared_by(Team *team, void (*job)(void *, int, int), void *about, int64_t work, int pieces) {
+  if (!team || team->threads == 1 || work < SHARED || pieces < 2)
+    job(about, 0, 1);
+  else
+    together(team, job, about, pieces);
+}
+
 static void attend_whole(Team *team, Whole a) {
+  const int pieces = team ? PIECES_OF(team->threads) : 1, each = a.heads.heads * (a.M->d_k + a.M->d_v);
   int64_t seen = 0;
   for (int b = 0; b < a.n; b++) seen += (int64_t)(a.begins[b + 1] - a.begins[b]) * (a.begins[b + 1] - a.begins[b]);
-  if (!team || team->threads == 1 || seen * a.heads.heads * (a.M->d_k + a.M->d_v) < SHARED)
-    some_texts(&a, 0, 1);
+  shared_by(team, some_texts, &a, seen * each, pieces);
+  for (int b = 0; b < a.n; b++) {
+    const int S = a.begins[b + 1] - a.begins[b], first = a.begins[b] - a.begins[0];
+    if (S < LONG) continue;
+    Whole one = {a.M, a.heads, 1, a.N, a.padded, a.begins + b, a.qkv + (size_t)first * a.N,
+                 a.out + (size_t)first * a.heads.heads * a.M->d_v, a.keys, a.scores};
+    shared_by(team, some_panelled, &one, SHARED, a.heads.kv_heads);
+    shared_by(team, some_long, &one, SHARED, pieces);
+  }
+}
+
+/* What no row sees of another is done for some rows after the other: what lies between two products stays near. Where
+   there are many, threads share the rows, and not each product. */
+#define BLOCK 192
+typedef struct {
+  const Model *M;
+  const Room *w;
+  int l, m;
+} Layered;
+
+static Room rows_from(const Layered *a, int first, int n) {
+  Room w = *a->w;
+  if (n > 1) w.team = 0;
+  w.x += (size_t)first * a->M->d, w.y += (size_t)first * a->M->d, w.wide += first * w.wider;
+  w.heads += (size_t)first * a->M->heads * a->M->d_v, w.low += first * w.rank, w.bytes += first * w.more;
+  if (w.of) w.of += first;
+  return w;
+}
+
+static void in_blocks(void (*job)(void *, int, int), Layered *a) {
+  const int pieces = a->m < 2 * BLOCK ? 1 : (a->m + BLOCK - 1) / BLOCK;
+  if (pieces > 1 && a->w->team && a->w->team->threads > 1)
+    together(a->w->team, job, a, pieces);
   else
-    together(team, some_texts, &a, PIECES_OF(team->threads));
+    for (int i = 0; i < pieces; i++) job(a, i, pieces);
+}
+
+static void before_attention(void *about, int i, int n) {
+  const Layered *a = about;
+  const Layer *layer = a->M->encoder + a->l;
+  const int first = (int64_t)a->m * i / n, m = (int64_t)a->m * (i + 1) / n - first, N = layer->query_key_value.N;
+  const Room w = rows_from(a, first, n);
+  const float *in = enter(a->M, &layer->attention_norm, &w, m);
+  product_of(&w, &layer->query_key_value, a->l, 0, offsetof(Lows, query_key_value), in, a->M->d, m,
+             a->w->wide + (size_t)first * N, N, SET);
+}
+
+static void after_attention(void *about, int i, int n) {
+  const Layered *a = about;
+  const Layer *layer = a->M->encoder + a->l;
+  const int first = (int64_t)a->m * i / n, m = (int64_t)a->m * (i + 1) / n - first, V = layer->own.heads * a->M->d_v;
+  const Room w = rows_from(a, first, n);
+  product_of(&w, &layer->output, a->l, 0, offsetof(Lows, output), a->w->heads + (size_t)first * V, V, m, w.x, a->M->d,
+             ADD);
+  leave(a->M, &layer->attention_norm, &w, m);
+  feed_forward(a->M, 0, a->l, &w, m);
+}
+
+/* The layers of the encoder on n texts, in w->x. */
+static void think(const Model *M, int n, const int32_t *begins, int longest, const Room *w) {
+  const int m = begins[n] - begins[0];
+  for (int l = 0; l < M->encoder_layers; l++) {
+    const Layer *layer = M->encoder + l;
+    const int N = layer->query_key_value.N, padded = (longest + L - 1) / L * L;
+    Layered a = {M, w, l, m};
+    in_blocks(before_attention, &a);
+    for (int b = 0, r = 0; M->turned && b < n; b++)
+      for (int s = 0; s < begins[b + 1] - begins[b]; s++, r++)
+        turn(M, w->wide + (size_t)r * N, layer->own.heads + layer->own.kv_heads, M->turns + (size_t)s * M->turned);
+    if (layer->own.heads)
+      attend_whole(w->team, (Whole){M, layer->own, n, N, padded, begins, w->wide, w->heads, w->keys, w->scores});
+    in_blocks(after_attention, &a);
+  }
+  if (M->encoder_norm.gain) normalise_rows(M, &M->encoder_norm, w->x, m, w->x);
 }
 
 /* The encoder on n texts -> w->x. Without `segments` all is the first. */
@@ -807,26 +945,45 @@ static void understand(const Model *M, int n, const int32_t *begins, const int32
     for (int s = 0; s < begins[b + 1] - begins[b]; s++, r++)
       embed(M, e, tokens[r], s, segments ? segments[r] : 0, x + (size_t)r * e->width);
   if (e->widen.N) product(w->team, x, e->width, m, &e->widen, w->x, M->d, SET, w->bytes);
-  for (int l = 0; l < M->encoder_layers; l++) {
-    const Layer *layer = M->encoder + l;
-    const float *in = enter(M, &layer->attention_norm, w, m);
-    const int N = layer->query_key_value.N, V = layer->own.heads * M->d_v, padded = (longest + L - 1) / L * L;
-    product_of(w, &layer->query_key_value, l, 0, offsetof(Lows, query_key_value), in, M->d, m, w->wide, N, SET);
-    for (int b = 0, r = 0; M->turned && b < n; b++)
-      for (int s = 0; s < begins[b + 1] - begins[b]; s++, r++)
-        turn(M, w->wide + (size_t)r * N, layer->own.heads + layer->own.kv_heads, M->turns + (size_t)s * M->turned);
-    if (V) attend_whole(w->team, (Whole){M, layer->own, n, N, padded, begins, w->wide, w->heads, w->keys, w->scores});
-    product_of(w, &layer->output, l, 0, offsetof(Lows, output), w->heads, V, m, w->x, M->d, ADD);
-    leave(M, &layer->attention_norm, w, m);
-    feed_forward(M, 0, l, w, m);
-  }
-  if (M->encoder_norm.gain) normalise_rows(M, &M->encoder_norm, w->x, m, w->x);
+  think(M, n, begins, longest, w);
 }
 
 /* Numbers that a decoder layer may know of a sentence of S tokens. */
 static size_t room_of(const Model *M, int S) {
   size_t padded = (S + L - 1) / L * L;
+  if (S >= LONG) return M->kv_heads * room_of_head(M, S);
   return M->kv_heads * (M->d_k * padded + M->d_v * (size_t)S);
+}
+
+int64_t memory_size(const Model *M, int32_t S) { return M->decoder_layers * room_of(M, S); }
+
+/* What layer l of the decoder is to read of the encoder's output. */
+static void to_be_read(void *about, int i, int n) {
+  const Layered *a = about;
+  const Product *p = &a->M->decoder[a->l].key_value;
+  const int first = (int64_t)a->m * i / n, m = (int64_t)a->m * (i + 1) / n - first;
+  const Room w = rows_from(a, first, n);
+  product_of(&w, p, a->l, 1, offsetof(Lows, key_value), w.x, a->M->d, m, a->w->wide + (size_t)first * p->N, p->N, SET);
+}
+
+/* -> the memory of each of n texts. */
+static void memorise(const Model *M, int n, const int32_t *begins, float *const *memory, const Room *w) {
+  for (int l = 0; l < M->decoder_layers; l++) {
+    int G = M->decoder[l].read.kv_heads, wk = G * M->d_k, wv = G * M->d_v;
+    in_blocks(to_be_read, &(Layered){M, w, l, begins[n]});
+    for (int b = 0; b < n; b++) {
+      int S = begins[b + 1] - begins[b], padded = (S + L - 1) / L * L;
+      float *from = w->wide + (size_t)begins[b] * (wk + wv), *to = memory[b] + l * room_of(M, S);
+      if (S >= LONG) { /* as `some_panelled` has them, behind no queries */
+        if (G) shared_by(w->team, some_panelled, &(Whole){M, {0, G}, 1, wk + wv, padded, begins + b, from, 0, to, 0}, SHARED, G);
+        continue;
+      }
+      transpose_keys(wk, from, wk + wv, S, to);
+      to += (size_t)wk * padded;
+      for (int s = 0; s < S; s++)
+        memcpy(to + (size_t)s * wv, from + (size_t)s * (wk + wv) + wk, sizeof(float) * wv);
+    }
+  }
 }
 
 /* Read n sentences: tokens one sentence after the other, where each begins and the last one ends, and for each of them
@@ -842,20 +999,58 @@ int32_t encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *
   lay(M, m, longest, team ? team->threads : 1, rank, space, &w);
   tell_rows(adapters, n, begins, &w);
   understand(M, n, begins, tokens, 0, longest, &w);
-  for (int l = 0; l < M->decoder_layers; l++) {
-    int wk = M->decoder[l].read.kv_heads * M->d_k, wv = M->decoder[l].read.kv_heads * M->d_v;
-    product_of(&w, &M->decoder[l].key_value, l, 1, offsetof(Lows, key_value), w.x, M->d, m, w.wide, wk + wv, SET);
-    for (int b = 0; b < n; b++) {
-      int S = begins[b + 1] - begins[b], padded = (S + L - 1) / L * L;
-      const float *from = w.wide + (size_t)begins[b] * (wk + wv);
-      float *to = memory[b] + l * room_of(M, S);
-      transpose_keys(wk, from, wk + wv, S, to);
-      to += (size_t)wk * padded;
-      for (int s = 0; s < S; s++)
-        memcpy(to + (size_t)s * wv, from + (size_t)s * (wk + wv) + wk, sizeof(float) * wv);
-    }
-  }
+  memorise(M, n, begins, memory, &w);
   return 1;
+}
+
+/* What makes vectors of sound: two convolutions over three frames each, of which the second halves their number. */
+typedef struct {
+  Product first, second;
+  const float *positions; /* (places, d) */
+} Ears;
+
+typedef struct {
+  Layered all; /* of which m are vectors */
+  const Ears *ears;
+  const float *frames; /* (frames + 2, bands), silent at both ends */
+  float *between;      /* (frames + 2, d) */
+  int32_t count;       /* of the frames */
+} Heard;
+
+/* Three frames in a row are one row of a product, for they lie side by side. */
+static void first_convolution(void *about, int i, int n) {
+  const Heard *a = about;
+  const Product *p = &a->ears->first;
+  const int first = (int64_t)a->count * i / n, m = (int64_t)a->count * (i + 1) / n - first, bands = p->K / 3;
+  product(n > 1 ? 0 : a->all.w->team, a->frames + (size_t)first * bands, bands, m, p,
+          a->between + (size_t)(first + 1) * p->N, p->N, ACTIVATE + 1, 0);
+}
+
+static void second_convolution(void *about, int i, int n) {
+  const Heard *a = about;
+  const Product *p = &a->ears->second;
+  const int first = (int64_t)a->all.m * i / n, end = (int64_t)a->all.m * (i + 1) / n, d = p->N;
+  float *x = a->all.w->x;
+  product(n > 1 ? 0 : a->all.w->team, a->between + (size_t)2 * first * d, 2 * d, end - first, p, x + (size_t)first * d,
+          d, ACTIVATE + 1, 0);
+  for (size_t j = (size_t)first * d; j < (size_t)end * d; j++) x[j] += a->ears->positions[j];
+}
+
+/* Hear so many frames, half as many vectors -> `states` (vectors, d), what the encoder makes of them, and its memory.
+   The space has room for (frames + 2) · d numbers more. */
+void hear(const Model *M, const Ears *ears, int32_t count, const float *frames, float *memory, float *states,
+          Team *team, char *space) {
+  Room w = {.team = team};
+  const int32_t S = (count + 1) / 2, begins[2] = {0, S};
+  float *between = (float *)(space + lay(M, S, S, team ? team->threads : 1, 0, space, &w));
+  memset(between, 0, sizeof(float) * M->d);
+  memset(between + (size_t)(count + 1) * M->d, 0, sizeof(float) * M->d);
+  Heard a = {{M, &w, 0, S}, ears, frames, between, count};
+  in_blocks(first_convolution, &a.all);
+  in_blocks(second_convolution, &a.all);
+  think(M, 1, begins, S, &w);
+  memcpy(states, w.x, sizeof(float) * S * M->d);
+  memorise(M, 1, begins, &memory, &w);
 }
 
 /* One vector for the S of a text. */
@@ -1018,6 +1213,23 @@ static void attend_own(Team *team, Attention a) {
     together(team, some_heads, &a, PIECES_OF(team->threads));
 }
 
+/* Attention of some tokens to a long source that they share. */
+typedef struct {
+  const Model *M;
+  Heads heads;
+  int m, S, padded;
+  const float *q, *memory;
+  float *out, *scores;
+} Memory;
+
+static void some_read(void *about, int i, int n) {
+  const Memory a = *(const Memory *)about;
+  const int H = a.heads.heads, d_k = a.M->d_k, d_v = a.M->d_v;
+  for (int h = H * i / n; h < H * (i + 1) / n; h++)
+    attend_long(a.M, a.q + h * d_k, H * d_k, a.m, a.memory + h / (H / a.heads.kv_heads) * room_of_head(a.M, a.S), a.S,
+                a.out + h * d_v, H * d_v, a.scores + (size_t)i * MANY * a.padded);
+}
+
 /* Append m tokens in the cells given, each to the row that `to` names, or one to each where it is absent; those of a row
    in their order. -> what the last product reads, `features` (m, d); absent: what comes after is not wanted.
    No row has more than `longest` tokens, nor its source. Returns 0, and does nothing, if a token is none.
@@ -1060,11 +1272,19 @@ int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, con
       in = enter(M, &layer->cross_norm, &w, m);
       Q = read.heads * M->d_k, K = read.kv_heads * M->d_k, V = read.heads * M->d_v;
       product_of(&w, &layer->query, l, 1, offsetof(Lows, query), in, M->d, m, w.wide, Q, SET);
-      for (int i = 0; read.heads && i < m; i++) {
+      for (int i = 0, some; read.heads && i < m; i += some) {
         int sentence = rows->sentence[to ? to[i] : i], S = rows->sources[sentence];
         const float *keys = rows->memory[sentence] + l * room_of(M, S), *values = keys + K * (size_t)((S + L - 1) / L * L);
-        attend_fixed(M, read, w.wide + (size_t)i * Q, keys, values, read.kv_heads * M->d_v, S,
-                     w.heads + (size_t)i * V, w.scores);
+        some = 1;
+        if (S < LONG) {
+          attend_fixed(M, read, w.wide + (size_t)i * Q, keys, values, read.kv_heads * M->d_v, S,
+                       w.heads + (size_t)i * V, w.scores);
+          continue;
+        }
+        while (some < MANY && i + some < m && rows->sentence[to ? to[i + some] : i + some] == sentence) some++;
+        Memory a = {M, read, some, S, padded, w.wide + (size_t)i * Q, keys, w.heads + (size_t)i * V, w.scores};
+        int pieces = team ? PIECES_OF(team->threads) : 1;
+        shared_by(team, some_read, &a, SHARED, pieces < read.heads ? pieces : read.heads);
       }
       product_of(&w, &layer->cross_output, l, 1, offsetof(Lows, cross_output), w.heads, V, m, w.x, M->d, ADD);
       leave(M, &layer->cross_norm, &w, m);

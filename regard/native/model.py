@@ -4,7 +4,8 @@ Letters: V vocabulary, S source length, N outputs and K inputs of a product.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import c_int32
 from threading import Lock
 from typing import Any, Protocol, Self
@@ -21,12 +22,12 @@ from regard.core.generation import DecoderOnly, room_after, room_beside
 from regard.core.layers import Residual
 from regard.core.positions import Learned, Positions, Rotary, Sinusoidal, sinusoid
 from regard.core.quantised import Int8Embedding
-from regard.core.stems import Embedding
+from regard.core.stems import Embedding, Frames
 from regard.native import build
 from regard.native.adapters import NativeAdapter
 from regard.native.build import UnsupportedError
 from regard.native.layout import NORMS, Layout, activation_of, whole
-from regard.native.rows import NativeRows
+from regard.native.rows import Desk, Listened, NativeRows
 
 
 class Shortlists(Protocol):
@@ -40,6 +41,7 @@ class Laid(Layout):
     """The weights of a model as the engine reads them. `UnavailableError` says why it cannot."""
 
     adapter: NativeAdapter | None = None  # what is added to them
+    ears: build.Ears | None = None  # of a model that hears
 
     def __init__(self, model: nn.Module, source: str | None, target: str | None, threads: int) -> None:
         """Its embeddings have these names, with an encoder beside the one, and a decoder beside the other."""
@@ -58,7 +60,19 @@ class Laid(Layout):
         with torch.no_grad():
             self.c = self._model(model, {side: getattr(model, name) for side, name in parts.items()})
         self._reach, self._growing = c_int32(0), Lock()  # of the position tables: shared by `with_threads`, as they are
+        self._desks: dict[int, list[Desk]] = {}  # that nobody works at, by their threads
         self.reach(256)
+
+    @contextmanager
+    def desk(self) -> Iterator[Desk]:
+        """One to work at, for who has it alone."""
+        kept = self._desks.setdefault(self.threads, [])
+        try:
+            desk = kept.pop()
+        except IndexError:
+            desk = Desk(self.library, self.threads)
+        yield desk
+        kept.append(desk)
 
     def reach(self, length: int) -> None:
         """Have position tables at least so long."""
@@ -104,6 +118,8 @@ class Laid(Layout):
         (activation, gated), d_ff = _all("feed-forward layers", "shape or activation", networks)
         self.d, self.turning = attentions[0].config.d_model, self._turning(attentions)
         embeddings = {side: parts[side] for side in ("target", "source") if side in parts}
+        if isinstance(embeddings.get("source"), Frames):
+            self.ears = self._ears(embeddings.pop("source"))
         self.positions = {side: _absolute(embedding) for side, embedding in embeddings.items()}
         tables = [len(p.table) for p in self.positions.values() if isinstance(p, Learned)]
         self.longest = min(tables) if tables else None
@@ -161,6 +177,18 @@ class Laid(Layout):
             result.widen = self.product(widen, self.d, width)
         return result
 
+    def _ears(self, stem: Frames) -> build.Ears:
+        """Two convolutions: products of three frames, or vectors, that lie side by side."""
+        products = []
+        for convolution in (stem.first, stem.second):
+            d, width, _ = convolution.weight.shape
+            flat = nn.utils.skip_init(nn.Linear, 3 * width, d)
+            flat.weight, flat.bias = nn.Parameter(convolution.weight.transpose(1, 2).flatten(1)), convolution.bias
+            products.append(self.product(flat, self.d, 3 * width))
+        places = self.place(stem.positions.table.float(), len(stem.positions.table), self.d)
+        self.bands, self.frames = int(stem.first.in_channels), 2 * len(stem.positions.table)
+        return build.Ears(*products, places)
+
     def adapted(self, model: nn.Module, base: nn.Module) -> Self:
         """The same weights, to which is added what LoRA has added to their model, `base`: the other shares its tensors.
 
@@ -188,7 +216,7 @@ class Native(Laid):
         self.shortlists = shortlists
         self.ragged = shortlists is None  # each start lays out the columns of the last product anew
         self.vocabulary = int(self.c.logits.N)
-        self.tokens = int((self.c.target if self.alone else self.c.source).tokens)  # that a source may have
+        self.tokens = int((self.c.target if self.alone or self.ears else self.c.source).tokens)  # a source may have
         self.layers = int(self.c.decoder_layers)
         self.key_width, self.value_width = self.c.kv_heads * self.c.d_k, self.c.kv_heads * self.c.d_v
 
@@ -202,7 +230,24 @@ class Native(Laid):
         return NativeRows(self)
 
     def room(self, source: Sequence[int]) -> int | None:
-        return (room_after if self.alone else room_beside)(source, self.longest)
+        return (room_after if self.alone or self.ears else room_beside)(source, self.longest)
+
+    def hear(self, frames: NDArray[np.float32]) -> Listened:
+        """What is in frames of sound, (n, bands), to be searched as a source that was read."""
+        if self.ears is None:
+            raise ValueError("the model reads words, not sound")
+        n = len(frames)
+        if frames.shape != (n, self.bands) or not 1 <= n <= self.frames or frames.dtype != np.float32:
+            raise ValueError(
+                f"sound is numbers (1 to {self.frames} frames, {self.bands}), got {frames.dtype} of the shape "
+                f"{frames.shape}"
+            )
+        S, given = (n + 1) // 2, np.pad(frames, ((1, 1), (0, 0)))
+        states, block = np.empty((S, self.d), np.float32), np.empty(self.memory_size(S), np.float32)
+        with self.desk() as desk:
+            space = desk.space(self.library.room(self.c, S, S, self.threads, 0) + 4 * (n + 2) * self.d)
+            self.library.hear(self.c, self.ears, n, given, block, states, desk.team, space)
+        return Listened(block, states)
 
     def with_threads(self, threads: int) -> "Native":
         """The same weights, shared by another number of threads."""
@@ -212,7 +257,7 @@ class Native(Laid):
 
     def memory_size(self, S: int) -> int:
         """Numbers in the block of a sentence of S tokens; a decoder alone has none."""
-        return 0 if self.alone else self.layers * (self.key_width * whole(S) + self.value_width * S)
+        return 0 if self.alone else int(self.library.memory_size(self.c, S))
 
 
 def _all(what: str, how: str, values: Iterable[Any]) -> Any:

@@ -20,7 +20,7 @@ from regard.native.adapters import addresses
 from regard.native.build import UnsupportedError
 from regard.native.layout import Layout, number
 from regard.native.model import Laid
-from regard.native.rows import Desk, outside
+from regard.native.rows import outside
 
 TOGETHER = 256  # tokens that go through each product at once, so many at most: what lies between stays near
 ALONE = 96  # tokens of a part, so many at least: with fewer, weights would be fetched for too little
@@ -37,7 +37,6 @@ class NativeReader(Laid):
         self.segments = 0 if stem.segments is None else int(stem.segments.num_embeddings)
         self.c.head, self.c.logits = _head(self, model.output)
         self.pooled, self.width = bool(self.c.head.pool), _width(self.c.head, self.c.logits, self.d)
-        self._desks: list[Desk] = []  # that nobody works at
 
     def adapted(self, model: nn.Module, base: nn.Module) -> Self:
         other = super().adapted(model, base)
@@ -99,14 +98,10 @@ class NativeReader(Laid):
         most = max(int(begins[b] - begins[a]) for a, b in pairwise(parts))
         shared, each = (self.library.room(self.c, most, longest, threads, rank) for threads in (self.threads, 1))
         out = np.empty((len(texts) if pooled else len(tokens), width), np.float32)
-        try:
-            desk = self._desks.pop()
-        except IndexError:
-            desk = Desk(self.library, self.threads)
-        space = desk.space(max(self.threads * each, shared))
         given = np.array(parts, np.int32), begins, tokens, told, longest, rank, adapters, out, width
-        self.library.read_texts(self.c, bare, len(parts) - 1, *given, desk.team, space, each)
-        self._desks.append(desk)
+        with self.desk() as desk:
+            space = desk.space(max(self.threads * each, shared))
+            self.library.read_texts(self.c, bare, len(parts) - 1, *given, desk.team, space, each)
         rows = [*out] if pooled else [out[a:b] for a, b in pairwise(begins.tolist())]
         return [row[..., :w] for row, w in zip(rows, widths, strict=True)]
 

@@ -10,7 +10,7 @@ one block for each sentence, which all of its rows read.
 import os
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,13 @@ class Addressed(list[int]):
         self.of = of
 
 
+class Listened(NamedTuple):
+    """What the encoder made of a sound: what the decoder reads of it, and its output (S, d)."""
+
+    block: Floats
+    states: Floats
+
+
 class NativeRows:
     """The rows of one search in the C engine (`regard.decoding.protocol.Rows`)."""
 
@@ -85,24 +92,27 @@ class NativeRows:
         self.columns: Columns | None = None
         self.desk = Desk(model.library, model.threads)
 
-    def start(self, sources: Sequence[Sequence[int]]) -> None:
+    def start(self, sources: Sequence[Any]) -> None:
         alone, listed, V = self.model.alone, self.model.shortlists, self.model.vocabulary
-        texts = [_ids(source, self.model.tokens, "source", least=0 if alone else 1) for source in sources]
+        heard = [self._heard(source) for source in sources] if self.model.ears else []
+        given, least = [source.written for source in sources] if heard else sources, 0 if alone or heard else 1
+        texts = [_ids(text, self.model.tokens, "source", least=least) for text in given]
         lists = [None if listed is None else _ids(listed.of(source), V, "shortlist") for source in sources]
-        lengths = np.array([len(text) for text in texts], np.int32)
-        self._check(lengths)
+        lengths = np.array([*map(len, texts)] if not heard else [len(each.states) for each in heard], np.int32)
+        if not heard:
+            self._check(lengths)
         self.longest = max(self.longest, int(lengths.max(initial=0)))
         self.model.reach(self.longest)
         numbers = self._numbers(len(sources))
-        for i, text, own in zip(numbers, texts, lists, strict=True):
-            block = np.empty(self.model.memory_size(len(text)), np.float32)
-            self.memory[i], self.address[i], self.sources[i] = block, block.ctypes.data, len(text)
+        blocks = [each.block for each in heard] or [np.empty(self.model.memory_size(S), np.float32) for S in lengths]
+        for i, block, S, own in zip(numbers, blocks, lengths, lists, strict=True):
+            self.memory[i], self.address[i], self.sources[i] = block, block.ctypes.data, S
             self.list[i] = own
         for i, source in zip(numbers, sources, strict=True):
             self.adapters[i] = getattr(source, "of", self.model).adapter
         self.c.rank, self.added = addresses(self.adapters)
         self.c.adapters = None if self.added is None else self.added.ctypes.data
-        if not alone:
+        if not (alone or heard):
             self._encode(texts, lengths, numbers)
         R, new = len(self.lengths), len(sources)
         self.lengths = np.concatenate([self.lengths, np.zeros(new, np.int32)])
@@ -111,8 +121,16 @@ class NativeRows:
         history[:R] = self.history
         self.history, self.columns = history, None
         self._tell()
-        if alone and new:
+        if (alone or heard) and new:
             self._extend(texts, R)
+
+    def _heard(self, source: Any) -> Listened:
+        memory = getattr(source, "memory", None)
+        if isinstance(memory, Listened):
+            S, d = memory.states.shape
+            if d == self.model.d and memory.block.size == self.model.memory_size(S):
+                return memory
+        raise ValueError(f"a sound is heard by the same model (`hear`) before a search, got {type(source).__name__}")
 
     def extend(self, texts: Sequence[Sequence[int]]) -> None:
         self._extend([_ids(text, self.model.c.target.tokens, "text", least=0) for text in texts], 0)

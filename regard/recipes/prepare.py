@@ -60,7 +60,7 @@ class Splits:
             cuts = [0, *(self.count - each * n for n in range(len(held_out), -1, -1))]
             part = ["train", *held_out].index(split)
             return islice(rows, cuts[part], cuts[part + 1])
-        return (row for row in rows if split_of(self.task.texts(row)[0], self.modulus, held_out) == split)
+        return (row for row in rows if split_of(self.task.drawn_by(row), self.modulus, held_out) == split)
 
 
 def find_splits(recipe: Recipe) -> Splits:

@@ -28,9 +28,8 @@ from pydantic import TypeAdapter, ValidationError
 from regard.checks import described, hint
 from regard.data.text import NO_TEXT, decoded
 from regard.files import read_whole
-from regard.models import storage
 from regard.models.family import FAMILIES, NAMES, configure, family, presets
-from regard.recipes.recipe import ANY, BEGUN, FROM_TOKENS, ModelConfig, Recipe, family_named, keys_of
+from regard.recipes.recipe import ANY, BEGUN, FROM_TOKENS, ModelConfig, Recipe, begun, family_named, keys_of
 from regard.tasks.task import FIRST, TASKS, in_force, task
 from regard.training.config import LENGTHS
 
@@ -112,10 +111,10 @@ def schema() -> dict[str, Any]:
         sections = {"Recipe": found, **found["$defs"]}
         ways = found["properties"]["model"]["oneOf"]  # each family by a preset, and then each as begun with another
         sections |= zip((kind.__name__ for kind in models), ways, strict=False)
-        begun = dict(zip((kind.__name__ for kind in models), ways[len(models) :], strict=True))
+        other_ways = dict(zip((kind.__name__ for kind in models), ways[len(models) :], strict=True))
         kinds: list[Any] = [Recipe, *models, *_dataclasses(_made(name))]
         for kind in kinds:
-            for known in (sections.get(kind.__name__, {}), begun.get(kind.__name__, {})):
+            for known in (sections.get(kind.__name__, {}), other_ways.get(kind.__name__, {})):
                 settings = known.get("properties", {})
                 for key, comment in described(kind).items():
                     if key in settings:
@@ -239,8 +238,9 @@ def _from_folder(folder: Path, values: dict[str, Any]) -> None:
             if isinstance(files, dict) and isinstance(named := files.get(key), str | list) and named:
                 files[key] = _absolute(folder, named)
     model = values.get("model")
-    if isinstance(model, dict) and isinstance(base := model.get("from"), str) and base:
-        model["from"] = _absolute(folder, base)
+    for key in ("from", "sees") if isinstance(model, dict) else ():
+        if isinstance(base := model.get(key), str) and base:  # type: ignore[union-attr]
+            model[key] = _absolute(folder, base)  # type: ignore[index]
     task = values.get("task")
     if isinstance(task, dict) and str(template := task.get("template")).endswith(".jinja"):
         task["template"] = _absolute(folder, template)
@@ -261,7 +261,7 @@ def _without_repetition(model: Any) -> None:
     own: Any = None
     if isinstance(base := model.get("from"), str):
         with suppress(ValueError):
-            own = storage.config(base)
+            own = begun(base, model.get("sees"))
     elif (preset := str(model.get("preset", ModelConfig.preset))) in presets():
         own = configure(preset, vocabulary=ANY)
     if own is not None:
@@ -286,7 +286,8 @@ def _override(values: dict[str, Any], lines: Lines, text: str) -> None:
     )
     if another and isinstance(model, dict):
         for key in [key for key in model if not lines.get(("model", key), "").startswith("override ")]:
-            del model[key]  # what the file says is about another model
+            if key != "sees" or keys == ("model", "preset"):
+                del model[key]  # what the file says is about another model
     section = values
     for i, key in enumerate(keys, start=1):
         for other in REPLACES.get(keys[:i], ()) if new is not None else ():
@@ -343,7 +344,7 @@ def _written(place: Place, lines: Lines) -> Place:
 
 def _settings(kind: Any, family: str = "") -> dict[str, Any]:
     """The keys of a section and their types; of a model, those of its family."""
-    return {"preset": str, "from": str, **keys_of(family)} if kind is ModelConfig else get_type_hints(kind)
+    return {"preset": str, "from": str, "sees": str, **keys_of(family)} if kind is ModelConfig else get_type_hints(kind)
 
 
 def _known(place: Place, family: str, named: str) -> bool:

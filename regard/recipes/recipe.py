@@ -15,6 +15,7 @@ from regard.checks import one_of
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.family import FAMILIES, configure, family, family_of, named, presets
+from regard.models.seer import joined
 from regard.tasks.task import FIRST, TASKS, Task, task
 from regard.training.config import TrainConfig
 
@@ -27,6 +28,11 @@ FROM_TOKENS = ("vocabulary", "source_vocabulary", "pad")  # what a model has of 
 def keys_of(name: str) -> dict[str, Any]:
     """The settings of a family that a recipe may change, and their types."""
     return {key: kind for key, kind in get_type_hints(family(name).config).items() if key not in FROM_TOKENS}
+
+
+def begun(base: str, sees: str | None) -> Any:
+    """The config of a model that begins as that of a directory, or, to see, as those of two."""
+    return storage.config(base) if sees is None else joined(storage.config(base), storage.config(sees))
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class ModelConfig:
     preset: str = "small"
     changes: Mapping[str, Any] = field(default_factory=dict)
     base: str | None = None  # `from` in YAML: a model directory, with whose weights, settings and tokens it begins
+    sees: str | None = None  # and, where that is a language model, another one, by whose weights it is to see
 
     def __post_init__(self) -> None:
         if self.base is None:
@@ -56,10 +63,10 @@ class ModelConfig:
     @property
     def family(self) -> str:
         """The family it is of."""
-        return family_of(self.preset) if self.base is None else named(storage.config(self.base))
+        return family_of(self.preset) if self.base is None else named(begun(self.base, self.sees))
 
     def _own(self, vocabulary: int) -> Any:
-        return configure(self.preset, vocabulary=vocabulary) if self.base is None else storage.config(self.base)
+        return configure(self.preset, vocabulary=vocabulary) if self.base is None else begun(self.base, self.sees)
 
     def build(self, vocabulary: int) -> Any:
         """The config of a model over so many tokens."""
@@ -70,26 +77,29 @@ class ModelConfig:
         return None if self.base is None else Tokenizer.load(Path(self.base) / "tokenizer.json")
 
     def task(self) -> dict[str, Any]:
-        """What the model that it begins with is for, if that is known."""
-        known = None if self.base is None else storage.purpose(self.base)
+        """What the model that it begins with, or sees by, is for, if that is known."""
+        known = None if self.base is None else storage.purpose(self.sees or self.base)
         return {} if known is None else known.task
 
     def settings(self) -> dict[str, Any]:
         """Every key with its value, as in YAML."""
         full = self.build(ANY)
         begin = {"preset": self.preset} if self.base is None else {"from": self.base}
+        begin |= {} if self.sees is None else {"sees": self.sees}
         return begin | {key: getattr(full, key) for key in keys_of(self.family)}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Side by side in YAML, apart in the dataclass; the preset says which keys there are."""
 
-        def of(name: str, begun: bool) -> CoreSchema:
+        def of(name: str, begins: bool) -> CoreSchema:
             own = list(family(name).presets)
             needed = cls.preset not in own  # without it, the model is of the default preset's family
             settings = {"preset": core_schema.typed_dict_field(core_schema.literal_schema(own), required=needed)}
-            if begun:
+            if begins:
                 settings = {"from": core_schema.typed_dict_field(core_schema.str_schema())}
+            if begins and name == "seer":
+                settings["sees"] = core_schema.typed_dict_field(core_schema.str_schema(), required=False)
             for key, kind in keys_of(name).items():
                 settings[key] = core_schema.typed_dict_field(handler.generate_schema(kind), required=False)
             return core_schema.typed_dict_schema(settings, extra_behavior="forbid")
@@ -100,7 +110,9 @@ class ModelConfig:
                 if "from" in given:
                     raise ValueError("model.from and model.preset each say what a model is: leave one of them out")
             if isinstance(given, dict) and isinstance(given.get("from"), str):
-                storage.config(given["from"])  # or why not
+                begun(given["from"], given.get("sees"))  # or why not
+            elif isinstance(given, dict) and "sees" in given:
+                raise ValueError("model.sees is what a language model is to see by: name that one by model.from")
             if isinstance(given, dict) and given.get("kept_heads") == "":  # as every recipe of an older regard says
                 given = {key: value for key, value in given.items() if key != "kept_heads"}
             return given
@@ -110,7 +122,12 @@ class ModelConfig:
             tags, lambda given: family_named(given) + (BEGUN if isinstance(given, dict) and "from" in given else "")
         )
         return core_schema.no_info_after_validator_function(
-            lambda given: cls(given.pop("preset", cls.preset), base=given.pop("from", None), changes=given),
+            lambda given: cls(
+                given.pop("preset", cls.preset),
+                base=given.pop("from", None),
+                sees=given.pop("sees", None),
+                changes=given,
+            ),
             core_schema.no_info_before_validator_function(checked, families),
         )
 
@@ -120,7 +137,7 @@ def family_named(model: Any) -> str:
     preset = model.get("preset") if isinstance(model, dict) else None
     if isinstance(model, dict) and isinstance(base := model.get("from"), str):
         with suppress(ValueError):
-            return named(storage.config(base))
+            return named(begun(base, model.get("sees")))
     return family_of(preset if isinstance(preset, str) and preset in presets() else ModelConfig.preset)
 
 

@@ -24,6 +24,7 @@ from regard.data.corpora import CORPORA
 from regard.files import alone_in, discard, vacant, write_whole
 from regard.models import storage
 from regard.models.family import build, family
+from regard.models.seer import sight_of
 from regard.recipes import reading
 from regard.recipes.prepare import Prepared, prepare
 from regard.recipes.recipe import Recipe
@@ -35,6 +36,7 @@ from regard.training.display import Display, fetching
 from regard.training.distributed import World, world
 from regard.training.journal import Journal
 from regard.training.loop import Learner, load_parameters
+from regard.training.optimisers import named_like
 from regard.training.policies import CRITIC
 from regard.training.run import UNKNOWN, Event, Finished, Trainer, Validation
 from regard.training.schedules import schedule
@@ -207,10 +209,16 @@ def _begin(recipe: Recipe, data: Prepared) -> nn.Module:
     config = recipe.model.build(len(data.tokenizer) if data.task.worded else 0)
     head = data.task.head(family(recipe.model.family).model)
     if recipe.changes and recipe.model.base is not None:
-        return storage.begin(recipe.model.base, config, head, recipe.changes)
-    model = build(config, head)
-    if recipe.model.base is not None:
-        storage.adopt(model, recipe.model.base)
+        model = storage.begin(recipe.model.base, config, head, recipe.changes)
+    else:
+        model = build(config, head)
+        if recipe.model.base is not None:
+            storage.adopt(model, recipe.model.base)
+    if recipe.model.sees is not None:
+        seen = storage.load(recipe.model.sees, dtype=torch.float32)
+        unknown = model.load_state_dict(sight_of(seen.config, seen.state_dict()), strict=False).unexpected_keys
+        if unknown:
+            raise ValueError(f"{recipe.model.sees} was changed after it was built: {unknown[0]} has no place here")
     return model
 
 
@@ -328,13 +336,14 @@ def _introduce(say: Display, name: str, recipe: Recipe, data: Prepared, model: n
     if task.worded:
         say.line("tokens", f"{len(data.tokenizer):,} {whose}")
     if recipe.changes:
-        taught, names = (
-            sum(x.numel() for x in own(model).values()),
-            ", ".join(n for each in recipe.changes for n in each),
-        )
+        held, names = named_like(model, recipe.train.freeze), ", ".join(n for each in recipe.changes for n in each)
+        taught = sum(x.numel() for x in own(model).values()) - sum(p.numel() for p in held if p.requires_grad)
+        names = names if recipe.model.sees is None else f"{recipe.model.sees} and {names}"
         say.line("model", f"{recipe.model.base} and {names}: {taught:,} parameters learn, {taught / size:.2%} of all")
     elif recipe.model.base is not None and (new := storage.unlike(model, recipe.model.base)):
-        say.line("model", f"begins as {recipe.model.base}; new: {', '.join(new)}")
+        begins = recipe.model.base if recipe.model.sees is None else f"{recipe.model.base} and {recipe.model.sees}"
+        new = [name for name in new if recipe.model.sees is None or not name.startswith("sight.")]
+        say.line("model", f"begins as {begins}; new: {', '.join(new)}")
 
 
 def stretched(row: Sequence[Any], ragged: Sequence[bool], length: int) -> tuple[Any, ...]:

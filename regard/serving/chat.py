@@ -9,19 +9,22 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
+from regard.serving import pictures
 from regard.serving.completions import LIKELIEST, OURS, CompletionQuestion, Usage, WritingRequest
 from regard.serving.errors import RefusalError
 from regard.tasks.asks import Completion, Prompt, ReachError
+from regard.tasks.viewer import Viewed
 
 NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 ROLES = ("system", "developer", "user", "assistant", "tool")
-PARTS = {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}}}
+TEXT = {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}}}
+IMAGE = {"type": "object", "required": ["type", "image_url"], "properties": {"type": {"const": "image_url"}}}
 MESSAGE = {
     "type": "object",
     "required": ["role"],
     "properties": {
         "role": {"type": "string", "enum": ROLES},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": PARTS}]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [TEXT, IMAGE]}}]},
     },
 }
 
@@ -136,7 +139,11 @@ class ChatQuestion(CompletionQuestion):
         if self._forced and self.form is not None:
             message = "a function must be called, and the answer keep a form: leave tool_choice or response_format out"
             raise RefusalError(400, message, param="tool_choice")
-        return [[_message(each, f"messages[{i}]") for i, each in enumerate(self.asked.messages)]]
+        said = [_message(each, f"messages[{i}]") for i, each in enumerate(self.asked.messages)]
+        shown = sum(part["type"] == "image" for each in said for part in _parts(each))
+        if shown > pictures.MOST:
+            raise RefusalError(400, f"{shown} pictures: send {pictures.MOST} at most", reason="size", param="messages")
+        return [said]
 
     def _texts(self, said: Any) -> list[str]:
         shown = [json.dumps(self._tools, ensure_ascii=False)] if self._tools else []
@@ -217,17 +224,33 @@ def _message(said: dict[str, Any], place: str) -> dict[str, Any]:
     if calls and content is None:
         content = ""
     if isinstance(content, list):
-        for part in content:
-            kind = part.get("type") if isinstance(part, dict) else part
-            if kind != "text" or not isinstance(part.get("text"), str):
-                message = f"{place}.content has a part of type {str(kind)[:40]!r}: the model reads text alone"
-                raise RefusalError(400, message, param="messages")
-        content = "\n".join(part["text"] for part in content)
-    if not isinstance(content, str):
+        content = [_part(part, f"{place}.content[{i}]") for i, part in enumerate(content)]
+        if all(part["type"] == "text" for part in content):
+            content = "\n".join(part["text"] for part in content)
+        elif role != "user":
+            raise RefusalError(400, f"{place}: a picture is shown by the user, not by {role}", param="messages")
+    if not isinstance(content, str | list):
         raise RefusalError(400, f"{place}.content is no text: give a string, or a list of text parts", param="messages")
     named = {key: said[key] for key in ("name", "tool_call_id") if isinstance(said.get(key), str)}
     more = {"tool_calls": calls} if calls else {}
     return {"role": "system" if role == "developer" else role, "content": content, **named, **more}
+
+
+def _part(part: Any, place: str) -> dict[str, Any]:
+    """A part of a message: a text, or a picture."""
+    kind = part.get("type") if isinstance(part, dict) else part
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if kind == "image_url":
+        held = part.get("image_url")
+        content = pictures.of_url(held.get("url") if isinstance(held, dict) else held, place)
+        return {"type": "image", "image": Viewed(content, place)}
+    raise RefusalError(400, f"{place} is of type {str(kind)[:40]!r}: give text, or image_url", param="messages")
+
+
+def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
+    content = message["content"]
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
 def _list(value: Any) -> list[Any]:
@@ -236,7 +259,8 @@ def _list(value: Any) -> list[Any]:
 
 def _text(message: dict[str, Any]) -> str:
     calls = message.get("tool_calls")
-    return message["content"] + (json.dumps(calls, ensure_ascii=False) if calls else "")
+    said = "\n".join(part["text"] for part in _parts(message) if part["type"] == "text")
+    return said + (json.dumps(calls, ensure_ascii=False) if calls else "")
 
 
 def _call(said: Any, place: str) -> dict[str, Any]:

@@ -40,31 +40,31 @@ def router(service: Service) -> APIRouter:
         return forms.checked(kind, forms.json_object(await request.body()), typed=True)
 
     @routes.post(
-        "/embed", summary="Make vectors of texts.", **listed("/embed", reading.EmbedRequest, list[list[float]])
+        "/embed",
+        summary="Make vectors of texts, or of pictures.",
+        **listed("/embed", reading.EmbedRequest, list[list[float]]),
     )
     async def embed(request: Request) -> JSONResponse:
+        if pictures.uploaded(request):
+            return await pictures.told_of(service, request, "POST /embed")
         asked = await read(request, reading.EmbedRequest)
         served = service.registry.asked("POST /embed", asked.model)
-        return await service.told(request, served, reading.embed(asked), "inputs")
+        return await service.told(request, served, reading.embed(asked, pictures.given_to(served)), "inputs")
 
     predictions = list[reading.Prediction] | list[list[reading.Prediction]]
 
     @routes.post(
         "/predict",
-        summary="Classify texts, pairs, or pictures.",
+        summary="Classify texts, pairs, pictures, or molecules as SMILES.",
         **listed("/predict", reading.PredictRequest, predictions),
     )
     async def predict(request: Request) -> JSONResponse:
         if pictures.uploaded(request):
-            found, fields = await pictures.files_of(request)
-            served = pictures.that_sees(service.registry, "POST /predict", fields.get("model"))
-            shown = pictures.PicturesAsked(found, len(found) == 1, **pictures.asked_of(fields))
-            return await service.told(request, served, shown, "inputs")
+            return await pictures.told_of(service, request, "POST /predict")
         asked = await read(request, reading.PredictRequest)
         served = service.registry.asked("POST /predict", asked.model)
-        if served.task.name == pictures.TASK:
-            alone = isinstance(asked.inputs, str)
-            shown = pictures.PicturesAsked(pictures.decoded(asked.inputs), alone, asked.raw_scores)
+        if pictures.sees(served):
+            shown = pictures.classes(asked.inputs, asked.raw_scores)
             return await service.told(request, served, shown, "inputs")
         return await service.told(request, served, reading.predict(asked), "inputs")
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
 from regard.models import storage
-from regard.serving import forms, reading
+from regard.serving import forms, pictures, reading
 from regard.serving.chat import ChatQuestion, ChatRequest, Conversed
 from regard.serving.completions import Completed, CompletionQuestion, CompletionRequest, failed
 from regard.serving.errors import RefusalError
@@ -134,7 +134,8 @@ def router(service: Service) -> APIRouter:
         said = forms.json_object(await request.body())
         served = service.registry.asked("POST /v1/embeddings", forms.checked(WorkRequest, said, typed=True).model)
         asked = forms.checked(reading.EmbeddingRequest, said, typed=True)
-        return await service.told(request, served, reading.embeddings(asked, served.id), "input")
+        question = reading.embeddings(asked, served.id, pictures.given_to(served))
+        return await service.told(request, served, question, "input")
 
     return routes
 

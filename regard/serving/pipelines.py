@@ -11,7 +11,7 @@ from regard.serving import forms, pictures, reading
 from regard.serving.errors import RefusalError
 from regard.serving.libretranslate import Problem
 from regard.serving.queue import Asked
-from regard.serving.reading import QuestionAsked, several
+from regard.serving.reading import QuestionAsked, texts_of
 from regard.serving.service import Service
 from regard.tasks.asks import Ask, Settings
 from regard.tasks.embed import near
@@ -28,10 +28,13 @@ NAMES = {  # what it calls our settings
 PARAMETERS = {  # that a model for each task is asked by
     "classify": ("top_k",),
     "recognise": ("top_k",),
+    "graph": ("top_k",),
     "mask": ("top_k",),
     "answer": ("top_k", "max_answer_len"),
     "tag": (),
     "embed": ("dimensions",),
+    "match": ("dimensions",),
+    "caption": ("max_new_tokens", "num_beams"),
     "summarise": ("max_new_tokens", "num_beams"),
 }
 NEUTRAL: dict[str, Any] = {"aggregation_strategy": "simple", "normalize": True, "truncate": False}  # it is done so
@@ -60,14 +63,16 @@ def router(service: Service) -> APIRouter:
     )
     async def ask(id: str, request: Request) -> JSONResponse:
         if pictures.uploaded(request):
-            found, fields = await pictures.files_of(request)
-            served = pictures.that_sees(service.registry, ROUTE, id)
-            shown = pictures.PicturesAsked(found, len(found) == 1, **pictures.asked_of(fields))
-            return await service.told(request, served, shown, "inputs")
+            return await pictures.told_of(service, request, ROUTE, id)
         asked = forms.checked(PipelineRequest, forms.json_object(await request.body()), typed=True)
         served = service.registry.asked(ROUTE, id)
-        question = QUESTIONS[served.task.name](asked.inputs)
-        question.settings |= _settings({**(asked.parameters or {}), **(asked.model_extra or {})}, served.task.name)
+        given = {**(asked.parameters or {}), **(asked.model_extra or {})}
+        if served.task.name == "match":
+            labels, prompt = (given.pop(name, None) for name in ("candidate_labels", "hypothesis_template"))
+            question = pictures.matched(asked.inputs, labels, prompt)
+        else:
+            question = QUESTIONS[served.task.name](asked.inputs)
+        question.settings |= _settings(given, served.task.name)
         return await service.told(request, served, question, "inputs")
 
     return routes
@@ -84,12 +89,6 @@ def _settings(given: dict[str, Any], task: str) -> dict[str, Any]:
     return {NAMES[name]: given[name] for name in PARAMETERS[task] if given.get(name) is not None}
 
 
-def _texts(inputs: Any) -> list[str]:
-    if not isinstance(inputs, str) and not (isinstance(inputs, list) and all(isinstance(x, str) for x in inputs)):
-        raise RefusalError(400, "inputs is a text, or a list of texts", param="inputs")
-    return several(inputs, "inputs")
-
-
 def _parts(inputs: Any, *names: str) -> list[Any]:
     if not isinstance(inputs, dict) or any(name not in inputs for name in names):
         raise RefusalError(400, f"inputs is an object of {' and '.join(names)}", param="inputs")
@@ -99,10 +98,10 @@ def _parts(inputs: Any, *names: str) -> list[Any]:
 def classes(inputs: Any) -> QuestionAsked:
     """For each text its classes."""
     if isinstance(inputs, dict):
-        text, pair = _texts(_parts(inputs, "text", "text_pair"))
+        text, pair = texts_of(_parts(inputs, "text", "text_pair"))
         asks = [Given(text, pair)]
     else:
-        asks = list(map(Given, _texts(inputs)))
+        asks = list(map(Given, texts_of(inputs)))
 
     def told(classifier: Any, answers: list[Any]) -> Any:
         return [reading.predictions(classifier, each) for each in answers]
@@ -114,8 +113,8 @@ def vectors(inputs: Any) -> QuestionAsked:
     """For each text its vector; or how near some are to one."""
     if isinstance(inputs, dict):
         source, others = _parts(inputs, "source_sentence", "sentences")
-        return QuestionAsked(list(map(Given, [*_texts(source), *_texts(others)])), lambda _, answers: near(answers))
-    return QuestionAsked(list(map(Given, _texts(inputs))), lambda _, answers: [each.numbers for each in answers])
+        return QuestionAsked(list(map(Given, [*texts_of(source), *texts_of(others)])), lambda _, answers: near(answers))
+    return QuestionAsked(list(map(Given, texts_of(inputs))), lambda _, answers: [each.numbers for each in answers])
 
 
 def gaps(inputs: Any) -> QuestionAsked:
@@ -132,7 +131,7 @@ def gaps(inputs: Any) -> QuestionAsked:
         ]
         return found[0] if len(found) == 1 else found
 
-    return QuestionAsked(list(map(Given, _texts(inputs))), told)
+    return QuestionAsked(list(map(Given, texts_of(inputs))), told)
 
 
 def entities(inputs: Any) -> QuestionAsked:
@@ -148,12 +147,12 @@ def entities(inputs: Any) -> QuestionAsked:
         ]
         return found[0] if isinstance(inputs, str) else found
 
-    return QuestionAsked(list(map(Given, _texts(inputs))), told)
+    return QuestionAsked(list(map(Given, texts_of(inputs))), told)
 
 
 def replies(inputs: Any) -> QuestionAsked:
     """What answers a question; of several, the likeliest first."""
-    question, context = _texts(_parts(inputs, "question", "context"))
+    question, context = texts_of(_parts(inputs, "question", "context"))
 
     def told(answerer: Any, answers: list[Any]) -> Any:
         (reply,) = answers
@@ -169,20 +168,22 @@ class SummariesAsked(QuestionAsked):
 
     def __call__(self, predictor: Any) -> Asked:
         self.predictor = predictor
-        return [Ask(ask.text) for ask in self.asks], Settings.of(self.settings, predictor.decode)
+        return [Ask(ask.text) for ask in self.read], Settings.of(self.settings, predictor.decode)
 
 
 def summaries(inputs: Any) -> QuestionAsked:
     """For each text its summary."""
     return SummariesAsked(
-        list(map(Given, _texts(inputs))),
+        list(map(Given, texts_of(inputs))),
         lambda _, answers: [{"summary_text": each.translations[0].text} for each in answers],
     )
 
 
 QUESTIONS: dict[str, Callable[[Any], QuestionAsked]] = {
     "classify": classes,
-    "recognise": lambda inputs: pictures.PicturesAsked(pictures.decoded(inputs), isinstance(inputs, str)),
+    "recognise": pictures.classes,
+    "caption": pictures.captions,
+    "graph": classes,
     "embed": vectors,
     "mask": gaps,
     "tag": entities,

@@ -17,6 +17,7 @@ from regard.serving.queue import Asked
 from regard.serving.registry import Registry
 from regard.tasks.embed import near
 from regard.tasks.reader import Given
+from regard.tasks.viewer import Viewed
 
 TEXTS = 2_048  # of a request, at most
 Ids = list[int]
@@ -111,16 +112,17 @@ class Prediction(BaseModel):
 
 
 class QuestionAsked:
-    """What a request asks: texts, and what becomes of the answers."""
+    """What a request asks: texts or pictures, and what becomes of the answers."""
 
-    def __init__(self, asks: Sequence[Given], told: Callable[[Any, list[Any]], Any], **settings: Any) -> None:
+    def __init__(self, asks: Sequence[Given | Viewed], told: Callable[[Any, list[Any]], Any], **settings: Any) -> None:
         self.asks, self._told, self.settings = list(asks), told, settings
-        self.texts = [text for ask in self.asks for text in (ask.text, ask.pair) if text and ask.ids is None]
+        self.read = [ask for ask in self.asks if isinstance(ask, Given)]
+        self.texts = [text for ask in self.read for text in (ask.text, ask.pair) if text and ask.ids is None]
 
     def __call__(self, predictor: Any) -> Asked:
         """What its `answers` is to be asked; a ValueError says what it cannot be."""
-        self.predictor, most = predictor, predictor.model.config.vocabulary
-        for id in (i for ask in self.asks for i in ask.ids or ()):
+        self.predictor, most = predictor, getattr(predictor.model.config, "vocabulary", 0)
+        for id in (i for ask in self.read for i in ask.ids or ()):
             if not 0 <= id < most:
                 raise ValueError(f"{id} is no token: the model has {most:,}, from 0 on")
         return self.asks, replace(predictor.use, **self.settings)
@@ -140,10 +142,18 @@ def several(given: Any, name: str) -> list[Any]:
     return found
 
 
+def texts_of(inputs: Any) -> list[str]:
+    """The texts of a request to a model of its own, one or more of them."""
+    if not isinstance(inputs, str) and not (isinstance(inputs, list) and all(isinstance(x, str) for x in inputs)):
+        raise RefusalError(400, "inputs is a text, or a list of texts", param="inputs")
+    return several(inputs, "inputs")
+
+
 def limits(registry: Registry, config: ServeConfig) -> dict[str, dict[str, Any]]:
     """What this server's models and settings allow, for the OpenAPI document."""
-    shapes = [storage.config(served.path) for served in registry if served.task.name == "embed"]
-    width, tokens = (max((getattr(each, name) for each in shapes), default=1) for name in ("d_model", "vocabulary"))
+    shapes = [storage.config(served.path) for served in registry if "POST /embed" in served.routes]
+    width = max((getattr(each, "d_vector", each.d_model) for each in shapes), default=1)
+    tokens = max((each.vocabulary for each in shapes), default=1)
     text = {"maxLength": config.characters, "pattern": "^[^\\u0000]*$"}
     read = {
         "string": text,
@@ -158,8 +168,8 @@ def given_of(text: str | Ids) -> Given:
     return Given(text) if isinstance(text, str) else Given("", ids=tuple(text))
 
 
-def embeddings(asked: EmbeddingRequest, model: str) -> QuestionAsked:
-    """Vectors as OpenAI has them."""
+def embeddings(asked: EmbeddingRequest, model: str, given: Callable[[list[Any]], list[Any]]) -> QuestionAsked:
+    """Vectors as OpenAI has them; `given` says what a model is asked for what stands in a request."""
 
     def told(embedder: Any, answers: list[Any]) -> dict[str, Any]:
         packed = asked.encoding_format == "base64"
@@ -173,17 +183,17 @@ def embeddings(asked: EmbeddingRequest, model: str) -> QuestionAsked:
             "usage": dict.fromkeys(EmbeddingUsage.model_fields, tokens),
         }
 
-    return QuestionAsked([*map(given_of, several(asked.input, "input"))], told, **_dimensions(asked.dimensions))
+    return QuestionAsked(given(several(asked.input, "input")), told, **_dimensions(asked.dimensions))
 
 
-def embed(asked: EmbedRequest) -> QuestionAsked:
+def embed(asked: EmbedRequest, given: Callable[[list[Any]], list[Any]]) -> QuestionAsked:
     """Vectors as text-embeddings-inference has them."""
 
     def told(embedder: Any, answers: list[Any]) -> list[list[float]]:
         unit = asked.normalize and not embedder.model.head.normalise
         return [(each.normal if unit else each).numbers for each in answers]
 
-    asks = [*map(given_of, several(asked.inputs, "inputs"))]
+    asks = given(several(asked.inputs, "inputs"))
     return QuestionAsked(asks, told, **_dimensions(asked.dimensions), **_long(asked))
 
 
@@ -212,8 +222,10 @@ def predict(asked: PredictRequest) -> QuestionAsked:
     return QuestionAsked([Given(*row) for row in rows], told, top=None, **_long(asked))
 
 
-def predictions(classifier: Any, each: Any, raw: bool = False) -> list[dict[str, Any]]:
-    """The classes of a text, the likeliest first."""
+def predictions(classifier: Any, each: Any, raw: bool = False) -> list[Any]:
+    """The classes of a text, the likeliest first; of a graph of whose nodes or edges they are told, those of each."""
+    if hasattr(each, "parts"):
+        return [predictions(classifier, part, raw) for part in each.parts]
     if classifier.kind == "number":
         return [{"score": each.value, "label": "value"}]
     scores = dict(zip(classifier.labels, each.logits, strict=True)) if raw else each.probabilities

@@ -34,7 +34,6 @@ from regard.tasks.task import Evidence, Measured, Task
 from regard.tasks.transcribe import Transcriber
 from regard.tasks.translate import Translate
 from regard.tasks.uses import Prompting
-from regard.tasks.viewer import Viewer
 
 UNASKED = Prompting()
 Show = Callable[[str, int, int], None]
@@ -155,7 +154,7 @@ def _predictor(
         if found.template is None:
             raise ValueError(f"{directory} has no chat template to be judged by answers with: name a --text")
         return Converse(found.memory or Converse.longest, found.template), found
-    if not isinstance(found, Reader | Transcriber | Viewer):
+    if not (isinstance(found, Reader | Transcriber) or hasattr(task, "sight")):
         raise ValueError(f"{directory} is {task.a_model}: name --source and --reference, or a --text")
     return task, found
 

@@ -190,6 +190,7 @@ class Prompt:
     end: int | None = None  # a token that ends the output, as the model's own end does
     form: Form | None = None  # what the output is as a whole, in place of that of the settings
     tell: int | None = None  # say how likely the model held each token, and so many others
+    pixels: Any = None  # of the pictures in it, (N, C, H, W), for a model that sees
 
 
 class ReachError(ValueError):

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
+import torch
 from torch import nn
 
 from regard.core.generation import EncoderDecoder, padded
@@ -17,9 +18,13 @@ from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
 from regard.decoding.protocol import Request, SearchConfig
 from regard.evaluation.captions import judged
+from regard.inspection.axes import END, grids
+from regard.inspection.maps import attention_maps, without_special
+from regard.inspection.page import AttentionMap
+from regard.inspection.words import Words
 from regard.tasks.embed import Judging
 from regard.tasks.match import SHOWN, CaptionedConfig, Match, drawn
-from regard.tasks.searching import Searcher
+from regard.tasks.searching import Searcher, in_words
 from regard.tasks.task import Evidence, Measured, Sections
 from regard.tasks.viewer import TOGETHER, Viewed, Viewer
 from regard.training.objectives import NextToken, Objective
@@ -49,6 +54,7 @@ class Captioned:
     text: str
     score: float  # by which captions of one picture are ranked
     others: tuple[str, ...] = ()  # the next best, if more than one is asked for
+    tokens: int = 0  # that were written
 
 
 class Describer(Searcher):
@@ -75,6 +81,36 @@ class Describer(Searcher):
         found = [each.text for each in self.answers(asks, replace(self.use, **settings))]
         return found if isinstance(picture, list) else found[0]
 
+    def attention(
+        self, picture: Any, target: str | None = None, *, words: bool = False, special: bool = True, **how: Any
+    ) -> list[AttentionMap]:
+        """What every head looks at while the model writes its caption of a picture, or a given one.
+
+        `words` puts sub-words together; without `special`, start and end symbols are left out; `names`, `heads` and
+        `view` are those of `attention_maps`.
+        """
+        pixels, x = self.viewer.read(picture)
+        found = None if target is None else self.tokenizer.encode(target)
+        written = self._search([Request(x[0], self.bos)], self.use)[0][0].tokens if found is None else found
+        if self.places is not None and len(written) >= self.places:
+            raise ValueError(f"the caption has {len(written)} tokens, the model writes {self.places - 1}: shorten it")
+        (name, grid), grouped = next(iter(grids(self.model).items())), None
+        if words:
+            patches = Words([*range(grid.places)], grid.texts())
+            grouped = {name: patches, "target": in_words(self.tokenizer, written)}
+        inputs = {name: x, "target": torch.tensor([[self.bos, *written]], device=self.device)}
+        texts = {"target": [*self.tokenizer.pieces(written), END]}
+        maps = attention_maps(self.model, inputs, texts, words=grouped, pixels=pixels, **how)
+        return maps if special else list(map(without_special, maps))
+
+    def size(self, asks: Sequence[Viewed], settings: SearchConfig) -> tuple[int, int]:
+        """Positions that some pictures have, and tokens that are written of them at most."""
+        return self.viewer.size(asks)[0], len(asks) * (settings.limit or self.places or 0) * settings.beam
+
+    def written(self, answer: Captioned) -> int:
+        """The sub-words of an answer."""
+        return answer.tokens
+
     def answers(self, asks: Sequence[Viewed], settings: SearchConfig) -> list[Captioned]:
         """A caption of each picture: what the other methods are made of."""
         found, kind = list[Captioned](), next(self.model.parameters()).dtype
@@ -82,7 +118,7 @@ class Describer(Searcher):
             pixels = self.viewer.sight.tensor(np.stack(self.viewer.seen(some))).to(kind)
             for best in self._search([Request(each, self.bos) for each in pixels], settings):
                 text, *others = self.tokenizer.decode_batch([each.tokens for each in best])
-                found.append(Captioned(text, best[0].score, tuple(others)))
+                found.append(Captioned(text, best[0].score, tuple(others), sum(len(each.tokens) for each in best)))
         return found
 
 
@@ -92,7 +128,8 @@ class Caption(Match):
 
     name, called, verb = "caption", "captioning", ""
     sections = Sections(CaptionConfig, CaptionedConfig, Describing, Judging)
-    needs, stands = EncoderDecoder, "tokens"
+    needs: ClassVar[type] = EncoderDecoder
+    stands = "tokens"
     reads = "pixels"
     marks = ()
 
@@ -134,11 +171,15 @@ class Caption(Match):
     def measure(self, predictor: Describer, held_out: Sequence[Row], recipe: Any) -> Measured:  # type: ignore[override]
         """At a validation greedily, of some pictures; without a recipe as the model is used."""
         rows = held_out if recipe is None else held_out[: recipe.train.validate_sentences]
-        use = predictor.use if recipe is None else replace(predictor.use, beam=1, best=1, groups=1)
+        use = predictor.use if recipe is None else replace(predictor.use, beam=1, best=1, groups=1, sampling=None)
         return self._measured(predictor, rows, use)
 
+    def said(self, predictor: Any, rows: Sequence[Row], use: Any) -> list[str]:
+        """What a model says of some pictures."""
+        return [each.text for each in predictor.answers([Viewed(row["image"], row["name"]) for row in rows], use)]
+
     def _measured(self, predictor: Describer, rows: Sequence[Row], use: SearchConfig) -> Measured:
-        said = [each.text for each in predictor.answers([Viewed(row["image"], row["name"]) for row in rows], use)]
+        said = self.said(predictor, rows, use)
         figures = judged(said, [row["captions"] for row in rows])
         samples = [Sample(row["name"], text, row["captions"][0]) for row, text in zip(rows, said, strict=True)]
         return Measured.of(Evidence(len(rows), figures), "cider", samples[:SHOWN])

@@ -272,6 +272,10 @@ class Classify(Task):
         classifier.labels, classifier.kind = self.labels, self.kind
         return classifier
 
+    def shown(self, row: Row) -> str:
+        """A row, as a sample shows it."""
+        return " ║ ".join(self.texts(row))
+
     def measure(self, predictor: Classifier, held_out: Sequence[Row], recipe: Any) -> Measured:
         return self.judged(held_out, self.logits(predictor, held_out), predictor.use)
 
@@ -282,7 +286,7 @@ class Classify(Task):
 
     def judged(self, rows: Sequence[Row], logits: NDArray[np.float64], use: ClassifyUse) -> Measured:
         """How good that is."""
-        texts = [" ║ ".join(self.texts(row)) for row in rows[:SHOWN]]
+        texts = list(map(self.shown, rows[:SHOWN]))
         if self.kind == "number":
             x, y = np.array([self._target(row, {})[0] for row in rows]), logits[:, 0]
             numbers = [Sample(text, f"{b:g}", f"{a:g}") for text, a, b in zip(texts, x, y, strict=False)]

@@ -88,8 +88,7 @@ class Templated(Task):
         check_marks(recipe, self.chat)
 
     def tokens(self, tokenizer: Tokenizer) -> Tokenizer:
-        marks = MARKED.get(self.chat)
-        return with_marks(tokenizer, marks) if marks else tokenizer
+        return marked(tokenizer, self.chat)
 
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: WriteConfig, **how: Any) -> Generator:
         generator = Generator(models, tokenizer, use, **how)
@@ -108,6 +107,11 @@ def template_of(recipe: Any, default: str) -> str:
     if path.suffix != ".jinja":
         raise ValueError(f"task.template = {named!r}: {hint(str(named), TEMPLATES)} or name a .jinja file")
     return decoded(path.read_bytes(), f"{path}:")
+
+
+def marked(tokenizer: Tokenizer, chat: str) -> Tokenizer:
+    """The sub-words, with the marks that a template writes."""
+    return with_marks(tokenizer, MARKED[chat]) if chat in MARKED else tokenizer
 
 
 def check_marks(recipe: Any, chat: str) -> None:

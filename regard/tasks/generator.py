@@ -13,7 +13,7 @@ from torch import nn
 
 from regard.core.generation import of_like_length
 from regard.core.losses import token_log_probabilities
-from regard.data.chat import ChatTemplate, Message
+from regard.data.chat import PICTURE, ChatTemplate, Message
 from regard.data.spelling import added, characters, openings, whole
 from regard.data.tokenizers import Tokenizer
 from regard.data.tools import Calls, Tool
@@ -44,6 +44,7 @@ class Generator(Searcher):
     """
 
     template: str | None = None  # how a conversation is written out, in Jinja
+    patches: list[int] | None = None  # what stands for a picture among ids, if it sees any
 
     def __init__(
         self,
@@ -165,7 +166,11 @@ class Generator(Searcher):
                 "or put a chat_template.jinja into its directory"
             )
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        if self.patches is None and any(isinstance(each.get("content"), list) for each in said):
+            raise ValueError("this model reads text alone: leave the pictures out, or ask a model that sees")
         (text, ids), end = self._chat.encode(said, tools), self._chat.end
+        if self.patches is not None:
+            ids = [i for id in ids for i in (self.patches if id in (PICTURE, self.patches[0]) else [id])]
         if self.memory is not None and len(ids) > self.memory:
             raise ReachError(
                 f"the conversation has {len(ids):,} sub-words, the model {self.memory:,} places: leave out its oldest "

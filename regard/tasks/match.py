@@ -4,7 +4,7 @@ and what a picture shows is told by words alone."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -25,10 +25,12 @@ from regard.data.rows import Row
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
 from regard.evaluation.retrieval import hits, means
+from regard.inspection.maps import attention_maps
+from regard.inspection.page import AttentionMap
 from regard.native import UnsupportedError
 from regard.tasks.classify import Classified, classified
 from regard.tasks.embed import Embedded, Embedder, Judging
-from regard.tasks.reader import Given, check_length
+from regard.tasks.reader import BARS, Given, Pictured, Rated, batched, check_length
 from regard.tasks.task import Damaged, Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import ClassifyUse, EmbedUse, Prompting
 from regard.tasks.viewer import Viewed, Viewer
@@ -64,8 +66,9 @@ class CaptionedConfig(Data):
         """How pictures are seen by the model of a recipe, which may begin with one that has learnt it."""
         c = recipe.model.build(2**16)
         if getattr(c, "channels", None) is None:
+            like, sees = recipe.model.base or recipe.model.preset, " or, with model.from, say by what (model.sees)"
             raise ValueError(
-                f"task.name = {recipe.task.name}: a model like {recipe.model.preset} does not see; take another preset"
+                f"task.name = {recipe.task.name}: a model like {like} does not see; take another preset,{sees}"
             )
         own = {name: getattr(self, name) for name in ("resize", "square", "resample", "mean", "std")}
         plain = {name for name, value in own.items() if value == getattr(CaptionedConfig, name)}
@@ -109,6 +112,12 @@ class Matcher(Embedder):
         self.viewer = Viewer([Tower(each, sees=True) for each in models], tokenizer, use, sight, **own)
         self.sharpness = float(np.mean([each.sharpness.exp().item() for each in models]))  # type: ignore[operator]
 
+    def on(self, model: nn.Module) -> Self:
+        """The same on another pair of towers."""
+        other = super().on(Tower(model, sees=False))
+        other.viewer = self.viewer.on(Tower(model, sees=True))
+        return other
+
     def native(self, model: nn.Module) -> Any:
         raise UnsupportedError("two towers")
 
@@ -118,15 +127,45 @@ class Matcher(Embedder):
 
     def see(self, pictures: Sequence[Any]) -> NDArray[np.float32]:
         """The vector of each picture, (N, d): paths, contents of files, Pillow's images, or arrays."""
-        found = self.viewing.answers(
-            [each if isinstance(each, Viewed) else Viewed(each) for each in pictures], self.use
-        )
+        found = self.answers([each if isinstance(each, Viewed) else Viewed(each) for each in pictures], self.use)
         return np.stack([each.vector for each in found]) if found else np.zeros((0, self.width(None)), np.float32)
 
-    @property
-    def viewing(self) -> "Viewing":
-        """What answers to pictures as this does to texts."""
-        return Viewing(self)
+    def attention(self, picture: Any, text: str | None = None, **how: Any) -> list[AttentionMap]:  # type: ignore[override]
+        """What every head looks at while the model sees a picture, and, if there is one, reads a text; `names`, `heads`
+        and `view` are those of `attention_maps`."""
+        pixels, x = self.viewer.read(picture)
+        read = self.framed([Given(text or "")], long="cut")[0][0]
+        inputs = {"pixels": x, **batched([read], 0, False).to(self.device).inputs}
+        texts = {"tokens": self.tokenizer.pieces(read.ids)}
+        maps = attention_maps(self.model.pair, inputs, texts, pixels=pixels, **how)  # type: ignore[arg-type]
+        return maps if text else [each for each in maps if each.picture is not None]
+
+    def compared(self, picture: Any, texts: Sequence[str]) -> Pictured:
+        """How near texts are to a picture, as a page draws it: the nearest is what it says."""
+        (seen,), texts = self.see([picture]), texts[:BARS]
+        alike = [float(seen @ each) for each in self.embed(list(texts))] if texts else []
+        bars = [Rated(*each, chosen=each[1] == max(alike)) for each in zip(texts, alike, strict=True)]
+        said = next((bar.text for bar in bars if bar.chosen), "")
+        return Pictured(
+            said, [bars] if bars else [], cosines=True, numbers={"dimensions": len(seen)}, vector=seen.tolist()
+        )
+
+    def answers(self, asks: Sequence[Given | Viewed], settings: EmbedUse) -> list[Embedded]:
+        """The vector of each text, and of each picture, of length 1."""
+        said = iter(super().answers([ask for ask in asks if isinstance(ask, Given)], settings))
+        seen = iter(self.viewer.outputs([ask for ask in asks if isinstance(ask, Viewed)]))
+        return [
+            next(said)
+            if isinstance(ask, Given)
+            else Embedded(F.normalize(next(seen)[: settings.dimensions], dim=-1).numpy(), 0)
+            for ask in asks
+        ]
+
+    def size(self, asks: Sequence[Given | Viewed], settings: Any = None) -> tuple[int, int]:
+        """Tokens of some texts, and patches of pictures; nothing is written."""
+        c: Any = self.model.config
+        read, _ = super().size([ask for ask in asks if isinstance(ask, Given)], settings)
+        return read + sum(isinstance(ask, Viewed) for ask in asks) * (1 + c.side**2), 0
 
     def told(self, asked: Prompting) -> "Worded":
         """What tells classes that a command names."""
@@ -140,34 +179,38 @@ class Matcher(Embedder):
         return Worded(self, labels, prompt).answers([Viewed(picture)], ClassifyUse(**settings))[0]
 
 
-class Viewing:
-    """Pictures in, vectors out."""
-
-    def __init__(self, matcher: Matcher) -> None:
-        self.matcher, self.use = matcher, matcher.use
-
-    def answers(self, asks: Sequence[Viewed], settings: EmbedUse) -> list[Embedded]:
-        """The vector of each picture, of length 1."""
-        vectors = self.matcher.viewer.outputs(asks)
-        return [Embedded(F.normalize(x[: settings.dimensions], dim=-1).numpy(), 0) for x in vectors]
-
-
 class Worded:
     """Classes that are told in words."""
 
     def __init__(self, matcher: Matcher, labels: Sequence[str] | Mapping[str, str], prompt: str = "{label}") -> None:
         words = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
-        if len(words) < 2:
-            raise ValueError(f"labels = {', '.join(words)}: there must be two at least, separated by commas")
-        if "{label}" not in prompt:
-            raise ValueError(f"the prompt {prompt!r} has no {{label}} in it: say where it stands")
         self.matcher, self.labels, self.use = matcher, tuple(words), ClassifyUse()
-        self.vectors = torch.from_numpy(matcher.embed([prompt.replace("{label}", word) for word in words.values()]))
+        self.vectors = matcher.embed(prompts(words, prompt))
 
     def answers(self, asks: Sequence[Viewed], settings: ClassifyUse) -> list[Classified]:
         """Which of the classes each picture is nearest to."""
-        seen = torch.from_numpy(self.matcher.see(asks))
-        return [classified(row, self.labels, "one", settings) for row in self.matcher.sharpness * seen @ self.vectors.T]
+        return nearest(self.matcher, self.matcher.see(asks), self.vectors, self.labels, settings)
+
+
+def prompts(words: Mapping[str, str], prompt: str) -> list[str]:
+    """What is compared with pictures, of each class the word for it."""
+    if len(words) < 2:
+        raise ValueError(f"labels = {', '.join(words)}: there must be two at least, separated by commas")
+    if "{label}" not in prompt:
+        raise ValueError(f"the prompt {prompt!r} has no {{label}} in it: say where it stands")
+    return [prompt.replace("{label}", word) for word in words.values()]
+
+
+def nearest(
+    matcher: Matcher,
+    seen: NDArray[np.float32],
+    said: NDArray[np.float32],
+    labels: Sequence[str],
+    settings: ClassifyUse,
+) -> list[Classified]:
+    """Which of the labels, whose words have these vectors, each picture shows."""
+    logits = matcher.sharpness * torch.from_numpy(seen) @ torch.from_numpy(said).T
+    return [classified(row, tuple(labels), "one", settings) for row in logits]
 
 
 def drawn(ids: NDArray[Any], end: int, draw: Random) -> list[int]:

@@ -1,4 +1,4 @@
-"""Recognition: a picture in, its class out. It is classification, of what is seen and not read."""
+"""Recognition: a picture or a video in, its class out. It is classification, of what is seen and not read."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +32,7 @@ from regard.tasks.uses import ClassifyUse
 from regard.tasks.viewer import Viewed, Viewer
 from regard.training.stream import Collate
 
-ASIDE = 256  # pictures that are opened side by side
+ASIDE = 256  # pictures, or frames of videos, that are opened side by side
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ class Recogniser(Viewer):
     @overload
     def classify(self, picture: Sequence[Any], **settings: Any) -> list[Classified]: ...
     def classify(self, picture: Any, **settings: Any) -> Any:
-        """What a picture shows, or each of a list of them: paths, contents of files, Pillow's images, or arrays."""
+        """What a picture shows, or each of a list of them: paths, contents of files, Pillow's images, or arrays; or a
+        video: its path, the content of its file, or an array (T, H, W[, C])."""
         use, alone = replace(self.use, **settings), not isinstance(picture, list | tuple)
         asks = [each if isinstance(each, Viewed) else Viewed(each) for each in ([picture] if alone else picture)]
         found = self.answers(asks, use)
@@ -140,6 +141,9 @@ class Recognise(Classify):
         for each in fields(self):
             if isinstance(given := getattr(self, each.name), dict):  # as JSON has it
                 object.__setattr__(self, each.name, each.default_factory(**given))  # type: ignore[operator]
+        if isinstance(self.sight, Sight) and self.sight.frames:
+            object.__setattr__(self, "row", "video")
+            object.__setattr__(self, "rows", "videos")
 
     @classmethod
     def of(cls, recipe: Any) -> "Recognise":
@@ -151,7 +155,7 @@ class Recognise(Classify):
         plain = {name for name, value in own.items() if value == getattr(PictureConfig, name)}
         seen = own | {name: value for name, value in begun.items() if name in plain}
         pool = t.pool or ("first" if c.tokens else "attention")
-        sight = Sight(**seen | {"size": c.size, "channels": c.channels})
+        sight = Sight(**seen | {"size": c.size, "channels": c.channels, "frames": getattr(c, "frames", 0)})
         return cls((), t.kind, None, pool, t.hidden, t.dropout, sight, d.augment)
 
     def check(self, recipe: Any) -> None:
@@ -171,6 +175,11 @@ class Recognise(Classify):
     def prepared_by(self) -> list[Any]:
         return [self.name, self.kind, asdict(self.sight)]
 
+    @property
+    def aside(self) -> int:
+        """Pictures, or videos, that are opened side by side."""
+        return max(1, ASIDE // max(1, self.sight.frames))
+
     def texts(self, row: Row) -> Sequence[str]:
         return [row["name"]]
 
@@ -187,7 +196,7 @@ class Recognise(Classify):
         known = {label: i for i, label in enumerate(self.labels)}
         targets = [self._target(row, known) for row in rows]  # before anything is opened
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            for some in in_groups(zip(rows, targets, strict=True), ASIDE):
+            for some in in_groups(zip(rows, targets, strict=True), self.aside):
                 for seen, (_, target) in zip(pool.map(lambda each: self._seen(each[0]), some), some, strict=True):
                     yield seen if isinstance(seen, Damaged) else (seen, target)
 
@@ -204,7 +213,7 @@ class Recognise(Classify):
         damaged = list[str]()
 
         def examples() -> Iterator[Any]:
-            for some in in_groups(rows, ASIDE):
+            for some in in_groups(rows, self.aside):
                 for row, example in zip(some, self.examples(some, Tokenizer.none()), strict=True):
                     if isinstance(example, Damaged):
                         damaged.append(example)

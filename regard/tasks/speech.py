@@ -83,15 +83,14 @@ class Dictation(Hearing):
 
     def _next(self) -> list[Segment]:
         size = min(self.by.window, self.sounding - self.at)
-        frames = self.frames[self.at : self.at + size]
+        frames = self.spectrum.frames(self.at, self.by.window)
         if self.at + size < self.sounding:
-            size = size // 2 + int(frames[size // 2 :].mean(1).argmin()) + 1
-        if (nothing := self._nothing(frames[:size])) == size or nothing > SKIPPED:
+            size = size // 2 + int(frames[size // 2 : size].mean(1).argmin()) + 1
+        if (nothing := self._nothing(frames[:size])) > SKIPPED or nothing == size:
             self.at += nothing - (SKIPPED // 2 if nothing < size else 0)
             return []
-        heard = torch.full((self.by.window, self.by.bands), float(self.frames.min()))
-        heard[:size] = frames[:size]
-        tokens, log_p = self.by.written(self.by.ear.evened(heard, size), self.how.beam)
+        frames[size:] = self.spectrum.silence
+        tokens, log_p = self.by.written(self.by.ear.evened(frames, size), self.how.beam)
         start, self.at = self.at, self.at + size
         text = self.by.tokenizer.decode(tokens).strip()
         ends = start / 100, min(self.at / 100, self.duration)

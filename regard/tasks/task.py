@@ -34,12 +34,14 @@ TASKS = {
     "generate": "regard.tasks.generate",
     "classify": "regard.tasks.classify",
     "recognise": "regard.tasks.recognise",
+    "graph": "regard.tasks.graph",
     "hear": "regard.tasks.hear",
     "tag": "regard.tasks.tag",
     "answer": "regard.tasks.answer",
     "embed": "regard.tasks.embed",
     "match": "regard.tasks.match",
     "caption": "regard.tasks.caption",
+    "look": "regard.tasks.look",
     "mask": "regard.tasks.mask",
     "denoise": "regard.tasks.denoise",
     "converse": "regard.tasks.converse",
@@ -192,6 +194,10 @@ class Task(ABC):
         """Whether a model of this class, on which such heads may stand, can do it."""
         reads = getattr(model, "reads", "tokens")
         return issubclass(model, cls.needs) and cls.stands in heads and cls.reads == reads
+
+    def drawn_by(self, row: Any) -> str:
+        """What decides whether a row is held out."""
+        return self.texts(row)[0]
 
     def trace(self, row: Any) -> str:
         """What a row is known by in another split."""

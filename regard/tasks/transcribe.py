@@ -6,7 +6,7 @@ that it heard whole has ended (Radford et al., 2022, §3.8 and §4.5). It knows 
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from itertools import accumulate
@@ -14,17 +14,20 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.checks import choose, hint
+from regard.checks import at_least, choose, hint
 from regard.core.generation import Begun
-from regard.data.sound import HOP, RATE, Samples, heard, log_mel, read
+from regard.data.sound import HOP, RATE, Samples, Spectrum, heard, incoming, read, voiced
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
 from regard.decoding.protocol import Hypothesis, Request, SamplingConfig, SearchConfig
 from regard.decoding.spoken import Rules, Spoken
 from regard.inspection.timing import spoken_at
+from regard.native import Listened, Native
+from regard.tasks.listen import Certain, Listening
 from regard.tasks.searching import Searcher
 from regard.tasks.transcripts import Heard, Segment, TranscribeUse, Transcript
 from regard.tasks.wording import fitted, in_time
@@ -145,9 +148,23 @@ class Transcriber(Searcher):
                 progress(hearing.at / 100, hearing.duration)
         return hearing.transcript
 
+    def listen(
+        self, sound: Iterable[Any], *, rate: int = RATE, every: float = 1.0, **settings: Any
+    ) -> Iterator[Certain]:
+        """What is said in chunks of samples from -1 to 1 while they come in, as soon as it is certain: all is heard
+        anew when so many seconds have come. Memory and delay have a limit, the sound has none."""
+        at_least(0.1, every=every)
+        listening = Listening(self, self.settings(**settings), every)
+        return listening.to(incoming(sound, rate))
+
     def hearing(self, samples: Samples, how: TranscribeUse) -> "Hearing":
-        """What is said, window by window."""
+        """What is said in samples at `RATE`, window by window."""
         return Hearing(self, samples, how)
+
+    @property
+    def unspaced(self) -> tuple[str, ...]:
+        """Languages that are written without spaces."""
+        return UNSPACED
 
     @property
     def aligned(self) -> list[list[int]]:
@@ -160,13 +177,15 @@ class Transcriber(Searcher):
     def encoded(self, frames: Tensor) -> Any:
         """What a model makes of the frames of a window, (frames, bands)."""
         model: Any = self.model
+        if isinstance(engine := self._alone(), Native):
+            return engine.hear(frames.numpy())
         return model.encode(frames[None].to(self.device, next(model.parameters()).dtype))
 
-    @torch.inference_mode()
     def languages(self, memory: Any) -> dict[str, float]:
         """How likely each language is, the likeliest first."""
-        model: Any = self.model
-        logits = model.decode(torch.tensor([[self.signs.first]], device=self.device), memory)[0, -1].float()
+        rows = self._alone().rows()
+        rows.start([Begun(memory)])
+        logits = torch.from_numpy(rows.step(np.array([self.signs.first]))[0])
         p = logits[[*self.signs.languages.values()]].softmax(0).tolist()
         return dict(sorted(zip(self.signs.languages, p, strict=True), key=lambda pair: -pair[1]))
 
@@ -206,7 +225,8 @@ class Hearing:
     def __init__(self, transcriber: Transcriber, samples: Samples, how: TranscribeUse) -> None:
         self.by, self.how, self.at = transcriber, how, 0  # frames that are done
         self.duration, self.sounding = len(samples) / RATE, -(-len(samples) // HOP)
-        self.frames = log_mel(samples, transcriber.bands, self.sounding + transcriber.window)
+        self.spectrum = Spectrum(samples, transcriber.bands)
+        self.voiced = None if how.voice is None else voiced(samples, how.voice)  # (frames,)
         self.language = how.language or ("" if transcriber.multilingual else "en")
         self.segments: list[Segment] = []  # so far
         self._before = transcriber.tokenizer.encode(f" {how.prompt.strip()}") if how.prompt.strip() else []
@@ -227,10 +247,18 @@ class Hearing:
         """What is said in the next window."""
         by, how = self.by, self.how
         size = min(by.window, self.sounding - self.at)
-        frames = self.frames[self.at : self.at + by.window]
-        if (nothing := self._nothing(frames[:size])) > SKIPPED:
+        frames = self.spectrum.frames(self.at, by.window)
+        if (nothing := self._nothing(frames[:size])) > SKIPPED or nothing == size:
             self.at += nothing - (SKIPPED // 2 if nothing < size else 0)
             return []
+        if self.voiced is not None:
+            ahead = self.voiced[self.at : self.at + size]
+            if not ahead[0]:
+                self.at += int(ahead.argmax()) or size
+                return []
+            if not ahead.all():  # up to the pause
+                size = int(ahead.argmin())
+                frames = torch.cat([frames[:size], frames.min().expand(by.window - size, by.bands)])
         memory = by.encoded(frames)
         if not self.language:
             self.language = next(iter(by.languages(memory)))
@@ -240,7 +268,7 @@ class Hearing:
             self.at += size
             return []
         segments, step = self._segments(found, size)
-        said = [segment for segment in segments if segment.text.strip()]
+        said = [segment for segment in segments if any(map(str.isalnum, segment.text))]  # signs alone are not said
         said = [each.later(self.at / 100) for each in (self._timed(memory, said, size) if how.words else said)]
         self.at += step
         self._remember(said, found.temperature)
@@ -292,6 +320,9 @@ class Hearing:
         text = [token for tokens in said for token in tokens]
         if not text or size < 2:
             return [replace(each, words=()) for each in segments]
+        if isinstance(memory, Listened):  # who looks where is recorded in PyTorch
+            model: Any = by.model
+            memory = model.remembered(torch.from_numpy(memory.states)[None].to(next(model.parameters()).dtype))
         at, logits = spoken_at(by.model, memory, [*begin, *text, signs.end], len(begin) - 1, by.aligned, size // 2)
         p = logits[:, : signs.end].softmax(-1)
         likely = [float(p[i, token]) for i, token in enumerate(text)]

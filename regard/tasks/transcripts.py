@@ -27,6 +27,7 @@ class TranscribeUse:
     repetitive: float | None = 2.4  # an output is, if zlib makes it so many times shorter
     improbable: float | None = -1.0  # an output is, if the mean log p of its tokens is less
     silent: float | None = 0.6  # a window is, if the model says so with this probability, and its output is improbable
+    voice: float | None = None  # hear only what is so many dB louder than the background; 10 is usual (default: all)
     context: bool = False  # what was said before goes along: more even, but an error may go on and on
     prompt: str = ""  # names and words that are likely, as if they were said before
     seed: int = 0  # of what is drawn
@@ -35,6 +36,8 @@ class TranscribeUse:
         at_least(1, beam=self.beam, best=self.best)
         at_least(0, step=self.step, seed=self.seed)
         share(temperature=self.temperature)
+        if self.voice is not None:
+            at_least(0, voice=self.voice)
         if self.silent is not None:
             share(silent=self.silent)
 
@@ -102,12 +105,23 @@ def _lines(transcript: Transcript) -> str:
 
 
 def _json(transcript: Transcript) -> str:
-    whole = {"text": transcript.text, **asdict(transcript)}
-    for segment in whole["segments"]:
-        segment["start"], segment["end"] = round(segment["start"], 2), round(segment["end"], 2)
-        if segment["words"] is None:
-            del segment["words"]
+    whole = {"text": transcript.text, **asdict(transcript), "segments": [*map(_record, transcript.segments)]}
     return json.dumps(whole, ensure_ascii=False) + "\n"
+
+
+def _record(segment: Segment) -> dict[str, Any]:
+    found = asdict(segment) | {"start": round(segment.start, 2), "end": round(segment.end, 2)}
+    if segment.words is None:
+        del found["words"]
+    return found
+
+
+def piece(segment: Segment, form: str, number: int) -> str:
+    """One segment of a transcript that is still going on, as srt, vtt or a line of json."""
+    if form == "json":
+        return json.dumps(_record(segment), ensure_ascii=False) + "\n"
+    cues = _cues([segment], "," if form == "srt" else ".")
+    return "".join((f"{number}\n" if form == "srt" else "") + f"{times}\n{text}\n\n" for times, text in cues)
 
 
 def clock(seconds: float, point: str = ".") -> str:

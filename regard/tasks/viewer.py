@@ -17,16 +17,19 @@ from regard.data.labelled_pictures import Zipped, content_of
 from regard.data.pictures import Pixels, Sight, in_groups
 from regard.data.tokenizers import Tokenizer
 from regard.decoding.protocol import DAMAGED
+from regard.inspection.axes import inputs
+from regard.inspection.maps import attention_maps
+from regard.inspection.page import AttentionMap
 from regard.native import UnsupportedError
 from regard.tasks.engines import Engines
 
-TOGETHER = 64  # pictures that are seen at once
+TOGETHER = 64  # pictures, or frames of videos, that are seen at once
 Looks = Callable[[Sequence[Pixels]], list[Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class Viewed:
-    """A picture to look at: a path, the content of a file, what Pillow has opened, or pixels (H, W, C)."""
+    """A picture to look at: a path, the content of a file, what Pillow has opened, or pixels (H, W, C); or a video."""
 
     image: Any
     place: str = ""  # where it stands, for errors
@@ -62,9 +65,9 @@ class Viewer(Engines):
         return other
 
     def size(self, asks: Sequence[Viewed], settings: Any = None) -> tuple[int, int]:
-        """Positions that some pictures have; nothing is written."""
+        """Positions that some pictures or videos have; nothing is written."""
         c: Any = self.model.config
-        return len(asks) * (c.tokens + c.side**2), 0
+        return len(asks) * (c.tokens + c.side**2 * getattr(c, "times", 1)), 0
 
     def written(self, answer: Any) -> int:
         """Tokens of an answer: none."""
@@ -84,10 +87,28 @@ class Viewer(Engines):
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             return list(pool.map(look, asks))
 
+    def read(self, picture: Any) -> tuple[Pixels, Tensor]:
+        """What it sees of a picture, (H, W, C), and that as the model reads it, (1, C, H, W)."""
+        (pixels,) = self.seen([picture if isinstance(picture, Viewed) else Viewed(picture)])
+        return pixels, self.sight.tensor(pixels[None]).to(self.device, next(self.model.parameters()).dtype)
+
+    def attention(
+        self,
+        picture: Any,
+        *,
+        names: str | Sequence[str] = "*",
+        heads: Sequence[int] | None = None,
+        view: str = "weights",
+    ) -> list[AttentionMap]:
+        """What every head looks at while the model sees a picture; the view "rollout" is of all heads up to a layer."""
+        pixels, x = self.read(picture)
+        how: Any = {"names": names, "heads": heads, "view": view, "pixels": pixels}
+        return attention_maps(self.model, {inputs(self.model)[0]: x}, {}, **how)
+
     def outputs(self, asks: Sequence[Viewed]) -> list[Tensor]:
         """What the head says of each picture; the mean of all models."""
         found = list[Tensor]()
-        for some in in_groups(asks, min(TOGETHER, self.rows)):
+        for some in in_groups(asks, min(max(1, TOGETHER // max(1, self.sight.frames)), self.rows)):
             pixels = self.seen(some)
             each = [engine(pixels) for engine in self.engines]
             found += [torch.stack(said).mean(0) for said in zip(*each, strict=True)] if len(each) > 1 else each[0]

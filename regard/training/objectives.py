@@ -80,7 +80,7 @@ class Masked(NextToken):
 class Labelled(Objective):
     """What something is: one class of several, those of several that apply, or a number; of a text, or of each token.
 
-    A class that is IGNORE does not count.
+    A class that is IGNORE does not count, be it the one or one of several.
     """
 
     def __init__(self, model: nn.Module, kind: str = "one", smoothing: float = 0.0) -> None:
@@ -91,6 +91,7 @@ class Labelled(Objective):
         """labels (B,) or (B, T) of classes, or (B, C) their shares; (B, C) of zeros and ones; (B,) of numbers."""
         said = self.model(**inputs).float()
         if self.kind == "several":
+            said, labels = (said, labels) if (known := labels != IGNORE).all() else (said[known], labels[known])
             return F.binary_cross_entropy_with_logits(said, labels.float(), reduction="sum")
         if self.kind == "number":
             return F.mse_loss(said[..., 0], labels.float(), reduction="sum")

@@ -213,7 +213,7 @@ NAMES = (
     "gpt-tiny, gpt2, llama-tiny, stories15m, smollm2-135m, "
     "bert-tiny, bert-mini, bert-base, minilm, roberta-base, distilbert, albert-base, "
     "vit-tiny, vit-small, vit-base, vit-large, deit-tiny, deit-base, cct-2, cct-7, clip-tiny, clip-base, "
-    "caption-tiny, vit-gpt2, whisper-tiny"
+    "caption-tiny, vit-gpt2, whisper-tiny, seer-tiny"
 )
 
 

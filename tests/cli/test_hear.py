@@ -1,5 +1,6 @@
 """`regard transcribe`: sounds and folders in, four forms out; a folder is gone on with; mistakes are one line."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typer.testing import CliRunner
 
 from regard import cli
 from regard.api import load
+from regard.data.sound import stream
+from regard.tasks.transcripts import Transcript
 from tests.data.test_sound import wav
 from tests.speech import directory, noise
 
@@ -84,3 +87,40 @@ def test_mistakes(arguments: tuple[str, ...], said: str, model: Path, sounds: Pa
     found = run(model, sounds / arguments[0], *arguments[1:])
     assert said in str(found.exception)
     assert "\n" not in str(found.exception)
+
+
+@pytest.mark.parametrize("form", ["txt", "srt", "vtt", "json"])
+def test_a_pipe_is_told_while_it_comes_in(model: Path, form: str) -> None:
+    given = wav(noise(3))
+    how = {"language": "en", "step": 0.0, "repetitive": 1e9, "improbable": -1e9, "silent": 1.0}
+    told = [*load(model).listen(stream(io.BytesIO(given)), **how)]
+    arguments = ["transcribe", str(model), "-", "--format", form, *HOW]
+    said = CliRunner().invoke(cli.app, arguments, input=given)
+    assert said.exception is None, said.exception
+    segments = [segment for each in told for segment in each.segments]
+    if form == "txt":
+        assert said.stdout.split() == "".join(each.text for each in told).split()
+    elif form == "json":
+        assert [json.loads(line)["text"] for line in said.stdout.splitlines()] == [each.text for each in segments]
+    else:
+        assert said.stdout == Transcript("en", 3.0, (*segments,)).written(form)
+    bare = CliRunner().invoke(cli.app, [*arguments, "--rate", "16000"], input=given[44:])
+    assert bare.stdout == said.stdout
+
+
+def test_mistakes_about_a_pipe_are_one_line(model: Path, tmp_path: Path) -> None:
+    for more, given, said in (
+        (("other.wav",), b"", "heard alone"),
+        (("-o", tmp_path / "out"), b"", "told on stdout"),
+        ((), b"", "is empty"),
+        (("--rate", "7"), bytes(99), "its rate is 7 Hz"),
+    ):
+        found = CliRunner().invoke(cli.app, ["transcribe", str(model), "-", *map(str, more)], input=given)
+        assert said in str(found.exception)
+
+
+def test_a_sound_that_ends_early_is_noted(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.wav").write_bytes(wav(noise(4))[:70_000])
+    said = run(model, tmp_path / "cut.wav", *HOW)
+    assert said.exception is None
+    assert "cut.wav ends too early, after 2.2 seconds" in said.stderr

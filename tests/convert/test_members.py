@@ -51,7 +51,20 @@ SIZES: dict[str, dict[str, Any]] = {
     | {"initializer_factor": 0.1},
 }
 # tests/convert/test_huggingface.py, test_whisper.py, test_pictures.py, test_towers.py
-ELSEWHERE = ("marian", "pegasus", "bart", "mbart", "whisper", "vit", "deit", "clip", "vision-encoder-decoder")
+ELSEWHERE = (
+    "marian",
+    "pegasus",
+    "bart",
+    "mbart",
+    "whisper",
+    "vit",
+    "deit",
+    "vivit",
+    "timesformer",
+    "clip",
+    "vision-encoder-decoder",
+    "llava",
+)
 CLASSES = dict.fromkeys(top.name for name, table in TABLES.items() if name not in ELSEWHERE for top in table.tops)
 SAME = {(f"XLM{name}", name) for name in CLASSES} | {("MistralForCausalLM", "LlamaForCausalLM")}  # without a window
 SCALING = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -322,3 +322,30 @@ def test_labels_are_as_likely_as_in_transformers(fetched: Callable[[str], Pair],
             log_p = llama(torch.tensor([ids])).logits[0].double().log_softmax(-1)
             expected = sum(log_p[k - 1, ids[k]].item() for k in range(len(before), len(ids)))
             assert said == pytest.approx(expected, abs=1e-4)
+
+
+@torch.inference_mode()
+def test_the_graphormer_of_the_reaction_mapper_reads_molecules_as_pytorchs_layers_do(
+    fetched: Callable[[str], Pair],
+) -> None:
+    """Their tables, and eight times their one layer, which is PyTorch's own, over distances that rdkit has found."""
+    chem = pytest.importorskip("rdkit.Chem", reason="SMILES are read by rdkit, the extra `molecules`")
+    theirs, ours = fetched("rxnmap")
+    found = torch.load(theirs / "weights.pt", weights_only=True)
+    found = {k.removeprefix("molecule_encoder."): x for k, x in found.items() if k.startswith("molecule_encoder.")}
+    layer = torch.nn.TransformerEncoderLayer(1024, 16, 3072, 0.0, "gelu", batch_first=True).eval()
+    layer.load_state_dict({k.removeprefix("layer."): x for k, x in found.items() if k.startswith("layer.")})
+    model = regard.load(ours)
+    for text in ("CCO", "c1ccccc1C(=O)O", "[Na+].[Cl-]", "CCCCCCCCCCCCCCCCO", "C[N+](C)(C)CCO"):
+        molecule = chem.MolFromSmiles(text)
+        atoms = [1, *(atom.GetAtomicNum() + 2 for atom in molecule.GetAtoms())]
+        near = [0, *(atom.GetTotalDegree() + 2 for atom in molecule.GetAtoms())]
+        far = torch.ones(len(atoms), len(atoms), dtype=torch.int64)
+        apart = torch.tensor(chem.GetDistanceMatrix(molecule))
+        far[1:, 1:] = torch.where(apart > 1e6, 1, apart.clamp(max=10) + 2).long()
+        x = (found["atoms_encoder.weight"][atoms] + found["centrality_encoder.weight"][near])[None]
+        mask = found["spatial_encoder.weight"][far].permute(2, 0, 1)
+        for _ in range(8):
+            x = layer(x, src_mask=mask)
+        near_to = model.embed([text])[0]
+        assert np.abs(near_to - x[0, 0].numpy()).max() <= 1e-5 * x.abs().max()

@@ -15,6 +15,7 @@ from regard.api import load
 from regard.convert import export, import_, whisper
 from regard.convert.vocabularies import ranked
 from regard.data.tokenizers import Tokenizer
+from regard.evaluation.spoken import normal
 from regard.models import storage
 from tests.speech import SIGNS, WORDS, content
 
@@ -195,3 +196,9 @@ def test_real_weights_write_what_the_reference_writes(tmp_path: Path) -> None:
             ids = reference.generate(frames, return_timestamps=True, num_beams=1, do_sample=False)[0].tolist()
         said = transcriber.transcribe(path)
         assert said.text == transcriber.tokenizer.decode([i for i in ids if i < signs.end]).strip()
+    same, eight = load(tmp_path / "ours", engine="torch"), load(tmp_path / "ours", precision="int8")
+    by_engine = [each.transcribe(sounds[-1], words=True).segments for each in (transcriber, same)]
+    assert [each.tokens for each in by_engine[0]] == [each.tokens for each in by_engine[1]]
+    ends = [[word.end for each in segments for word in each.words or ()] for segments in by_engine]
+    np.testing.assert_allclose(*ends, atol=0.021)  # a step of a model's clock
+    assert normal(eight.transcribe(sounds[-1]).text) == normal(said.text)  # a sign may go

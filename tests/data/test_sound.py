@@ -2,6 +2,7 @@
 
 import io
 import sys
+import warnings
 import wave
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from regard.data.sound import RATE, filters, heard, log_mel, read
+from regard.data.sound import RATE, Spectrum, filters, heard, log_mel, read, stream, voiced
 from tests.speech import noise
 
-transformers = pytest.importorskip("transformers")
+transformers, soundfile = pytest.importorskip("transformers"), pytest.importorskip("soundfile")
 
 
 def wav(samples: NDArray[np.float32], width: int = 2, rate: int = RATE, channels: int = 1) -> bytes:
@@ -100,3 +101,106 @@ def test_samples_that_are_none_are_refused() -> None:
         read("no-such-file.wav")
     with pytest.raises(ValueError, match="more than 1 seconds"):
         read(wav(noise(1.5)), seconds=1)
+
+
+def held(samples: NDArray[np.float32], form: str, kind: str | None = None) -> bytes:
+    whole = io.BytesIO()
+    soundfile.write(whole, samples, RATE, format=form, subtype=kind)
+    return whole.getvalue()
+
+
+@pytest.mark.parametrize("form", ["WAV", "AIFF", "FLAC"])
+def test_a_file_that_ends_early_is_heard_as_far_as_it_goes_and_that_is_said(form: str) -> None:
+    whole = held(noise(5), form)
+    with pytest.warns(UserWarning, match="what was sent ends too early, after [12]"):
+        found = read(whole[: len(whole) // 2])
+    np.testing.assert_allclose(found, read(whole)[: len(found)], atol=1e-6)
+    assert RATE <= len(found) <= 2.5 * RATE
+
+
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFFFFF, 1_152_000_000])
+def test_a_header_that_says_anything_makes_no_memory(size: int) -> None:
+    whole = bytearray(wav(noise(1)))
+    whole[40:44] = size.to_bytes(4, "little")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert len(read(bytes(whole))) == RATE
+    assert len(said) == (size == 1_152_000_000)  # ten hours of it; a pipe does not know, and says the most there is
+
+
+def test_a_rate_that_cannot_be_is_refused() -> None:
+    for rate in (5, 2_000_000):
+        whole = bytearray(wav(noise(1)))
+        whole[24:28] = rate.to_bytes(4, "little")
+        with pytest.raises(ValueError, match=f"its rate is {rate} Hz"):
+            read(bytes(whole))
+
+
+def test_clipped_and_deep_samples_are_heard() -> None:
+    loud = np.clip(noise(1) * 50, -1, 1)
+    np.testing.assert_allclose(read(held(loud, "WAV", "PCM_24")), loud, atol=1e-6)
+    damaged = loud.copy()
+    damaged[100] = np.nan
+    with pytest.raises(ValueError, match="no numbers"):
+        read(held(damaged, "WAV", "FLOAT"))
+    assert torch.isfinite(log_mel(loud * 1e15)).all()  # floats may have any scale
+
+
+def test_a_long_sound_is_made_into_frames_where_they_are_asked_for() -> None:
+    sound = noise(70) * np.linspace(0, 1, 70 * RATE, dtype=np.float32)
+    whole, some = log_mel(sound, frames=10_000), Spectrum(sound)
+    for first, count in ((0, 3000), (2990, 3000), (6990, 30), (7500, 100), (3, 1)):
+        torch.testing.assert_close(some.frames(first, count), whole[first : first + count], atol=1e-6, rtol=0)
+
+
+class Pipe(io.BytesIO):
+    """What comes in a few bytes at a time."""
+
+    def read1(self, size: int | None = -1) -> bytes:
+        return super().read(min(size or 0, 1001))
+
+
+@pytest.mark.parametrize(("width", "channels", "rate"), [(1, 1, RATE), (2, 1, RATE), (3, 2, RATE), (4, 1, 44_100)])
+def test_a_pipe_is_heard_as_a_file(width: int, channels: int, rate: int) -> None:
+    whole = wav(noise(1), width, rate, channels)
+    for size in (None, 0, 0xFFFFFFFF):  # of which a pipe may not know how long it is
+        given = whole if size is None else whole[:40] + size.to_bytes(4, "little") + whole[44:]
+        found = np.concatenate([*stream(Pipe(given))])
+        np.testing.assert_allclose(found, read(whole), atol=1e-6)
+    more = whole + b"LIST\x04\x00\x00\x00abcd"
+    np.testing.assert_allclose(np.concatenate([*stream(Pipe(more))]), read(whole), atol=1e-6)
+
+
+def test_bare_samples_and_floats_come_through_a_pipe() -> None:
+    sound = noise(1)
+    raw = (sound * 32767).astype("<i2").tobytes()
+    np.testing.assert_allclose(np.concatenate([*stream(Pipe(raw))]), sound, atol=1e-4)
+    np.testing.assert_allclose(np.concatenate([*stream(Pipe(held(sound, "WAV", "FLOAT")))]), sound, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (b"", "is empty"),
+        (b"RIFF\0\0\0\0WAVEfmt ", "ends within its header"),
+        (wav(noise(0)), "is empty"),
+        (b"fLaC" + bytes(99), "ffmpeg"),
+        (held(noise(0.1), "WAV", "ULAW"), "of another kind"),
+        (held(noise(0.1) * np.float32("nan"), "WAV", "FLOAT"), "after 0.0 seconds"),
+    ],
+)
+def test_a_pipe_of_something_else_is_refused_in_a_line(given: bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        list(stream(Pipe(given)))
+
+
+def test_what_is_no_louder_than_the_background_is_no_voice() -> None:
+    hum = (0.1 * np.sin(2 * np.pi * 50 * np.arange(30 * RATE) / RATE)).astype(np.float32)
+    for still in (noise(30), hum, np.zeros(30 * RATE, np.float32)):
+        assert not voiced(still, 10).any()
+    for background in (noise(30, loud=0.01), 0.1 * hum):
+        sound = background.copy()
+        sound[10 * RATE : 12 * RATE] += noise(2)
+        on = np.flatnonzero(voiced(sound, 10)) / 100
+        assert 9.3 < on[0] < 10 < 12 < on[-1] < 12.7
+        assert len(on) == round(100 * (on[-1] - on[0])) + 1

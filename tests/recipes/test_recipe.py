@@ -165,6 +165,7 @@ def test_what_comes_with_the_package_loads_and_has_a_description(
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     bases = {"minilm": "bert-tiny", "smollm2": "gpt-tiny", "instruct": "gpt-tiny", "imdb-gpt": "llama-tiny"}
+    bases |= {"flickr8k-clip": "clip-tiny"}
     for base, preset in bases.items():
         storage.save(build(configure(preset, ["layers=1"], vocabulary=9)), tmp_path / "runs" / base)
         (tmp_path / "runs" / base / storage.TEMPLATE).write_text("{{ messages }}")
@@ -472,7 +473,7 @@ def test_what_is_written_down_is_complete() -> None:
     written = keys(yaml.safe_load(dump(recipe)))
     model = {f"model.{f.name}" for f in dataclasses.fields(TransformerConfig)}
     model -= {"model.vocabulary", "model.source_vocabulary", "model.pad"}
-    expected = keys(dataclasses.asdict(recipe)) - {"model.changes", "model.base"}
+    expected = keys(dataclasses.asdict(recipe)) - {"model.changes", "model.base", "model.sees"}
     assert written == expected | model
     assert "columns: [0, 1]" in dump(recipe)
 

@@ -2,20 +2,23 @@
 
 A line of `settings` is one of ours, the names of theirs that say it, which must agree, and after a colon which values
 of theirs are which of ours, if they are not the same: `swish>silu`; * is any value, and stands for the same in ours. Of
-several lines for one setting the last counts. A dot leads into an object, | is followed by an older name, -N says that
-ours is so much less, = is followed by what stands for a name that is missing: a value as in JSON, or a number times
-another name.
+several lines for one setting the last counts. A dot leads into an object or a list, | is followed by an older name, -N
+says that ours is so much less, = is followed by what stands for a name that is missing: a value as in JSON, or a number
+times another name.
 
 A line of `tensors` is a name of ours, theirs, and words. @ is encoder and decoder, # the number of a layer, * weight
 and bias; {a,b} are several of theirs that are one of ours, one below the other, and where {a,,b} has a gap they have
 none and ours is 0; | another name where theirs may be found: tied tensors are written once, under the first name that
-all of them have. Words:
+all of them have. Words, which may have a number, or a setting that is one:
 
 transposed      inputs before outputs
 offset:N        N rows come before the first of ours
 row             a vector is a matrix of one row
 flat            a matrix of one row is a vector, and a vector of one number is a number
+folded:N        their second dimension, of N, and third are one of ours
+even            of queries, keys and values as many, whatever heads the config has
 optional        it may be missing, and is then 0
+ours            it is there if ours is
 spare           it must be there, though nothing reads it
 gated, plain    of a feed-forward network with a gate, or without
 """
@@ -106,7 +109,8 @@ def _name(keys: str, default: str) -> Name:
 
 
 def _value(word: str) -> Any:
-    return {"true": True, "false": False, "null": None}.get(word, word)
+    number = int(word) if word.removeprefix("-").isdecimal() else word
+    return {"true": True, "false": False, "null": None}.get(word, number)
 
 
 class Counterpart(NamedTuple):
@@ -174,7 +178,10 @@ def _get(about: Mapping[str, Any], name: Name) -> Any:
 def at(about: Any, key: str) -> Any:
     """What stands under a key with dots; None if nothing does."""
     for name in key.split("."):
-        about = about.get(name) if isinstance(about, Mapping) else None
+        if isinstance(about, list) and name.isdecimal():
+            about = dict(enumerate(about)).get(int(name))
+        else:
+            about = about.get(name) if isinstance(about, Mapping) else None
     return about
 
 

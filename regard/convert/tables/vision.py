@@ -1,4 +1,4 @@
-"""Encoders of pictures: ViT, and DeiT, whose second token learns from a teacher."""
+"""Encoders of pictures: ViT, and DeiT, whose second token learns from a teacher; and of videos: ViViT, TimeSformer."""
 
 from dataclasses import replace
 
@@ -62,5 +62,53 @@ DEIT = replace(
     base="deit.",
     tensors=VIT.tensors.replace("vit.", "deit.").replace("{cls_token}", "{cls_token,distillation_token}"),
 )
+VIVIT = replace(
+    VIT,
+    name="vivit",
+    family="video",
+    tops=(
+        Top("VivitForVideoClassification", CLASSES, OUTER),
+        Top("VivitModel", POOLED, "output.inner.*  vivit.pooler.dense.*\n"),
+        Top("VivitModel", FIRST),
+    ),
+    settings=VIT.settings.replace("patch_size=16", "tubelet_size.1=16 tubelet_size.2=16")
+    + f"""
+frames             num_frames=32
+tubelet            tubelet_size.0=2
+feed_forward       hidden_act="gelu_fast": gelu_fast>gelu_tanh {ACTIVATIONS}
+norm_eps           layer_norm_eps=1e-6
+""",
+    fixed={"tokens": 1, "space_time": "joint", "own_positions": True},
+    base="vivit.",
+    tensors=VIT.tensors.replace("vit.", "vivit.")
+    .replace("stem.positions.table", "stem.places.table")
+    .replace("stem.project.*", "stem.project.bias")
+    .replace(
+        "projection.*",
+        "projection.bias\nstem.project.weight  vivit.embeddings.patch_embeddings.projection.weight folded:channels",
+    ),
+)
+TIMESFORMER = replace(
+    VIT,
+    name="timesformer",
+    family="video",
+    tops=(Top("TimesformerForVideoClassification", CLASSES, OUTER), Top("TimesformerModel", FIRST)),
+    settings=VIT.settings
+    + """
+frames             num_frames=8
+space_time         attention_type="divided_space_time": divided_space_time>divided joint_space_time>joint
+norm_eps           layer_norm_eps=1e-6
+""",
+    fixed={"tokens": 1, "tubelet": 1},
+    base="timesformer.",
+    tensors=VIT.tensors.replace("vit.", "timesformer.").replace("{query,key,value}", "qkv")
+    + """
+stem.times.table                                   timesformer.embeddings.time_embeddings row
+encoder.layers.#.time.sublayer.query_key_value.*   timesformer.encoder.layer.#.temporal_attention.attention.qkv.* ours
+encoder.layers.#.time.sublayer.output.*            timesformer.encoder.layer.#.temporal_attention.output.dense.* ours
+encoder.layers.#.time.product.*                    timesformer.encoder.layer.#.temporal_dense.* ours
+encoder.layers.#.time.norm.*                       timesformer.encoder.layer.#.temporal_layernorm.* ours
+""",
+)
 
-TABLES = (VIT, DEIT)
+TABLES = (VIT, DEIT, VIVIT, TIMESFORMER)

@@ -1,0 +1,32 @@
+"""Encoders of graphs: chytorch's, as `convert.rxnmap` reads it."""
+
+from regard.convert.tables.table import Foreign, Top
+
+CHYTORCH = Foreign(
+    "chytorch",
+    "graph",
+    (Top("MoleculeEncoder", {"kind": "vector", "pool": "first"}),),
+    """
+vocabulary  vocab_size
+layers      layers
+d_model     d_model
+d_ff        d_ff
+heads       heads
+distances   distances
+""",
+    fixed={"virtual": True, "shared": True, "norm": "post", "feed_forward": "gelu"},
+    marks={},
+    tensors="""
+stem.tokens.weight                                          stem.tokens.weight
+stem.virtual                                                stem.virtual
+between.distance.weight                                     between.distance.weight
+encoder.layers.#.self_attention.sublayer.query_key_value.*  molecule_encoder.layer.self_attn.in_proj_*
+encoder.layers.#.self_attention.sublayer.output.*           molecule_encoder.layer.self_attn.out_proj.*
+encoder.layers.#.self_attention.norm.*                      molecule_encoder.layer.norm1.*
+encoder.layers.#.feed_forward.sublayer.inner.*              molecule_encoder.layer.linear1.*
+encoder.layers.#.feed_forward.sublayer.outer.*              molecule_encoder.layer.linear2.*
+encoder.layers.#.feed_forward.norm.*                        molecule_encoder.layer.norm2.*
+""",
+)
+
+TABLES = (CHYTORCH,)
