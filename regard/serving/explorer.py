@@ -19,7 +19,7 @@ from regard.decoding.protocol import DAMAGED
 from regard.serving import graphs, looks
 from regard.serving.errors import RefusalError
 from regard.serving.live import Line, Live, Look, TooLargeError
-from regard.serving.pictures import Shelf, files_of
+from regard.serving.pictures import Album, files_of
 from regard.serving.readers import LiveReader
 from regard.serving.registry import Registry, Served
 from regard.serving.seers import LiveDescriber, LiveMatcher, LiveViewer, Seeing
@@ -87,8 +87,8 @@ class NeuronAsked(LookAsked):
 class _Models:
     """The served models, each with a `Live` beside it from its first use on."""
 
-    def __init__(self, registry: Registry, shelf: Shelf) -> None:
-        self._registry, self._lock, self._lives, self._shelf = registry, Lock(), dict[str, Live](), shelf
+    def __init__(self, registry: Registry, album: Album) -> None:
+        self._registry, self._lock, self._lives, self._album = registry, Lock(), dict[str, Live](), album
 
     def served(self, id: str | None) -> Served:
         """The model that is meant."""
@@ -102,7 +102,7 @@ class _Models:
                 live = self._lives.get(served.id)
                 if live is None or live.predictor is not predictor:  # its files have changed
                     self._lives = {id: each for id, each in self._lives.items() if id in self._registry.ids}
-                    live = self._lives[served.id] = _live(predictor, served, self._shelf)
+                    live = self._lives[served.id] = _live(predictor, served, self._album)
                 return live
         except (OSError, ValueError) as error:
             raise RefusalError(503, f"the model {served.id} cannot be loaded: {error}", reason="model") from None
@@ -126,9 +126,9 @@ class _Models:
         }
 
 
-def _live(predictor: Any, served: Served, shelf: Shelf) -> Live:
+def _live(predictor: Any, served: Served, album: Album) -> Live:
     if (seeing := SEERS.get(served.task.name)) and not cast(Any, served.task).sight.frames:
-        return seeing(predictor, shelf)
+        return seeing(predictor, album)
     if not isinstance(predictor, Reader | Searcher) or hasattr(served.task, "sight"):
         other = f"graph?model={served.id}" if served.task.name == graphs.TASK else ""
         message = f"{served.id} is {served.task.a_model}: "
@@ -156,8 +156,8 @@ def _plainly() -> Iterator[None]:
 
 def router(service: Service) -> APIRouter:
     """The page under /explore/, and what it asks under /explore/api/."""
-    shelf = Shelf(service.config.pictures)
-    models = _Models(service.registry, shelf)
+    album = Album(service.config.pictures)
+    models = _Models(service.registry, album)
     routes = APIRouter(prefix="/explore", include_in_schema=False)
 
     async def looked(
@@ -198,7 +198,7 @@ def router(service: Service) -> APIRouter:
         (content, *_), _ = await files_of(request)
 
         def work() -> Response:
-            name = shelf.put(content)
+            name = album.put(content)
             _seeing(models.get(model)).read(name)
             return _json({"picture": name})
 
@@ -210,7 +210,7 @@ def router(service: Service) -> APIRouter:
         """As a model sees it; without one, small."""
 
         def work() -> Response:
-            png = shelf.small(name) if model is None else _seeing(models.get(model)).png(name)
+            png = album.small(name) if model is None else _seeing(models.get(model)).png(name)
             return Response(png, media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})
 
         with _plainly():

@@ -110,7 +110,7 @@ def shown(given: list[Any]) -> list[Given | Viewed]:
     return [pictures[i] if i in urls else reading.given_of(each) for i, each in enumerate(given)]
 
 
-class Shelf:
+class Album:
     """Pictures to be looked at, by names that are made of their content; those unused for longest go first. Samples
     stay."""
 

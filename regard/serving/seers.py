@@ -19,7 +19,7 @@ from regard.inspection.measures import Tokens
 from regard.inspection.page import Picture
 from regard.inspection.views import standing
 from regard.serving.live import TOKENS, Edits, Line, Live, Look, Switched
-from regard.serving.pictures import Shelf
+from regard.serving.pictures import Album
 from regard.serving.readers import LiveReader
 from regard.serving.shown import Shown
 from regard.tasks.caption import Describer
@@ -32,10 +32,10 @@ Search = tuple[int, int]  # how wide it is, and how many alternatives are told
 
 
 class Seeing(Live):
-    """A model that sees; pictures are on a shelf, and asked for by their names."""
+    """A model that sees; pictures are on a album, and asked for by their names."""
 
-    def __init__(self, predictor: Any, shelf: Shelf, **how: Any) -> None:
-        self.shelf, self._seen, self._opening = shelf, OrderedDict[str, tuple[Pixels, Tensor]](), Lock()
+    def __init__(self, predictor: Any, album: Album, **how: Any) -> None:
+        self.album, self._seen, self._opening = album, OrderedDict[str, tuple[Pixels, Tensor]](), Lock()
         super().__init__(predictor, **how)
 
     @property
@@ -52,7 +52,7 @@ class Seeing(Live):
         """What the model sees of a picture, (H, W, C), and that as it reads it, (1, C, H, W)."""
         if not picture:
             raise ValueError("picture: there is none: this model sees, choose one")
-        content = self.shelf[picture]
+        content = self.album[picture]
         with self._opening:
             if picture not in self._seen:
                 self._seen[picture] = self.viewer.read(Viewed(content, "the picture"))
@@ -122,7 +122,7 @@ class Seeing(Live):
 
     def _manner(self) -> dict[str, Any]:
         """What is particular to a model that sees."""
-        return {"sees": True, "grid": self.sees[1]._asdict(), "samples": self.shelf.samples}
+        return {"sees": True, "grid": self.sees[1]._asdict(), "samples": self.album.samples}
 
 
 class LiveViewer(Seeing, LiveReader):

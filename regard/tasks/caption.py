@@ -113,13 +113,18 @@ class Describer(Searcher):
 
     def answers(self, asks: Sequence[Viewed], settings: SearchConfig) -> list[Captioned]:
         """A caption of each picture: what the other methods are made of."""
-        found, kind = list[Captioned](), next(self.model.parameters()).dtype
-        for some in in_groups(asks, min(TOGETHER, self.rows)):
-            pixels = self.viewer.sight.tensor(np.stack(self.viewer.seen(some))).to(kind)
-            for best in self._search([Request(each, self.bos) for each in pixels], settings):
-                text, *others = self.tokenizer.decode_batch([each.tokens for each in best])
-                found.append(Captioned(text, best[0].score, tuple(others), sum(len(each.tokens) for each in best)))
-        return found
+        found, kind = dict[int, Captioned](), next(self.model.parameters()).dtype
+        for some in in_groups(enumerate(asks), min(TOGETHER, self.rows)):
+            seen = self.viewer.seen([ask for _, ask in some])
+            for shape in dict.fromkeys(each.shape for each in seen):  # those of one size are searched for together
+                alike = [(i, each) for (i, _), each in zip(some, seen, strict=True) if each.shape == shape]
+                pixels = self.viewer.sight.tensor(np.stack([each for _, each in alike])).to(kind)
+                searched = self._search([Request(each, self.bos) for each in pixels], settings)
+                for (i, _), best in zip(alike, searched, strict=True):
+                    text, *others = self.tokenizer.decode_batch([each.tokens for each in best])
+                    tokens = sum(len(each.tokens) for each in best)
+                    found[i] = Captioned(text, best[0].score, tuple(others), tokens)
+        return [found[i] for i in range(len(asks))]
 
 
 @dataclass(frozen=True)

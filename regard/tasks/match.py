@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from regard.checks import at_least
 from regard.core.generation import padded
-from regard.core.outputs import HeadConfig
+from regard.core.masks import causal
+from regard.core.outputs import HeadConfig, VectorHead
 from regard.data.arrays import Column
 from regard.data.augment import Augment
 from regard.data.batching import Batch
@@ -27,7 +28,6 @@ from regard.data.vocabulary import Marks
 from regard.evaluation.retrieval import hits, means
 from regard.inspection.maps import attention_maps
 from regard.inspection.page import AttentionMap
-from regard.native import UnsupportedError
 from regard.tasks.classify import Classified, classified
 from regard.tasks.embed import Embedded, Embedder, Judging
 from regard.tasks.reader import BARS, Given, Pictured, Rated, batched, check_length
@@ -70,6 +70,10 @@ class CaptionedConfig(Data):
             raise ValueError(
                 f"task.name = {recipe.task.name}: a model like {like} does not see; take another preset,{sees}"
             )
+        if getattr(c, "height", None) is not None:
+            raise ValueError(
+                f"a model like {recipe.model.preset} reads sheets of many sizes: it cannot be trained here"
+            )
         own = {name: getattr(self, name) for name in ("resize", "square", "resample", "mean", "std")}
         plain = {name for name, value in own.items() if value == getattr(CaptionedConfig, name)}
         begun = {name: value for name, value in recipe.model.task().get("sight", {}).items() if name in plain}
@@ -88,10 +92,15 @@ class Tower(nn.Module):
 
     def __init__(self, pair: Any, sees: bool) -> None:
         super().__init__()
-        self.pair, self.sees, self.config, self.head = pair, sees, pair.config, pair.head
+        self.config, self.head, self.causal = pair.config, pair.head, not sees
+        before = "picture_" if sees else ""
+        self.stem, self.encoder, inner = (getattr(pair, before + name) for name in ("stem", "encoder", "output"))
+        self.output = VectorHead(replace(pair.head, pool="first") if sees else pair.head, inner.in_features)
+        self.output.inner = inner
 
     def forward(self, pixels: Tensor | None = None, tokens: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
-        return F.normalize(self.pair.seen(pixels) if self.sees else self.pair.read(tokens, keep), dim=-1)
+        x = self.encoder(self.stem(tokens if pixels is None else pixels), mask=causal() if self.causal else None)
+        return self.output(x, keep)
 
 
 class Matcher(Embedder):
@@ -117,9 +126,6 @@ class Matcher(Embedder):
         other = super().on(Tower(model, sees=False))
         other.viewer = self.viewer.on(Tower(model, sees=True))
         return other
-
-    def native(self, model: nn.Module) -> Any:
-        raise UnsupportedError("two towers")
 
     def width(self, settings: EmbedUse | None) -> int:
         own = int(self.model.config.d_vector)  # type: ignore[union-attr, arg-type]

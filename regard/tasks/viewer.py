@@ -20,7 +20,7 @@ from regard.decoding.protocol import DAMAGED
 from regard.inspection.axes import inputs
 from regard.inspection.maps import attention_maps
 from regard.inspection.page import AttentionMap
-from regard.native import UnsupportedError
+from regard.native import NativeReader
 from regard.tasks.engines import Engines
 
 TOGETHER = 64  # pictures, or frames of videos, that are seen at once
@@ -117,7 +117,15 @@ class Viewer(Engines):
         return found
 
     def native(self, model: nn.Module) -> Looks:
-        raise UnsupportedError("pictures")
+        reader, head = NativeReader(model, threads=self.workers or torch.get_num_threads()), model.output
+
+        @torch.inference_mode()
+        def looks(pixels: Sequence[Pixels]) -> list[Tensor]:
+            kind = next(model.parameters()).dtype
+            read = reader.looked(self.sight.tensor(np.stack(pixels)))
+            return [head(torch.from_numpy(each)[None].to(kind))[0].float() for each in read]  # type: ignore[operator]
+
+        return looks
 
     def module(self, model: nn.Module, reason: str) -> Looks:
         @torch.inference_mode()

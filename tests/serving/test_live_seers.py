@@ -15,7 +15,7 @@ import regard
 from regard.inspection.importance import moved
 from regard.serving.app import create_app
 from regard.serving.config import ServeConfig
-from regard.serving.pictures import Shelf
+from regard.serving.pictures import Album
 from regard.serving.registry import Registry
 from tests.seers import MODELS, SIDE, SIZE, directory, png
 
@@ -190,11 +190,11 @@ def test_measures_and_a_page_of_what_is_seen(client: TestClient, paths: dict[str
     )
 
 
-def test_the_shelf_keeps_what_was_used_last() -> None:
-    shelf = Shelf(budget=2 * len(png()))
-    first, second = shelf.put(png(1)), shelf.put(png(2))
-    assert shelf[first] == png(1)
-    shelf.put(png(3))
-    assert shelf[first] == png(1)
+def test_the_album_keeps_what_was_used_last() -> None:
+    album = Album(budget=2 * len(png()))
+    first, second = album.put(png(1)), album.put(png(2))
+    assert album[first] == png(1)
+    album.put(png(3))
+    assert album[first] == png(1)
     with pytest.raises(Exception, match="choose it again"):
-        shelf[second]
+        album[second]
