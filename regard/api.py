@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from regard.checks import at_least, hint
 from regard.core.quantised import is_quantised, quantise
 from regard.data.lexicon import Shortlist
+from regard.data.shelf import Shelf, is_index
 from regard.data.text import decoded
 from regard.data.tokenizers import Tokenizer
 from regard.files import read_whole
@@ -20,10 +21,12 @@ from regard.recipes import reading
 from regard.shipped import located
 from regard.shipped import shipped as shipped  # regard.api.shipped() is part of this door
 from regard.tasks.asks import DecodeConfig
+from regard.tasks.index import Index
 from regard.tasks.task import Task, in_force
 from regard.tasks.task import task as task_named
 from regard.tasks.translate import Translate
 from regard.tasks.translator import Translator as Translator
+from regard.tasks.uses import SearchUse
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": None}
 
@@ -52,7 +55,8 @@ def load(
     `shortlist` restricts the output to tokens that go with the source, as `regard shortlist` has learned it. `rescore`
     is another model, by whose word, of this `weight`, outputs are ranked as well. Where a `task` is named, a model for
     another one is refused. A model that only adds to another one finds it where its directory says, or at `base`; or it
-    has the weights of one that was loaded, `beside` which it is, on the device and in the precision of that one.
+    has the weights of one that was loaded, `beside` which it is, on the device and in the precision of that one. An
+    index that `regard index` has built is loaded with its model.
     """
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision = {precision!r}: choose one of {', '.join(PRECISIONS)}")
@@ -60,6 +64,9 @@ def load(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"there is no device {device!r} here ({str(error).splitlines()[0]}): use cpu") from None
+    if isinstance(directory, str | Path) and is_index(Path(directory)):
+        own = {"engine": engine, "workers": workers, "rows": rows, "bitwise": bitwise, "precision": precision}
+        return _index(Path(directory), base, task, device=device, **own)
     places = [located(directory)] if isinstance(directory, str | Path | None) else list(map(located, directory))
     if not places:
         raise ValueError("an ensemble has at least 1 model, got none")
@@ -77,7 +84,7 @@ def load(
         if tokenizer.__reduce__() != tokenizers[0].__reduce__():
             raise ValueError(f"{places[0]} and {place} have different tokens: an ensemble shares one tokenizer")
     for place in places:
-        known = getattr(storage.config(place), "vocabulary", 2**31)
+        known = getattr(storage.config(place), "vocabulary", 0) or 2**31
         if known < (count := len(tokenizers[0])):
             raise ValueError(f"{place} has {count:,} tokens, and its model {known:,}: they do not belong together")
     all_told = [told(place, task) for place in places]
@@ -105,9 +112,21 @@ def load(
     return predictor
 
 
+def _index(folder: Path, base: str | Path | None, task: str | None, **how: Any) -> Index:
+    """An index, with the model that embeds for it where it says, or at `base`."""
+    if task is not None:
+        raise ValueError(f"{folder} is an index of documents: `regard search` and `regard ask` are its verbs")
+    shelf = Shelf.at(folder)
+    place = located(base or shelf.model)
+    if not place.is_dir():
+        raise ValueError(f"{place}, the model of {folder}, is not there: say where it is by --model")
+    use = SearchUse(shelf.dimensions, shelf.long)
+    return Index.open(load(place, task="embed", **how), folder, name=str(place), use=use, near=shelf.near)
+
+
 def _tokenizer(path: Path, beside: Any) -> Tokenizer:
     """That of a model, if it has words; one that is equal to the one beside is the same."""
-    if not hasattr(storage.config(path.parent), "vocabulary"):
+    if not getattr(storage.config(path.parent), "vocabulary", 0):
         return Tokenizer.none()
     theirs = None if beside is None else beside.model.directory / path.name
     if theirs is not None and theirs.is_file() and path.is_file() and theirs.read_bytes() == path.read_bytes():

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 import regard
+from regard.cli.find import ask, index
 from regard.cli.hear import transcribe
 from regard.cli.make import export, import_, merge, models, quantize, shortlist
 from regard.cli.measure import evaluate, experiment, info
@@ -25,7 +26,22 @@ from regard.cli.use import chat, generate, score, summarise, translate
 
 VERBS = {
     "Use a model": (
-        *(translate, summarise, generate, chat, transcribe, classify, embed, caption, search, fill, tag, answer),
+        *(
+            translate,
+            summarise,
+            generate,
+            chat,
+            transcribe,
+            classify,
+            embed,
+            caption,
+            index,
+            search,
+            ask,
+            fill,
+            tag,
+            answer,
+        ),
         *(score, serve),
     ),
     "See inside it": (explore, inspect, heads),
@@ -105,7 +121,23 @@ SEARCH = """For example:
 
   regard search runs/minilm notes --unit paragraph < questions.txt
 
+  regard search reports.index "who signed the lease?" --by both
+
 The vectors of the documents are kept: what has not changed is not embedded again.
+"""
+INDEX = """For example:
+
+  regard index reports reports.index --model runs/minilm
+
+  regard index reports reports.index
+
+The second brings the index up to date: files that have not changed are not read again.
+"""
+ASK = """For example:
+
+  regard ask reports.index "who signed the lease?" --reader runs/squad
+
+  regard ask reports.index questions.txt --reader runs/smollm2 --json -o answers.jsonl
 """
 FILL = """For example:
 
@@ -129,7 +161,9 @@ EPILOGS = {
     "transcribe": TRANSCRIBE,
     "classify": CLASSIFY,
     "embed": EMBED,
+    "index": INDEX,
     "search": SEARCH,
+    "ask": ASK,
     "fill": FILL,
     "tag": TAG,
     "answer": ANSWER,

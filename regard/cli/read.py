@@ -85,6 +85,7 @@ def _reply_row(found: Any) -> dict[str, Any]:
 
 CAPTIONS = Verb("caption", "describing", lambda each, _: iter([[each.text], *([other] for other in each.others)]))
 CLASSES = Verb("classify", "classifying", _class_cells, keys=("text", "pair"))
+SHOWN = {"recognise": "image", "hear": "sound", "graph": "graph"}  # tasks that read no text, and what each is shown
 GRAPHS = Verb("classify", "classifying", _graph_cells, _graph_row)
 VECTORS = Verb(
     "embed", "embedding", lambda each, _: iter([[json.dumps(each.numbers)]]), lambda each: {"vector": each.numbers}
@@ -97,7 +98,7 @@ REPLIES = Verb("answer", "answering", _reply_cells, _reply_row, ("question", "co
 
 def classify(
     model: Path,  # a model directory
-    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, videos, graphs
+    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, videos, sounds, graphs
     *,
     pair: str | None = None,  # a second text, beside each that is read
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
@@ -106,7 +107,7 @@ def classify(
     lines: Lines,
     engine: Reads,
 ) -> None:
-    """Say of each line what it is, or of each picture or graph what it shows: its class, and how probable that is; by a
+    """Say of each line what it is, or of each picture, sound or graph: its class, and how probable that is; by a
     language model, as --prompt asks it."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
     from regard.api import told
@@ -114,15 +115,13 @@ def classify(
 
     models = [model, *(ensemble or ())]
     name = told(located(model)).task.name
-    if name in ("recognise", "match", "graph") and (pair is not None or engine.attended):
-        raise ValueError(
-            f"{model} sees {'graphs' if name == 'graph' else 'pictures'}: --pair and --attended are for texts"
-        )
-    if name in ("recognise", "graph"):
+    if name in (*SHOWN, "match") and (pair is not None or engine.attended):
+        raise ValueError(f"{model} takes no text: --pair and --attended are for texts")
+    if name in SHOWN:
         if asked.prompt is not None or asked.labels is not None:
             raise ValueError(f"{model} has classes of its own: leave --prompt and --labels out")
-        seen, part = (GRAPHS, "graph") if name == "graph" else (CLASSES, "image")
-        look(seen, models, texts or [], lines, engine, settings, part=part)
+        seen = GRAPHS if name == "graph" else replace(CLASSES, task=name)
+        look(seen, models, texts or [], lines, engine, settings, part=SHOWN[name])
         return
     if name == "match":
         if asked.labels is None:
@@ -204,13 +203,14 @@ def caption(
 
 
 def search(
-    model: Path,  # a model directory, of a model that embeds
-    documents: Path,  # `DOCUMENTS` a text file or a folder, a .tsv, .csv or .jsonl, a folder of BEIR's, or of pictures
+    model: Path,  # `MODEL|INDEX` a model directory, of a model that embeds; or an index of documents
+    documents: str | None = None,  # a text file or a folder, a .tsv, .csv or .jsonl, a folder of BEIR's, or of pictures
     queries: list[str] | None = None,  # `QUERY|FILE` what to look for (default: stdin); of pictures, also another one
     *,
-    unit: str = "line",  # of plain text, what a document is: line, paragraph, file
+    unit: str = "line",  # of plain text, what a document is: line, paragraph, file, passage
     column: list[str] | None = None,  # `PART=PLACE` where in a table a part stands, as text=abstract or id=0
     index: Path | None = None,  # keep the vectors in this folder (default: in the cache)
+    embedder: Path | None = None,  # `--model` `MODEL` of an index: where its model is (default: where it was)
     rerank: Path | None = None,  # `MODEL` rank what is found by a model that classifies pairs
     settings: Annotated[dict[str, Any], Said(SearchUse)],
     lines: Lines,
@@ -219,33 +219,41 @@ def search(
     """Find the documents that are nearest to each query: of each its rank, score, id and text; or pictures, by a model
     that sees. Vectors are kept."""
     from hashlib import sha256
-    from os.path import exists
 
     from regard.api import told
     from regard.cli import look
-    from regard.cli.bulk import LIKE_A_FILE
+    from regard.cli.find import of_index, ranker, several
     from regard.cli.telling import telling
     from regard.data.collection import Documents
+    from regard.data.shelf import is_index
     from regard.data.text import Skipped, count_of
     from regard.files import cache_folder
 
-    if told(located(model)).task.name == "match" and documents.is_dir():
-        if rerank is not None or column or unit != "line":
-            raise ValueError(f"{documents} is a folder of pictures to {model}: leave --rerank, --column and --unit out")
-        look.search(HITS, model, documents, queries or [], index, settings, lines, engine)
-        return
-    given, skipped = Documents(documents, unit, tuple(column or ())), Skipped()
-    where = sha256(json.dumps([str(documents.absolute()), unit, given.columns]).encode()).hexdigest()[:16]
-
     about = {"rerank": str(rerank)}
 
+    if is_index(model):
+        if column or index or unit != "line":
+            raise ValueError(f"{model} is an index, and has its documents: leave out --unit, --column and --index")
+        asked = None if documents is None else [documents, *(queries or ())]
+        of_index(HITS, model, embedder, asked, lines, engine, settings, about, rerank)
+        return
+    if documents is None or embedder is not None:
+        raise ValueError(f"{model} is no index: name a model, then documents, then what to look for")
+    if told(located(model)).task.name == "match" and Path(documents).is_dir():
+        if rerank is not None or column or unit != "line":
+            raise ValueError(f"{documents} is a folder of pictures to {model}: leave --rerank, --column and --unit out")
+        if settings.get("by", "meaning") != "meaning":
+            raise ValueError(f"{documents} is a folder of pictures to {model}, which have no words: leave --by out")
+        look.search(HITS, model, Path(documents), queries or [], index, settings, lines, engine)
+        return
+    given, skipped = Documents(Path(documents), unit, tuple(column or ())), Skipped()
+    where = sha256(json.dumps([str(Path(documents).absolute()), unit, given.columns]).encode()).hexdigest()[:16]
+
     def make(embedder: Any) -> Any:
-        from regard.api import load
         from regard.tasks.index import Index, fingerprint
 
         use = SearchUse(**vars(embedder.use) | settings)
-        ranker = None if rerank is None else load(rerank, task="classify", **vars(engine))
-        how: dict[str, Any] = {"name": str(model), "use": use, "reranker": ranker}
+        how: dict[str, Any] = {"name": str(model), "use": use, "reranker": ranker(rerank, engine)}
         kept = index or cache_folder() / "search" / f"{where}-{fingerprint(embedder, use.embedding)[:16]}"
         found = Index(embedder, kept, **how)
         with telling("embedding") as progress:
@@ -256,10 +264,7 @@ def search(
             typer.echo(f"note: {skipped.report()}", err=True)
         return found
 
-    texts: Any = queries
-    if queries and not any(query == "-" or exists(query) or LIKE_A_FILE.fullmatch(query) for query in queries):
-        texts = "\n".join(queries)
-    _read(HITS, [model], texts, lines, engine, settings, make=make, about=about)
+    _read(HITS, [model], several(queries), lines, engine, settings, make=make, about=about)
 
 
 def fill(

@@ -19,7 +19,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.checks import one_of
+from regard.checks import at_least, one_of
+from regard.data import passages
 from regard.data.documents import DOCUMENTS, TextFiles
 from regard.data.rows import WAYS, RowFiles
 from regard.data.text import Skipped, read_lines
@@ -32,6 +33,7 @@ BLOCK = 2**13  # vectors that are compared at a time
 Vectors = NDArray[np.float32]
 Embed = Callable[[Iterator[str]], Iterable[Vectors]]  # texts -> the vectors of each, some at a time
 Show = Callable[[str, int, int], None]
+Kept = Callable[[str, Path, Iterator[Any], Skipped], Iterator[Any]]  # the documents of a file, in place of its own
 
 
 class Document(NamedTuple):
@@ -54,14 +56,17 @@ class Documents:
     path: Path
     unit: str = "line"  # of plain text: what a document is
     columns: tuple[str, ...] = ()  # of a table: PART=PLACE
+    characters: int = passages.CHARACTERS  # of a passage, at most
 
     def __post_init__(self) -> None:
-        one_of(DOCUMENTS, unit=self.unit)
+        one_of((*DOCUMENTS, "passage"), unit=self.unit)
+        at_least(20, characters=self.characters)
 
-    def read(self, skipped: Skipped | None = None) -> Iterator[Document]:
-        """Each, in order; a blank one is left out and counted in `skipped`."""
+    def read(self, skipped: Skipped | None = None, seen: Kept | None = None) -> Iterator[Document]:
+        """Each, in order; a blank one is left out and counted in `skipped`. Passages of files that are as they were
+        come from where they were `seen`."""
         counts, found = Skipped() if skipped is None else skipped, False
-        for id, text in self._all():
+        for id, text in self._all(counts, seen):
             if text.strip():
                 found = True
                 yield Document(id, text)
@@ -70,7 +75,7 @@ class Documents:
         if not found:
             raise ValueError(f"{self.path} has no document with text in it: name another place")
 
-    def _all(self) -> Iterator[tuple[str, str]]:
+    def _all(self, skipped: Skipped, seen: Kept | None) -> Iterator[tuple[str, str]]:
         corpus = (self.path / name for name in ("corpus.jsonl", "corpus.jsonl.gz"))
         path = next((each for each in corpus if each.is_file()), self.path)
         if path.name.removesuffix(".gz").endswith(tuple(f".{way}" for way in WAYS)) and not path.is_dir():
@@ -81,6 +86,11 @@ class Documents:
             return
         if self.columns:
             raise ValueError(f"columns are those of a table: {path} is plain text")
+        if self.unit == "passage":
+            for name, file in passages.files_in(path, skipped):
+                own = passages.passages(name, file, self.characters, skipped)
+                yield from own if seen is None else seen(name, file, own, skipped)
+            return
         for file in map(Path, TextFiles(str(path)).paths()):
             regular_size(file)
             name = file.relative_to(path).as_posix() if path.is_dir() else file.name
@@ -152,10 +162,20 @@ class Store:
         with open(self._file("jsonl"), "rb") as file:
             return [_read(file, int(self._places[number, 0])) for number in numbers]
 
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Of each document, the row of its vector."""
+        return self._places[:, 1]
+
+    def vectors(self) -> Vectors:
+        """All that there are, mapped; some may be of documents that have gone."""
+        size = (self.path / VECTORS).stat().st_size // (4 * self.width) * self.width
+        return np.memmap(self.path / VECTORS, "<f4", mode="r", shape=(size,)).reshape(-1, self.width)
+
     def blocks(self) -> Iterator[Vectors]:
         """The vectors of the documents in their order, some at a time."""
         if len(self):
-            vectors = np.memmap(self.path / VECTORS, "<f4", mode="r").reshape(-1, self.width)
+            vectors = self.vectors()
             for first in range(0, len(self), BLOCK):
                 rows = self._places[first : first + BLOCK, 1]
                 row = int(rows[0])
@@ -229,12 +249,18 @@ class Store:
     def _keep(self, name: str, places: NDArray[np.int64]) -> None:
         """The documents that were just written are those of the index, from one moment to the next."""
         before, self.documents = self.documents, name
-        with open(self._file("npy"), "wb") as file:
-            np.save(file, places)
-        os.replace(self.path / NEW, self._file("jsonl"))
-        for kind in ("npy", "jsonl"):
-            sync(self._file(kind))
-        self._note()
+        try:
+            with open(self._file("npy"), "wb") as file:
+                np.save(file, places)
+            os.replace(self.path / NEW, self._file("jsonl"))
+            for kind in ("npy", "jsonl"):
+                sync(self._file(kind))
+            self._note()
+        except BaseException:  # the disk is full: it has the documents that it had
+            discard(self._file("npy"))
+            discard(self._file("jsonl"))
+            self.documents = before
+            raise
         for left in self.path.glob(f"documents-{before}.*" if before else "documents-none"):
             discard(left)
 

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from regard.serving import audio, explorer, inference, libretranslate, openai, operation, pictures, pipelines
+from regard.serving import audio, explorer, inference, libretranslate, openai, operation, pictures, pipelines, retrieval
 from regard.serving.config import ServeConfig
 from regard.serving.errors import RefusalError, response
 from regard.serving.limits import Gate
@@ -33,7 +33,7 @@ def create_app(registry: Registry, config: ServeConfig | None = None) -> FastAPI
 
     app = FastAPI(title="regard", version=version("regard"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    for room in (libretranslate, openai, audio, inference, pipelines, operation):
+    for room in (libretranslate, openai, audio, inference, pipelines, retrieval, operation):
         app.include_router(room.router(service))
     if config.explorer:
         guard = Depends(service.door.guard)
@@ -41,7 +41,8 @@ def create_app(registry: Registry, config: ServeConfig | None = None) -> FastAPI
 
     @app.get("/", include_in_schema=False)
     async def home() -> RedirectResponse:
-        return RedirectResponse("/explore/" if config.explorer else "/docs")
+        asked = any(served.task.name == "search" for served in registry)
+        return RedirectResponse("/ask" if asked else "/explore/" if config.explorer else "/docs")
 
     @app.exception_handler(RefusalError)
     async def refuse(request: Request, refusal: RefusalError) -> JSONResponse:

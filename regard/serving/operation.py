@@ -10,9 +10,10 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
+from regard.data.shelf import SETTINGS
 from regard.models import storage
 from regard.serving.libretranslate import Problem
-from regard.serving.registry import Served
+from regard.serving.registry import SEARCHING, Served
 from regard.serving.service import Service
 
 STYLE = "body { font: 1rem/1.5 system-ui, sans-serif; margin: 2rem } td { padding: 0 2rem 0 0 }"
@@ -85,7 +86,8 @@ def router(service: Service) -> APIRouter:
 
 def state(served: Served) -> str:
     """How a model is, without loading it."""
-    there = all((served.path / name).is_file() for name in (storage.CONFIG, storage.WEIGHTS))
+    needed = (SETTINGS,) if served.task is SEARCHING else (storage.CONFIG, storage.WEIGHTS)
+    there = all((served.path / name).is_file() for name in needed)
     if not there:
         return "missing"
     return "loaded" if served.loaded else "to be loaded"

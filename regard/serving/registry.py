@@ -10,10 +10,13 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 from regard import api
 from regard.checks import hint, one_of
+from regard.data.collection import ABOUT
+from regard.data.shelf import SETTINGS, Shelf, is_index
 from regard.models import storage
 from regard.serving.errors import RefusalError
 
@@ -33,10 +36,12 @@ ROUTES = {  # by which a model is asked, by what it is for
     "answer": ("POST /models/{id}",),
     "summarise": ("POST /models/{id}",),
     "transcribe": ("POST /v1/audio/transcriptions", "POST /v1/audio/translations"),
+    "search": ("POST /search", "POST /ask"),
 }
 WRITE = ("translate", "summarise", "generate", "transcribe")
 # Of which a predictor is made.
-FILES = (storage.CONFIG, storage.WEIGHTS, storage.TEMPLATE, "tokenizer.json", "recipe.yaml")
+FILES = (storage.CONFIG, storage.WEIGHTS, storage.TEMPLATE, "tokenizer.json", "recipe.yaml", ABOUT, SETTINGS)
+SEARCHING = SimpleNamespace(name="search", a_model="an index of documents")  # what an index is for
 Stamp = list[tuple[int, int, int]]  # of each file there is: its identity, time and size
 
 
@@ -55,8 +60,12 @@ class Served:
         # Requests to those that only differ in LoRA are answered together.
         alike = base is not None and type(storage.config(path)) is type(storage.config(base.path))
         self.joins = alike and (about := storage.adding(path)) is not None and about.lora
-        storage.config(path)  # now, not when the first request comes
-        self.task = api.told(path).task  # what a model is for
+        self.task: Any = SEARCHING  # what a model is for
+        if is_index(path):  # it is looked at now, not when the first request comes
+            Shelf.at(path)
+        else:
+            storage.config(path)
+            self.task = api.told(path).task
         self.languages: tuple[str, str] = getattr(self.task, "languages", ("", ""))  # source, target
         # What a model that reads makes of a text is the same to the bit, whatever else is read with it.
         self.passing = False  # whether it may go while others stay
@@ -68,7 +77,7 @@ class Served:
     @property
     def routes(self) -> list[str]:
         """By which it is asked."""
-        task: Any = self.task
+        task = self.task
         ranks = task.name != "classify" or task.kind == "number" or (task.kind == "one" and len(task.labels) == 2)
         able = {"POST /rerank": ranks, "POST /v1/chat/completions": (self.path / storage.TEMPLATE).is_file()}
         return [route for route in ROUTES.get(task.name, ()) if able.get(route, True)]
@@ -115,7 +124,8 @@ class Registry:
         one_of(api.PRECISIONS, precision=how.get("precision"))  # now, not when the first request comes
         self._how, self._folder, self._lock = how, loras, Lock()
         self.gone: set[Served] = set()  # what was served, and may still be at work
-        adding, ids, made = [storage.adding(path) for path in paths], list[str](), dict[str, Served]()
+        adding = [None if is_index(path) else storage.adding(path) for path in paths]
+        ids, made = list[str](), dict[str, Served]()
         for path in paths:
             name = path.resolve().name or "model"
             ids.append(next(id for id in chain([name], (f"{name}~{n}" for n in count(2))) if id not in ids))
@@ -127,7 +137,7 @@ class Registry:
                 there = made[path.resolve().name].path
                 raise ValueError(f"{there} and {path} have one name, by which they are asked: give one of them another")
             made[id] = Served(id, path, under, **how)
-            if about is None and (loras is not None or any(adding)):
+            if about is None and not is_index(path) and (loras is not None or any(adding)):
                 self._bases.setdefault(storage.summed(path), made[id])
             elif about is not None and under is None:
                 storage.summed(path)  # its base is where it says: now, not when the first request comes

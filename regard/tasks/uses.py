@@ -10,6 +10,7 @@ from pathlib import Path
 from regard.checks import above, at_least, one_of, share
 
 LONG = ("windows", "cut", "refuse")
+BY = ("meaning", "words", "both")
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,30 @@ class SearchUse(EmbedUse):
     """How documents are found."""
 
     top: int = 10  # tell so many, the nearest first
-    candidates: int | None = None  # with --rerank: of so many nearest (default: ten times --top)
+    by: str = "meaning"  # what they and the query have in common: meaning (vectors), words (BM25), both (their ranks)
+    candidates: int | None = None  # with --rerank, or by both: of so many nearest (default: ten times --top)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        one_of(BY, by=self.by)
         at_least(1, top=self.top, candidates=self.candidates)
 
     @property
     def embedding(self) -> EmbedUse:
         """How the vectors are told."""
         return EmbedUse(self.dimensions, self.long)
+
+
+@dataclass(frozen=True)
+class AskUse(SearchUse):
+    """How questions are answered from documents."""
+
+    top: int = 4  # read so many passages, the nearest
+    least: float = 0.2  # by meaning: passages of a smaller score are not read
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(-1, least=self.least)
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def test_documents_are_lines_paragraphs_files_and_rows(tmp_path: Path) -> None:
         ("blank.txt", {}, "has no document with text in it"),
         ("blank.txt", {"columns": ("text=1",)}, "columns are those of a table"),
         ("a.jsonl", {}, "has no 'text'"),
-        ("blank.txt", {"unit": "word"}, "unit = 'word': choose file, paragraph or line"),
+        ("blank.txt", {"unit": "word"}, "unit = 'word': choose file, paragraph, line or passage"),
     ],
 )
 def test_what_holds_no_documents_is_refused(tmp_path: Path, name: str, how: Any, said: str) -> None:
