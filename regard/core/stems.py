@@ -263,7 +263,7 @@ def patched(
     elif c.convolutions:
         project = Convolutions(channels, d_model, c.convolutions, kernel)
     else:
-        project = Cut(channels, d_model, c.patch, c.patch, bias=bias)
+        project = Squares(channels, d_model, c.patch, c.patch, bias=bias)
     grid = (c.side if height is None else patches_along(height, c.patch, c.convolutions), c.side)
     positions = absolute_positions(c.positions, d_model=d_model, maximum=tokens + math.prod(grid))
     how = {"d_model": d_model, "grid": grid, "tokens": tokens, "norm": norm, "dropout": c.dropout}
@@ -281,7 +281,7 @@ def patches_along(size: int, patch: int, convolutions: int) -> int:
     return size if convolutions else size // patch
 
 
-class Cut(nn.Conv2d):
+class Squares(nn.Conv2d):
     """Patches cut out of a picture, (B, C, H, W) -> (B, d_model, h, w): a convolution whose stride is its kernel, as
     one product, which for large patches is three times as fast."""
 
@@ -314,14 +314,14 @@ class ResNet(nn.Module):
 
     def __init__(self, channels: int, d_model: int, layers: list[int], width: int = 64) -> None:
         super().__init__()
-        self.first, self.norm = Convolution(channels, width, 7, 2), nn.GroupNorm(GROUPS, width)
+        self.first, self.norm = SameConvolution(channels, width, 7, 2), nn.GroupNorm(GROUPS, width)
         self.blocks, self.shortcuts, self.begins = nn.ModuleList(), nn.ModuleList(), dict[int, int]()
         before = width
         for stage, count in enumerate(layers):
             after, stride = 4 * width * 2**stage, 2 if stage else 1
             self.begins[len(self.blocks)] = stage
-            self.shortcuts.append(nn.Sequential(Convolution(before, after, 1, stride), nn.GroupNorm(GROUPS, after)))
-            self.blocks.extend(Bottleneck(after if i else before, after, 1 if i else stride) for i in range(count))
+            self.shortcuts.append(nn.Sequential(SameConvolution(before, after, 1, stride), nn.GroupNorm(GROUPS, after)))
+            self.blocks.extend(ResidualBlock(after if i else before, after, 1 if i else stride) for i in range(count))
             before = after
         self.last = nn.Conv2d(before, d_model, 1)
 
@@ -333,14 +333,14 @@ class ResNet(nn.Module):
         return self.last(x)
 
 
-class Bottleneck(nn.Module):
+class ResidualBlock(nn.Module):
     """Three convolutions, the middle one over neighbours and with few channels, and a way past them."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
         inner = after // 4
         shapes = ((before, inner, 1, 1), (inner, inner, 3, stride), (inner, after, 1, 1))
-        self.convolutions = nn.ModuleList(Convolution(*shape) for shape in shapes)
+        self.convolutions = nn.ModuleList(SameConvolution(*shape) for shape in shapes)
         self.norms = nn.ModuleList(nn.GroupNorm(GROUPS, shape[1]) for shape in shapes)
 
     def forward(self, x: Tensor, past: Tensor) -> Tensor:
@@ -349,7 +349,7 @@ class Bottleneck(nn.Module):
         return F.relu(x + past)
 
 
-class Convolution(nn.Conv2d):
+class SameConvolution(nn.Conv2d):
     """A convolution with zeros around a map, so that a step of its stride is a place of the output."""
 
     def __init__(self, before: int, after: int, kernel: int, stride: int) -> None:
