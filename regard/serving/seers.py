@@ -185,7 +185,7 @@ class LiveMatcher(LiveViewer):
 
     @staticmethod
     def _of(predictor: Any) -> nn.Module:
-        return cast(nn.Module, predictor.model.pair)
+        return cast(nn.Module, predictor.pair)
 
     def _open(self) -> None:
         super()._open()

@@ -116,6 +116,7 @@ class Matcher(Embedder):
     def __init__(
         self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: EmbedUse, sight: Sight, **how: Any
     ) -> None:
+        self.pair = models[0]
         super().__init__([Tower(each, sees=False) for each in models], tokenizer, use, **how)
         own = {name: x for name, x in how.items() if name != "longest"}
         self.viewer = Viewer([Tower(each, sees=True) for each in models], tokenizer, use, sight, **own)
