@@ -126,6 +126,8 @@ class Laid(Layout):
         networks = [layer.feed_forward.sublayer for layer in layers]
         self.d, self.turning = attentions[0].config.d_model, self._turning(attentions)
         embeddings = {side: parts[side] for side in ("target", "source") if side in parts}
+        if getattr(model.config, "lookahead", None) is not None:
+            raise UnsupportedError("an encoder that looks no further ahead")
         if isinstance(embeddings.get("source"), Frames):
             config: Any = model.config
             if getattr(config, "lookahead", None) is not None:

@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 from regard.data.corpora import fetched
 from regard.data.recordings import SoundFiles
 from regard.data.sound import Ear, SpecAugment
+from regard.native import UnsupportedError
 from regard.tasks.classify import Evaluation
 from regard.tasks.recognise import Recognise, RecogniseConfig, Recogniser
 from regard.tasks.task import Data, Sections
 from regard.tasks.uses import ClassifyUse
-from regard.tasks.viewer import Viewed
+from regard.tasks.viewer import Looks, Viewed
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class Hearer(Recogniser):
     >>> hearer.classify("seven.wav").label            # doctest: +SKIP
     '7'
     """
+
+    def native(self, model: nn.Module) -> Looks:
+        raise UnsupportedError("sounds that are told by their kind")
 
     def size(self, asks: Sequence[Viewed], settings: Any = None) -> tuple[int, int]:
         c: Any = self.model.config

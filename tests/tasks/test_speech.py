@@ -19,6 +19,7 @@ from regard.core.generation import EncoderDecoder
 from regard.data.sound import RATE, as_wav, log_mel, read
 from regard.models import storage
 from regard.models.family import build, configure
+from regard.native import Native, UnsupportedError
 from regard.recipes import reading as recipes
 from regard.recipes.prepare import prepare
 from regard.recipes.train import train
@@ -143,6 +144,12 @@ def test_what_lies_ahead_changes_nothing(place: Path) -> None:
         # frame 30 reaches position 14 by the convolutions, and 12 by the layer
         assert torch.equal(a[:, :12], b[:, :12])
         assert not torch.equal(a[:, 12:15], b[:, 12:15])
+
+
+def test_the_engine_in_c_knows_no_such_bound_and_says_so() -> None:
+    model: Any = build(configure("speech-tiny", ["lookahead=1", "places=20", "bands=16"], vocabulary=9)).eval()
+    with pytest.raises(UnsupportedError, match="no further ahead"):
+        Native(model)
 
 
 def test_what_does_not_fit_is_named_and_left_out(place: Path, tmp_path: Path) -> None:
