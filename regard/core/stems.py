@@ -248,13 +248,13 @@ class ResNet(nn.Module):
 
     def __init__(self, channels: int, d_model: int, layers: list[int], width: int = 64) -> None:
         super().__init__()
-        self.first, self.norm = Convolution(channels, width, 7, 2), nn.GroupNorm(GROUPS, width)
+        self.first, self.norm = Spread(channels, width, 7, 2), nn.GroupNorm(GROUPS, width)
         self.blocks, self.shortcuts, self.begins = nn.ModuleList(), nn.ModuleList(), dict[int, int]()
         before = width
         for stage, count in enumerate(layers):
             after, stride = 4 * width * 2**stage, 2 if stage else 1
             self.begins[len(self.blocks)] = stage
-            self.shortcuts.append(nn.Sequential(Convolution(before, after, 1, stride), nn.GroupNorm(GROUPS, after)))
+            self.shortcuts.append(nn.Sequential(Spread(before, after, 1, stride), nn.GroupNorm(GROUPS, after)))
             self.blocks.extend(Bottleneck(after if i else before, after, 1 if i else stride) for i in range(count))
             before = after
         self.last = nn.Conv2d(before, d_model, 1)
@@ -274,7 +274,7 @@ class Bottleneck(nn.Module):
         super().__init__()
         inner = after // 4
         shapes = ((before, inner, 1, 1), (inner, inner, 3, stride), (inner, after, 1, 1))
-        self.convolutions = nn.ModuleList(Convolution(*shape) for shape in shapes)
+        self.convolutions = nn.ModuleList(Spread(*shape) for shape in shapes)
         self.norms = nn.ModuleList(nn.GroupNorm(GROUPS, shape[1]) for shape in shapes)
 
     def forward(self, x: Tensor, past: Tensor) -> Tensor:
@@ -283,7 +283,7 @@ class Bottleneck(nn.Module):
         return F.relu(x + past)
 
 
-class Convolution(nn.Conv2d):
+class Spread(nn.Conv2d):
     """A convolution with zeros around a map, so that a step of its stride is a place of the output."""
 
     def __init__(self, before: int, after: int, kernel: int, stride: int) -> None:
