@@ -197,7 +197,7 @@ def patched(
     elif c.convolutions:
         project = Convolutions(c.channels, d_model, c.convolutions, kernel)
     else:
-        project = Cut(c.channels, d_model, c.patch, c.patch, bias=bias)
+        project = CutOut(c.channels, d_model, c.patch, c.patch, bias=bias)
     grid = (c.side if height is None else patches_along(height, c.patch, c.convolutions), c.side)
     positions = absolute_positions(c.positions, d_model=d_model, maximum=tokens + math.prod(grid))
     how = {"d_model": d_model, "grid": grid, "tokens": tokens, "norm": norm, "dropout": c.dropout}
@@ -215,7 +215,7 @@ def patches_along(size: int, patch: int, convolutions: int) -> int:
     return size if convolutions else size // patch
 
 
-class Cut(nn.Conv2d):
+class CutOut(nn.Conv2d):
     """Patches cut out of a picture, (B, C, H, W) -> (B, d_model, h, w): a convolution whose stride is its kernel, as
     one product, which for large patches is three times as fast."""
 
@@ -255,7 +255,7 @@ class ResNet(nn.Module):
             after, stride = 4 * width * 2**stage, 2 if stage else 1
             self.begins[len(self.blocks)] = stage
             self.shortcuts.append(nn.Sequential(Spread(before, after, 1, stride), nn.GroupNorm(GROUPS, after)))
-            self.blocks.extend(Bottleneck(after if i else before, after, 1 if i else stride) for i in range(count))
+            self.blocks.extend(ResidualBlock(after if i else before, after, 1 if i else stride) for i in range(count))
             before = after
         self.last = nn.Conv2d(before, d_model, 1)
 
@@ -267,7 +267,7 @@ class ResNet(nn.Module):
         return self.last(x)
 
 
-class Bottleneck(nn.Module):
+class ResidualBlock(nn.Module):
     """Three convolutions, the middle one over neighbours and with few channels, and a way past them."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
