@@ -263,7 +263,7 @@ def patched(
     elif c.convolutions:
         project = Convolutions(channels, d_model, c.convolutions, kernel)
     else:
-        project = Squares(channels, d_model, c.patch, c.patch, bias=bias)
+        project = CutOut(channels, d_model, c.patch, c.patch, bias=bias)
     grid = (c.side if height is None else patches_along(height, c.patch, c.convolutions), c.side)
     positions = absolute_positions(c.positions, d_model=d_model, maximum=tokens + math.prod(grid))
     how = {"d_model": d_model, "grid": grid, "tokens": tokens, "norm": norm, "dropout": c.dropout}
@@ -281,7 +281,7 @@ def patches_along(size: int, patch: int, convolutions: int) -> int:
     return size if convolutions else size // patch
 
 
-class Squares(nn.Conv2d):
+class CutOut(nn.Conv2d):
     """Patches cut out of a picture, (B, C, H, W) -> (B, d_model, h, w): a convolution whose stride is its kernel, as
     one product, which for large patches is three times as fast."""
 
