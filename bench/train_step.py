@@ -1,11 +1,12 @@
 """Training speed and peak memory beside PyTorch's and Hugging Face's Transformer of the same shape.
 
-    python bench/train_step.py [tiny] [base] [gpt-tiny] [bert-tiny] [--precisions fp32 bf16]
+    python bench/train_step.py [tiny] [base] [gpt-tiny] [bert-tiny] [vit-tiny] [--precisions fp32 bf16]
         [--dropout paper|everywhere] [--recompute feed_forward] [--rounds N]
 
 One step is forward, loss, backward, clipping and Adam (fused), on the same batches: for tiny and base a label-smoothed
 loss over right-padded sentences, bucketed by length; for gpt-tiny the next token of full blocks; for bert-tiny the 15%
-of the tokens of full blocks that are masked. bf16 is `torch.autocast`; where the processor has instructions for it,
+of the tokens of full blocks that are masked; for vit-tiny, without dropout, one of 1,000 classes of pictures of 224 x
+224 pixels, which are what is counted. bf16 is `torch.autocast`; where the processor has instructions for it,
 each contestant runs in both precisions, and is compared with the better one of each peer. Each has a process of its
 own, so that none inherits the other's heap, and they take turns; printed are medians over the rounds. Where they would
 not all fit in memory, the worse precision of a peer has one round only. Peak memory is what model and steps add to the
@@ -20,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +32,19 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from regard.core.outputs import HeadConfig
 from regard.core.positions import sinusoid
 from regard.core.recompute import recompute
-from regard.models import decoder, encoder, transformer
+from regard.models import decoder, encoder, transformer, vision
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native.lend import lend
 from regard.training.loop import RECOMPUTED
-from regard.training.objectives import IGNORE, Masked, NextToken, Objective
+from regard.training.objectives import IGNORE, Labelled, Masked, NextToken, Objective
 from regard.training.parallel import Shards
 
-VOCABULARY = {"tiny": 10_000, "base": 37_000, "gpt-tiny": 8_000, "bert-tiny": 8_000}
+VOCABULARY = {"tiny": 10_000, "base": 37_000, "gpt-tiny": 8_000, "bert-tiny": 8_000, "vit-tiny": 1_000}
 TOKENS = 4096  # target tokens of a batch
+PICTURES = 32  # of a batch
 BLOCK, MASKED = 256, 0.15  # of the blocks of a language model: tokens; the share that BERT is asked for
 SMOOTHING = 0.1
 SCARCE = 12 * 2**20  # KiB of memory that the next peer of base may come to need
@@ -85,6 +89,12 @@ def blocks(vocabulary: int, hidden: bool) -> list[Rows]:
             labels = torch.where(torch.rand(labels.shape) < MASKED, tokens[:, :-1], IGNORE)
         result.append({"tokens": tokens[:, :-1], "labels": labels})
     return result
+
+
+def pictures(classes: int) -> list[Rows]:
+    """Batches of pictures, and what each shows."""
+    sizes = [(PICTURES, 3, 224, 224)] * 4
+    return [{"pixels": torch.randn(size), "labels": torch.randint(1, classes, size[:1])} for size in sizes]
 
 
 def ours(objective: Objective, precision: str, recomputed: str = "nothing") -> Backward:
@@ -193,6 +203,23 @@ def bert(c: encoder.EncoderConfig) -> nn.Module:
     )
 
 
+def vit(c: vision.VisionConfig, attention: str = "sdpa") -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=c.d_model,
+            num_hidden_layers=c.layers,
+            num_attention_heads=c.heads,
+            intermediate_size=c.d_ff,
+            hidden_dropout_prob=c.dropout,
+            attention_probs_dropout_prob=c.attention_dropout,
+            num_labels=VOCABULARY["vit-tiny"],
+            attn_implementation=attention,
+        )
+    )
+
+
 def _counted(rows: Rows) -> Tensor:
     return ((rows["labels"] != PAD) & (rows["labels"] != IGNORE)).sum()
 
@@ -213,12 +240,20 @@ def _plain_loss(model: nn.Module, rows: Rows) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), rows["labels"].flatten(), ignore_index=IGNORE)
 
 
+def _class_loss(model: nn.Module, rows: Rows) -> Tensor:
+    return F.cross_entropy(model(pixel_values=rows["pixels"]).logits.float(), rows["labels"])
+
+
 PAIRS = {"torch.nn.Transformer": (TorchTransformer, _smoothed), "Hugging Face Marian": (marian, _marian_loss)}
 PEERS: dict[str, dict[str, tuple[Callable[..., nn.Module], Callable[[nn.Module, Rows], Tensor]]]] = {
     "tiny": PAIRS,
     "base": PAIRS,
     "gpt-tiny": {"Hugging Face GPT-2": (gpt2, _plain_loss)},
     "bert-tiny": {"Hugging Face BERT": (bert, _plain_loss)},
+    "vit-tiny": {
+        "Hugging Face ViT": (vit, _class_loss),
+        "Hugging Face ViT, eager": (partial(vit, attention="eager"), _class_loss),
+    },
 }
 
 
@@ -227,12 +262,22 @@ def objective_of(shape: str, config: Any) -> Objective:
         return NextToken(decoder.Decoder(config), 0.0, ignore=IGNORE)
     if shape == "bert-tiny":
         return Masked(encoder.Encoder(config), 0.0, ignore=IGNORE)
+    if shape == "vit-tiny":
+        return Labelled(vision.Vision(config, HeadConfig("classes", VOCABULARY[shape])))
     return NextToken(Transformer(config), SMOOTHING)
 
 
 def configured(shape: str, **settings: float) -> Any:
+    if shape == "vit-tiny":
+        return vision.vit_tiny(**settings | {"dropout": 0.0, "backend": "math"})  # as in recipes/shipped/cifar10.yaml
     family = {"gpt-tiny": decoder, "bert-tiny": encoder}.get(shape, transformer).FAMILY
     return family.presets[shape](VOCABULARY[shape], **settings)
+
+
+def batches(shape: str) -> list[Rows]:
+    if shape == "vit-tiny":
+        return pictures(VOCABULARY[shape])
+    return sentences(VOCABULARY[shape]) if PEERS[shape] is PAIRS else blocks(VOCABULARY[shape], shape == "bert-tiny")
 
 
 def stepper(entrant: Entrant, shape: str, config: Any, recomputed: str) -> Backward:
@@ -265,7 +310,7 @@ def stepper(entrant: Entrant, shape: str, config: Any, recomputed: str) -> Backw
 def work(entrant: Entrant, shape: str, config: Any, recomputed: str) -> None:
     """A contestant in its own process: for each line on standard input a round, answered with labels a second."""
     torch.manual_seed(0)
-    data = sentences(config.vocabulary) if PEERS[shape] is PAIRS else blocks(config.vocabulary, shape == "bert-tiny")
+    data = batches(shape)
     tokens = sum(int((rows["labels"] != PAD).sum()) for rows in data)
     if entrant[0].startswith("Hugging Face"):
         PEERS[shape][entrant[0]][0](config)  # its imports do not count as memory
@@ -353,10 +398,12 @@ def main() -> None:
             name: max((each for each in speed if each[0] == name), key=speed.__getitem__) for name in contestants(shape)
         }
         table = Table(
-            title=f"{shape}, vocabulary {config.vocabulary:,}, {TOKENS:,} tokens, dropout {args.dropout}",
+            title=f"{shape}, vocabulary {VOCABULARY[shape]:,}, {TOKENS:,} tokens, dropout {args.dropout}"
+            if shape != "vit-tiny"
+            else f"{shape}, {VOCABULARY[shape]:,} classes, {PICTURES} pictures",
             caption="* the better precision of each; ratios are of regard in its better one",
         )
-        for column in ("", " ", "tokens/s", "regard: speed", "peak MiB", "regard: memory"):
+        for column in ("", " ", "labels/s", "regard: speed", "peak MiB", "regard: memory"):
             table.add_column(column, justify="right" if column.strip() else "left", no_wrap=True)
         ours = best["regard"]
         for entrant in speed:
@@ -364,7 +411,7 @@ def main() -> None:
             table.add_row(
                 name,
                 f"{precision}{' *' if entrant == best[name] else ''}",
-                f"{speed[entrant]:,.0f}",
+                f"{speed[entrant]:,.{0 if speed[entrant] > 1000 else 1}f}",
                 f"{speed[ours] / speed[entrant]:.2f}x",
                 f"{memory[entrant]:,.0f}",
                 f"{memory[ours] / memory[entrant]:.2f}x",

@@ -84,7 +84,7 @@ def load(
         if tokenizer.__reduce__() != tokenizers[0].__reduce__():
             raise ValueError(f"{places[0]} and {place} have different tokens: an ensemble shares one tokenizer")
     for place in places:
-        known = getattr(storage.config(place), "vocabulary", 2**31)
+        known = getattr(storage.config(place), "vocabulary", 0) or 2**31
         if known < (count := len(tokenizers[0])):
             raise ValueError(f"{place} has {count:,} tokens, and its model {known:,}: they do not belong together")
     all_told = [told(place, task) for place in places]
@@ -126,7 +126,7 @@ def _index(folder: Path, base: str | Path | None, task: str | None, **how: Any) 
 
 def _tokenizer(path: Path, beside: Any) -> Tokenizer:
     """That of a model, if it has words; one that is equal to the one beside is the same."""
-    if not hasattr(storage.config(path.parent), "vocabulary"):
+    if not getattr(storage.config(path.parent), "vocabulary", 0):
         return Tokenizer.none()
     theirs = None if beside is None else beside.model.directory / path.name
     if theirs is not None and theirs.is_file() and path.is_file() and theirs.read_bytes() == path.read_bytes():

@@ -27,13 +27,29 @@ def test_the_attention_benchmark_prints_a_row_for_each_length() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
 def test_the_training_benchmarks_print_a_row_for_each_contestant() -> None:
-    shapes = ["tiny", "bert-tiny", "gpt-tiny"]
+    shapes = ["tiny", "bert-tiny", "gpt-tiny", "vit-tiny"]
     step = [sys.executable, ROOT / "bench" / "train_step.py", *shapes, "--rounds", "1", "--recompute", "feed_forward"]
     printed = subprocess.run(step, capture_output=True, text=True, check=True).stdout
-    peers = ("torch.nn.Transformer", "Hugging Face Marian", "Hugging Face BERT", "Hugging Face GPT-2")
+    peers = (
+        "torch.nn.Transformer",
+        "Hugging Face Marian",
+        "Hugging Face BERT",
+        "Hugging Face GPT-2",
+        "Hugging Face ViT",
+    )
     assert all(f"│ {name} " in printed for name in ("regard", *peers))
     loop = [sys.executable, ROOT / "bench" / "loop.py", "--steps", "2", "--rounds", "1"]
-    assert "median ratio" in subprocess.run(loop, capture_output=True, text=True, check=True).stdout
+    for more in ([], ["--pictures"]):
+        assert "median ratio" in subprocess.run([*loop, *more], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_benchmark_of_seeing_prints_a_row_for_each_contestant() -> None:
+    names = ["regard", "Hugging Face", "regard int8"]
+    command = [sys.executable, ROOT / "bench" / "see.py", "vit-tiny", "--batch", "2", "--rounds", "1", "--only", *names]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(f"│ {name} " in printed for name in names)
 
 
 @pytest.mark.slow

@@ -38,7 +38,10 @@ READING = (ROOT / "docs" / "reading.md").read_text("utf-8")
 PAIRS = (ROOT / "docs" / "text-to-text.md").read_text("utf-8")
 DECISIONS = [f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
 # Those that show recipes.
-PAGES = ("README.md", "docs/training.md", "docs/language-models.md", "docs/reading.md", "docs/text-to-text.md")
+PAGES = (
+    *("README.md", "docs/training.md", "docs/language-models.md", "docs/reading.md", "docs/text-to-text.md"),
+    *("docs/speech.md", "docs/music.md"),
+)
 MISUSE = typer.BadParameter.__mro__[1]  # what click raises for a wrong command, whichever click typer has
 GIVEN = ("data.train.source", "data.train.target", "data.train.text", "train.steps")  # by us, to have a recipe at all
 
@@ -253,7 +256,10 @@ def test_the_page_of_graphs_keeps_its_word(tmp_path: Path) -> None:
 
 def test_the_page_of_speech_names_every_setting_with_its_default() -> None:
     page = (ROOT / "docs" / "speech.md").read_text("utf-8")
-    assert {command["verb"] for command in map(parse, commands(page))} == {"import", "transcribe", "evaluate", "serve"}
+    verbs = {"import", "transcribe", "evaluate", "serve", "train", "classify"}
+    assert {command["verb"] for command in map(parse, commands(page))} == verbs
+    music = (ROOT / "docs" / "music.md").read_text("utf-8")
+    assert {command["verb"] for command in map(parse, commands(music))} == {"train", "generate"}
     told = dict(re.findall(r"^\| `--([a-z-]+)` \| (.*?) \|", page, re.MULTILINE))
     assert told.keys() == {"no-times" if name == "times" else name for name in vars(TranscribeUse())}
     for name, value in vars(TranscribeUse()).items():

@@ -124,7 +124,7 @@ def test_every_preset_belongs_to_a_family_and_builds_its_model() -> None:
     assert {family_of(preset) for preset in presets()} == set(FAMILIES)
     assert {"transformer", "recurrent", "convolutional", "decoder", "encoder", "vision", "pair"} < set(FAMILIES)
     for preset in presets():
-        config = configure(preset, ["d_model=144"], vocabulary=50)
+        config = configure(preset, ["d_model=576"], vocabulary=50)
         with torch.device("meta"):
             assert type(build(config)) is family(family_of(preset)).model
     assert configure("lstm", ["input_feeding=false"], vocabulary=50).input_feeding is False

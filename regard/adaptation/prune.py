@@ -120,6 +120,7 @@ def check_prunable(model: nn.Module) -> None:
         c = attention.config
         own = {f"{path}.{of}" for path, m in attention.named_modules() for of in AXES.get(type(m), ())}
         more = {key.partition(".")[0] for key in attention.state_dict() if key not in own} - PROJECTIONS
+        more |= {"a gate"} if c.gated else set()
         if more or not (c.project and c.output):
             shared = " and ".join(sorted(more)) or "slices"
             has = f"{shared} that all heads share" if more or not c.project else "no W_O"

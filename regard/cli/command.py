@@ -84,6 +84,8 @@ CHAT = """For example:
   regard chat runs/smollm
 
   regard chat runs/smollm "Why is the sky blue?" --system "You are brief." --beam 1
+
+  regard chat runs/flickr8k-look "What is on the picture?" --image photo.jpg
 """
 SUMMARISE = """For example:
 
@@ -120,6 +122,8 @@ SEARCH = """For example:
   regard search runs/minilm abstracts.jsonl "does coffee keep one awake?" --top 3
 
   regard search runs/minilm notes --unit paragraph < questions.txt
+
+  regard search runs/flickr8k-clip holiday "a dog on a beach"
 
   regard search reports.index "who signed the lease?" --by both
 

@@ -1,4 +1,4 @@
-"""What models that see are shown by the command: files, folders of them, and tables that name them; and graphs."""
+"""What models that see or hear are shown by the command: files, folders of them, tables that name them; and graphs."""
 
 import json
 import sys
@@ -33,13 +33,16 @@ def look(
     from regard.api import load
     from regard.cli.read import UNSAID
     from regard.data.graphs import GraphError
+    from regard.data.labelled_pictures import PictureFiles
     from regard.data.pictures import PictureError, in_groups
+    from regard.data.recordings import SoundFiles
+    from regard.data.sound import SoundError
     from regard.files import write_whole
 
-    asked, things = (_asks, "pictures") if part == "image" else (_graphs, "graphs")
-
+    files: Any = {"image": PictureFiles, "sound": SoundFiles}.get(part)
+    things = "graphs" if files is None else files.called
     if lines.resume:
-        raise ValueError(f"--resume is for texts: of {things} all are seen again")
+        raise ValueError(f"--resume is for texts: of {things} all are taken again")
     if lines.output is not None and lines.output.suffix == ".npy":
         raise ValueError(f"{lines.output}: an array of numpy's is of texts; name a .jsonl, with --json")
     if lines.output is not None and lines.output.exists() and not lines.overwrite:
@@ -51,14 +54,15 @@ def look(
     def answered(asks: list[Any]) -> Iterator[tuple[Any, Any]]:
         try:
             yield from zip(asks, predictor.answers(asks, use), strict=True)
-        except (PictureError, GraphError) as error:
+        except (PictureError, SoundError, GraphError) as error:
             if len(asks) == 1:
                 left.append(error)
             else:  # one of them: each by itself
                 for ask in asks:
                     yield from answered([ask])
 
-    for some in in_groups(asked(shown, lines.jsonl), TOGETHER):
+    asks = _graphs(shown, lines.jsonl) if files is None else _asks(shown, lines.jsonl, files)
+    for some in in_groups(asks, TOGETHER):
         for ask, answer in answered(some):
             if lines.objects:
                 told = {key: value for key, value in kind.row(answer).items() if key not in UNSAID}
@@ -70,7 +74,7 @@ def look(
                 typer.echo(said)
             written.append(said)
     if not written:
-        raise left[0] if len(left) == 1 else ValueError(f"none of {len(left):,} {things} can be seen: {left[0]}")
+        raise left[0] if len(left) == 1 else ValueError(f"none of {len(left):,} {things} can be read: {left[0]}")
     _tell(left, len(written), things)
     if unknown := getattr(predictor, "unknown", None):
         typer.echo(f"note: no training graph had {', '.join(sorted(unknown)[:9])}: they are read as unknown", err=True)
@@ -78,34 +82,35 @@ def look(
         write_whole(lines.output, "".join(f"{each}\n" for each in written))
 
 
-def _asks(shown: list[str], jsonl: bool) -> Iterator[Any]:
-    """What is named: pictures, those of a folder, or of a table; without any name, the paths on standard input."""
-    from regard.data.labelled_pictures import pictures_in
+def _asks(shown: list[str], jsonl: bool, files: Any) -> Iterator[Any]:
+    """What is named: such files, those of a folder, or of a table; without any name, the paths on standard input."""
+    from regard.data.labelled_pictures import files_in
     from regard.tasks.viewer import Viewed
 
     names: Any = shown or (line.rstrip("\n") for line in sys.stdin if line.strip())
     for name in names:
         path = Path(name)
         if path.is_dir():
-            yield from (Viewed(str(each), str(each)) for each in pictures_in(path))
+            yield from (Viewed(str(each), str(each)) for each in files_in(path, files))
         elif path.name.endswith((".jsonl", ".jsonl.gz")) or jsonl:
-            yield from _listed(path)
+            yield from _listed(path, files.parts[0])
         elif not path.exists():
-            raise ValueError(f"there is no file {name[:60]!r}: this model sees pictures, and reads no text")
+            raise ValueError(f"there is no file {name[:60]!r}: this model takes {files.called}, and reads no text")
         else:
             yield Viewed(name, name)
 
 
-def _listed(path: Path) -> Iterator[Any]:
+def _listed(path: Path, key: str) -> Iterator[Any]:
     from regard.data.text import from_json, read_lines
     from regard.tasks.viewer import Viewed
 
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             held = from_json(line, f"{path}, line {number}", "; each line holds one object")
-            image = held.get("image") if isinstance(held, dict) else None
+            image = held.get(key) if isinstance(held, dict) else None
             if not isinstance(image, str):
-                raise ValueError(f'{path}, line {number} names no picture: write {{"image": "photo.jpg"}}')
+                example = {"image": "photo.jpg", "sound": "bell.wav"}[key]
+                raise ValueError(f'{path}, line {number} names no file: write {{"{key}": "{example}"}}')
             yield Viewed(str(path.parent / image), image, held.get("id"))
 
 

@@ -85,6 +85,7 @@ def _reply_row(found: Any) -> dict[str, Any]:
 
 CAPTIONS = Verb("caption", "describing", lambda each, _: iter([[each.text], *([other] for other in each.others)]))
 CLASSES = Verb("classify", "classifying", _class_cells, keys=("text", "pair"))
+SHOWN = {"recognise": "image", "hear": "sound", "graph": "graph"}  # tasks that read no text, and what each is shown
 GRAPHS = Verb("classify", "classifying", _graph_cells, _graph_row)
 VECTORS = Verb(
     "embed", "embedding", lambda each, _: iter([[json.dumps(each.numbers)]]), lambda each: {"vector": each.numbers}
@@ -97,7 +98,7 @@ REPLIES = Verb("answer", "answering", _reply_cells, _reply_row, ("question", "co
 
 def classify(
     model: Path,  # a model directory
-    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, videos, graphs
+    texts: list[str] | None = None,  # `TEXT|FILE` what to classify (default: stdin); pictures, videos, sounds, graphs
     *,
     pair: str | None = None,  # a second text, beside each that is read
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
@@ -106,7 +107,7 @@ def classify(
     lines: Lines,
     engine: Reads,
 ) -> None:
-    """Say of each line what it is, or of each picture or graph what it shows: its class, and how probable that is; by a
+    """Say of each line what it is, or of each picture, sound or graph: its class, and how probable that is; by a
     language model, as --prompt asks it."""
     kind = CLASSES if pair is None else replace(CLASSES, keys=("text",))
     from regard.api import told
@@ -114,15 +115,13 @@ def classify(
 
     models = [model, *(ensemble or ())]
     name = told(located(model)).task.name
-    if name in ("recognise", "match", "graph") and (pair is not None or engine.attended):
-        raise ValueError(
-            f"{model} sees {'graphs' if name == 'graph' else 'pictures'}: --pair and --attended are for texts"
-        )
-    if name in ("recognise", "graph"):
+    if name in (*SHOWN, "match") and (pair is not None or engine.attended):
+        raise ValueError(f"{model} takes no text: --pair and --attended are for texts")
+    if name in SHOWN:
         if asked.prompt is not None or asked.labels is not None:
             raise ValueError(f"{model} has classes of its own: leave --prompt and --labels out")
-        seen, part = (GRAPHS, "graph") if name == "graph" else (CLASSES, "image")
-        look(seen, models, texts or [], lines, engine, settings, part=part)
+        seen = GRAPHS if name == "graph" else replace(CLASSES, task=name)
+        look(seen, models, texts or [], lines, engine, settings, part=SHOWN[name])
         return
     if name == "match":
         if asked.labels is None:

@@ -25,7 +25,7 @@ class Looked:
     target: str | None = None  # a translation to follow (default: the model's own)
     pair: str | None = None  # a second text beside the first, for a model that reads two: a pair, a context
     names: tuple[str, ...] | None = None  # `PATTERN` attentions, as 'decoder.*' (default: all; in a figure '*cross*')
-    view: str = "weights"  # weights, or norm: the length of what each key adds
+    view: str = "weights"  # weights, norm: the length of what each key adds; rollout: through all layers of an encoder
     words: bool = False  # put sub-words together
     split: bool | None = None  # read sentence by sentence: one is drawn (default: as the model learnt)
     log: bool = False  # logarithmic colours
@@ -33,14 +33,14 @@ class Looked:
 
 
 def inspect(
-    what: list[str],  # `[MODEL] TEXT` a model directory (default: the one shipped), and what it reads
+    what: list[str],  # `[MODEL] TEXT` a model directory (default: the one shipped), and what it reads, or a picture
     *,
     output: Path | None = None,  # `-o` write here: .html, .svg, .png, .npz or .csv
     heads: str | None = None,  # numbers of heads, as 0,2 (default: all)
     hide_special: bool = False,  # leave out start and end symbols
     looked: Looked,
 ) -> None:
-    """Write what every head looks at, as a model translates a text, goes on with it or reads it, into a file."""
+    """Write what every head looks at, as a model translates a text, reads it, or sees a picture, into a file."""
     if len(what) > 2:
         raise ValueError(f"a model and one text are enough, got {len(what)} words: put the text in quotation marks")
     if len(what) == 1 and isdir(located(what[0])):
@@ -57,7 +57,8 @@ def inspect(
     place = None if model is None else Path(model)
     seen = inspect(place, str(text), output, heads=numbers, special=not hide_special, **vars(looked))
     count = sum(len(each.weights) for each in seen.maps)
-    typer.echo(f"{output}: {count_of(count, 'head')} of {count_of(len(seen.maps), 'attention')}, {seen.title}")
+    kind = "roll-out" if looked.view == "rollout" else "head"
+    typer.echo(f"{output}: {count_of(count, kind)} of {count_of(len(seen.maps), 'attention')}, {seen.title}")
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,13 @@ class Studied:
 
 def heads(
     model: Path | None = None,  # a model directory (default: the one that comes along)
+    pictures: list[Path] | None = None,  # of a model that sees: files, folders, tables (default: its recipe's test)
     *,
     studied: Studied,
     output: Path | None = None,  # `-o` write heads.html and heads.json here (default: the model's)
     price: list[float] | None = None,  # learn gates at this price of a head in nats; several (default: 0.005 and 0.02)
 ) -> None:
-    """Analyse every head on a text: what it does, which others are like it, whether it is missed."""
+    """Analyse every head on texts or pictures: what it does, which others are like it, whether it is missed."""
     from collections import Counter
 
     from regard.shipped import SHIPPED
@@ -94,7 +96,10 @@ def heads(
         output = Path()
         typer.echo(f"note: {place.name} is not yours to write into: heads.html and heads.json go here", err=True)
     with telling("heads") as show:
-        atlas = make_atlas(place, out=output, prices=price or PRICES, progress=show, **vars(studied))
+        how: dict[str, Any] = {"out": output, "prices": price or PRICES, "progress": show, **vars(studied)}
+        atlas = make_atlas(place, pictures=pictures or (), **how)
+    for why in atlas.get("left_out", ()):
+        typer.echo(f"skipped: {why}", err=True)
     counts = Counter(each["role"] for each in atlas["heads"])
     read = f"{atlas['sentences']:,} {atlas['called']}"
     typer.echo(f"{output or place}/heads.html: {count_of(len(atlas['heads']), 'head')} on {read}")
@@ -151,6 +156,7 @@ def explore(
     port: int = 0,  # and at this port; 0: any that is free
     anyone: bool = False,  # let other machines see the page, too
     host_name: list[str] | None = None,  # `NAME` answer to this name, too; * is any
+    pictures: list[Path] | None = None,  # `PATH` a picture, or a folder of them, to choose from
     browser: bool = True,  # open the page
 ) -> None:
     """Open a page that shows every head of a model at work, and lets you change them."""
@@ -165,7 +171,8 @@ def explore(
             Thread(target=webbrowser.open, args=[page], daemon=True).start()
 
     logging.getLogger("regard").setLevel(logging.WARNING)  # one's own requests are no news
-    config = ServeConfig(host=host, port=port, anyone=anyone, host_names=tuple(host_name or ()))
+    names, seen = tuple(host_name or ()), tuple(pictures or ())
+    config = ServeConfig(host=host, port=port, anyone=anyone, host_names=names, pictures=seen)
     _serve(models, config, ready)
 
 

@@ -5,7 +5,7 @@ torch takes a second to load: what needs it is imported when a verb runs.
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from os.path import isdir, isfile  # which answer for a name that is too long, too
@@ -191,7 +191,7 @@ def generate(
     file: Path | None = None,  # `-f` prompts, one a line
     jsonl: bool = False,  # of the file, lines are JSON: {"prompt": ..., "id": ..., "seed": ...}
     as_json: bool = False,  # write JSON lines, with log p of each token
-    output: Path | None = None,  # `-o` write here (default: stdout)
+    output: Path | None = None,  # `-o` write here (default: stdout); of a melody .mid, .wav or .abc, with its prompt
     engine: Engine,
     settings: Annotated[dict[str, Any], Said(SearchConfig, SamplingConfig, Writing, but=GENERAL)],
 ) -> None:
@@ -207,6 +207,11 @@ def generate(
     generator = load(model, task="generate", **vars(engine))
     how = Writing.of(settings, generator.decode)
     alone = file is None and not as_json and output is None and how.search.best == 1
+    from regard.data.music import WRITTEN, melody
+
+    played = output is not None and output.suffix.lower() in WRITTEN
+    if played and (file is not None or as_json or how.search.best > 1):
+        raise ValueError(f"{output} holds one melody: leave --file, --json and --best out")
     if file is None:
         text = " ".join(prompt) if prompt else "" if sys.stdin.isatty() else sys.stdin.read()
         prompts = [Prompt(text)]
@@ -228,7 +233,11 @@ def generate(
             lines.append(json.dumps(row, ensure_ascii=False))
         else:
             lines += [each.text.replace("\n", " ") if file is not None else each.text for each in outputs]
-    if output is not None:
+    if output is not None and played:
+        found = melody(lines[0] if settings.get("echo") else f"{prompts[0].text} {lines[0]}")
+        write_whole(output, found.written(output.suffix.lower()))
+        typer.echo(f"{output}: {len(found.notes)} notes in {len(found.bars)} bars, {found.metre}, {found.key}")
+    elif output is not None:
         write_whole(output, "".join(f"{line}\n" for line in lines))
     else:
         typer.echo("\n".join(lines))
@@ -288,7 +297,9 @@ def chat(
 class Talk:
     """A conversation: what was said, and how it goes on. What no longer fits is left out, and that is told."""
 
-    def __init__(self, generator: Any, settings: dict[str, Any], system: str | None, images: list[str]) -> None:
+    def __init__(
+        self, generator: Any, settings: dict[str, Any], system: str | None, images: Sequence[str] = ()
+    ) -> None:
         self.generator, self.settings = generator, Writing.of(settings, generator.decode)
         self.before = [] if system is None else [{"role": "system", "content": system}]
         self.said, self.images = list[dict[str, Any]](), images

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.checks import choose
-from regard.convert import ctranslate2, foreign, llamacpp, onnx, peft, tokenizers, weights
+from regard.convert import ctranslate2, foreign, llamacpp, onnx, peft, pix2tex, tokenizers, weights
 from regard.convert.source import TOKENIZER, Source
 from regard.data.downloads import Progress
 from regard.files import new_directory, write_whole
@@ -71,9 +71,9 @@ def import_(
             peft.read(Path(source), Path(base), made, Path(out_dir))
         return []
     with new_directory(out_dir) as made, weights.opened(source, progress) as (directory, tensors):
-        found = foreign.read(directory, tensors)
+        found = pix2tex.read(directory) if pix2tex.is_theirs(directory) else foreign.read(directory, tensors)
         use, left = generation(foreign.about_model(directory)) if found.task["name"] in SEARCHED else ({}, [])
-        storage.save(found.model, made, storage.Purpose(found.task, use))
+        storage.save(found.model, made, storage.Purpose(found.task, use | found.use))
         if found.tokenizer is not None:
             found.tokenizer.save(made / TOKENIZER)
         if (template := tokenizers.template(directory)) is not None:

@@ -235,6 +235,7 @@ class Imported(NamedTuple):
     tokenizer: Tokenizer | None  # of a model that has words
     task: dict[str, Any]  # what it is for
     left: list[str]  # what is not carried over, in words
+    use: dict[str, Any] = {}  # noqa: RUF012  # how it is used, beyond what files of theirs say
 
 
 def read(directory: Path, tensors: dict[str, Tensor] | None = None) -> Imported:

@@ -116,9 +116,12 @@ class MultiHeadAttention(nn.Module):
         for name, part in mix.named_children():
             self.add_module(name, part)
         self.register_module("prefix", None)
-        self.output = (
-            nn.Identity() if not config.output else linear(self.heads * self.d_v, config.d_model, bias=config.bias)
-        )
+        self.output: Any = nn.Identity()
+        if config.output and config.gated:
+            halves = linear(self.heads * self.d_v, config.d_model, config.d_model, bias=config.bias)
+            self.output = nn.Sequential(halves, nn.GLU())
+        elif config.output:
+            self.output = linear(self.heads * self.d_v, config.d_model, bias=config.bias)
 
     def forward(
         self,

@@ -63,7 +63,8 @@ def _join(a: Shape, b: Shape) -> Shape:
 
 
 def causal(offset: int = 0) -> Mask:
-    """No query sees a later key (§3.2.3). With `offset` keys already in a cache, query i stands at offset + i."""
+    """No query sees a later key (§3.2.3). With `offset` keys already in a cache, query i stands at offset + i; without
+    a cache, it sees so many later ones."""
     return Mask(lambda i, j: j <= i + offset, triangle=offset == 0)
 
 

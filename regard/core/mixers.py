@@ -164,6 +164,7 @@ class AttentionConfig:
     bias: bool = True
     qkv_bias: bool | None = None  # of W_Q, W_K, W_V: bias, if left out
     output: bool = True  # W_O
+    gated: bool = False  # what W_O makes is weighed by a gate, which it makes as well (Huang et al., 2019)
     scale: float | None = None  # 1/√d_k
     dropout: float = 0.0
     backend: str = "auto"

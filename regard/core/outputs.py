@@ -104,8 +104,10 @@ class VectorHead(nn.Module):
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         x = pooled(x, keep, self.pool) if self.weigh is None else weighed(x, keep, self.weigh(x))
-        if self.inner is not None and self.activation is not None:
-            x = self.activation(self.inner(x))
+        if self.inner is not None:
+            x = self.inner(x)
+        if self.activation is not None:
+            x = self.activation(x)
         return F.normalize(x, dim=-1) if self.normalise else x
 
 

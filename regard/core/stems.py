@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from regard.core.dropout import Dropout
 from regard.core.positions import Learned, Positions, absolute_positions, stretched
 
+GROUPS = 32  # of channels that are normalised together
+
 
 def words(vocabulary: int, d_model: int, std: float | None = None) -> nn.Embedding:
     """A vector for each word (§3.4); times √d_model, as `Embedding` takes them, of unit variance like the positions."""
@@ -149,7 +151,8 @@ class Patches(Stem):
 
     `project` makes of (B, C, H, W) a map of vectors (B, d_model, h, w); `tokens` more, which are learnt, stand before
     them: that of the class, and that of a teacher's (Touvron et al., 2021). Positions were learnt for a `grid` (h, w);
-    for a picture of another size they are stretched. Some models normalise the sum (CLIP): `norm`.
+    for a picture of another size they are stretched, or, if they are `cut`, a smaller one has those of the first rows
+    and columns. Some models normalise the sum (CLIP): `norm`.
     """
 
     def __init__(
@@ -160,11 +163,12 @@ class Patches(Stem):
         d_model: int,
         grid: tuple[int, int],
         tokens: int = 0,
+        cut: bool = False,
         norm: nn.Module | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.project, self.positions, self.grid, self.norm = project, positions, grid, norm
+        self.project, self.positions, self.grid, self.cut, self.norm = project, positions, grid, cut, norm
         self.tokens = nn.Parameter(torch.zeros(tokens, d_model)) if tokens else None
         self.dropout = Dropout(dropout)
 
@@ -183,9 +187,18 @@ class Patches(Stem):
         first = 0 if self.tokens is None else len(self.tokens)
         if self.tokens is not None:
             x = torch.cat([self.tokens.to(x.dtype).expand(len(x), -1, -1), x], 1)
+        if self.cut and isinstance(self.positions, Learned):
+            return x + self._first(self.positions.table, first, grid).to(x.dtype)
         if grid != self.grid and isinstance(self.positions, Learned):
             return x + stretched(self.positions.table, first, self.grid, grid).to(x.dtype)
         return self.positions.add(x)
+
+    def _first(self, table: Tensor, tokens: int, grid: tuple[int, int]) -> Tensor:
+        """Positions of the tokens, and of the first rows and columns: (tokens + h · w, d_model)."""
+        if grid[0] > self.grid[0] or grid[1] > self.grid[1]:
+            raise ValueError(f"a picture of {grid[0]} x {grid[1]} patches: there are positions for {self.grid}")
+        places = table[tokens:].unflatten(0, self.grid)[: grid[0], : grid[1]]  # (h, w, d_model)
+        return torch.cat([table[:tokens], places.flatten(0, 1)])
 
 
 class Tubelets(Patches):
@@ -243,14 +256,18 @@ def patched(
     made: Callable[..., Patches] = Patches,
 ) -> Patches:
     """The patches of a config that has pictures, or videos: they are cut out, or made by convolutions."""
+    stages, height = getattr(c, "residual", ""), getattr(c, "height", None)
     channels = c.channels * getattr(c, "tubelet", 1)
-    if c.convolutions:
-        project: nn.Module = Convolutions(channels, d_model, c.convolutions, kernel)
+    if stages:
+        project: nn.Module = ResNet(channels, d_model, [*map(int, stages.split(","))])
+    elif c.convolutions:
+        project = Convolutions(channels, d_model, c.convolutions, kernel)
     else:
-        project = nn.Conv2d(channels, d_model, c.patch, c.patch, bias=bias)
-    positions = absolute_positions(c.positions, d_model=d_model, maximum=tokens + c.side**2)
-    how = {"d_model": d_model, "grid": (c.side, c.side), "tokens": tokens, "norm": norm, "dropout": c.dropout}
-    return made(project, positions, **how)
+        project = CutOut(channels, d_model, c.patch, c.patch, bias=bias)
+    grid = (c.side if height is None else patches_along(height, c.patch, c.convolutions), c.side)
+    positions = absolute_positions(c.positions, d_model=d_model, maximum=tokens + math.prod(grid))
+    how = {"d_model": d_model, "grid": grid, "tokens": tokens, "norm": norm, "dropout": c.dropout}
+    return made(project, positions, cut=height is not None, **how)
 
 
 def patches_along(size: int, patch: int, convolutions: int) -> int:
@@ -262,6 +279,18 @@ def patches_along(size: int, patch: int, convolutions: int) -> int:
     for _ in range(convolutions):
         size = (size + 1) // 2
     return size if convolutions else size // patch
+
+
+class CutOut(nn.Conv2d):
+    """Patches cut out of a picture, (B, C, H, W) -> (B, d_model, h, w): a convolution whose stride is its kernel, as
+    one product, which for large patches is three times as fast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.kernel_size[0]
+        h, w = x.shape[2] // p, x.shape[3] // p
+        x = x[:, :, : h * p, : w * p].unflatten(3, (w, p)).unflatten(2, (h, p))  # (B, C, h, p, w, p)
+        x = x.permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, h, w, C · p · p)
+        return F.linear(x, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
 class Convolutions(nn.Sequential):
@@ -276,6 +305,65 @@ class Convolutions(nn.Sequential):
             nn.init.kaiming_normal_(convolution.weight)
             made += [convolution, nn.MaxPool2d(3, 2, 1), nn.ReLU()]  # the other way round is the same, and slower
         super().__init__(*made)
+
+
+class ResNet(nn.Module):
+    """What makes patches in a hybrid (Dosovitskiy et al., 2021): a residual network of bottlenecks with group
+    normalisation (He et al., 2016; Kolesnikov et al., 2020), so many `layers` in each stage. The sides become a
+    quarter, and a half of that in each stage after the first: (B, C, H, W) -> (B, d_model, h, w)."""
+
+    def __init__(self, channels: int, d_model: int, layers: list[int], width: int = 64) -> None:
+        super().__init__()
+        self.first, self.norm = SameConvolution(channels, width, 7, 2), nn.GroupNorm(GROUPS, width)
+        self.blocks, self.shortcuts, self.begins = nn.ModuleList(), nn.ModuleList(), dict[int, int]()
+        before = width
+        for stage, count in enumerate(layers):
+            after, stride = 4 * width * 2**stage, 2 if stage else 1
+            self.begins[len(self.blocks)] = stage
+            self.shortcuts.append(nn.Sequential(SameConvolution(before, after, 1, stride), nn.GroupNorm(GROUPS, after)))
+            self.blocks.extend(ResidualBlock(after if i else before, after, 1 if i else stride) for i in range(count))
+            before = after
+        self.last = nn.Conv2d(before, d_model, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(x)))
+        x = F.max_pool2d(_around(x, 3, 2, -math.inf), 3, 2)
+        for i, block in enumerate(self.blocks):
+            x = block(x, self.shortcuts[self.begins[i]](x) if i in self.begins else x)
+        return self.last(x)
+
+
+class ResidualBlock(nn.Module):
+    """Three convolutions, the middle one over neighbours and with few channels, and a way past them."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        inner = after // 4
+        shapes = ((before, inner, 1, 1), (inner, inner, 3, stride), (inner, after, 1, 1))
+        self.convolutions = nn.ModuleList(SameConvolution(*shape) for shape in shapes)
+        self.norms = nn.ModuleList(nn.GroupNorm(GROUPS, shape[1]) for shape in shapes)
+
+    def forward(self, x: Tensor, past: Tensor) -> Tensor:
+        for i, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            x = norm(convolution(F.relu(x) if i else x))
+        return F.relu(x + past)
+
+
+class SameConvolution(nn.Conv2d):
+    """A convolution with zeros around a map, so that a step of its stride is a place of the output."""
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int) -> None:
+        super().__init__(before, after, kernel, stride, bias=False)
+        nn.init.kaiming_normal_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(_around(x, self.kernel_size[0], self.stride[0]))
+
+
+def _around(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """What a kernel needs around a map (..., H, W); of an odd number, one more on the right and below."""
+    high, wide = (max(0, (-(-n // stride) - 1) * stride + kernel - n) for n in x.shape[-2:])
+    return F.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2), value=value)
 
 
 def _kind(x: Tensor) -> str:

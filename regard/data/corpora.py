@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from regard.checks import choose
+from regard.data.digits import SpokenDigits
 from regard.data.downloads import BLOCK, Held, Progress, Raw, alone, check_sum, data_folder, download, reading
 from regard.data.labelled_pictures import PictureArrays
+from regard.data.melodies import Melodies
 from regard.data.moving import MovingPictures
 from regard.data.scan import Commands
 from regard.data.text import PairFiles, open_bytes
@@ -162,7 +164,7 @@ class Corpus:
     licence: str
     credit: str  # who made it
     origin: str  # how it is obtained
-    form: Texts | TabbedZip | Text | LabelledRows | Dictionary | Treebank | Commands | PictureArrays
+    form: Any  # one of FORMS
     splits: tuple[str, ...] = SPLITS
 
 
@@ -176,6 +178,8 @@ FORMS: dict[str, type[Any]] = {
     "commands": Commands,
     "pictures": PictureArrays,
     "moving": MovingPictures,
+    "digits": SpokenDigits,
+    "melodies": Melodies,
 }
 
 
@@ -208,7 +212,9 @@ def fetched(name: str, *, progress: Progress | None = None) -> dict[str, list[Pa
                 with common_directory(folder) as made:
                     corpus.form.write(made, corpus, held, progress)
                     _write(made / "LICENCE.txt", (f"{key}: {getattr(corpus, key)}" for key in TERMS))
-    one = {LabelledRows: "jsonl", PictureArrays: "npz", MovingPictures: "npz"}.get(type(corpus.form), "txt")
+    ends: dict[Any, str] = {LabelledRows: "jsonl", SpokenDigits: "jsonl", Melodies: "abc"}
+    ends |= dict.fromkeys((PictureArrays, MovingPictures), "npz")
+    one = ends.get(type(corpus.form), "txt")
     endings = corpus.languages if any(corpus.languages) else (one,)
     return {split: [folder / f"{split}.{ending}" for ending in endings] for split in corpus.splits}
 

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.checks import one_of
+from regard.data import music
 from regard.data.text import ABSURD, Skipped, json_values, lines_of, open_bytes
 from regard.files import digest, regular_size
 
 PASSAGE = 4_000  # characters
-SUFFIXES = (".txt", ".md", ".text", ".txt.gz", ".md.gz")  # of files that are texts, in a folder
+MUSIC = (*music.ABC, *music.MIDI)  # of files in which each melody is a document, a word a note
+SUFFIXES = (".txt", ".md", ".text", ".txt.gz", ".md.gz", *MUSIC)  # of files that are texts, in a folder
 DOCUMENTS = ("file", "paragraph", "line")
 
 
@@ -97,6 +99,9 @@ def _documents(files: TextFiles) -> Iterator[Iterable[str]]:
     """The text of each document, in pieces that come one after the other."""
     for path in files.paths():
         regular_size(path)  # no pipe: a text is read several times
+        if path.endswith(MUSIC):
+            yield from ([each.words()] for each in music.tunes(path))
+            continue
         with open_bytes(path) as stream:
             lines = lines_of(stream, path, ABSURD)
             if files.jsonl:

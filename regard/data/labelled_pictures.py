@@ -16,7 +16,7 @@ from functools import lru_cache
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from threading import Lock
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +60,10 @@ class PictureFiles(RowFiles):
     `columns` says where `image` and `label` stand in a table, or what their arrays in an npz are called.
     """
 
-    ways = ("folder", "zip", "tsv", "csv", "jsonl", "npz", "idx")
-    parts = ("image", "label")
+    ways: ClassVar[tuple[str, ...]] = ("folder", "zip", "tsv", "csv", "jsonl", "npz", "idx")
+    parts: ClassVar[tuple[str, ...]] = ("image", "label")
+    endings: ClassVar[tuple[str, ...]] = ENDINGS  # of files that are taken from a folder or a zip
+    called: ClassVar[str] = "pictures"
 
     folder: str | None = None  # with one folder for each class
     zip: str | None = None  # the same, packed
@@ -96,7 +98,8 @@ class PictureFiles(RowFiles):
             if not missing and str(row["label"]).strip():
                 yield row
             elif skipped is not None:
-                skipped.notes["pictures are named, but not there" if missing else "pictures without a label"] += 1
+                why = "are named, but not there" if missing else "without a label"
+                skipped.notes[f"{self.called} {why}"] += 1
 
     def rows(self) -> Iterator[Row]:
         """All rows."""
@@ -108,13 +111,18 @@ class PictureFiles(RowFiles):
             return self._arrays()
         return self._listed()
 
+    @classmethod
+    def takes(cls, name: str) -> bool:
+        """Whether a file is one, by its name."""
+        return name.lower().endswith(cls.endings) and not name.startswith(".")
+
     def _listed(self) -> Iterator[Row]:
         regular_size(self.path)  # no pipe: rows are read several times
         base = Path(self.path).parent
         for row in super().rows():
-            if not str(row["image"]).strip():
-                continue
-            yield {"image": str(base / str(row["image"])), "label": row["label"], "name": str(row["image"])}
+            name, label = (row[part] for part in self.parts)
+            if str(name).strip():
+                yield {"image": str(base / str(name)), "label": label, "name": str(name)}
 
     def _folder(self, folder: Path) -> Iterator[Row]:
         if not folder.is_dir():
@@ -123,26 +131,25 @@ class PictureFiles(RowFiles):
         for label in sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")):
             for place, folders, names in os.walk(label):
                 folders[:] = sorted(each for each in folders if not each.startswith("."))
-                for name in sorted(filter(is_picture, names)):
+                for name in sorted(filter(self.takes, names)):
                     path, found = Path(place) / name, True
                     yield {"image": str(path), "label": label.name, "name": path.relative_to(folder).as_posix()}
         if not found:
-            loose = sum(is_picture(each.name) for each in folder.iterdir())
-            there = f"{loose:,} pictures, but not in folders" if loose else "no picture in any folder"
-            raise ValueError(f"{folder} has {there}: it has one folder for each class, with its pictures")
+            loose = sum(self.takes(each.name) for each in folder.iterdir())
+            there = f"{loose:,} {self.called}, but not in folders" if loose else f"no {self.called[:-1]} in any folder"
+            raise ValueError(f"{folder} has {there}: it has one folder for each class, with its {self.called}")
 
     def _zip(self, path: str) -> Iterator[Row]:
         try:
             names = _archive(path, os.stat(path).st_mtime_ns)[0].namelist()
         except (zipfile.BadZipFile, OSError) as error:
             raise ValueError(f"{path} is no zip: {error}") from None
-        inside = sorted(name for name in names if is_picture(PurePosixPath(name).name) and "__MACOSX" not in name)
+        inside = sorted(name for name in names if self.takes(PurePosixPath(name).name) and "__MACOSX" not in name)
         top = {name.split("/")[0] for name in inside}
         depth = int(len(top) == 1 and all(name.count("/") > 1 for name in inside))  # all of it in one folder
         if not inside or any(name.count("/") <= depth for name in inside):
-            raise ValueError(
-                f"{path} has {len(inside):,} pictures: it has one folder for each class, with its pictures"
-            )
+            some = f"{len(inside):,} {self.called}"
+            raise ValueError(f"{path} has {some}: it has one folder for each class, with its {self.called}")
         for name in inside:
             yield {"image": Zipped(path, name), "label": name.split("/")[depth], "name": name}
 
@@ -205,16 +212,14 @@ def _bytes(content: bytes, name: str) -> NDArray[np.uint8]:
     return np.asarray(opened(content, place=name)) if name.endswith(".png") else idx_array(content)
 
 
-def is_picture(name: str) -> bool:
-    """Whether a file is one, by its name."""
-    return name.lower().endswith(ENDINGS) and not name.startswith(".")
+is_picture = PictureFiles.takes
 
 
-def pictures_in(folder: str | PathLike[str]) -> list[Path]:
-    """All pictures in a folder, and in those inside of it, by their names."""
-    found = sorted(Path(at) / each for at, _, files in os.walk(folder) for each in files if is_picture(each))
+def files_in(folder: str | PathLike[str], kind: type[PictureFiles] = PictureFiles) -> list[Path]:
+    """All pictures in a folder, or other such files, and in those inside of it, by their names."""
+    found = sorted(Path(at) / each for at, _, files in os.walk(folder) for each in files if kind.takes(each))
     if not found:
-        raise ValueError(f"{folder} has no picture in it: name a folder that has, or a file")
+        raise ValueError(f"{folder} has no {kind.called[:-1]} in it: name a folder that has, or a file")
     return found
 
 

@@ -24,13 +24,15 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from regard.checks import above, at_least, one_of
+from regard.data.arrays import Column
 
 MOST = 89_478_485  # pixels of a picture: a quarter of a gigabyte in colours
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # what is opened; others may run programs
 VIDEOS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg")
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", *VIDEOS)
 RESAMPLES = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}  # Pillow's numbers
-MODES = {1: "L", 3: "RGB"}  # by channels
+MODES = {1: "L", 2: "LA", 3: "RGB"}  # by channels
+STEP = 32  # pixels, of which the sides of a sheet are multiples
 Item = TypeVar("Item")
 Pixels = NDArray[np.uint8]
 Source = str | PathLike[str] | bytes | Image.Image | NDArray[Any]  # a path, a file's content, or what it shows
@@ -49,6 +51,7 @@ class Sight:
     """
 
     size: int = 224  # pixels along a side
+    height: int | None = None  # of a sheet: what is written on it is seen as large as it is, up to `size` x this
     channels: int = 3  # red, green, blue; 1: shades of grey
     resize: int | None = None  # pixels along a side before the middle is cut out; left out: nothing is cut off
     square: bool = True  # made square whatever its shape; else the shorter side has `resize` pixels
@@ -63,8 +66,10 @@ class Sight:
         at_least(1, size=self.size, resize=self.resize)
         at_least(0, frames=self.frames)
         one_of(RESAMPLES, resample=self.resample)
-        if self.channels not in MODES:
+        if self.channels not in (1, 3):
             raise ValueError(f"channels = {self.channels}: a picture has 3 (red, green, blue) or 1 (grey)")
+        if self.height is not None and (self.channels != 1 or self.size % STEP or self.height % STEP):
+            raise ValueError(f"height = {self.height}: a sheet is grey, and size and height are multiples of {STEP}")
         if self.resize is not None and self.resize < self.size:
             raise ValueError(f"resize = {self.resize}: it must be at least size = {self.size}, which is cut out of it")
         for name in ("mean", "std"):
@@ -77,8 +82,15 @@ class Sight:
         """Of what it sees: (H, W, C), or (T, H, W, C)."""
         return (*([self.frames] if self.frames else []), self.size, self.size, self.channels)
 
+    @property
+    def column(self) -> Column:
+        """How that lies on disk."""
+        return Column.pixels(*self.shape)
+
     def pixels(self, source: Source, place: str = "") -> Pixels:
         """What it sees of a picture, (H, W, C), or of a video, (T, H, W, C); of its size."""
+        if self.height is not None:
+            return self._written(opened(source, 2, place), _named(source, place))
         if not self.frames:
             return self._fitted(opened(source, self.channels, place), _named(source, place))
         from regard.data.videos import shots
@@ -104,6 +116,15 @@ class Sight:
         if wanted != (self.size, self.size):
             image = image.crop((left, top, left + self.size, top + self.size))
         return np.asarray(image).reshape(self.size, self.size, self.channels)
+
+    def _written(self, image: Image.Image, name: str) -> Pixels:
+        """What is written on a sheet, of which grey and opacity are given: smaller if it must be, (H, W, 1)."""
+        sheet, most = _cut_out(image, name), (self.size, int(self.height or 0))
+        if (times := max(side / room for side, room in zip(sheet.size, most, strict=True))) > 1:
+            wide, high = (max(1, int(side // times)) for side in sheet.size)
+            smaller = sheet.resize((wide, high), Image.Resampling(RESAMPLES[self.resample]))
+            sheet = _cut_out(smaller.convert("LA"), name)
+        return np.asarray(sheet)[:, :, None]
 
     def tensor(self, pixels: Pixels) -> Tensor:
         """Pixels (B, H, W, C) as a model reads them: (B, C, H, W), around 0; of videos, (B, T, C, H, W). In memory the
@@ -151,6 +172,24 @@ def in_groups(items: Iterable[Item], count: int) -> Iterator[list[Item]]:
     rest = iter(items)
     while some := list(islice(rest, count)):
         yield some
+
+
+def _cut_out(image: Image.Image, name: str) -> Image.Image:
+    """What is dark on light, or light on dark, or opaque: in black on a white sheet, whose sides are whole STEPs."""
+    grey, opaque = (np.asarray(each, np.float64) for each in image.split())
+    shades = grey if opaque.min() == opaque.max() else 255 - opaque
+    if shades.min() == shades.max():
+        raise PictureError(f"{name} is all of one colour: there is nothing to read in it")
+    shades = (shades - shades.min()) / np.ptp(shades) * 255
+    ink = shades < 128
+    if shades.mean() <= 128:
+        ink, shades = shades > 128, 255 - shades
+    rows, columns = (np.flatnonzero(ink.any(axis)) for axis in (1, 0))
+    found = shades[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].astype(np.uint8)
+    high, wide = (-(-side // STEP) * STEP for side in found.shape)
+    sheet = Image.new("L", (wide, high), 255)
+    sheet.paste(Image.fromarray(found))
+    return sheet
 
 
 def _plain(image: Image.Image, name: str) -> Image.Image:

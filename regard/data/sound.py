@@ -10,8 +10,10 @@ import re
 import warnings
 import wave
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import IO, Any
 
 import numpy as np
@@ -20,7 +22,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.checks import need
+from regard.checks import at_least, need
+from regard.data.arrays import Column
 
 RATE = 16_000  # samples in a second
 RATES = 1_000, 1_000_000  # that another sound may have, from and to
@@ -246,9 +249,11 @@ def filters(bands: int) -> Tensor:
 class Spectrum:
     """The frames of a sound, made where they are asked for: the rest is silent, and takes no memory."""
 
-    def __init__(self, samples: Samples, bands: int = 80) -> None:
+    def __init__(self, samples: Samples, bands: int = 80, most: int | None = None) -> None:
         self.samples, self.bands = samples, bands
         self.made = (len(samples) + WINDOW // 2 - 1) // HOP + 1  # windows that reach into the sound
+        if most is not None:  # nobody asks for others
+            self.made = min(self.made, most)
         self.known = {0: self._block(0)}  # of a short sound this is all; of another one at a time
         top = max(float(self._block(i).max()) for i in range(0, self.made, BLOCK))
         self.least = max(FAINTEST, top - DEPTH)
@@ -278,6 +283,11 @@ class Spectrum:
             x[a - first : b - first] = self.known[block][a - block : b - block]
         return (x.clamp_(min=self.least) + 4) / 4
 
+    @property
+    def silence(self) -> float:
+        """What frames hold where nothing sounds."""
+        return (self.least + 4) / 4
+
 
 def log_mel(samples: Samples, bands: int = 80, frames: int | None = None) -> Tensor:
     """Samples (n,) -> (frames, bands): those in which something sounds, or as many as are asked for, the rest silent.
@@ -285,4 +295,95 @@ def log_mel(samples: Samples, bands: int = 80, frames: int | None = None) -> Ten
     >>> log_mel(np.zeros(16_000, np.float32)).shape, log_mel(np.zeros(16_000, np.float32), frames=3000).shape
     (torch.Size([100, 80]), torch.Size([3000, 80]))
     """
-    return Spectrum(samples, bands).frames(0, -(-len(samples) // HOP) if frames is None else frames)
+    count = -(-len(samples) // HOP) if frames is None else frames
+    return Spectrum(samples, bands, count).frames(0, count)
+
+
+class SoundError(ValueError):
+    """What is no sound that a model can hear."""
+
+
+@dataclass(frozen=True)
+class Ear:
+    """What a model hears at once: a window of so many frames, of so many bands each; what is shorter ends in silence.
+
+    >>> Ear(40, 100).pixels(np.zeros(8000, np.float32)).shape
+    (100, 40)
+    """
+
+    bands: int = 80
+    frames: int = 100  # 100 are a second
+    even: bool = True  # each sound has mean 0 and deviation 1: how loud and how hissing it is, says nothing
+
+    @property
+    def column(self) -> Column:
+        """How a window lies on disk."""
+        return Column("float16", ragged=False, shape=(self.frames, self.bands))
+
+    def pixels(self, source: Any, place: str = "") -> NDArray[np.float16]:
+        """The frames of a sound, a path, the content of a file or samples at `RATE`, as they are stored."""
+        try:
+            samples = read(source, place) if isinstance(source, str | Path | bytes) else heard(source)
+        except ValueError as error:
+            raise SoundError(str(error)) from None
+        if len(samples) > self.frames * HOP:
+            long, name = len(samples) / RATE, place or "the sound"
+            raise SoundError(f"{name} lasts {long:.2f} s, the model hears {self.frames / 100:g} s at once: cut it")
+        frames = self.evened(log_mel(samples, self.bands, self.frames), -(-len(samples) // HOP))
+        return frames.to(torch.float16).numpy()
+
+    def evened(self, frames: Tensor, sounding: int) -> Tensor:
+        """Frames as this model has them, of which so many are not the silence at the end."""
+        own = frames[:sounding]
+        return (frames - own.mean()) / own.std().clamp(min=0.01) if self.even else frames
+
+    def tensor(self, frames: NDArray[Any]) -> Tensor:
+        """Frames (B, frames, bands) as a model reads them."""
+        return torch.from_numpy(np.array(frames)).float()
+
+
+@dataclass(frozen=True)
+class SpecAugment:
+    """What becomes of a sound before a model learns from it: parts of it are left out by chance (SpecAugment; Park et
+    al., 2019), it is heard at another pitch, and it begins later."""
+
+    bands: int = 0  # left out side by side, so many at most, twice
+    frames: int = 0  # likewise, one after the other
+    pitch: int = 0  # bands that all are moved up or down, at most: as of another speaker
+    later: int = 0  # frames of silence before it, at most; as many are cut off at the end
+    blends = False
+
+    def __post_init__(self) -> None:
+        at_least(0, **{f"data.augment.{name}": value for name, value in vars(self).items()})
+
+    def picture(self, frames: NDArray[np.float16], draw: Random) -> NDArray[np.float16]:
+        """One window (frames, bands), changed."""
+        silent, x = frames.min(), frames
+        for axis, most in ((1, self.pitch), (0, self.later)):
+            if most:
+                by = draw.randint(0 if axis == 0 else -most, most)
+                x = np.roll(x, by, axis)
+                gone = slice(0, by) if by >= 0 else slice(by, None)
+                x[(slice(None),) * axis + (gone,)] = silent
+        x = x if x is not frames else frames.copy()
+        for axis, most in ((1, self.bands), (0, self.frames)):
+            for _ in range(2 if most else 0):
+                size = draw.randint(0, most)
+                start = draw.randint(0, x.shape[axis] - size)
+                x[(slice(None),) * axis + (slice(start, start + size),)] = silent
+        return x
+
+
+def as_wav(samples: Samples, rate: int) -> bytes:
+    """A WAV file of samples (n,) from -1 to 1; what is louder is cut off.
+
+    >>> len(as_wav(np.zeros(8000, np.float32), 8000))
+    16044
+    """
+    held = io.BytesIO()
+    with wave.open(held, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(rate)
+        sound.writeframes((np.clip(samples, -1, 1) * (2**15 - 1)).round().astype("<i2").tobytes())
+    return held.getvalue()

@@ -2,7 +2,7 @@
 
 Rows of a map are positions that look (queries), columns those that are looked at (keys). A position of a text that a
 model writes has read one token and predicts the next: as a row it is named by what it predicts, as a column by what it
-has read. A position of a text that is only read is named by its token.
+has read. A position of a text that is only read is named by its token, that of a picture by the place of its patch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.core.blocks import DecoderLayer
 from regard.core.outputs import HeadConfig
+from regard.core.stems import Patches
 from regard.inspection.taps import attentions
 
 START, END = "<s>", "</s>"
@@ -53,6 +54,29 @@ class Axes(NamedTuple):
         return "predicted" if self.keys.late or self.kind == "cross" else "read"
 
 
+class Grid(NamedTuple):
+    """A picture along an axis: tokens that stand before its patches, and these line by line. The frames of a video may
+    be one picture, each below the one before.
+
+    >>> Grid(1, 2, 2).texts()
+    ['[class]', '0,0', '0,1', '1,0', '1,1']
+    """
+
+    tokens: int
+    rows: int
+    columns: int
+
+    @property
+    def places(self) -> int:
+        """How many there are."""
+        return self.tokens + self.rows * self.columns
+
+    def texts(self) -> list[str]:
+        """What each place is called: a patch by its row and column."""
+        tokens = ["[class]", "[teacher]", *(f"[{i}]" for i in range(2, self.tokens))][: self.tokens]
+        return tokens + [f"{row},{column}" for row in range(self.rows) for column in range(self.columns)]
+
+
 class Taught(Protocol):
     """Tensors by name, right-padded: the inputs of a model (B, S), and `labels` (B, T), what it must say."""
 
@@ -68,7 +92,8 @@ def inputs(model: nn.Module) -> list[str]:
 
 
 def axes(model: nn.Module) -> dict[str, Axes]:
-    """The axes of every attention of a model, by name: by what it is handed, and the layer that it is in.
+    """The axes of every attention of a model, by name: by what it is handed, and the layer that it is in; a model of
+    several towers says itself what each of them reads, and whether from left to right.
 
     >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> found = axes(Transformer(TransformerConfig.tiny(100, encoder_layers=1, decoder_layers=1)))
@@ -77,7 +102,7 @@ def axes(model: nn.Module) -> dict[str, Axes]:
     >>> [each.kind for each in found.values()]
     ['encoder', 'decoder', 'cross']
     """
-    names = inputs(model)
+    names, towers = inputs(model), getattr(model, "towers", {})
     head: HeadConfig | None = getattr(model, "head", None)
     writes = head is None or head.kind == "tokens"  # a decoder that classifies, say, reads
     looks_back = {id(part) for layer in model.modules() if isinstance(layer, DecoderLayer) for part in layer.modules()}
@@ -87,9 +112,18 @@ def axes(model: nn.Module) -> dict[str, Axes]:
             found[name] = Axes(Axis(names[-1]), Axis(names[0]))
         elif id(attention) in looks_back:
             found[name] = Axes(Axis(names[-1]), Axis(names[-1], late=writes), causal=True)
+        elif tower := towers.get(name.partition(".")[0]):
+            found[name] = Axes(Axis(tower[0]), Axis(tower[0]), causal=tower[1])
         else:
             found[name] = Axes(Axis(names[0]), Axis(names[0]))
     return found
+
+
+def grids(model: nn.Module) -> dict[str, Grid]:
+    """How the patches of what a model sees lie, by the name of that input, the first; {} where it sees nothing."""
+    stems = [stem for stem in model.modules() if isinstance(stem, Patches)]
+    of_stem = (Grid(0 if stem.tokens is None else len(stem.tokens), *stem.grid) for stem in stems)
+    return dict(zip(inputs(model), of_stem, strict=False))
 
 
 def layer_of(name: str) -> int:

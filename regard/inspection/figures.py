@@ -1,6 +1,8 @@
 """Attention maps as files: the page (HTML), figures (SVG, PNG), and numbers for other programs (NPZ, CSV).
 
 A single head is drawn large, with its tokens; several are a grid, a row for each attention, a column for each head.
+What looks at a picture is laid over that: what stands for the whole of it, or the mean of all words; of a single head
+each word.
 """
 
 import csv
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 # Nearly white to deep blue: lightness alone carries the order, so no hue has to be told from another.
 COLOURS = ("#eff5f2", "#a6e7d6", "#55d3cc", "#10b6c4", "#0c97b5", "#0278a5", "#005998", "#223c78", "#24254b")
+HOT = ("#0b0620", "#4a1166", "#a52c60", "#e8602d", "#fbb61a", "#fcffa4")  # over a picture, which is dimmed
 INK, SOFT = "#1b1f2e", "#5d6577"
 # matplotlib takes each character from the first of these fonts that has it; those of other scripts are often there.
 FONTS = ["DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Hebrew"]
@@ -57,7 +60,8 @@ def to_png(maps: Sequence[AttentionMap], *, title: str = "", note: str = "", log
 
 
 def to_npz(maps: Sequence[AttentionMap]) -> bytes:
-    """Arrays by name: NAME (H, T, S), NAME.queries (T,) and NAME.keys (S,) of texts, NAME.heads (H,) of numbers.
+    """Arrays by name: NAME (H, T, S), NAME.queries (T,) and NAME.keys (S,) of texts, NAME.heads (H,) of numbers; of
+    what is seen `picture` (H, W, C), `grid` (tokens, rows, columns), and `shares` of its places in what stands for it.
 
     >>> import torch
     >>> cross = AttentionMap("cross", torch.full((1, 2, 4), 0.25), "ab", "wxyz", "predicted")
@@ -71,6 +75,9 @@ def to_npz(maps: Sequence[AttentionMap]) -> bytes:
         arrays[f"{each.name}.queries"] = np.array(list(each.queries), dtype=np.str_)
         arrays[f"{each.name}.keys"] = np.array(list(each.keys), dtype=np.str_)
         arrays[f"{each.name}.heads"] = np.array(each.numbers)
+        if each.picture is not None:
+            arrays |= {"picture": each.picture.pixels, "grid": np.array(each.picture.grid)}
+            arrays["shares"] = each.picture.shares.numpy()
     content = BytesIO()
     np.savez(content, **arrays)
     return content.getvalue()
@@ -115,7 +122,8 @@ def _saved(maps: Sequence[AttentionMap], title: str, note: str, log: bool, **opt
     content = BytesIO()
     with _style():
         heads = sum(len(each.weights) for each in _named(maps))
-        figure = _one(maps[0], log) if heads == 1 else _grid(maps, log)
+        alone = _worded if maps[0].picture is not None and maps[0].query_role == "predicted" else _one
+        figure = alone(maps[0], log) if heads == 1 else _grid(maps, log)
         width, height = figure.get_size_inches()
         _write(figure.suptitle, title, width / 0.1, fontsize=12, fontweight="bold")
         _write(figure.supxlabel, note, width / 0.06, fontsize=7, color=SOFT)
@@ -144,9 +152,51 @@ def _style() -> Iterator[None]:
         yield
 
 
+def _over(axes: "Axes", each: AttentionMap, head: int, log: bool, query: int | None = None) -> Any:
+    """Attention over a picture: the strongest patch has the strongest colour, and is told."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    assert each.picture is not None
+    pixels, values = each.picture.pixels.astype(np.float64) / 255, each.over(query)[head].double().cpu().numpy()
+    colours = pixels if pixels.shape[2] == 3 else pixels.repeat(3, axis=2)
+    grey = colours @ [0.3, 0.59, 0.11]
+    extent = (0, values.shape[1], values.shape[0], 0)
+    axes.imshow(0.8 * (grey[..., None] + 0.35 * (colours - grey[..., None])), extent=extent, interpolation="bilinear")
+    part = values / max(values.max(), 1e-30)
+    part = np.maximum(0, 1 + np.log10(np.maximum(part, 1e-9)) / 3) if log else part
+    hot = LinearSegmentedColormap.from_list("hot", HOT)
+    mesh = axes.imshow(part, cmap=hot, vmin=0, vmax=1, alpha=0.1 + 0.62 * part, extent=extent, interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return mesh, float(values.max())
+
+
+def _worded(each: AttentionMap, log: bool) -> "Figure":
+    """One head that looks from words to a picture: a picture for each word."""
+    from matplotlib.figure import Figure
+
+    across = min(6, len(each.queries))
+    down = -(-len(each.queries) // across)
+    figure = Figure(figsize=(1.7 * across, 2.0 * down + 0.6), layout="constrained")
+    for i, axes in enumerate(figure.subplots(down, across, squeeze=False).flat):
+        if i >= len(each.queries):
+            axes.set_axis_off()
+            continue
+        _, top = _over(axes, each, 0, log, i)
+        axes.set_title(f"{_piece(each.queries[i])}\n{top:.3g}", fontsize=9)
+    return figure
+
+
 def _one(each: AttentionMap, log: bool) -> "Figure":
     from matplotlib.figure import Figure
 
+    if each.picture is not None:
+        figure = Figure(figsize=(5.2, 5.4), layout="constrained")
+        axes = figure.subplots()
+        _, top = _over(axes, each, 0, log)
+        axes.set_xlabel(f"{each.name}, head {each.numbers[0]}: up to {top:.3g}")
+        return figure
     _, T, S = each.weights.shape
     cell = max(0.12, min(0.42, 11 / max(T, S)))  # inches
     figure = Figure(figsize=(S * cell + 2.6, T * cell + 2.2), layout="constrained")
@@ -165,12 +215,12 @@ def _grid(maps: Sequence[AttentionMap], log: bool) -> "Figure":
     from matplotlib.figure import Figure
 
     columns = max(len(each.weights) for each in maps)
-    across = max(min(each.weights.shape[2], LABELLED) for each in maps)
+    across = max(16 if each.picture else min(each.weights.shape[2], LABELLED) for each in maps)
     cell = max(0.075, min(0.16, 3 / across))  # inches
     size = max(3.5, min(8.0, 55 * cell))  # of letters, in points: 72 are an inch
     width = max(1.2, across * cell)
-    heights = [max(1.2, min(4.0, each.weights.shape[1] * cell)) for each in maps]
-    below = sum(max(map(len, each.keys)) for each in maps) * 0.6 * size / 72
+    heights = [width if each.picture else max(1.2, min(4.0, each.weights.shape[1] * cell)) for each in maps]
+    below = sum(0 if each.picture else max(map(len, each.keys)) for each in maps) * 0.6 * size / 72
     wide, tall = columns * width + 2.2, sum(heights) + below + 0.25 * len(maps) + 0.8
     figure = Figure(figsize=(wide, tall), layout="constrained")
     panels = figure.subplots(len(maps), columns, squeeze=False, height_ratios=heights)
@@ -182,19 +232,24 @@ def _grid(maps: Sequence[AttentionMap], log: bool) -> "Figure":
             if head >= len(each.weights):
                 axes.set_axis_off()
                 continue
+            if each.picture is not None:
+                _, top = _over(axes, each, head, log)
+                name = "roll-out" if each.view == "rollout" else f"head {each.numbers[head]}"
+                axes.set_title(f"{name} · {top:.2g}", fontsize=7, color=SOFT)
+                continue
             mesh = _draw(axes, each, head, log, vector)
             _label(axes, each, size, rows=head == 0 and T <= LABELLED, columns=S <= LABELLED)
             if i == 0 or each.numbers != maps[i - 1].numbers:
                 axes.set_title(f"head {each.numbers[head]}", fontsize=8, color=SOFT)
         place = each.name.replace(".layers.", " ").replace(".", " ").replace("_", "-")
-        row[0].set_ylabel(f"{place}\n{SAYS[each.query_role]}", fontsize=8)
-    if maps[0].view == "weights":  # one scale for all; lengths have one for each attention
+        row[0].set_ylabel(place if each.picture else f"{place}\n{SAYS[each.query_role]}", fontsize=8)
+    if maps[0].view == "weights" and mesh is not None:  # one scale for all; lengths have one for each attention
         _scale(figure, mesh, panels, maps[0], log, shrink=min(0.8, 2.4 / tall))
     return figure
 
 
 def _scale(figure: "Figure", mesh: Any, axes: Any, each: AttentionMap, log: bool, *, shrink: float) -> None:
-    label = "weight" if each.view == "weights" else "length of what is added"
+    label = {"weights": "weight", "rollout": "share"}.get(each.view, "length of what is added")
     ticks = [each.largest * 10.0**power for power in (-3, -2, -1, 0)] if log else None
     bar = figure.colorbar(mesh, ax=axes, shrink=shrink, pad=0.02, label=label, ticks=ticks, format="%.3g")
     bar.outline.set_visible(False)

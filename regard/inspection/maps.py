@@ -5,16 +5,20 @@ Letters: H heads, T queries, S keys. Rows are queries, columns keys.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regard.checks import one_of
 from regard.core.added import added
-from regard.inspection.axes import END, KINDS, START, Axis, axes
-from regard.inspection.page import VIEWS, AttentionMap
-from regard.inspection.taps import Names, attentions, checked_heads, record
-from regard.inspection.views import norm_maps
+from regard.core.attention import MultiHeadAttention
+from regard.inspection.axes import END, KINDS, START, Axis, Grid, axes, grids
+from regard.inspection.page import VIEWS, AttentionMap, Picture
+from regard.inspection.taps import Names, Seen, attentions, checked_heads, record
+from regard.inspection.views import norm_maps, rollout, standing
 from regard.inspection.words import Words, merge
 
 
@@ -29,34 +33,66 @@ def attention_maps(
     heads: Sequence[int] | None = None,
     view: str = "weights",
     start: str = START,
+    pixels: NDArray[np.uint8] | None = None,
 ) -> list[AttentionMap]:
     """The attentions of a model while it reads one row of inputs, (1, T) each; cross-attention first.
 
     `texts` are those of each input's tokens, as `Axis.along` takes them: what is read, or, of an input that the model
     writes, what is predicted at each position; `start` is what is read at the first. Given their `words`, maps are by
     words, as `merge` has them.
-    `names` is a pattern, or several, `heads` are the numbers of some; the view "norm" is that of `norm_maps`.
+    `names` is a pattern, or several, `heads` are the numbers of some; the view "norm" is that of `norm_maps`, "rollout"
+    that of `rollout`: one map for each layer of an encoder. Of a model that sees, `pixels` (H, W, C) are what it sees;
+    the places of these need no texts.
     """
     one_of(VIEWS, view=view)
+    known, laid, grid = attentions(model), axes(model), next(iter(grids(model).items()), None)
+    recorded: Names = names
+    if view == "rollout":
+        recorded = [name for name, sides in laid.items() if sides.kind == "encoder"]
+        if heads is not None or not recorded:
+            raise ValueError("a roll-out is of all heads of an encoder: there are none, or some were named")
+    if grid is not None:
+        texts = {**texts, grid[0]: grid[1].texts()}
     model.eval()
-    with record(model, names, what="weights" if view == "weights" else ("weights", "values")) as seen:
+    with (
+        record(model, recorded, what="weights" if view != "norm" else ("weights", "values")) as seen,
+        standing(model, Grid(0, 0, 0) if grid is None else grid[1]) as shares,
+    ):
         model(**inputs)
-    known, laid = attentions(model), axes(model)
+    viewed = _viewed(seen, known, view, names)
+    if not viewed:
+        raise ValueError(f"a roll-out goes through an encoder: choose among {', '.join(recorded)}")
+    picture = None if grid is None or pixels is None else Picture(pixels, grid[1], shares[-1])
     maps = []
-    for name, weights in seen.weights.items():
+    for name, shown in viewed.items():
         sides = laid[name]
-        shown = weights if view == "weights" else norm_maps(known[name], weights, seen.values[name])
         queries, keys = (axis.along(texts, start) for axis in (sides.queries, sides.keys))
         some_of = shown[0]
         if added(model):  # before tokens stands what was taught and is none
             some_of = some_of[:, -len(queries) :, -len(keys) :]
         whole = AttentionMap(name, some_of.float(), queries, keys, sides.role, view=view)
+        if grid is not None and sides.keys.input == grid[0]:
+            whole = replace(whole, picture=picture)
         if words is not None:
             whole = _in_words(whole, sides.queries, sides.keys, words)
         if (some := checked_heads(heads, known[name], name)) is not None:
             whole = replace(whole, weights=whole.weights[list(some)], heads=list(some))
         maps.append(whole)
     return sorted(maps, key=lambda each: -KINDS.index(laid[each.name].kind))
+
+
+def _viewed(
+    seen: Seen[Tensor], known: Mapping[str, MultiHeadAttention], view: str, names: Names
+) -> Mapping[str, Tensor]:
+    """The numbers of each map, (B, H, T, S), by name."""
+    if view == "weights":
+        return seen.weights
+    if view == "norm":
+        return {name: norm_maps(known[name], weights, seen.values[name]) for name, weights in seen.weights.items()}
+    patterns = [names] if isinstance(names, str) else names
+    square = [weights[..., -weights.shape[-2] :] for weights in seen.weights.values()]  # without a prefix
+    reached = zip(seen.weights, rollout(square), strict=True)
+    return {name: x[:, None] for name, x in reached if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 def _in_words(tokens: AttentionMap, queries: Axis, keys: Axis, words: Mapping[str, Words]) -> AttentionMap:

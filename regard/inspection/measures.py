@@ -26,6 +26,11 @@ rare         whether the greatest weight is on the rarest of two or more tokens 
              which several are as rare do not count, for in a short text most tokens are
 duplicate    the weight of other tokens that are the same as the query's
 induction    the weight of tokens that come after one which is the same as the query's
+
+Of patches of a picture, those before them are special, and there is no order of which to be the next. There are then
+
+distance     how far the patches lie that a patch looks at, by their weights, in patches (Dosovitskiy et al., 2021)
+reach        the same over the distance of an even look at all patches: below 1 a head is local
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,12 +41,13 @@ from unicodedata import category
 import torch
 from torch import Tensor, nn
 
-from regard.inspection.axes import Axes, Taught, axes
+from regard.inspection.axes import Axes, Grid, Taught, axes
 from regard.inspection.taps import record
 
 OFFSETS = sorted(range(-5, 6), key=abs)  # where a positional head may look; of equals the nearest is named
 SMOOTH = 1e-4  # of entropy
-NONE = -100  # what no token is
+NONE, BEFORE = -100, -99  # what no token is; what stands before the patches of a picture
+ORDERED = ("first", "punctuation", "previous", "next", "duplicate", "induction")  # what patches have not
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +59,7 @@ class Tokens:
     eos: int
     punctuation: frozenset[int] = frozenset()
     counts: Mapping[str, Tensor] = field(default_factory=dict)  # (V,) of an input by name; without, nothing is rare
+    grids: Mapping[str, Grid] = field(default_factory=dict)  # of an input that is a picture
 
     @classmethod
     def of(cls, marks: Any, pieces: Sequence[str], **counts: Tensor) -> "Tokens":
@@ -60,6 +67,14 @@ class Tokens:
         first, last = marks.bos if marks.cls is None else marks.cls, marks.eos if marks.sep is None else marks.sep
         pad, bos, eos = (NONE if mark is None else mark for mark in (marks.pad, first, last))
         return cls(pad, bos, eos, punctuation(pieces), counts)
+
+    def along(self, batch: Taught, name: str) -> Tensor:
+        """The tokens of an input, (B, S): of a picture, each patch is another, and what stands before them a mark."""
+        if (grid := self.grids.get(name)) is None:
+            return batch[name]
+        patches = NONE - 1 - torch.arange(grid.places, device=batch[name].device)
+        patches[: grid.tokens] = BEFORE
+        return patches.expand(len(batch[name]), -1)
 
 
 class Positional(NamedTuple):
@@ -76,16 +91,18 @@ class HeadMeasures:
     confidence: float | None
     entropy: float | None
     evenness: float | None
-    positional: Positional | None
-    first: float | None
-    special: float | None
-    punctuation: float | None
+    positional: Positional | None = None
+    first: float | None = None
+    special: float | None = None
+    punctuation: float | None = None
     previous: float | None = None  # self-attention has these
     itself: float | None = None
     duplicate: float | None = None
     induction: float | None = None
     next: float | None = None  # an encoder has this
     rare: float | None = None  # given counts
+    distance: float | None = None  # patches have these
+    reach: float | None = None
 
     def named(self) -> dict[str, Any]:
         """The measures by name, those that there are."""
@@ -154,7 +171,7 @@ class RowTokens(NamedTuple):
 
 def rows_of(sides: Axes, batch: Taught, tokens: Tokens) -> RowTokens:
     """The rows of an attention with these axes, while a model reads a batch."""
-    queries, keys = batch[sides.queries.input], batch[sides.keys.input]
+    queries, keys = tokens.along(batch, sides.queries.input), tokens.along(batch, sides.keys.input)
     said = queries if sides.role == "read" else batch["labels"]
     (B, T), S = queries.shape, keys.shape[1]
     offsets = torch.arange(S, device=keys.device) - torch.arange(T, device=keys.device)[:, None]
@@ -187,7 +204,7 @@ def tally(sides: Axes, weights: Tensor, batch: Taught, tokens: Tokens) -> Tally:
         return (weights * pattern[:, None]).sum(-1)
 
     values["first"] = weights[..., 0], counted
-    for name, ids in (("special", (tokens.bos, tokens.eos)), ("punctuation", tokens.punctuation)):
+    for name, ids in (("special", (tokens.bos, tokens.eos, BEFORE)), ("punctuation", tokens.punctuation)):
         values[name] = mass(_among(keys, ids)[:, None]), counted
     top = weights.argmax(-1)  # (B, H, T)
     if (counts := tokens.counts.get(sides.keys.input)) is not None:
@@ -208,9 +225,15 @@ def tally(sides: Axes, weights: Tensor, batch: Taught, tokens: Tokens) -> Tally:
         for name, pattern in patterns.items():
             values[name] = mass(pattern & visible), counted & (pattern & visible).any(-1)
 
+    if (grid := tokens.grids.get(sides.keys.input)) is not None:
+        for name in (*ORDERED, *(() if grid.tokens else ("special",))):
+            values.pop(name, None)
+        if sides.kind != "cross":
+            values |= {name: (far, ~_among(queries, [BEFORE])) for name, far in _distances(weights, grid).items()}
     at = top - torch.arange(top.shape[-1], device=top.device)  # (B, H, T)
     fits = torch.stack([(visible & (offsets == o)).any(-1) & counted for o in OFFSETS], -1)  # (B, T, offsets)
     hits = torch.stack([((at == o) & counted[:, None]).sum(-1) for o in OFFSETS], -1)  # (B, H, offsets)
+    fits = fits & (grid is None)  # patches lie in two directions
     return Tally(
         {name: (value * rows[:, None]).sum(-1).double().cpu() for name, (value, rows) in values.items()},
         {name: rows.sum(-1).cpu() for name, (_, rows) in values.items()},
@@ -218,6 +241,17 @@ def tally(sides: Axes, weights: Tensor, batch: Taught, tokens: Tokens) -> Tally:
         fits.sum(1).cpu(),
         counted.sum(-1).cpu(),
     )
+
+
+def _distances(weights: Tensor, grid: Grid) -> dict[str, Tensor]:
+    """How far each patch looks, (B, H, T) in patches, and for an even look; 0 of what stands before the patches."""
+    lines, columns = torch.meshgrid(torch.arange(grid.rows), torch.arange(grid.columns), indexing="ij")
+    places = torch.stack([lines.flatten(), columns.flatten()], 1).to(weights)  # (patches, 2)
+    apart = torch.cdist(places, places)
+    seen = weights[:, :, grid.tokens :, grid.tokens :]
+    far = (seen * apart).sum(-1) / seen.sum(-1).clamp(min=torch.finfo(seen.dtype).tiny)
+    found = {"distance": far, "reach": far / apart.mean(-1).clamp(min=1e-9)}
+    return {name: nn.functional.pad(each, (grid.tokens, 0)) for name, each in found.items()}
 
 
 def joined(tallies: Sequence[Tally]) -> Tally:

@@ -13,13 +13,27 @@ from dataclasses import dataclass
 from html import escape
 from importlib import resources
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from regard.files import write_whole
+from regard.inspection.axes import Grid
 
 SCALE = 10_000  # the page holds whole ten-thousandths: 4 digits, in half the bytes of decimal fractions
-VIEWS = ("weights", "norm")
+VIEWS = ("weights", "norm", "rollout")
 TOLERANCE = 1e-3  # half precision may leave [0, 1] by this much
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """What a model sees: pixels (H, W, C), how its patches lie, and which share each of its places has in what stands
+    for the whole of it, (places,)."""
+
+    pixels: NDArray[np.uint8]
+    grid: Grid
+    shares: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +43,8 @@ class AttentionMap:
     weights: (H, T, S), the probabilities before dropout; a fully masked row is zeros. T `queries`, S `keys`.
     `query_role` says whether `queries` are the tokens "read" at each position or "predicted" there (the next).
     `heads` are the numbers of the H heads, if they are not all of them. In the view "norm" the weights are lengths
-    instead, of any size: of what each key adds to each query.
+    instead, of any size: of what each key adds to each query; in the view "rollout" there is one map for all heads.
+    Where keys are places of a `picture`, queries may be, too.
 
     >>> weights = torch.tensor([[[0.9, 0.1], [0.2, 0.8]]])  # one head
     >>> cross = AttentionMap("decoder.layers.1.cross_attention", weights, ["un", "gato"], ["a", "cat"], "predicted")
@@ -42,6 +57,20 @@ class AttentionMap:
     query_role: str
     heads: Sequence[int] | None = None
     view: str = "weights"
+    picture: Picture | None = None
+
+    def over(self, query: int | None = None) -> Tensor:
+        """What a query puts on the patches of the picture, (H, rows, columns); without one, what stands for the whole
+        picture does, or of a text the mean of its tokens."""
+        assert self.picture is not None, f"{self.name} looks at no picture"
+        grid, weights = self.picture.grid, self.weights.float()
+        if query is not None:
+            found = weights[:, query]
+        elif self.query_role == "read":
+            found = torch.einsum("t,hts->hs", self.picture.shares.to(weights), weights)
+        else:
+            found = weights.mean(1)
+        return found[:, grid.tokens :].unflatten(1, (grid.rows, grid.columns))
 
     @property
     def numbers(self) -> list[int]:
@@ -50,8 +79,9 @@ class AttentionMap:
 
     @property
     def largest(self) -> float:
-        """What the strongest colour stands for: 1, or in the view "norm" the largest length there is."""
-        return 1.0 if self.view == "weights" else max(self.weights.max().item(), 1e-30)
+        """What the strongest colour stands for: 1, or of lengths, roll-outs and pictures, the largest there is."""
+        one = self.view == "weights" and self.picture is None
+        return 1.0 if one else max(self.weights.max().item(), 1e-30)
 
     def __post_init__(self) -> None:
         shape, labels = tuple(self.weights.shape), (len(self.queries), len(self.keys))
@@ -65,11 +95,11 @@ class AttentionMap:
             raise ValueError(f"{self.name}: view = {self.view!r}: choose {' or '.join(VIEWS)}")
         if self.heads is not None and len(self.heads) != shape[0]:
             raise ValueError(f"{self.name}: weights {shape} need the numbers of {shape[0]} heads, got {self.heads}")
-        most = 1 + TOLERANCE if self.view == "weights" else torch.finfo(torch.float32).max
+        most = 1 + TOLERANCE if self.view != "norm" else torch.finfo(torch.float32).max
         inside = (self.weights >= -TOLERANCE) & (self.weights <= most)  # NaN is not
         if not inside.all():
             h, i, j = (~inside).nonzero()[0].tolist()
-            bounds = "between 0 and 1 (give them before dropout)" if self.view == "weights" else "at least 0"
+            bounds = "between 0 and 1 (give them before dropout)" if self.view != "norm" else "at least 0"
             raise ValueError(
                 f"{self.name}: weights must be finite and {bounds}; "
                 f"got {self.weights[h, i, j].item():g} at head {h}, query {i}, key {j}"
@@ -96,6 +126,7 @@ def attention_page(maps: Sequence[AttentionMap], *, title: str, note: str = "", 
             "keys": list(each.keys),
             "heads": each.numbers,
             "largest": each.largest,
+            "pictured": each.picture is not None,
             "weights": (each.weights.detach().cpu().double() / each.largest * SCALE)
             .clamp(0, SCALE)
             .round()
@@ -105,7 +136,17 @@ def attention_page(maps: Sequence[AttentionMap], *, title: str, note: str = "", 
         for each in maps
     ]
     slots = {"note": escape(note), "log": "checked" if log else ""}
-    return filled("page.html", title, {"scale": SCALE, "maps": entries}, **slots)
+    seen = next((_told(each.picture) for each in maps if each.picture is not None), None)
+    return filled("page.html", title, {"scale": SCALE, "maps": entries, "picture": seen}, **slots)
+
+
+def _told(picture: Picture) -> dict[str, object]:
+    """A picture for a page: its pixels as red, green and blue, in base64."""
+    high, wide, channels = picture.pixels.shape
+    colours = picture.pixels if channels == 3 else picture.pixels.repeat(3, axis=2)
+    shares = [round(share, 5) for share in picture.shares.tolist()]
+    rgb = base64.b64encode(colours.tobytes()).decode()
+    return {"width": wide, "height": high, "rgb": rgb, "grid": picture.grid._asdict(), "shares": shares}
 
 
 def filled(name: str, title: str, data: object, **slots: str) -> str:

@@ -16,6 +16,7 @@ PATTERN = 0.5  # mean weight of duplicates, or of what followed them, where ther
 # "Broad" heads have over 3.8 nats in Clark et al. (2019), of the ln 128 = 4.85 that their segments of 128 tokens allow;
 # sentences are shorter, and the same share of what they allow is the threshold.
 BROAD = 3.8 / 4.85
+LOCAL = 0.5  # of the distance of an even look at all patches
 ALIGNED = 0.5  # share of lexical links at the greatest weight
 BETTER = 0.1  # and how much more than at the best fixed offset: ten points, for syntactic heads, too
 
@@ -24,11 +25,12 @@ ABOUT = {
     "aligner of the read": "looks at the source words that what it has just read comes from",
     "positional": "looks at one place, counted from its own: -1 is the token before, +1 the one after, 0 itself",
     "syntactic": "looks along a relation of grammar, from a word to its head or its dependent, wherever that is",
-    "special": "rests on the start or end symbol: often a way to do nothing",
+    "special": "rests on the start or end symbol, or the token before a picture: often a way to do nothing",
     "punctuation": "looks at punctuation",
     "rare": "looks at the rarest token of the sentence",
     "duplicate": "looks at the same token elsewhere",
     "induction": "looks at what followed the same token before",
+    "local": "looks at patches near its own",
     "broad": "spreads over the whole sentence",
     "mixed": "nothing of these stands out",
 }
@@ -71,6 +73,8 @@ def roles(measures: HeadMeasures, aligned: Aligned | None = None, syntactic: Syn
         ("broad", measures.evenness, BROAD),
     ):
         found += [name] * _over(value, threshold)
+    if measures.reach is not None and measures.reach < LOCAL:
+        found.insert(0, "local")
     return found or ["mixed"]
 
 

@@ -3,13 +3,17 @@
 Letters: B batch, H heads, T queries, S keys, L layers, d_k and d_v widths of a head. Rows are queries, columns keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.core.attention import MultiHeadAttention
+from regard.core.outputs import HeadConfig, VectorHead
 from regard.core.quantised import whole_matrix
+from regard.inspection.axes import Grid
 
 APPROXIMATE = ("linformer", "performer", "linear")  # kinds of attention whose weights come of no such scores
 
@@ -43,6 +47,46 @@ def rollout(maps: Sequence[Tensor]) -> list[Tensor]:
         mixed = mixed / mixed.sum(-1, keepdim=True)
         reached.append(mixed @ reached[-1] if reached else mixed)
     return reached
+
+
+@contextmanager
+def standing(model: nn.Module, grid: Grid) -> Iterator[list[Tensor]]:
+    """Inside the block, note which share each place of a picture has in what stands for it, (places,), each time that
+    a model sees one. Where it has no such head, it is that of its first token, or, if it writes, that of all alike."""
+    noted = list[Tensor]()
+
+    def note(head: Any, given: tuple[Tensor, ...]) -> None:
+        noted.append(shares_of(head, given[0][0]).float().cpu())
+
+    heads = [each for each in model.modules() if isinstance(each, VectorHead)]
+    if not heads:
+        writes = getattr(model, "head", HeadConfig()).kind == "tokens"
+        shares = torch.eye(grid.places)
+        noted.append(shares.mean(0) if writes or not grid.tokens else shares[0])
+    hooks = [each.register_forward_pre_hook(note) for each in heads]
+    try:
+        yield noted
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def shares_of(head: VectorHead, features: Tensor) -> Tensor:
+    """Which share each place has in the vector that stands for all of them: features (T, d_model) -> (T,).
+
+    It is that of the token that is read, half of each of two, the weights of an attention; of the greatest numbers, how
+    many of them come from a place.
+
+    >>> shares_of(VectorHead(HeadConfig("vector", pool="max"), 2), torch.tensor([[1.0, 5.0], [2.0, 4.0]])).tolist()
+    [0.5, 0.5]
+    """
+    T, d = features.shape
+    if head.weigh is not None:
+        return head.weigh(features)[:, 0].softmax(0)
+    if head.pool == "max":
+        return torch.bincount(features.argmax(0), minlength=T) / d
+    read = {"first": [0], "both": [0, 1], "last": [T - 1]}.get(head.pool, [*range(T)])
+    return torch.eye(T, device=features.device)[read].mean(0)
 
 
 def dots(attention: MultiHeadAttention) -> bool:

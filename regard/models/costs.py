@@ -155,7 +155,7 @@ def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: 
         keep, paths = all_pairs[:, 0].bool(), all_pairs[..., None].expand(-1, -1, -1, c.reach)
         given = [given[0][..., None], all_pairs, keep, paths, torch.zeros(sentences, target, c.numbers, device=device)]
     if (bands := getattr(c, "bands", None)) is not None:  # of sound, two frames are a position
-        given[0] = torch.zeros(sentences, 2 * source, bands, device=device)
+        given[0] = torch.zeros(sentences, c.frames if asked == ["frames"] else 2 * source, bands, device=device)
     return given
 
 

@@ -34,6 +34,7 @@ FAMILIES = {
     "speech": "regard.models.speech",
     "seer": "regard.models.seer",
     "graph": "regard.models.graph",
+    "audio": "regard.models.audio",
 }
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none", str: "text"}
 VOCABULARY = 37_000  # of the paper's base model
@@ -85,7 +86,7 @@ class Config:
         for name in PROBABILITIES:
             if not 0.0 <= (p := values.get(name, 0.0)) <= 1.0:
                 raise ValueError(f"{name} = {p}: a probability lies in [0, 1]")
-        source, vocabulary = values.get("source_vocabulary"), values.get("vocabulary", math.inf)
+        source, vocabulary = values.get("source_vocabulary"), values.get("vocabulary") or math.inf
         if source is not None and (tie := values["tie"]) in ("all", "inputs") and source != vocabulary:
             raise ValueError(
                 f"tie={tie!r} makes one matrix of both vocabularies, but they have {source} and {vocabulary} entries: "

@@ -10,7 +10,7 @@ there is learnt.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,8 @@ class Pair(nn.Module):
     """
 
     reads = "pairs"
+    # What each reads, and whether from left to right.
+    towers: ClassVar[dict[str, tuple[str, bool]]] = {"picture_encoder": ("pixels", False), "encoder": ("tokens", True)}
 
     def __init__(self, config: "PairConfig") -> None:
         super().__init__()

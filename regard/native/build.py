@@ -40,7 +40,7 @@ class Product(Structure):
 
 
 class Norm(Structure):
-    _fields_ = fields(c_void_p, "gain bias")
+    _fields_ = [*fields(c_void_p, "gain bias"), ("eps", c_float)]
 
 
 class Heads(Structure):
@@ -52,6 +52,7 @@ class Layer(Structure):
         *fields(Norm, "attention_norm cross_norm feed_forward_norm"),
         *fields(Heads, "own read"),
         *fields(Product, "query_key_value output query key_value cross_output inner outer"),
+        ("activation", c_int32),
     ]
 
 
@@ -74,8 +75,8 @@ class Head(Structure):
 
 class Model(Structure):
     _fields_ = [
-        *fields(c_int32, "d heads kv_heads d_k d_v d_ff encoder_layers decoder_layers pre activation gated turned"),
-        *(("turns", c_void_p), ("score_scale", c_float), ("eps", c_float)),
+        *fields(c_int32, "d heads kv_heads d_k d_v d_ff encoder_layers decoder_layers pre gated causal turned"),
+        *(("turns", c_void_p), ("score_scale", c_float)),
         *fields(Embedding, "source target"),
         *fields(POINTER(Layer), "encoder decoder"),
         *fields(Norm, "encoder_norm decoder_norm"),

@@ -22,10 +22,10 @@ NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls th
 # of what is given.
 FUNCTIONS = {
     "room": "l aiiii",
-    "encode": "i aiaaiaiapp",
+    "encode": "i aiaaaiaiapp",
     "hear": "- aaiaaapp",
     "memory_size": "l ai",
-    "read_texts": "- aiiaaaaiiaalppl",
+    "read_texts": "- aiiaaaaaiiaalppl",
     "decode": "i aaiaaaiapp",
     "logits": "- aiaapp",
     "best": "i aiaiiaaaipp",

@@ -29,7 +29,7 @@ typedef struct {
   const float *bias;    /* may be absent */
 } Product;
 
-typedef struct { const float *gain, *bias; } Norm; /* no bias: RMSNorm; no gain: none at all */
+typedef struct { const float *gain, *bias; float eps; } Norm; /* no bias: RMSNorm; no gain: none at all */
 
 typedef struct { int32_t heads, kv_heads; } Heads; /* of one attention; none of either where it has lost them all */
 
@@ -38,7 +38,8 @@ typedef struct {
   Heads own, read;                           /* of self-attention and of attention to the source */
   Product query_key_value, output;           /* self-attention */
   Product query, key_value, cross_output;    /* attention to the source; absent where there is none to read */
-  Product inner, outer;                      /* feed-forward */
+  Product inner, outer;                      /* feed-forward; a gate, if the first has twice the columns */
+  int32_t activation; /* of it: 0 relu, 1 gelu, 2 silu, 3 sigmoid, 4 gelu by tanh, 5 tanh, 6 gelu by sigmoid */
 } Layer;
 
 typedef struct {
@@ -57,19 +58,20 @@ typedef struct {
 /* What stands on an encoder: each of these may be absent, and then comes the product that Model calls logits. */
 typedef struct {
   int32_t pool;       /* what stands for a text: 1 its first vector, 2 the last, 3 the mean, 4 the largest; 0: all do */
-  int32_t activation; /* of the inner layer */
+  int32_t activation; /* of the inner layer; -1: none */
   int32_t unit;       /* vectors have length 1 */
   Product inner;
   Norm norm;
 } Head;
 
 typedef struct {
-  int32_t d, heads, kv_heads, d_k, d_v, d_ff; /* heads: of an attention at most */
+  int32_t d, heads, kv_heads, d_k, d_v, d_ff; /* heads and d_ff: of a layer at most */
   int32_t encoder_layers, decoder_layers;
-  int32_t pre, activation, gated; /* 0 relu, 1 gelu, 2 silu, 3 sigmoid, 4 gelu by tanh, 5 tanh */
+  int32_t pre, gated; /* gated: some layer */
+  int32_t causal;     /* whether a place of the encoder sees only what is before it */
   int32_t turned;     /* numbers of a head that RoPE turns, in pairs i and turned / 2 + i; 0: none */
   const float *turns; /* (longest, turned): the cosine of each pair's angle, then the sine */
-  float score_scale, eps;
+  float score_scale;
   Embedding source, target;
   const Layer *encoder, *decoder;
   Norm encoder_norm, decoder_norm;
@@ -375,6 +377,7 @@ INLINE vec activation(int kind, vec x) {
   if (kind == 1) return gelu(x);
   if (kind == 4) z = 1.59576912f * (x + 0.044715f * (x * x * x)); /* (1 + tanh x) / 2 is a sigmoid of 2 x */
   if (kind == 5) z = 2.0f * x;
+  if (kind == 6) z = 1.702f * x;
   vec y = 1.0f / (1.0f + exponential(-z));
   if (kind == 5) return 2.0f * y - 1.0f;
   if (kind != 3) y *= x;
@@ -466,7 +469,7 @@ static void product(Team *team, const float *a, int lda, int m, const Product *p
 
 /* ---------------------------------------------------------------------------------------------- between products */
 
-static void normalise(const Norm *norm, const float *x, int d, float eps, float *y) {
+static void normalise(const Norm *norm, const float *x, int d, float *y) {
   vec s = all(0.0f), squares = all(0.0f);
   float mean = 0.0f, tail = 0.0f;
   int i;
@@ -480,7 +483,7 @@ static void normalise(const Norm *norm, const float *x, int d, float eps, float 
     squares += away * away;
   }
   for (; i < d; i++) tail += (x[i] - mean) * (x[i] - mean);
-  float factor = 1.0f / sqrtf((total(squares) + tail) / d + eps);
+  float factor = 1.0f / sqrtf((total(squares) + tail) / d + norm->eps);
   if (norm->bias)
     for (i = 0; i < d; i++) y[i] = (x[i] - mean) * factor * norm->gain[i] + norm->bias[i];
   else
@@ -488,10 +491,10 @@ static void normalise(const Norm *norm, const float *x, int d, float eps, float 
 }
 
 static void normalise_rows(const Model *M, const Norm *norm, const float *x, int m, float *y) {
-  for (int i = 0; i < m; i++) normalise(norm, x + (size_t)i * M->d, M->d, M->eps, y + (size_t)i * M->d);
+  for (int i = 0; i < m; i++) normalise(norm, x + (size_t)i * M->d, M->d, y + (size_t)i * M->d);
 }
 
-static void embed(const Model *M, const Embedding *e, int32_t token, int32_t position, int32_t segment, float *x) {
+static void embed(const Embedding *e, int32_t token, int32_t position, int32_t segment, float *x) {
   const int d = e->width;
   if (e->table)
     for (int i = 0; i < d; i++) x[i] = e->table[(size_t)token * d + i] * e->factor;
@@ -503,7 +506,7 @@ static void embed(const Model *M, const Embedding *e, int32_t token, int32_t pos
     for (int i = 0; i < d; i++) x[i] += e->positions[(size_t)position * d + i];
   if (e->segments)
     for (int i = 0; i < d; i++) x[i] += e->segments[(size_t)segment * d + i];
-  if (e->norm.gain) normalise(&e->norm, x, d, M->eps, x);
+  if (e->norm.gain) normalise(&e->norm, x, d, x);
 }
 
 /* One row of S scores becomes weights: the first n of them; the others, and the rest of the last vector, nothing. */
@@ -567,9 +570,10 @@ INLINE void mix_one(int d_v, const float *weight, const float *values, size_t st
     }
 }
 
-/* Some queries (a constant) of a head, `stride` apart, over S keys that lie as (d_k, padded S), and values `apart`. */
+/* Some queries (a constant) of a head, `stride` apart, over S keys that lie as (d_k, padded S), and values `apart`. The
+   first sees `seen` of them; and if that is not all, each one after it a key more. */
 INLINE void attend_rows(int rows, const Model *M, const float *q, int stride, const float *keys, const float *values,
-                        int apart, int S, float *out, int next, float *scores) {
+                        int apart, int S, int seen, float *out, int next, float *scores) {
   int padded = (S + L - 1) / L * L, i = 0;
   for (int s = 0; s < padded; s += L) {
     vec sum[4 * QUERIES];
@@ -588,7 +592,7 @@ INLINE void attend_rows(int rows, const Model *M, const float *q, int stride, co
       store(scores + r * padded + s, ((x[0] + x[1]) + (x[2] + x[3])) * M->score_scale);
     }
   }
-  for (int r = 0; r < rows; r++) softmax(scores + r * padded, S, S);
+  for (int r = 0; r < rows; r++) softmax(scores + r * padded, seen + r < S ? seen + r : S, S);
   if (rows == 1) {
     mix_one(M->d_v, scores, values, apart, 0, S, out);
     return;
@@ -603,7 +607,7 @@ static void attend_fixed(const Model *M, Heads a, const float *q, const float *k
   int share = a.heads / a.kv_heads, padded = (S + L - 1) / L * L;
   for (int h = 0; h < a.heads; h++)
     attend_rows(1, M, q + h * M->d_k, 0, keys + (size_t)(h / share) * M->d_k * padded, values + h / share * M->d_v,
-                stride, S, out + h * M->d_v, 0, scores);
+                stride, S, S, out + h * M->d_v, 0, scores);
 }
 
 /* One query of a head over T cells of a cache: cell[t] says where the key and the value of position t lie. */
@@ -749,9 +753,10 @@ static void leave(const Model *M, const Norm *norm, const Room *w, int m) {
 static void feed_forward(const Model *M, int decoder, int l, const Room *w, int m) {
   const Layer *layer = (decoder ? M->decoder : M->encoder) + l;
   const float *in = enter(M, &layer->feed_forward_norm, w, m);
-  int N = layer->inner.N, mode = M->gated ? SET : M->activation ? ACTIVATE + M->activation : RELU;
+  int N = layer->inner.N, K = layer->outer.K, kind = layer->activation;
+  int mode = N > K ? SET : kind ? ACTIVATE + kind : RELU;
   product_of(w, &layer->inner, l, decoder, offsetof(Lows, inner), in, M->d, m, w->wide, N, mode);
-  if (M->gated) activate(M->activation, m, M->d_ff, M->d_ff, w->wide, N);
+  if (N > K) activate(kind, m, K, K, w->wide, N);
   product_of(w, &layer->outer, l, decoder, offsetof(Lows, outer), w->wide, N, m, w->x, M->d, ADD);
   leave(M, &layer->feed_forward_norm, w, m);
 }
@@ -815,14 +820,17 @@ static void some_texts(void *about, int i, int n) {
   int64_t item = (int64_t)a.n * H * i / n, end = (int64_t)a.n * H * (i + 1) / n;
   for (; item < end; item++) {
     int b = item / H, h = item % H, g = h / (H / a.heads.kv_heads), S = a.begins[b + 1] - a.begins[b], t = 0;
-    if (S >= LONG) continue;
+    if (S >= LONG && !a.M->causal) continue;
     size_t first = a.begins[b] - a.begins[0];
     const float *q = a.qkv + first * a.N, *v = q + Q + K + g * d_v;
     float *out = a.out + first * V + h * d_v;
     transpose_keys(d_k, q + Q + g * d_k, a.N, S, keys);
+#define SEEN (a.M->causal ? t + 1 : S)
     for (q += h * d_k; t + QUERIES <= S; t += QUERIES)
-      attend_rows(QUERIES, a.M, q + (size_t)t * a.N, a.N, keys, v, a.N, S, out + (size_t)t * V, V, scores);
-    for (; t < S; t++) attend_rows(1, a.M, q + (size_t)t * a.N, 0, keys, v, a.N, S, out + (size_t)t * V, 0, scores);
+      attend_rows(QUERIES, a.M, q + (size_t)t * a.N, a.N, keys, v, a.N, S, SEEN, out + (size_t)t * V, V, scores);
+    for (; t < S; t++)
+      attend_rows(1, a.M, q + (size_t)t * a.N, 0, keys, v, a.N, S, SEEN, out + (size_t)t * V, 0, scores);
+#undef SEEN
   }
 }
 
@@ -862,7 +870,7 @@ static void attend_whole(Team *team, Whole a) {
   shared_by(team, some_texts, &a, seen * each, pieces);
   for (int b = 0; b < a.n; b++) {
     const int S = a.begins[b + 1] - a.begins[b], first = a.begins[b] - a.begins[0];
-    if (S < LONG) continue;
+    if (S < LONG || a.M->causal) continue;
     Whole one = {a.M, a.heads, 1, a.N, a.padded, a.begins + b, a.qkv + (size_t)first * a.N,
                  a.out + (size_t)first * a.heads.heads * a.M->d_v, a.keys, a.scores};
     shared_by(team, some_panelled, &one, SHARED, a.heads.kv_heads);
@@ -935,15 +943,17 @@ static void think(const Model *M, int n, const int32_t *begins, int longest, con
   if (M->encoder_norm.gain) normalise_rows(M, &M->encoder_norm, w->x, m, w->x);
 }
 
-/* The encoder on n texts -> w->x. Without `segments` all is the first. */
+/* The encoder on n texts -> w->x. Without `segments` all is the first. What no embedding has made comes as vectors:
+   `given` (m, d), in place of tokens. */
 static void understand(const Model *M, int n, const int32_t *begins, const int32_t *tokens, const int32_t *segments,
-                       int longest, const Room *w) {
+                       const float *given, int longest, const Room *w) {
   const Embedding *e = &M->source;
   const int m = begins[n] - begins[0];
   float *x = e->widen.N ? w->wide : w->x;
-  for (int b = 0, r = 0; b < n; b++)
+  if (given) memcpy(w->x, given, sizeof(float) * m * M->d);
+  for (int b = 0, r = 0; !given && b < n; b++)
     for (int s = 0; s < begins[b + 1] - begins[b]; s++, r++)
-      embed(M, e, tokens[r], s, segments ? segments[r] : 0, x + (size_t)r * e->width);
+      embed(e, tokens[r], s, segments ? segments[r] : 0, x + (size_t)r * e->width);
   if (e->widen.N) product(w->team, x, e->width, m, &e->widen, w->x, M->d, SET, w->bytes);
   think(M, n, begins, longest, w);
 }
@@ -986,19 +996,20 @@ static void memorise(const Model *M, int n, const int32_t *begins, float *const 
   }
 }
 
-/* Read n sentences: tokens one sentence after the other, where each begins and the last one ends, and for each of them
-   where its memory goes: for every decoder layer the keys (G, d_k, padded S) and then the values (S, G · d_v) of the
-   attention to it, in room for those that have the most heads. None has more than `longest` tokens. Where there is a
-   rank, each has an adapter, or none. Returns 0, and does nothing, if a token is none. */
-int32_t encode(const Model *M, int32_t n, const int32_t *tokens, const int32_t *begins, int32_t longest,
-               float *const *memory, int32_t rank, const Adapter *const *adapters, Team *team, char *space) {
+/* Read n sentences: tokens one sentence after the other, or vectors in their place, where each begins and the last one
+   ends, and for each of them where its memory goes: for every decoder layer the keys (G, d_k, padded S) and then the
+   values (S, G · d_v) of the attention to it, in room for those that have the most heads. None has more than `longest`
+   tokens. Where there is a rank, each has an adapter, or none. Returns 0, and does nothing, if a token is none. */
+int32_t encode(const Model *M, int32_t n, const int32_t *tokens, const float *given, const int32_t *begins,
+               int32_t longest, float *const *memory, int32_t rank, const Adapter *const *adapters, Team *team,
+               char *space) {
   Room w = {.team = team};
   const int m = begins[n];
-  for (int r = 0; r < m; r++)
+  for (int r = 0; !given && r < m; r++)
     if (tokens[r] < 0 || tokens[r] >= M->source.tokens) return 0;
   lay(M, m, longest, team ? team->threads : 1, rank, space, &w);
   tell_rows(adapters, n, begins, &w);
-  understand(M, n, begins, tokens, 0, longest, &w);
+  understand(M, n, begins, tokens, 0, given, longest, &w);
   memorise(M, n, begins, memory, &w);
   return 1;
 }
@@ -1089,11 +1100,12 @@ static void say(const Model *M, const Head *h, const Product *last, int n, const
     x = w->y;
   }
   if (h->inner.N) {
-    product(w->team, x, d, rows, &h->inner, w->wide, h->inner.N, ACTIVATE + h->activation, w->bytes);
+    const int mode = h->activation < 0 ? SET : ACTIVATE + h->activation;
+    product(w->team, x, d, rows, &h->inner, w->wide, h->inner.N, mode, w->bytes);
     x = w->wide, d = h->inner.N;
   }
   for (int r = 0; r < rows; r++) {
-    if (h->norm.gain) normalise(&h->norm, x + (size_t)r * d, d, M->eps, x + (size_t)r * d);
+    if (h->norm.gain) normalise(&h->norm, x + (size_t)r * d, d, x + (size_t)r * d);
     if (h->unit) shorten(x + (size_t)r * d, d);
   }
   if (last->N)
@@ -1107,6 +1119,7 @@ typedef struct {
   const Model *M;
   int32_t bare, longest, count, rank; /* bare: without the head; count: of the parts; rank: of adapters, at most */
   const int32_t *parts, *begins, *tokens, *segments;
+  const float *given;
   const Adapter *const *adapters; /* of each text, where there is a rank */
   float *out;
   int64_t width; /* of a row of it */
@@ -1122,7 +1135,8 @@ static void read_part(const Texts *t, int c, Team *team, char *space) {
   const Adapter *const *of = t->rank ? t->adapters + begin : 0;
   lay(t->M, m, t->longest, team ? team->threads : 1, t->rank, space, &w);
   tell_rows(of, n, begins, &w);
-  understand(t->M, n, begins, t->tokens + first, t->segments ? t->segments + first : 0, t->longest, &w);
+  understand(t->M, n, begins, t->tokens ? t->tokens + first : 0, t->segments ? t->segments + first : 0,
+             t->given ? t->given + (size_t)first * t->M->d : 0, t->longest, &w);
   if (t->bare) memcpy(t->out + first * t->width, w.x, sizeof(float) * m * t->M->d);
   for (int b = 0, end; !t->bare && b < n; b = end) { /* texts of one adapter after the other */
     for (end = of ? b + 1 : n; end < n && of[end] == of[b]; end++) {}
@@ -1141,15 +1155,16 @@ static void some_parts(void *about, int i, int n) {
   for (int c; (c = atomic_fetch_add(&t->next, 1)) < t->count;) read_part(t, c, 0, t->space + i * t->each);
 }
 
-/* Read texts: tokens one text after the other, the text of a pair that each is in, and where each text begins and the
-   last one ends; none has more than `longest` tokens. -> `out`, rows of so many numbers: what the head says, of each
-   text or of each token, or if `bare` what it reads. Where there is a rank, each text has an adapter, or none; all
-   their heads speak of texts, or all of tokens. Several parts are shared by the threads, each of which has `each`
-   bytes of the space; of one part they share the products. */
+/* Read texts: tokens one text after the other, the text of a pair that each is in, or vectors in the place of both, and
+   where each text begins and the last one ends; none has more than `longest` tokens. -> `out`, rows of so many numbers:
+   what the head says, of each text or of each token, or if `bare` what it reads. Where there is a rank, each text has
+   an adapter, or none; all their heads speak of texts, or all of tokens. Several parts are shared by the threads, each
+   of which has `each` bytes of the space; of one part they share the products. */
 void read_texts(const Model *M, int32_t bare, int32_t count, const int32_t *parts, const int32_t *begins,
-                const int32_t *tokens, const int32_t *segments, int32_t longest, int32_t rank,
+                const int32_t *tokens, const int32_t *segments, const float *given, int32_t longest, int32_t rank,
                 const Adapter *const *adapters, float *out, int64_t width, Team *team, char *space, int64_t each) {
-  Texts t = {M, bare, longest, count, rank, parts, begins, tokens, segments, adapters, out, width, space, each, 0};
+  Texts t = {M,     bare,     longest, count, rank,  parts, begins, tokens, segments,
+             given, adapters, out,     width, space, each,  0};
   if (team && count > 1)
     together(team, some_parts, &t, team->threads);
   else
@@ -1246,7 +1261,7 @@ int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, con
     int r = to ? to[i] : i;
     if (w.of) w.of[i] = rows->adapters[rows->sentence[r]];
     w.at[i] = rows->lengths[r]++;
-    embed(M, &M->target, tokens[i], w.at[i], 0, w.x + (size_t)i * M->d);
+    embed(&M->target, tokens[i], w.at[i], 0, w.x + (size_t)i * M->d);
     rows->history[r * rows->stride + w.at[i]] = cells[i];
     rows->owner[cells[i]] = rows->sentence[r];
   }

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import Stack
-from regard.core.layers import FeedForward, GatedFeedForward, OffsetRMSNorm, Residual
+from regard.core.layers import FeedForward, GatedFeedForward, OffsetRMSNorm, Residual, gelu_quick
 from regard.core.quantised import Int8Linear
 from regard.native import build
 from regard.native.build import UnsupportedError
 
 NORMS = nn.LayerNorm | nn.RMSNorm | OffsetRMSNorm
-ACTIVATIONS: dict[Any, int] = {F.relu: 0, F.gelu: 1, F.silu: 2, torch.sigmoid: 3, torch.tanh: 5}
+ACTIVATIONS: dict[Any, int] = {F.relu: 0, F.gelu: 1, F.silu: 2, torch.sigmoid: 3, torch.tanh: 5, gelu_quick: 6}
 GELU_BY_TANH = 4
 
 
@@ -61,7 +61,7 @@ class Layout:
             result.read, result.query, result.key_value, result.cross_output = self.attention(
                 cross.sublayer, "query", "key_value"
             )
-        (_, gated), d_ff = activation_of(ffn.sublayer), ffn.sublayer.outer.in_features
+        (result.activation, gated), d_ff = activation_of(ffn.sublayer), ffn.sublayer.outer.in_features
         result.feed_forward_norm = self.norm(ffn.norm, self.d)
         result.inner = self.product(ffn.sublayer.inner, d_ff * (1 + gated), self.d)
         result.outer = self.product(ffn.sublayer.outer, self.d, d_ff)
@@ -94,9 +94,9 @@ class Layout:
             raise UnsupportedError(f"a {type(norm).__name__} without a gain")
         gain = norm.weight.float() + (1 if isinstance(norm, OffsetRMSNorm) else 0)
         if not isinstance(norm, nn.LayerNorm):
-            return build.Norm(self.place(gain, d), None)
+            return build.Norm(self.place(gain, d), None, norm.eps)
         bias = torch.zeros_like(gain) if norm.bias is None else norm.bias.float()
-        return build.Norm(self.place(gain, d), self.place(bias, d))
+        return build.Norm(self.place(gain, d), self.place(bias, d), norm.eps)
 
     @torch.no_grad()
     def product(

@@ -22,11 +22,12 @@ from regard.core.generation import DecoderOnly, room_after, room_beside
 from regard.core.layers import Residual
 from regard.core.positions import Learned, Positions, Rotary, Sinusoidal, sinusoid
 from regard.core.quantised import Int8Embedding
-from regard.core.stems import Embedding, Frames
+from regard.core.stems import Embedding, Frames, Patches
+from regard.decoding.protocol import Floats
 from regard.native import build
 from regard.native.adapters import NativeAdapter
 from regard.native.build import UnsupportedError
-from regard.native.layout import NORMS, Layout, activation_of, whole
+from regard.native.layout import Layout, activation_of, whole
 from regard.native.rows import Desk, Listened, NativeRows
 
 
@@ -57,11 +58,20 @@ class Laid(Layout):
             model = merged(model)
         except ValueError as error:
             raise UnsupportedError(f"what was added to it cannot be merged: {error}") from None
+        stem = getattr(model, source) if source else None
+        self.patches = stem if isinstance(stem, Patches) else None  # what makes vectors of pictures
         with torch.no_grad():
             self.c = self._model(model, {side: getattr(model, name) for side, name in parts.items()})
         self._reach, self._growing = c_int32(0), Lock()  # of the position tables: shared by `with_threads`, as they are
         self._desks: dict[int, list[Desk]] = {}  # that nobody works at, by their threads
         self.reach(256)
+
+    @torch.inference_mode()
+    def seen(self, pictures: Iterable[Any]) -> list[Floats]:
+        """The vectors (T, d) of each picture (C, H, W): of one after the other, so that none minds its company."""
+        assert self.patches is not None
+        kind = next(self.patches.parameters()).dtype
+        return [self.patches(torch.stack([*each])[None].to(kind))[0].float().contiguous().numpy() for each in pictures]
 
     @contextmanager
     def desk(self) -> Iterator[Desk]:
@@ -111,14 +121,17 @@ class Laid(Layout):
                 raise UnsupportedError(f"{c.kind} attention by {c.score} score and {c.normaliser}")
         if any(m.query_norm is not None for m in attentions):
             raise UnsupportedError("its queries and keys are normalised")
-        eps = _all("normalisations", "eps", (m.eps for m in modules if isinstance(m, NORMS)))
         place = _all("normalisations", "place", (m.place for m in modules if isinstance(m, Residual)))
         d_k, d_v, scale = _all("attentions", "shape", ((m.d_k, m.d_v, m.config.scale) for m in attentions))
-        networks = ((activation_of(f), f.outer.in_features) for f in (layer.feed_forward.sublayer for layer in layers))
-        (activation, gated), d_ff = _all("feed-forward layers", "shape or activation", networks)
+        networks = [layer.feed_forward.sublayer for layer in layers]
         self.d, self.turning = attentions[0].config.d_model, self._turning(attentions)
         embeddings = {side: parts[side] for side in ("target", "source") if side in parts}
+        if getattr(model.config, "lookahead", None) is not None:
+            raise UnsupportedError("an encoder that looks no further ahead")
         if isinstance(embeddings.get("source"), Frames):
+            config: Any = model.config
+            if getattr(config, "lookahead", None) is not None:
+                raise UnsupportedError("its encoder looks only so far ahead")
             self.ears = self._ears(embeddings.pop("source"))
         self.positions = {side: _absolute(embedding) for side, embedding in embeddings.items()}
         tables = [len(p.table) for p in self.positions.values() if isinstance(p, Learned)]
@@ -129,15 +142,14 @@ class Laid(Layout):
             kv_heads=max(m.kv_heads for m in attentions),
             d_k=whole(d_k),
             d_v=whole(d_v),
-            d_ff=d_ff,
+            d_ff=max(f.outer.in_features for f in networks),
             encoder_layers=len(encoder.layers),
             decoder_layers=len(decoder.layers),
             pre=place == "pre",
-            activation=activation,
-            gated=gated,
+            gated=any(activation_of(f)[1] for f in networks),
+            causal=getattr(model, "causal", False),
             turned=0 if self.turning is None else self.turning.d_k,
             score_scale=d_k**-0.5 if scale is None else scale,
-            eps=eps,
             encoder=self.stack(encoder),
             decoder=self.stack(decoder),
             encoder_norm=self.norm(encoder.norm, self.d),
@@ -158,7 +170,9 @@ class Laid(Layout):
         return first
 
     def _embedding(self, side: str, embedding: Any) -> build.Embedding:
-        tokens, segments, widen = embedding.tokens, embedding.segments, embedding.widen
+        if not isinstance(embedding, Embedding):  # its vectors come from PyTorch
+            return build.Embedding(width=self.d)
+        tokens, segments, widen = (getattr(embedding, name) for name in ("tokens", "segments", "widen"))
         if side == "target" and (segments or widen) is not None:
             raise UnsupportedError("a decoder whose embedding has segments, or another width")
         V, width = len(tokens.weight), self.d if widen is None else widen.in_features
@@ -230,6 +244,8 @@ class Native(Laid):
         return NativeRows(self)
 
     def room(self, source: Sequence[int]) -> int | None:
+        if self.patches is not None:
+            return self.longest
         return (room_after if self.alone or self.ears else room_beside)(source, self.longest)
 
     def hear(self, frames: NDArray[np.float32]) -> Listened:
@@ -269,9 +285,9 @@ def _all(what: str, how: str, values: Iterable[Any]) -> Any:
 
 
 def _absolute(embedding: nn.Module) -> Positions:
-    if not isinstance(embedding, Embedding):
+    if not isinstance(embedding, Embedding | Patches):
         raise UnsupportedError(f"a {type(embedding).__name__} in place of an embedding")
-    positions = embedding.positions
+    positions: Any = embedding.positions if isinstance(embedding, Embedding) else Positions()
     if type(positions) not in (Positions, Sinusoidal, Learned):
         raise UnsupportedError(f"{type(positions).__name__} positions")
     return positions

@@ -1,4 +1,5 @@
-"""An encoder and its head in the C engine: texts in, what the head says of them out.
+"""An encoder and its head in the C engine: texts in, what the head says of them out. Pictures come as the vectors that
+PyTorch makes of them, and leave as what the head reads.
 
 Letters: T tokens of a text, d width of the model, C numbers that the head says.
 
@@ -6,7 +7,7 @@ Texts lie one after the other without padding, and no number of one meets anothe
 company, and with any number of threads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Any, Self
 
@@ -33,6 +34,8 @@ class NativeReader(Laid):
 
     def __init__(self, model: nn.Module, *, threads: int = 1) -> None:
         super().__init__(model, "stem", None, threads)
+        if self.patches is not None:
+            return
         stem: Any = model.stem
         self.segments = 0 if stem.segments is None else int(stem.segments.num_embeddings)
         self.c.head, self.c.logits = _head(self, model.output)
@@ -51,6 +54,12 @@ class NativeReader(Laid):
     def features(self, texts: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None) -> list[Floats]:
         """What the head reads of each text: (T, d)."""
         return self._read(texts, segments, [self.d] * len(texts), [self] * len(texts), bare=True)
+
+    def looked(self, pictures: Iterable[Any]) -> list[Floats]:
+        """What the head reads of each picture (C, H, W): (T, d)."""
+        seen = self.seen(pictures)
+        how = [self.d] * len(seen), [self] * len(seen)
+        return self._through([*map(len, seen)], (None, None, np.concatenate(seen)), *how, bare=True) if seen else []
 
     def outputs(
         self,
@@ -83,22 +92,28 @@ class NativeReader(Laid):
     ) -> list[Floats]:
         if not texts:
             return []
-        lengths, width = [*map(len, texts)], max(widths)
-        longest, pooled = max(lengths), not bare and of[0].pooled
-        rank, adapters = addresses([each.adapter for each in of])
-        if self.longest is not None and longest > self.longest:
-            raise ValueError(f"a text of {longest} tokens: the model has positions for {self.longest}")
+        lengths = [*map(len, texts)]
+        if self.longest is not None and max(lengths) > self.longest:
+            raise ValueError(f"a text of {max(lengths)} tokens: the model has positions for {self.longest}")
         tokens = _flat(texts, lengths, int(self.c.source.tokens), "token ids")
         told = None
         if segments is not None and self.segments:
             told = _flat(segments, lengths, self.segments, "segments")
+        return self._through(lengths, (tokens, told, None), widths, of, bare=bare)
+
+    def _through(
+        self, lengths: list[int], read: Any, widths: Sequence[int], of: "Sequence[NativeReader]", *, bare: bool
+    ) -> list[Floats]:
+        """What was read as tokens and segments, or as vectors, through all layers."""
+        longest, pooled, width = max(lengths), not bare and of[0].pooled, max(widths)
+        rank, adapters = addresses([each.adapter for each in of])
         self.reach(longest)
         begins = np.array([0, *accumulate(lengths)], np.int32)
         parts = self._parts(begins)
         most = max(int(begins[b] - begins[a]) for a, b in pairwise(parts))
         shared, each = (self.library.room(self.c, most, longest, threads, rank) for threads in (self.threads, 1))
-        out = np.empty((len(texts) if pooled else len(tokens), width), np.float32)
-        given = np.array(parts, np.int32), begins, tokens, told, longest, rank, adapters, out, width
+        out = np.empty((len(lengths) if pooled else begins[-1], width), np.float32)
+        given = np.array(parts, np.int32), begins, *read, longest, rank, adapters, out, width
         with self.desk() as desk:
             space = desk.space(max(self.threads * each, shared))
             self.library.read_texts(self.c, bare, len(parts) - 1, *given, desk.team, space, each)
@@ -112,7 +127,9 @@ class NativeReader(Laid):
             return [0, n]
         most, parts = min(TOGETHER, max(ALONE, -(-m // (4 * self.threads)))), [0]
         while parts[-1] < n:
-            parts.append(max(parts[-1] + 1, int(begins.searchsorted(begins[parts[-1]] + most, "right")) - 1))
+            first = begins[parts[-1]]
+            enough = min(n, int(begins.searchsorted(first + ALONE)))
+            parts.append(max(enough, int(begins.searchsorted(first + most, "right")) - 1))
         return parts
 
 
@@ -127,7 +144,7 @@ def _head(layout: Layout, head: Any) -> tuple[build.Head, build.Product]:
     elif type(head) is not TagHead:
         raise UnsupportedError(f"a {type(head).__name__} as its head")
     if inner is not None:
-        width, made.activation = inner.out_features, number(head.activation, head)
+        width, made.activation = inner.out_features, -1 if head.activation is None else number(head.activation, head)
         made.inner = layout.product(inner, width, layout.d)
         made.norm = layout.norm(getattr(head, "norm", None), width)
     return made, build.Product() if outer is None else layout.product(outer, outer.out_features, width)

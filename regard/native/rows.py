@@ -96,10 +96,13 @@ class NativeRows:
         alone, listed, V = self.model.alone, self.model.shortlists, self.model.vocabulary
         heard = [self._heard(source) for source in sources] if self.model.ears else []
         given, least = [source.written for source in sources] if heard else sources, 0 if alone or heard else 1
-        texts = [_ids(text, self.model.tokens, "source", least=least) for text in given]
+        if sees := self.model.patches is not None:
+            texts: list[Any] = self.model.seen(sources)
+        else:
+            texts = [_ids(text, self.model.tokens, "source", least=least) for text in given]
         lists = [None if listed is None else _ids(listed.of(source), V, "shortlist") for source in sources]
         lengths = np.array([*map(len, texts)] if not heard else [len(each.states) for each in heard], np.int32)
-        if not heard:
+        if not heard and not sees:
             self._check(lengths)
         self.longest = max(self.longest, int(lengths.max(initial=0)))
         self.model.reach(self.longest)
@@ -198,20 +201,21 @@ class NativeRows:
             self.longest = max(self.lengths.max(initial=0), self.sources[self.sentence].max(initial=0))
         self._tell()
 
-    def _encode(self, texts: Sequence[Ints], lengths: Int32, numbers: list[int]) -> None:
+    def _encode(self, texts: Sequence[Any], lengths: Int32, numbers: list[int]) -> None:
         first = 0
         while first < len(texts):
             last, tokens = first + 1, int(lengths[first])
             while last < len(texts) and tokens + lengths[last] <= ENCODE:
                 tokens += int(lengths[last])
                 last += 1
-            ids, longest = np.concatenate(texts[first:last]).astype(np.int32), int(lengths[first:last].max())
+            read, longest = np.concatenate(texts[first:last]), int(lengths[first:last].max())
+            ids, seen = (None, read) if read.ndim > 1 else (read.astype(np.int32), None)
             begins = np.append([0], lengths[first:last].cumsum()).astype(np.int32)
             some = numbers[first:last]
             rank, adapters = addresses([self.adapters[i] for i in some])
-            given = last - first, ids, begins, longest, self.address[some], rank, adapters
-            read = self.model.library.encode(self.model.c, *given, self.desk.team, self._room(tokens, longest))
-            assert read
+            given = last - first, ids, seen, begins, longest, self.address[some], rank, adapters
+            done = self.model.library.encode(self.model.c, *given, self.desk.team, self._room(tokens, longest))
+            assert done
             first = last
 
     def _advance(self, tokens: Ints) -> Floats:

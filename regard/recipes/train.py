@@ -195,7 +195,8 @@ def _ready(recipe: Recipe, say: Display) -> Prepared:
         with fetching(say.console) as progress:
             recipe.data.files(progress)
     worded = task_named(recipe.task.name).worded
-    with say.console.status("  reading text, learning sub-words" if worded else "  reading pictures"):
+    rows = task_named(recipe.task.name).rows
+    with say.console.status("  reading text, learning sub-words" if worded else f"  reading {rows}"):
         data = prepare(recipe)
     if c.batch:
         corpus = counted(data.task.corpus(data.train), c)
@@ -205,7 +206,7 @@ def _ready(recipe: Recipe, say: Display) -> Prepared:
 
 def _begin(recipe: Recipe, data: Prepared) -> nn.Module:
     """The model before its first step: new, or with the weights of another."""
-    config = recipe.model.build(len(data.tokenizer))
+    config = recipe.model.build(len(data.tokenizer) if data.task.worded else 0)
     head = data.task.head(family(recipe.model.family).model)
     if recipe.changes and recipe.model.base is not None:
         model = storage.begin(recipe.model.base, config, head, recipe.changes)

@@ -63,7 +63,7 @@ def router(service: Service) -> APIRouter:
             except ValueError as error:
                 raise RefusalError(400, str(error), param="language") from None
             try:
-                return Hearing(transcriber, read(sound, name, 60 * service.config.minutes), how)
+                return transcriber.hearing(read(sound, name, 60 * service.config.minutes), how)
             except ValueError as error:
                 raise RefusalError(400, str(error), param="file", code="invalid_file") from None
 

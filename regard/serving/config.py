@@ -32,6 +32,7 @@ class ServeConfig:
     wait_ms: float = 2.0  # milliseconds that a request waits for company, if any is to be expected
     cors: tuple[str, ...] = ()  # `ORIGIN` let pages of this origin ask; * is any
     explorer: bool = True  # serve the page that shows the models at work
+    pictures: tuple[Path, ...] = ()  # `PATH` a picture, or a folder of them, that the page has to choose from
     loras: Path | None = None  # `DIR` serve the LoRAs in it, too, by their names, as they come and go
 
     def __post_init__(self) -> None:

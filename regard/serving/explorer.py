@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import resources
 from threading import Lock
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
@@ -19,16 +19,19 @@ from regard.decoding.protocol import DAMAGED
 from regard.serving import graphs, looks
 from regard.serving.errors import RefusalError
 from regard.serving.live import Line, Live, Look, TooLargeError
+from regard.serving.pictures import Album, files_of
 from regard.serving.readers import LiveReader
 from regard.serving.registry import Registry, Served
+from regard.serving.seers import LiveDescriber, LiveMatcher, LiveViewer, Seeing
 from regard.serving.service import Service
 from regard.tasks.reader import Reader
 from regard.tasks.searching import Searcher
 
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 FILE = re.compile(rf"[a-z0-9_-]+\.({'|'.join(TYPES)})", re.ASCII)
+SEERS: dict[str, type[Seeing]] = {"recognise": LiveViewer, "match": LiveMatcher, "caption": LiveDescriber}  # by task
 Ids = list[int]
-INPUTS = {"source", "target", "tokens", "segments"}
+INPUTS = {"source", "target", "tokens", "segments", "picture"}
 
 
 class Asked(BaseModel, extra="forbid"):
@@ -40,7 +43,8 @@ class Asked(BaseModel, extra="forbid"):
 
 
 class TranslateAsked(Asked):
-    text: str
+    text: str = ""
+    picture: str | None = None  # by its name, for a model that sees
     prefix: Ids = []
     beam: int = 1
     alternatives: int = 8
@@ -55,6 +59,7 @@ class LookAsked(Asked):
     target: Ids | None = None
     tokens: Ids | None = None
     segments: Ids | None = None  # of two texts that are read together
+    picture: str | None = None  # by its name, for a model that sees
 
 
 class ScoreAsked(LookAsked):
@@ -82,8 +87,8 @@ class NeuronAsked(LookAsked):
 class _Models:
     """The served models, each with a `Live` beside it from its first use on."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry, self._lock, self._lives = registry, Lock(), dict[str, Live]()
+    def __init__(self, registry: Registry, album: Album) -> None:
+        self._registry, self._lock, self._lives, self._album = registry, Lock(), dict[str, Live](), album
 
     def served(self, id: str | None) -> Served:
         """The model that is meant."""
@@ -97,7 +102,7 @@ class _Models:
                 live = self._lives.get(served.id)
                 if live is None or live.predictor is not predictor:  # its files have changed
                     self._lives = {id: each for id, each in self._lives.items() if id in self._registry.ids}
-                    live = self._lives[served.id] = _live(predictor, served)
+                    live = self._lives[served.id] = _live(predictor, served, self._album)
                 return live
         except (OSError, ValueError) as error:
             raise RefusalError(503, f"the model {served.id} cannot be loaded: {error}", reason="model") from None
@@ -121,13 +126,21 @@ class _Models:
         }
 
 
-def _live(predictor: Any, served: Served) -> Live:
+def _live(predictor: Any, served: Served, album: Album) -> Live:
+    if (seeing := SEERS.get(served.task.name)) and not cast(Any, served.task).sight.frames:
+        return seeing(predictor, album)
     if not isinstance(predictor, Reader | Searcher) or hasattr(served.task, "sight"):
         other = f"graph?model={served.id}" if served.task.name == graphs.TASK else ""
         message = f"{served.id} is {served.task.a_model}: "
         message += f"look at /explore/{other}" if other else "the explorer does not show such"
         raise RefusalError(404, message, param="model")
     return LiveReader(predictor) if isinstance(predictor, Reader) else Live(predictor)
+
+
+def _seeing(live: Live) -> Seeing:
+    if not isinstance(live, Seeing):
+        raise ValueError("this model reads texts, and sees no pictures")
+    return live
 
 
 @contextmanager
@@ -143,7 +156,8 @@ def _plainly() -> Iterator[None]:
 
 def router(service: Service) -> APIRouter:
     """The page under /explore/, and what it asks under /explore/api/."""
-    models = _Models(service.registry)
+    album = Album(service.config.pictures)
+    models = _Models(service.registry, album)
     routes = APIRouter(prefix="/explore", include_in_schema=False)
 
     async def looked(
@@ -168,13 +182,39 @@ def router(service: Service) -> APIRouter:
     @routes.post("/api/translate")
     async def translate(asked: TranslateAsked, request: Request) -> Response:
         def begin() -> Iterator[bytes]:
-            return map(_line, models.get(asked.model).translate(**asked.model_dump(exclude={"model"})))
+            live, given = models.get(asked.model), asked.model_dump(exclude={"model"}, exclude_none=True)
+            if asked.picture is not None and not isinstance(live, Seeing):
+                raise ValueError("picture: this model reads texts: leave it out")
+            return map(_line, live.translate(**given))
 
         def failed(message: str) -> bytes:
             return _line({"kind": "error", "error": message})
 
         with _plainly():
             return await service.streamed(request, models.served(asked.model), begin, "application/x-ndjson", failed)
+
+    @routes.post("/api/pictures")
+    async def put_picture(request: Request, model: str | None = None) -> Response:
+        (content, *_), _ = await files_of(request)
+
+        def work() -> Response:
+            name = album.put(content)
+            _seeing(models.get(model)).read(name)
+            return _json({"picture": name})
+
+        with _plainly():
+            return await service.attended(request, service.looked(models.served(model), work))
+
+    @routes.get("/api/pictures/{name}")
+    async def get_picture(name: str, request: Request, model: str | None = None) -> Response:
+        """As a model sees it; without one, small."""
+
+        def work() -> Response:
+            png = album.small(name) if model is None else _seeing(models.get(model)).png(name)
+            return Response(png, media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})
+
+        with _plainly():
+            return await service.attended(request, service.looked(models.served(model), work))
 
     @routes.post("/api/score")
     async def score(asked: ScoreAsked, request: Request) -> Response:

@@ -36,7 +36,7 @@ from regard.decoding.beam import Beam, length_penalty
 from regard.decoding.edits import log_soft_max
 from regard.decoding.module import Generative, Module
 from regard.decoding.protocol import DAMAGED, Awake, Floats, Hypothesis, Request, SearchConfig, best_of, bounded
-from regard.inspection.axes import axes, inputs, layer_of
+from regard.inspection.axes import axes, grids, inputs, layer_of
 from regard.inspection.importance import head_importance
 from regard.inspection.measures import Tokens
 from regard.inspection.taps import attentions, edit, record
@@ -76,6 +76,7 @@ class Look:
     ids: tuple[tuple[int, ...], ...]
     changes: Switched = AS_IT_IS
     segments: tuple[int, ...] = ()  # of two texts that are read together, in which each token is
+    picture: str = ""  # what is seen, by its name: its ids are then those of its places
 
 
 class Recorded(NamedTuple):
@@ -116,15 +117,21 @@ class Live:
     def __init__(self, predictor: Any, *, budget: int = BUDGET) -> None:
         """`budget`: bytes of recorded attention that are kept for the next question."""
         self.predictor, self.tokenizer = predictor, predictor.tokenizer
-        self.model = replica(predictor.model)
+        self.model = replica(self._of(predictor))
         self.device = next(self.model.parameters()).device
         self.attentions, self.axes, self.inputs = attentions(self.model), axes(self.model), inputs(self.model)
+        self.grids = grids(self.model)
         self.additions = change.additions(self.model)
         self._open()
         for attention in self.attentions.values():
             attention.register_forward_pre_hook(lambda *_: safe_point())
         self._lock = Lock()  # taps have one owner at a time
         self._budget, self._held = budget // 4, OrderedDict[tuple[Look, str], Recorded]()
+
+    @staticmethod
+    def _of(predictor: Any) -> nn.Module:
+        """The model that is looked at."""
+        return cast(nn.Module, predictor.model)
 
     def _open(self) -> None:
         predictor = self.predictor
@@ -212,9 +219,7 @@ class Live:
         self._admit(text)
         if pair:
             raise ValueError("pair: this model reads one text: leave it out")
-        for name, value, low, high in (("beam", beam, 1, BEAM), ("alternatives", alternatives, 0, ALTERNATIVES)):
-            if not low <= value <= high:
-                raise ValueError(f"{name} = {value}: it lies between {low} and {high}")
+        self._bound(beam, alternatives)
         decode, begin = self.predictor.decode, self._ids("prefix", prefix)
         as_one = not self._begin or decode.split is False
         sentences = [text.strip()] if as_one else [piece.text for piece in split(text) if piece.text]
@@ -244,18 +249,27 @@ class Live:
         if not text.strip():
             raise ValueError(f"there is no {name}: type a sentence")
 
+    @staticmethod
+    def _bound(beam: int, alternatives: int) -> None:
+        for name, value, low, high in (("beam", beam, 1, BEAM), ("alternatives", alternatives, 0, ALTERNATIVES)):
+            if not low <= value <= high:
+                raise ValueError(f"{name} = {value}: it lies between {low} and {high}")
+
     def _translating(
         self, request: Request, changes: Switched, config: SearchConfig, alternatives: int, about: Line
     ) -> Iterator[Line | None]:
         began = time.perf_counter()
         shown, start = Shown(self.tokenizer), [] if self._begin else [request.first]
-        read = shown.all(start) if start else Shown(self.tokenizer).all(request.source)
+        source = () if start else tuple(about.pop("ids", request.source))
+        read = shown.all(start) if start else self.shown(self.inputs[0], source)
         yield {"kind": "source", "tokens": read, **about}
-        if config.beam == 1 or request.prefix[-1:] == (self.eos,):
+        plain = config.beam == 1 and (config.shortest, config.block, config.repetition) == (0, 0, 1.0)
+        if plain or request.prefix[-1:] == (self.eos,):
             steps = self._greedy(request, changes)
         else:
             target = yield from self._beam(request, changes, config)
-            look = Look(((*start, *target),) if start else (tuple(request.source), target), changes)
+            along = ((*start, *target),) if start else (source, target)
+            look = Look(along, changes, picture=about.get("picture", ""))
             steps = iter(zip(self._log_p(look), target, strict=True))
         ids, total = list[int](), 0.0
         for step, (log_p, id) in enumerate(steps):
@@ -271,6 +285,10 @@ class Live:
             "cut": ids[-1] != self.eos,
             "milliseconds": round(1000 * (time.perf_counter() - began), 2),
         }
+
+    def shown(self, name: str, ids: Sequence[int]) -> list[Line]:
+        """What stands along an input, as a page shows it."""
+        return Shown(self.tokenizer).all(ids)
 
     def _greedy(self, request: Request, changes: Switched) -> Iterator[tuple[Floats, int]]:
         """The log-probabilities (V,) of each step and the token that is chosen."""
@@ -383,6 +401,8 @@ class Live:
             self.run(look)
         for name in names:
             T, S = self.lengths(look, name)  # what was taught may stand before the tokens, and is none
+            if not self.additions and seen[name].shape[-2:] != (T, S):
+                raise ValueError(f"{name} does not look from {T} places at {S}, but at parts of them: it is not shown")
             weights, values = seen[name][0][:, -T:, -S:], seen.values[name][0][:, -S:]
             self._held[look, name] = Recorded(weights.float().cpu(), values.float().cpu())
 

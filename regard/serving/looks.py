@@ -16,7 +16,7 @@ from regard.inspection.page import AttentionMap, attention_page
 from regard.inspection.taps import record
 from regard.inspection.views import norm_maps, query_key_products, rollout
 from regard.serving.live import Live, Look, TooLargeError
-from regard.serving.shown import Shown
+from regard.serving.seers import Seeing
 
 Map = tuple[str, list[int], Tensor]  # of an attention: its name, which heads, and their maps (H, T, S)
 Wanted = Sequence[tuple[str, Sequence[int] | None]]  # attentions, and which of their heads
@@ -146,6 +146,8 @@ def measures(live: Live, look: Look) -> dict[str, Any]:
 
 def faithfulness(live: Live, look: Look) -> dict[str, Any]:
     """How far attention goes along with what the predictions of this sentence hang on."""
+    if live.grids:
+        raise ValueError("faithfulness is measured by leaving tokens of a source out, and this model sees a picture")
     if len(look.ids) == 1:
         raise ValueError("faithfulness is measured by leaving tokens of a source out, and this model reads none")
     source, target = look.ids
@@ -170,15 +172,18 @@ def page(live: Live, look: Look) -> str:
         raise TooLargeError(f"a page of this would hold {size:,} numbers, and at most {PAGE:,}: save a single map")
     first, predicted = live.steps(look)
     rows = [*look.ids[:-1], predicted if first is None else (first, *predicted)]
-    shown_as = [[token["text"] for token in Shown(live.tokenizer).all(ids)] for ids in rows]
+    shown_as = [[token["text"] for token in live.shown(name, ids)] for name, ids in zip(live.inputs, rows, strict=True)]
     start = "" if first is None else shown_as[-1].pop(0)
+    picture = live.pictured(look) if isinstance(live, Seeing) else None
     texts = dict(zip(live.inputs, shown_as, strict=True))
     shown = []
     for name in sorted(live.attentions, key=lambda name: -KINDS.index(live.axes[name].kind)):
         sides, ((_, recorded),) = live.axes[name], live.recorded(look, [name])
         down, across = (axis.along(texts, start) for axis in (sides.queries, sides.keys))
-        shown.append(AttentionMap(name, recorded.weights, down, across, sides.role))
+        seen = picture if sides.keys.input in live.grids else None
+        shown.append(AttentionMap(name, recorded.weights, down, across, sides.role, picture=seen))
     factors = [f"{name} head {head} × {factor:g}" for name, head, factor in look.changes.heads]
     changed = ", ".join([*factors, *(f"{name} off" for name in look.changes.off)])
-    title = " → ".join(map(live.decoded, look.ids))
+    read = zip(live.inputs, look.ids, strict=True)
+    title = " → ".join("picture" if name in live.grids else live.decoded(ids) for name, ids in read)
     return attention_page(shown, title=title, note=f"Changed: {changed}" if changed else "")

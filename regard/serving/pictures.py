@@ -1,8 +1,15 @@
 """Pictures in requests: uploads, base64 in JSON, or the file itself; and what a model that sees tells of them."""
 
 import binascii
+import hashlib
+import io
+import logging
 from base64 import b64decode
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -10,6 +17,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.datastructures import UploadFile
 
+from regard.data.labelled_pictures import is_picture
+from regard.data.pictures import PictureError, opened
 from regard.serving import forms, reading
 from regard.serving.errors import RefusalError
 from regard.serving.reading import QuestionAsked
@@ -20,6 +29,10 @@ from regard.tasks.uses import ClassifyUse
 from regard.tasks.viewer import Viewed
 
 MOST = 64  # pictures of a request
+SHELF = 2**27  # bytes of pictures that are kept to be looked at
+SAMPLES = 24  # of those that a folder has, at most
+THUMB = 160  # pixels along the longer side of a small picture
+LOG = logging.getLogger("regard.serving")
 FILES = ("image/", "video/", "multipart/form-data", "application/octet-stream")  # what is sent as it is
 URL = "data:image/"  # a picture begins so where a text may stand, too
 
@@ -95,6 +108,62 @@ def shown(given: list[Any]) -> list[Given | Viewed]:
     urls = {i: text for i, text in enumerate(given) if isinstance(text, str) and text.startswith(URL)}
     pictures = dict(zip(urls, viewed(decoded([*urls.values()])[0] if urls else []), strict=True))
     return [pictures[i] if i in urls else reading.given_of(each) for i, each in enumerate(given)]
+
+
+class Album:
+    """Pictures to be looked at, by names that are made of their content; those unused for longest go first. Samples
+    stay."""
+
+    def __init__(self, samples: Sequence[Path] = (), budget: int = SHELF) -> None:
+        """`samples` are files, or folders of them; one that cannot be opened is refused, or left out of a folder."""
+        self._held, self._budget, self._lock = OrderedDict[str, bytes](), budget, Lock()
+        self._kept = {_named(content): content for content in _samples(samples)}
+        self.samples = list(self._kept)  # their names
+
+    def put(self, content: bytes) -> str:
+        """The name of a picture that is here from now on; `PictureError` if it is none."""
+        opened(content, place="the picture")
+        name = _named(content)
+        with self._lock:
+            self._held[name] = content
+            self._held.move_to_end(name)
+            while sum(map(len, self._held.values())) > self._budget and len(self._held) > 1:
+                self._held.popitem(last=False)
+        return name
+
+    def __getitem__(self, name: str) -> bytes:
+        with self._lock:
+            if name in self._held:
+                self._held.move_to_end(name)
+                return self._held[name]
+        if name not in self._kept:
+            raise RefusalError(404, "the picture is not here, or not any more: choose it again", param="picture")
+        return self._kept[name]
+
+    def small(self, name: str) -> bytes:
+        """A picture, small, as PNG."""
+        image, out = opened(self[name]), io.BytesIO()
+        image.thumbnail((THUMB, THUMB))
+        image.save(out, "PNG")
+        return out.getvalue()
+
+
+def _named(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _samples(paths: Sequence[Path]) -> Iterator[bytes]:
+    for path in paths:
+        if not path.is_dir():
+            opened(path)  # now, not when somebody looks
+            yield path.read_bytes()
+            continue
+        for each in islice((each for each in sorted(path.rglob("*")) if is_picture(each.name)), SAMPLES):
+            try:
+                opened(each)
+                yield each.read_bytes()
+            except PictureError as error:
+                LOG.warning("left out: %s", error)
 
 
 def uploaded(request: Request) -> bool:

@@ -1,7 +1,7 @@
 """A model that reads a text, to be looked at: what it says of it stands where others have what they write."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -74,7 +74,6 @@ class LiveReader(Live):
         return self._reading(ask, windows, self._changes(edits or {}, off))
 
     def _reading(self, ask: Given, windows: Sequence[Framed], changes: Switched) -> Iterator[Line]:
-        began = time.perf_counter()
         segments = windows[0].segments if self.predictor.told_apart else [0] * len(windows[0].ids)
         texts = [text.replace("[MASK]", "").replace("<mask>", "") for text in (ask.text, ask.pair or "")]
         encoded = zip(texts, self.tokenizer.encode_batch(texts), strict=True)
@@ -82,15 +81,20 @@ class LiveReader(Live):
         tokens = zip(Shown(self.tokenizer).all(windows[0].ids), segments, strict=True)
         about = {"sentences": [ask.text], "sentence": 0, "unknown": [*strange], "windows": len(windows)}
         yield {"kind": "source", "tokens": [{**token, "segment": segment} for token, segment in tokens], **about}
+        yield self._answered(lambda: self._reader.pictured(ask), changes)
+
+    def _answered(self, answer: Callable[[], Pictured], changes: Switched) -> Line:
+        """What the model says, as the last line."""
+        began = time.perf_counter()
         with self.turn(changes):
             try:
-                told = self._reader.pictured(ask)
+                told = answer()
             except ValueError as error:  # there is no answer, but something to look at
                 if str(error) == DAMAGED:
                     raise
                 told = Pictured(note=str(error))
         spent = round(1000 * (time.perf_counter() - began), 2)
-        yield {"kind": "done", "text": told.said, "answer": asdict(told), "milliseconds": spent}
+        return {"kind": "done", "text": told.said, "answer": asdict(told), "milliseconds": spent}
 
     def score(self, look: Look, alternatives: int = 8) -> dict[str, Any]:
         raise ValueError("a score is of tokens that are written, and this model reads: ask translate what it says")

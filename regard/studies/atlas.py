@@ -31,11 +31,13 @@ from regard.inspection.roles import ABOUT, BETTER, Aligned, roles
 from regard.inspection.similarity import Likeness, scaling
 from regard.inspection.syntax import FEWEST, Arc, Grammar
 from regard.inspection.taps import record
+from regard.studies.sights import Sights
 from regard.studies.study import Study, Translations, study_of
 
 FORMAT = 1
 FILE, PAGE = "heads.json", "heads.html"
 ALIKE = 0.15  # nats: a divergence below which two heads count as redundant; ln 2 = 0.69 have nothing in common
+SEEN = ("recognise", "match", "caption")  # tasks of models that see pictures
 PAIRS = 60  # redundant pairs that are named, at most
 PRICES = 0.005, 0.02  # nats that a head must be worth to stay
 GATES = GateConfig(steps=200)
@@ -52,6 +54,7 @@ def make_atlas(
     reference: Path | None = None,
     *,
     text: Path | None = None,
+    pictures: Sequence[Path] = (),
     out: Path | None = None,
     limit: int = 1000,
     gold: Path | None = None,
@@ -66,10 +69,10 @@ def make_atlas(
     """Analyse every head of a model on a text; write heads.json and heads.html into `out`, or the model's directory.
 
     Without `source` and `reference`, or of a language model without `text`, it is what the model's recipe has kept from
-    training as its test. `limit` sentences are looked at, or stretches of a text. `gold` names a file with the word
-    alignments of the text, `parse` one in CoNLL-U with the dependencies of its sources. `ablate` silences each head in
-    turn. `prune` takes away a `share` of them at a time, by importance and, with so many `seeds`, by chance; and it
-    learns gates at each of the `prices`.
+    training as its test; so are the `pictures` of a model that sees. `limit` sentences are looked at, or stretches of a
+    text. `gold` names a file with the word alignments of the text, `parse` one in CoNLL-U with the dependencies of its
+    sources. `ablate` silences each head in turn. `prune` takes away a `share` of them at a time, by importance and,
+    with so many `seeds`, by chance; and it learns gates at each of the `prices`.
     """
     at_least(1, seeds=seeds, limit=limit)
     if not 0.0 < share <= 1.0:
@@ -82,10 +85,20 @@ def make_atlas(
     place = model if out is None else out
     if not writable(place):  # which is to be known now, and not after minutes of work
         raise ValueError(f"{place} is no directory that can be written into: name one with -o")
-    study, known, parsed = study_of(model, source, reference, text, limit), None, None
+    known, parsed, texts = None, None, (source, reference, text)
+    if told(model).task.name in SEEN and not any(texts):
+        study: Study = Sights.seen(model, pictures, limit)
+    elif pictures:
+        raise ValueError(
+            f"{pictures[0]}: {model} reads texts, and sees no pictures: give --text, or --source and --reference"
+        )
+    else:
+        study = study_of(model, *texts, limit)
     if isinstance(study, Translations):
         known, parsed = None if gold is None else study.gold(gold), None if parse is None else study.arcs(parse)
     atlas = {"format": FORMAT, "model": model.resolve().name, **analysed(study, known, parsed, how)}
+    if isinstance(study, Sights) and study.left:
+        atlas["left_out"] = list(study.left)
     write_whole(place / FILE, json.dumps(atlas, ensure_ascii=False, separators=(",", ":")))
     write_whole(place / PAGE, atlas_page(atlas))
     return atlas
@@ -159,7 +172,8 @@ class Pass:
 
 def _look(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, progress: Progress) -> Pass:
     seen, tokens, laid = Pass(), study.tokens(), study.axes
-    across = next((sides for sides in laid.values() if sides.kind == "cross"), None)
+    aligns = (each for each in laid.values() if each.kind == "cross" and each.keys.input not in tokens.grids)
+    across = next(aligns, None)
     sides = () if across is None else (across.keys.input, across.queries.input)
     lexical = lexical_links([(each[sides[0]], each[sides[1]]) for each in study.examples]) if sides else []
     seen.grammar = None if parsed is None else Grammar()
@@ -178,7 +192,7 @@ def _look(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, 
             seen.likeness.setdefault(kind, Likeness()).add(list(maps.values()), outputs, rows_)
             for name, weights in maps.items():
                 parts.setdefault(name, []).append(tally(laid[name], weights, batch, tokens))
-                if kind == "cross":
+                if kind == "cross" and across is not None:
                     hits[name] = hits.get(name, torch.zeros(())) + _agree(weights, [lexical[i] for i in rows])
             if kind == "encoder" and seen.grammar is not None and parsed is not None:
                 assert isinstance(study, Translations)
@@ -226,7 +240,7 @@ def _heads(study: Study, seen: Pass, importance: Mapping[str, Tensor]) -> list[d
     for name, tallied in seen.tallies.items():
         kind = study.axes[name].kind
         for head, measures in enumerate(tallied.measures()):
-            aligned = seen.aligned[name][head] if kind == "cross" else None
+            aligned = seen.aligned[name][head] if name in seen.aligned else None
             followed = seen.grammar.of_head(name, head) if seen.grammar and kind == "encoder" else []
             labels = roles(measures, aligned, followed[0] if followed else None)
             figures = measures.named()
@@ -253,8 +267,9 @@ def _heads(study: Study, seen: Pass, importance: Mapping[str, Tensor]) -> list[d
 
 def _example(study: Study, seen: Pass, name: str, head: int, role: str) -> dict[str, Any]:
     """The map of a head on the sentence where it is most itself."""
-    measure = {"broad": "evenness", "mixed": "confidence", "aligner": "confidence", "aligner of the read": "confidence"}
-    chosen = "confidence" if role.startswith("syntactic") else measure.get(role, role)
+    plain = role in ("mixed", "aligner", "aligner of the read", "local") or role.startswith("syntactic")
+    grid = study.tokens().grids.get(study.axes[name].keys.input)
+    chosen = "confidence" if plain or (grid and role == "positional 0") else {"broad": "evenness"}.get(role, role)
     scores = seen.tallies[name].of_sentence(chosen)[:, head].nan_to_num(-1.0)
     lengths = torch.tensor([max(map(len, study.examples[i].values())) for i in seen.order])
     fit = (lengths >= study.example.start) & (lengths < study.example.stop)
@@ -262,6 +277,11 @@ def _example(study: Study, seen: Pass, name: str, head: int, role: str) -> dict[
     with record(study.model, name, heads=[head]) as flow, torch.inference_mode():
         study.model(**study.batch([sentence]).inputs)
     texts, sides = study.pieces(sentence), study.axes[name]
+    if grid is not None:  # what it looks at in the mean, as it lies in the picture
+        over = flow[name][0, 0, :, grid.tokens :].mean(0).unflatten(0, (grid.rows, grid.columns))
+        lines, columns = ([str(i) for i in range(n)] for n in (grid.rows, grid.columns))
+        weights = [[round(x, 3) for x in row] for row in over.tolist()]
+        return {"row": "reads", "rows": lines, "columns": columns, "weights": weights}
     return {
         "row": {"read": "reads", "predicted": "predicts"}[sides.role],
         "rows": sides.queries.along(texts, study.start(sentence)),

@@ -154,7 +154,7 @@ def _predictor(
         if found.template is None:
             raise ValueError(f"{directory} has no chat template to be judged by answers with: name a --text")
         return Converse(found.memory or Converse.longest, found.template), found
-    if not (isinstance(found, Reader | Transcriber) or hasattr(task, "sight")):
+    if not (isinstance(found, Reader | Transcriber) or hasattr(task, "sight") or isinstance(task, Classify)):
         raise ValueError(f"{directory} is {task.a_model}: name --source and --reference, or a --text")
     return task, found
 

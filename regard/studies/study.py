@@ -31,7 +31,9 @@ from regard.inspection.words import Words, added, words, words_of_spans
 from regard.recipes import reading as recipes
 from regard.recipes.prepare import find_splits
 from regard.tasks.denoise import Denoise
+from regard.tasks.hear import Hear
 from regard.tasks.reader import Framed, Given, Reader, batched
+from regard.tasks.task import Damaged
 from regard.tasks.texts import OverText
 from regard.tasks.translate import Translate
 from regard.training.objectives import IGNORE, Contrastive
@@ -283,7 +285,7 @@ class Readings(Study):
         objective: Any = task.objective(reader.model, 0.0, reader.tokenizer)
         if text is None or isinstance(task, OverText):
             rows = list(kept_text(model, "--text") if text is None else TextFiles(str(text)).read())
-            learnt, collate = _taught(task, rows, reader.tokenizer, limit)
+            learnt, collate = taught(task, rows, reader.tokenizer, limit)
         else:
             learnt, collate = _said(reader, [line for line in read_lines(text) if line.strip()][:limit])
             if task.stands == "vector":
@@ -322,14 +324,17 @@ class Readings(Study):
 Learnt = tuple[list[Any], Callable[[list[Any]], Batch]]  # what is learnt of each text, and what makes a batch of it
 
 
-def _taught(task: Any, rows: list[Any], tokenizer: Tokenizer, limit: int) -> Learnt:
+def taught(task: Any, rows: Iterable[Any], tokenizer: Tokenizer, limit: int) -> Learnt:
     """What a task learns from rows that have their labels, or, of plain text, what it hides of it."""
     collate, columns = task.collate(tokenizer, 0.0), task.columns(len(tokenizer)).values()
     if isinstance(task, OverText):
-        learnt: Any = ((ids,) for ids in task.stretches(rows, tokenizer, limit))
+        learnt: Any = ((ids,) for ids in task.stretches(list(rows), tokenizer, limit))
     else:
         learnt = (each for row in rows for each in task.examples([row], tokenizer) if each is not None)
-    stored = (tuple(np.asarray(x, c.dtype) for x, c in zip(each, columns, strict=True)) for each in learnt)
+    stored = (
+        each if isinstance(each, Damaged) else tuple(np.asarray(x, c.dtype) for x, c in zip(each, columns, strict=True))
+        for each in learnt
+    )
     return list(islice(stored, limit)), lambda some: collate(some, Random(0))  # the same is hidden each time
 
 
@@ -387,8 +392,10 @@ def _spoilt(model: Path, text: Path | None, limit: int) -> Study:
 def study_of(model: Path, source: Path | None, reference: Path | None, text: Path | None, limit: int) -> Study:
     """What there is to study a model on: pairs of sentences, or a text."""
     task = told(model).task
+    if isinstance(task, Hear):
+        raise ValueError(f"{model} reads no text: its heads are studied by regard.record, not on a text")
     if hasattr(task, "sight"):
-        raise ValueError(f"{model} sees pictures: its heads are studied by regard.record, not on a text")
+        raise ValueError(f"{model} sees pictures: name some, or none for the test of its recipe; leave texts out")
     if isinstance(task, Translate):
         if text is not None:
             raise ValueError(f"--text is for a language model, and {model} translates: give --source and --reference")

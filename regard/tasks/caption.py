@@ -6,6 +6,7 @@ from random import Random
 from typing import Any, ClassVar, overload
 
 import numpy as np
+import torch
 from torch import nn
 
 from regard.core.generation import EncoderDecoder, padded
@@ -17,9 +18,13 @@ from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
 from regard.decoding.protocol import Request, SearchConfig
 from regard.evaluation.captions import judged
+from regard.inspection.axes import END, grids
+from regard.inspection.maps import attention_maps, without_special
+from regard.inspection.page import AttentionMap
+from regard.inspection.words import Words
 from regard.tasks.embed import Judging
 from regard.tasks.match import SHOWN, CaptionedConfig, Match, drawn
-from regard.tasks.searching import Searcher
+from regard.tasks.searching import Searcher, in_words
 from regard.tasks.task import Evidence, Measured, Sections
 from regard.tasks.viewer import TOGETHER, Viewed, Viewer
 from regard.training.objectives import NextToken, Objective
@@ -76,6 +81,28 @@ class Describer(Searcher):
         found = [each.text for each in self.answers(asks, replace(self.use, **settings))]
         return found if isinstance(picture, list) else found[0]
 
+    def attention(
+        self, picture: Any, target: str | None = None, *, words: bool = False, special: bool = True, **how: Any
+    ) -> list[AttentionMap]:
+        """What every head looks at while the model writes its caption of a picture, or a given one.
+
+        `words` puts sub-words together; without `special`, start and end symbols are left out; `names`, `heads` and
+        `view` are those of `attention_maps`.
+        """
+        pixels, x = self.viewer.read(picture)
+        found = None if target is None else self.tokenizer.encode(target)
+        written = self._search([Request(x[0], self.bos)], self.use)[0][0].tokens if found is None else found
+        if self.places is not None and len(written) >= self.places:
+            raise ValueError(f"the caption has {len(written)} tokens, the model writes {self.places - 1}: shorten it")
+        (name, grid), grouped = next(iter(grids(self.model).items())), None
+        if words:
+            patches = Words([*range(grid.places)], grid.texts())
+            grouped = {name: patches, "target": in_words(self.tokenizer, written)}
+        inputs = {name: x, "target": torch.tensor([[self.bos, *written]], device=self.device)}
+        texts = {"target": [*self.tokenizer.pieces(written), END]}
+        maps = attention_maps(self.model, inputs, texts, words=grouped, pixels=pixels, **how)
+        return maps if special else list(map(without_special, maps))
+
     def size(self, asks: Sequence[Viewed], settings: SearchConfig) -> tuple[int, int]:
         """Positions that some pictures have, and tokens that are written of them at most."""
         return self.viewer.size(asks)[0], len(asks) * (settings.limit or self.places or 0) * settings.beam
@@ -86,13 +113,18 @@ class Describer(Searcher):
 
     def answers(self, asks: Sequence[Viewed], settings: SearchConfig) -> list[Captioned]:
         """A caption of each picture: what the other methods are made of."""
-        found, kind = list[Captioned](), next(self.model.parameters()).dtype
-        for some in in_groups(asks, min(TOGETHER, self.rows)):
-            pixels = self.viewer.sight.tensor(np.stack(self.viewer.seen(some))).to(kind)
-            for best in self._search([Request(each, self.bos) for each in pixels], settings):
-                text, *others = self.tokenizer.decode_batch([each.tokens for each in best])
-                found.append(Captioned(text, best[0].score, tuple(others), sum(len(each.tokens) for each in best)))
-        return found
+        found, kind = dict[int, Captioned](), next(self.model.parameters()).dtype
+        for some in in_groups(enumerate(asks), min(TOGETHER, self.rows)):
+            seen = self.viewer.seen([ask for _, ask in some])
+            for shape in dict.fromkeys(each.shape for each in seen):  # those of one size are searched for together
+                alike = [(i, each) for (i, _), each in zip(some, seen, strict=True) if each.shape == shape]
+                pixels = self.viewer.sight.tensor(np.stack([each for _, each in alike])).to(kind)
+                searched = self._search([Request(each, self.bos) for each in pixels], settings)
+                for (i, _), best in zip(alike, searched, strict=True):
+                    text, *others = self.tokenizer.decode_batch([each.tokens for each in best])
+                    tokens = sum(len(each.tokens) for each in best)
+                    found[i] = Captioned(text, best[0].score, tuple(others), tokens)
+        return [found[i] for i in range(len(asks))]
 
 
 @dataclass(frozen=True)

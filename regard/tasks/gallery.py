@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.data.collection import Document, Show, Store, Vectors
-from regard.data.labelled_pictures import pictures_in
+from regard.data.labelled_pictures import files_in
 from regard.data.pictures import PictureError, in_groups, opened
 from regard.tasks.index import fingerprint, nearest, unit
 from regard.tasks.match import Matcher
@@ -54,7 +54,7 @@ class Gallery:
         """Have the pictures of this folder, and no others; -> how many were embedded. A file that is no picture is left
         out: `bad` says why."""
         self.bad = []
-        paths = pictures_in(pictures)
+        paths = files_in(pictures)
         try:
             return self.store.renew(self._listed(paths), self._embedded, progress, self._opens)
         except ValueError:

@@ -23,6 +23,7 @@ from regard.data.batching import Batch
 from regard.data.graphs import COLUMNS, Graph, GraphArrays, GraphError, GraphReading, read
 from regard.data.labelled_graphs import FOLDS, PARTS, GraphFiles
 from regard.data.molecules import ALL, canonical, check_atoms, molecule
+from regard.data.pictures import Sight
 from regard.data.rows import Row
 from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
@@ -297,7 +298,7 @@ class GraphTask(Classify):
         return batch
 
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: ClassifyUse, **how: Any) -> GraphPredictor:  # type: ignore[override]
-        predictor = GraphPredictor(models, tokenizer, use, None, **how)  # type: ignore[arg-type]
+        predictor = GraphPredictor(models, tokenizer, use, Sight(), **how)  # of which nothing is seen
         predictor.labels, predictor.kind, predictor.task, predictor.unknown = self.labels, self.kind, self, Counter()
         return predictor
 

@@ -21,6 +21,7 @@ from regard.inspection.graphs import DrawnGraph, graph_data, graph_page, laid_ou
 from regard.inspection.importance import ablate_each
 from regard.inspection.maps import attention_maps, without
 from regard.inspection.page import AttentionMap
+from regard.native import UnsupportedError
 from regard.tasks.classify import Classified, classified
 from regard.tasks.embed import Embedded
 from regard.tasks.reader import Given
@@ -188,6 +189,9 @@ class GraphPredictor(Recogniser):
         mean, spread = self.task.scale
         said = super().outputs(asks)
         return [mean + spread * each for each in said] if self.kind == "number" else said
+
+    def native(self, model: nn.Module) -> Looks:
+        raise UnsupportedError("graphs")
 
     def module(self, model: nn.Module, reason: str) -> Looks:
         @torch.inference_mode()

@@ -28,7 +28,7 @@ AT_ONCE = 5.0  # seconds that came in together are heard together
 BEFORE = 6000  # frames by which the background is known: a minute
 
 
-class Told(NamedTuple):
+class Certain(NamedTuple):
     """More of what is said."""
 
     text: str  # with the space before it; it stays
@@ -49,7 +49,7 @@ class Listening:
         self.guess: list[str] = []  # those that the last hearing had after them
         self.loud: deque[float] = deque(maxlen=BEFORE)
 
-    def to(self, chunks: Iterable[Samples]) -> Iterator[Told]:
+    def to(self, chunks: Iterable[Samples]) -> Iterator[Certain]:
         """What is said in samples at `RATE`, as they come."""
         new, count = list[Samples](), 0
         for chunk in chunks:
@@ -61,12 +61,12 @@ class Listening:
                     new, count = [], 0
         yield from self._more(np.concatenate([*new, self.sound[:0]]), last=True)
 
-    def _more(self, new: Samples, *, last: bool = False) -> Iterator[Told]:
+    def _more(self, new: Samples, *, last: bool = False) -> Iterator[Certain]:
         self.sound = np.concatenate([self.sound, new])
         long = len(self.sound) >= LONGEST * RATE
         segments = self._hear(new, long=long, last=last) if len(self.sound) >= HOP else []
         if long and not last:
-            segments = _certain(segments, len(self.sound) / RATE - AFTER)
+            segments = _until(segments, len(self.sound) / RATE - AFTER)
         words = [_words(each.text, self.likely in self.by.unspaced) for each in segments]
         all_words = [word for each in words for word in each]
         begin = nearest(self.told, all_words)
@@ -84,7 +84,7 @@ class Listening:
         self.before = (self.before + "".join(each.text for each in closed))[-CONTEXT:]
         if agreed or closed:
             self.language = self.likely
-            yield Told("".join(rest[:agreed]), (self.cut + len(self.sound)) / RATE, closed)
+            yield Certain("".join(rest[:agreed]), (self.cut + len(self.sound)) / RATE, closed)
         first = ends[len(ended) - 1] if ended else 0
         self.told, self.guess = all_words[first:done] if segments else self.told, rest[agreed:]
         if closed:
@@ -116,7 +116,7 @@ class Listening:
         return [] if wrong else hearing.segments
 
 
-def _certain(segments: Sequence[Segment], end: float) -> list[Segment]:
+def _until(segments: Sequence[Segment], end: float) -> list[Segment]:
     """What is said before some time, word by word; all of it if nothing is."""
     found = []
     for each in segments:

@@ -4,7 +4,7 @@ and what a picture shows is told by words alone."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from regard.checks import at_least
 from regard.core.generation import padded
-from regard.core.outputs import HeadConfig
+from regard.core.masks import causal
+from regard.core.outputs import HeadConfig, VectorHead
 from regard.data.arrays import Column
 from regard.data.augment import Augment
 from regard.data.batching import Batch
@@ -25,10 +26,11 @@ from regard.data.rows import Row
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
 from regard.evaluation.retrieval import hits, means
-from regard.native import UnsupportedError
+from regard.inspection.maps import attention_maps
+from regard.inspection.page import AttentionMap
 from regard.tasks.classify import Classified, classified
 from regard.tasks.embed import Embedded, Embedder, Judging
-from regard.tasks.reader import Given, check_length
+from regard.tasks.reader import BARS, Given, Pictured, Rated, batched, check_length
 from regard.tasks.task import Damaged, Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import ClassifyUse, EmbedUse, Prompting
 from regard.tasks.viewer import Viewed, Viewer
@@ -68,6 +70,10 @@ class CaptionedConfig(Data):
             raise ValueError(
                 f"task.name = {recipe.task.name}: a model like {like} does not see; take another preset,{sees}"
             )
+        if getattr(c, "height", None) is not None:
+            raise ValueError(
+                f"a model like {recipe.model.preset} reads sheets of many sizes: it cannot be trained here"
+            )
         own = {name: getattr(self, name) for name in ("resize", "square", "resample", "mean", "std")}
         plain = {name for name, value in own.items() if value == getattr(CaptionedConfig, name)}
         begun = {name: value for name, value in recipe.model.task().get("sight", {}).items() if name in plain}
@@ -86,10 +92,15 @@ class Tower(nn.Module):
 
     def __init__(self, pair: Any, sees: bool) -> None:
         super().__init__()
-        self.pair, self.sees, self.config, self.head = pair, sees, pair.config, pair.head
+        self.config, self.head, self.causal = pair.config, pair.head, not sees
+        before = "picture_" if sees else ""
+        self.stem, self.encoder, inner = (getattr(pair, before + name) for name in ("stem", "encoder", "output"))
+        self.output = VectorHead(replace(pair.head, pool="first") if sees else pair.head, inner.in_features)
+        self.output.inner = inner
 
     def forward(self, pixels: Tensor | None = None, tokens: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
-        return F.normalize(self.pair.seen(pixels) if self.sees else self.pair.read(tokens, keep), dim=-1)
+        x = self.encoder(self.stem(tokens if pixels is None else pixels), mask=causal() if self.causal else None)
+        return self.output(x, keep)
 
 
 class Matcher(Embedder):
@@ -105,13 +116,17 @@ class Matcher(Embedder):
     def __init__(
         self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: EmbedUse, sight: Sight, **how: Any
     ) -> None:
+        self.pair = models[0]
         super().__init__([Tower(each, sees=False) for each in models], tokenizer, use, **how)
         own = {name: x for name, x in how.items() if name != "longest"}
         self.viewer = Viewer([Tower(each, sees=True) for each in models], tokenizer, use, sight, **own)
         self.sharpness = float(np.mean([each.sharpness.exp().item() for each in models]))  # type: ignore[operator]
 
-    def native(self, model: nn.Module) -> Any:
-        raise UnsupportedError("two towers")
+    def on(self, model: nn.Module) -> Self:
+        """The same on another pair of towers."""
+        other = super().on(Tower(model, sees=False))
+        other.viewer = self.viewer.on(Tower(model, sees=True))
+        return other
 
     def width(self, settings: EmbedUse | None) -> int:
         own = int(self.model.config.d_vector)  # type: ignore[union-attr, arg-type]
@@ -121,6 +136,26 @@ class Matcher(Embedder):
         """The vector of each picture, (N, d): paths, contents of files, Pillow's images, or arrays."""
         found = self.answers([each if isinstance(each, Viewed) else Viewed(each) for each in pictures], self.use)
         return np.stack([each.vector for each in found]) if found else np.zeros((0, self.width(None)), np.float32)
+
+    def attention(self, picture: Any, text: str | None = None, **how: Any) -> list[AttentionMap]:  # type: ignore[override]
+        """What every head looks at while the model sees a picture, and, if there is one, reads a text; `names`, `heads`
+        and `view` are those of `attention_maps`."""
+        pixels, x = self.viewer.read(picture)
+        read = self.framed([Given(text or "")], long="cut")[0][0]
+        inputs = {"pixels": x, **batched([read], 0, False).to(self.device).inputs}
+        texts = {"tokens": self.tokenizer.pieces(read.ids)}
+        maps = attention_maps(self.model.pair, inputs, texts, pixels=pixels, **how)  # type: ignore[arg-type]
+        return maps if text else [each for each in maps if each.picture is not None]
+
+    def compared(self, picture: Any, texts: Sequence[str]) -> Pictured:
+        """How near texts are to a picture, as a page draws it: the nearest is what it says."""
+        (seen,), texts = self.see([picture]), texts[:BARS]
+        alike = [float(seen @ each) for each in self.embed(list(texts))] if texts else []
+        bars = [Rated(*each, chosen=each[1] == max(alike)) for each in zip(texts, alike, strict=True)]
+        said = next((bar.text for bar in bars if bar.chosen), "")
+        return Pictured(
+            said, [bars] if bars else [], cosines=True, numbers={"dimensions": len(seen)}, vector=seen.tolist()
+        )
 
     def answers(self, asks: Sequence[Given | Viewed], settings: EmbedUse) -> list[Embedded]:
         """The vector of each text, and of each picture, of length 1."""
@@ -236,8 +271,7 @@ class Match(Task):
         return trace_of(row["image"])
 
     def columns(self, vocabulary: int) -> dict[str, Column]:
-        s = self.sight
-        return {"image": Column.pixels(s.size, s.size, s.channels), "captions": Column.ids(vocabulary)}
+        return {"image": self.sight.column, "captions": Column.ids(vocabulary)}
 
     def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
         room = (self.longest or 2**30) - len(tokenizer.marks.around([])[0])

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from random import Random
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from regard.data.corpora import fetched
 from regard.data.labelled_pictures import PictureFiles, Zipped, content_of, trace_of
 from regard.data.pictures import PictureError, Pixels, Sight, Source, in_groups
 from regard.data.rows import Row
+from regard.data.sound import SoundError
 from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
 from regard.tasks.classify import KINDS, Classified, Classify, Evaluation, classified
@@ -133,13 +134,14 @@ class Recognise(Classify):
     reads = "pixels"
     worded = False
     first = True
+    opened: ClassVar[type[Recogniser]] = Recogniser
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, kind in (("sight", Sight), ("augment", Augment)):
-            if isinstance(given := getattr(self, name), dict):  # as JSON has it
-                object.__setattr__(self, name, kind(**given))
-        if self.sight.frames:
+        for each in fields(self):
+            if isinstance(given := getattr(self, each.name), dict):  # as JSON has it
+                object.__setattr__(self, each.name, each.default_factory(**given))  # type: ignore[operator]
+        if isinstance(self.sight, Sight) and self.sight.frames:
             object.__setattr__(self, "row", "video")
             object.__setattr__(self, "rows", "videos")
 
@@ -188,7 +190,7 @@ class Recognise(Classify):
         return 1
 
     def columns(self, vocabulary: int) -> dict[str, Column]:
-        return {"image": Column.pixels(*self.sight.shape), "label": super().columns(1)["label"]}
+        return {"image": self.sight.column, "label": super().columns(1)["label"]}
 
     def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
         known = {label: i for i, label in enumerate(self.labels)}
@@ -203,7 +205,7 @@ class Recognise(Classify):
         name = image.member if isinstance(image, Zipped) else row["name"] if isinstance(image, np.ndarray) else image
         try:
             return self.sight.pixels(content_of(image), str(name))
-        except PictureError as error:
+        except (PictureError, SoundError) as error:
             return Damaged(error)
 
     def held(self, rows: Iterable[Row], place: Path, skipped: Skipped) -> list[Row]:
@@ -242,14 +244,14 @@ class Recognise(Classify):
             labels = labels if self.kind == "several" else labels[:, 0]
             if self.augment.blends:
                 pixels, labels = self.augment.blended(pixels, F.one_hot(labels, len(self.labels)).float(), draw)
-            return Batch({"pixels": pixels, "labels": labels}, len(rows))
+            return Batch({self.reads: pixels, "labels": labels}, len(rows))
 
         return batch
 
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: ClassifyUse, **how: Any) -> Recogniser:  # type: ignore[override]
         if not self.labels and self.kind != "number":
             raise ValueError("this model knows no classes yet: teach it some, by a recipe with model.from")
-        recogniser = Recogniser(models, tokenizer, use, self.sight, **how)
+        recogniser = self.opened(models, tokenizer, use, self.sight, **how)
         recogniser.labels, recogniser.kind = self.labels, self.kind
         return recogniser
 

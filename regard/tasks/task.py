@@ -30,11 +30,12 @@ from regard.training.stream import Collate, Readable, stream
 TASKS = {
     "translate": "regard.tasks.translate",
     "summarise": "regard.tasks.summarise",
-    "transcribe": "regard.tasks.transcribe",
+    "transcribe": "regard.tasks.speech",
     "generate": "regard.tasks.generate",
     "classify": "regard.tasks.classify",
     "recognise": "regard.tasks.recognise",
     "graph": "regard.tasks.graph",
+    "hear": "regard.tasks.hear",
     "tag": "regard.tasks.tag",
     "answer": "regard.tasks.answer",
     "embed": "regard.tasks.embed",

@@ -6,8 +6,8 @@ that it heard whole has ended (Radford et al., 2022, §3.8 and §4.5). It knows 
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -19,27 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import at_least, choose, hint
-from regard.core.generation import Begun, EncoderDecoder
-from regard.data.arrays import Column
-from regard.data.recordings import RecordingFiles
-from regard.data.rows import Row
+from regard.core.generation import Begun
 from regard.data.sound import HOP, RATE, Samples, Spectrum, heard, incoming, read, voiced
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
 from regard.decoding.protocol import Hypothesis, Request, SamplingConfig, SearchConfig
 from regard.decoding.spoken import Rules, Spoken
-from regard.evaluation.spoken import normal
-from regard.evaluation.texts import RATES, compare
 from regard.inspection.timing import spoken_at
 from regard.native import Listened, Native
-from regard.tasks.listen import Listening, Told
+from regard.tasks.listen import Certain, Listening
 from regard.tasks.searching import Searcher
-from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.transcripts import Heard, Segment, TranscribeUse, Transcript
 from regard.tasks.wording import fitted, in_time
-from regard.training.objectives import Objective
-from regard.training.run import Sample
-from regard.training.stream import Collate
 
 SYMBOLS = '"#()*+/:;<=>@[\\]^_`{|}~「」『』'  # are written, and never said
 PAIRED = ("<<", ">>", "--", "-(", "-[", "('", '("', "((", "))", "[[", "]]", "{{", "}}", "♪♪")
@@ -82,6 +73,11 @@ class Signs:
         """What a transcript keeps to that begins so."""
         blank = (*self.tokenizer.encode(" "),)
         return Rules((*begin,), self.end, self.zero, self.silence, self.unspoken, blank, times)
+
+
+def whisper(tokenizer: Tokenizer) -> bool:
+    """Whether its tokens are Whisper's, with times and languages among them."""
+    return tokenizer.rust.token_to_id("<|notimestamps|>") is not None
 
 
 class Found(NamedTuple):
@@ -152,7 +148,9 @@ class Transcriber(Searcher):
                 progress(hearing.at / 100, hearing.duration)
         return hearing.transcript
 
-    def listen(self, sound: Iterable[Any], *, rate: int = RATE, every: float = 1.0, **settings: Any) -> Iterator[Told]:
+    def listen(
+        self, sound: Iterable[Any], *, rate: int = RATE, every: float = 1.0, **settings: Any
+    ) -> Iterator[Certain]:
         """What is said in chunks of samples from -1 to 1 while they come in, as soon as it is certain: all is heard
         anew when so many seconds have come. Memory and delay have a limit, the sound has none."""
         at_least(0.1, every=every)
@@ -342,79 +340,3 @@ class Hearing:
         text = self.by.tokenizer.decode(tokens)
         _, log_probability, silence, temperature, compression = found
         return Segment(start / 50, end / 50, text, (*tokens,), temperature, log_probability, compression, silence)
-
-
-@dataclass(frozen=True)
-class TranscribeConfig:
-    """What a model is for."""
-
-    name: str = "transcribe"
-
-
-@dataclass(frozen=True)
-class RecordingsConfig(Data):
-    """Where recordings and what is said in them come from."""
-
-    train: RecordingFiles | None = None  # your own files
-    valid: RecordingFiles | None = None  # held out of train if left out
-    test: RecordingFiles | None = None  # held out of train if left out
-
-
-@dataclass(frozen=True)
-class SpokenConfig:
-    """How transcripts are scored."""
-
-    by: tuple[str, ...] = ("wer", "cer")  # or exact, bleu, chrf; the first says which weights are the best
-    normalise: bool = True  # compare what is said, however it is written
-
-
-@dataclass(frozen=True)
-class Transcribe(Task):
-    """Sound in, what is said out."""
-
-    alignment: tuple[tuple[int, int], ...] | None = None  # heads that follow the sound word by word: layer, head
-    multilingual: bool = True  # it is told the language, and whether to translate
-    by: tuple[str, ...] = SpokenConfig.by
-    normalise: bool = SpokenConfig.normalise
-
-    name, called = "transcribe", "speech"
-    sections = Sections(TranscribeConfig, RecordingsConfig, TranscribeUse, SpokenConfig)
-    row, rows = "recording", "recordings"
-    needs = EncoderDecoder
-
-    def texts(self, row: Row) -> Sequence[str]:
-        return (row["text"],)
-
-    def columns(self, vocabulary: int) -> Mapping[str, Column]:
-        raise ValueError(UNTAUGHT)
-
-    def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterable[Any]:
-        raise ValueError(UNTAUGHT)
-
-    def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
-        raise ValueError(UNTAUGHT)
-
-    def objective(self, model: nn.Module, smoothing: float, tokenizer: Tokenizer) -> Objective:
-        raise ValueError(UNTAUGHT)
-
-    def check(self, recipe: Any) -> None:
-        raise ValueError(UNTAUGHT)
-
-    def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: TranscribeUse, **how: Any) -> Transcriber:
-        return Transcriber(models, tokenizer, use, alignment=self.alignment, multilingual=self.multilingual, **how)
-
-    def measure(self, predictor: Transcriber, held_out: Sequence[Row], recipe: Any) -> Measured:
-        said = [predictor.transcribe(row["sound"]).text for row in held_out]
-        meant = [row["text"] for row in held_out]
-        both = [[normal(text) for text in texts] if self.normalise else texts for texts in (said, meant)]
-        scores = compare(self.by, *both)
-        figures = {name: score.value for name, score in scores.items()}
-        rows = zip(held_out, said, meant, strict=True)
-        samples = [Sample(Path(row["sound"]).name, text, wanted) for row, text, wanted in rows]
-        first = figures[next(iter(figures))]
-        evidence = Evidence(len(samples), lambda some: {name: score.of(some) for name, score in scores.items()})
-        return Measured(-first if self.by[0] in RATES else first, figures, samples, evidence)
-
-
-UNTAUGHT = "task.name = 'transcribe': speech is heard by weights of others (regard import whisper-tiny), not taught yet"
-TASK = Transcribe

@@ -17,7 +17,10 @@ from regard.data.labelled_pictures import Zipped, content_of
 from regard.data.pictures import Pixels, Sight, in_groups
 from regard.data.tokenizers import Tokenizer
 from regard.decoding.protocol import DAMAGED
-from regard.native import UnsupportedError
+from regard.inspection.axes import inputs
+from regard.inspection.maps import attention_maps
+from regard.inspection.page import AttentionMap
+from regard.native import NativeReader
 from regard.tasks.engines import Engines
 
 TOGETHER = 64  # pictures, or frames of videos, that are seen at once
@@ -84,6 +87,24 @@ class Viewer(Engines):
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             return list(pool.map(look, asks))
 
+    def read(self, picture: Any) -> tuple[Pixels, Tensor]:
+        """What it sees of a picture, (H, W, C), and that as the model reads it, (1, C, H, W)."""
+        (pixels,) = self.seen([picture if isinstance(picture, Viewed) else Viewed(picture)])
+        return pixels, self.sight.tensor(pixels[None]).to(self.device, next(self.model.parameters()).dtype)
+
+    def attention(
+        self,
+        picture: Any,
+        *,
+        names: str | Sequence[str] = "*",
+        heads: Sequence[int] | None = None,
+        view: str = "weights",
+    ) -> list[AttentionMap]:
+        """What every head looks at while the model sees a picture; the view "rollout" is of all heads up to a layer."""
+        pixels, x = self.read(picture)
+        how: Any = {"names": names, "heads": heads, "view": view, "pixels": pixels}
+        return attention_maps(self.model, {inputs(self.model)[0]: x}, {}, **how)
+
     def outputs(self, asks: Sequence[Viewed]) -> list[Tensor]:
         """What the head says of each picture; the mean of all models."""
         found = list[Tensor]()
@@ -96,7 +117,15 @@ class Viewer(Engines):
         return found
 
     def native(self, model: nn.Module) -> Looks:
-        raise UnsupportedError("pictures")
+        reader, head = NativeReader(model, threads=self.workers or torch.get_num_threads()), model.output
+
+        @torch.inference_mode()
+        def looks(pixels: Sequence[Pixels]) -> list[Tensor]:
+            kind = next(model.parameters()).dtype
+            read = reader.looked(self.sight.tensor(np.stack(pixels)))
+            return [head(torch.from_numpy(each)[None].to(kind))[0].float() for each in read]  # type: ignore[operator]
+
+        return looks
 
     def module(self, model: nn.Module, reason: str) -> Looks:
         @torch.inference_mode()

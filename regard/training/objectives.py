@@ -102,6 +102,22 @@ class Labelled(Objective):
         )
 
 
+class CTC(Objective):
+    """What is said along a sound, wherever in it: the sum over all ways in which the labels may lie along the
+    positions, between blanks (CTC; Graves et al., 2006). Labels that are `blank` do not count."""
+
+    def __init__(self, model: nn.Module, blank: int = PAD) -> None:
+        super().__init__(model)
+        self.blank = blank
+
+    def forward(self, labels: Tensor, **inputs: Tensor) -> Tensor:
+        """labels (B, L), filled up with blanks -> a number."""
+        log_p = self.model(**inputs).float().log_softmax(-1).transpose(0, 1)  # (T, B, V)
+        sizes = (labels != self.blank).sum(1)
+        whole = torch.full_like(sizes, len(log_p))
+        return F.ctc_loss(log_p, labels, whole, sizes, blank=self.blank, reduction="sum")
+
+
 class Spans(Objective):
     """Where something begins and ends: two choices among the places of a row."""
 

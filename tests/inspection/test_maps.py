@@ -6,6 +6,7 @@ import torch
 from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap
 from regard.inspection.taps import record
+from regard.inspection.views import rollout
 from regard.inspection.words import Words, merge
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -89,8 +90,20 @@ def test_names_and_heads_choose(model: Transformer, maps: dict[str, AttentionMap
         torch.testing.assert_close(each.weights, maps[each.name].weights[[3, 0]])
     with pytest.raises(ValueError, match=r"self_attention has heads 0\.\.3, not 4"):
         attention_maps(model, INPUTS, TEXTS, heads=[0, 4])
-    with pytest.raises(ValueError, match=r"view = 'rollout': choose weights or norm"):
-        attention_maps(model, INPUTS, TEXTS, view="rollout")
+    with pytest.raises(ValueError, match=r"view = 'rolled': choose weights, norm or rollout"):
+        attention_maps(model, INPUTS, TEXTS, view="rolled")
+
+
+def test_a_rollout_goes_through_the_encoder(model: Transformer, maps: dict[str, AttentionMap]) -> None:
+    names = [f"encoder.layers.{i}.self_attention" for i in range(2)]
+    found = attention_maps(model, INPUTS, TEXTS, view="rollout")
+    assert [each.name for each in found] == names
+    wanted = rollout([maps[name].weights[None] for name in names])
+    for each, reached in zip(found, wanted, strict=True):
+        assert (each.queries, each.keys) == (READ, READ)
+        torch.testing.assert_close(each.weights, reached)
+    with pytest.raises(ValueError, match="goes through an encoder: choose among"):
+        attention_maps(model, INPUTS, TEXTS, names="decoder.*", view="rollout")
 
 
 def test_norms_are_lengths_of_what_leaves_the_head(model: Transformer) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from regard.core.generation import Begun
 from regard.core.quantised import quantise
 from regard.models.speech import Listener
-from regard.native import Listened, Native, NativeReader
+from regard.native import Listened, Native, NativeReader, UnsupportedError
 from tests.native.test_native import build_model, truth
 from tests.native.test_reader import build_model as build_encoder
 from tests.native.test_reader import truth as truth_of_text
@@ -80,6 +80,12 @@ def test_threads_and_company_change_no_bit(int8: bool) -> None:
         again = several.hear(frames(900))
         np.testing.assert_array_equal(again.states, heard.states)
         np.testing.assert_array_equal(said(several, again, FIRST, rows=5), alone)
+
+
+def test_a_model_that_hears_otherwise_is_left_to_pytorch() -> None:
+    for changes in ({"lookahead": 2}, {"cross_normaliser": "monotonic"}):
+        with pytest.raises(UnsupportedError):
+            Native(model(**changes))
 
 
 def test_what_is_no_sound_is_refused() -> None:

@@ -113,9 +113,12 @@ def test_a_picture_for_a_model_that_reads_is_refused(url: str, model: Path) -> N
     assert "words is a translation model" in answer.json()["error"]
 
 
-def test_the_explorer_says_that_it_does_not_show_it(url: str) -> None:
+def test_the_explorer_shows_it_beside_one_that_reads(url: str) -> None:
     about = httpx.get(f"{url}/explore/api/models").json()["models"]
-    assert [each["id"] for each in about if "error" in each] == ["eyes"]
+    assert [(each["id"], each.get("sees", False), "error" in each) for each in about] == [
+        ("words", False, False),
+        ("eyes", True, False),
+    ]
 
 
 def test_without_a_model_that_sees_a_body_is_as_small_as_before(model: Path) -> None:

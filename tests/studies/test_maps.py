@@ -189,7 +189,7 @@ def test_mistakes(fail: Fail, model: Path, here: Path) -> None:
     assert "has heads 0..3, not 4" in fail(model, TEXT, "-o", "a.svg", "--heads", "4")
     assert "has heads 0..3, not -1" in fail(model, TEXT, "-o", "a.svg", "--heads=-1")
     assert "no attention is named 'x'" in fail(model, TEXT, "-o", "a.svg", "--names", "x")
-    assert "view = 'x': choose weights or norm" in fail(model, TEXT, "-o", "a.svg", "--view", "x")
+    assert "view = 'x': choose weights, norm or rollout" in fail(model, TEXT, "-o", "a.svg", "--view", "x")
     assert "--log is about colours, and .csv has none" in fail(model, TEXT, "-o", "a.csv", "--log")
     assert "attention is for one sentence, got 0" in fail(model, " ", "-o", "a.csv")
     (here / "file").write_text("")

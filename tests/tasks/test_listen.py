@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from regard.api import load
 from regard.convert import import_
 from regard.data.sound import RATE
-from regard.tasks.listen import LONGEST, Listening, Told, nearest
+from regard.tasks.listen import LONGEST, Certain, Listening, nearest
 from regard.tasks.transcripts import Segment, TranscribeUse, Word
 from tests.speech import directory, noise
 
@@ -58,7 +58,7 @@ def seconds(count: int) -> Iterator[NDArray[np.float32]]:
         yield np.full(RATE, i, np.float32)
 
 
-def told(by: Any, count: int, **how: Any) -> list[Told]:
+def told(by: Any, count: int, **how: Any) -> list[Certain]:
     return [*Listening(by, TranscribeUse(language="en", **how), 1.0).to(seconds(count))]
 
 

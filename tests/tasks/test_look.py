@@ -119,7 +119,7 @@ def test_what_cannot_be_shown_is_refused_in_a_line(place: Path, monkeypatch: Any
     assert "reads text alone" in error
     with pytest.raises(ValueError, match="reads text alone"):
         regard.load(talker).chat(asked("x", [place / "test0.png"]))
-    assert "heads are studied by" in fail(capsys, monkeypatch, "heads", run, "--text", place / "train.tsv")
+    assert "sees pictures" in fail(capsys, monkeypatch, "heads", run, "--text", place / "train.tsv")
 
 
 def test_a_resumed_run_is_the_same_model_bit_for_bit(place: Path) -> None:

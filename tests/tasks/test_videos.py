@@ -124,7 +124,7 @@ def test_the_command_tells_and_judges(place: Path, run: Path, tmp_path: Path) ->
     clips = np.stack([video(way, np.random.default_rng(4)) for way in WAYS])
     np.savez(tmp_path / "some.npz", videos=clips, labels=[*WAYS])
     assert "accuracy" in show("evaluate", run, tmp_path / "some.npz").stdout
-    assert "videos of 4 frames of 16 x 16" in show("info", run).stdout
+    assert "videos of 4 frames of 16 x 16" in " ".join(show("info", run).stdout.split())
 
 
 def test_videos_are_uploaded(place: Path, run: Path) -> None:

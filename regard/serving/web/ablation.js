@@ -50,8 +50,8 @@ export const mount = (element, store, { api, t, announce, fail }) => {
   const measured = async () => {
     const atlas = await atlasOf(api, modelOf(state));
     if (atlas) return { heads: atlas.heads, by: t("by.atlas") };
-    const { model, source, target } = state;
-    const { heads } = await api.measures({ model, ...inputsOf(modelOf(state), source, target) });
+    const { model, source, target, picture } = state;
+    const { heads } = await api.measures({ model, ...inputsOf(modelOf(state), source, target, picture) });
     return { heads, by: t("by.measures") };
   };
   const apply = async (which) => {

@@ -2,13 +2,10 @@
 
 const NETWORK = "error.network"; // a key of i18n.js: here the server could not say anything itself
 
-const ask = async (path, body, signal) => {
+const asked = async (path, options) => {
   let response;
   try {
-    response = await fetch(
-      `api/${path}`,
-      body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal },
-    );
+    response = await fetch(`api/${path}`, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw Object.assign(new Error("the server does not answer"), { key: NETWORK });
@@ -17,6 +14,9 @@ const ask = async (path, body, signal) => {
   const said = await response.json().catch(() => ({}));
   throw Object.assign(new Error(said.error ?? `${response.status} ${response.statusText}`), { status: response.status });
 };
+
+const ask = (path, body, signal) =>
+  asked(path, body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
 
 const json = async (path, body, signal) => (await ask(path, body, signal)).json();
 
@@ -62,6 +62,12 @@ export const unpack = (buffer) => {
 
 export const api = {
   translate,
+  /** The name of a picture from now on. */
+  picture: async (model, file) => {
+    const headers = { "Content-Type": "application/octet-stream" };
+    const response = await asked(`pictures?model=${encodeURIComponent(model)}`, { method: "POST", headers, body: file });
+    return (await response.json()).picture;
+  },
   models: () => json("models"),
   score: (body, signal) => json("score", body, signal),
   maps: async (body, signal) => unpack(await (await ask("maps", body, signal)).arrayBuffer()),

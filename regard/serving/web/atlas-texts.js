@@ -1,6 +1,19 @@
 // The atlas's texts.
 
 export const texts = {
+  "atlas.distance.title": ["How far the patches lie that a patch looks at, in patches", "图块所看图块的平均距离（以块计）"],
+  "atlas.reach": ["Reach", "范围"], "atlas.reach.title": ["The distance over that of an even look: below 1 a head is local", "距离与均匀注视之比：小于 1 为局部"],
+  "atlas.about@sees": ["Measured over {sentences} pictures: loss {loss}.", "在 {sentences} 张图片上测得：损失 {loss}。"],
+  "atlas.example.note@sees": [
+    "What this head looks at in the mean, in the picture where it is most itself. Attention is not explanation.",
+    "此头最具特征的图片中，它平均看向哪里。注意力不等于解释。",
+  ],
+  "role.local": ["local", "局部"],
+  "atlas.command@sees": ["regard heads MODEL PICTURES…", "regard heads MODEL PICTURES…"],
+  "atlas.none@sees": [
+    "This model has no atlas yet: these are the measures of the one picture above. For roles, redundancy and pruning over many run",
+    "此模型尚无头图谱：以下是上面这一张图片的度量。要得到多张图片上的角色、冗余与剪枝，请运行",
+  ],
   "role.aligner": ["aligner", "对齐"], "role.aligner of the read": ["aligner (read)", "对齐（读入）"],
   "role.positional": ["position {offset}", "位置 {offset}"], "role.special": ["special tokens", "特殊符号"],
   "role.punctuation": ["punctuation", "标点"], "role.rare": ["rare tokens", "罕见词"],

@@ -7,8 +7,7 @@ import { vector } from "./elements.js";
 import { heatmap } from "./heatmap.js";
 import { headLabel } from "./i18n.js";
 import { arrowed } from "./seen.js";
-import { body, atlasOf, modelShown, roleText, sentence } from "./sight.js";
-import { KINDS } from "./state.js";
+import { body, atlasOf, kindsOf, modelShown, roleText, sentence } from "./sight.js";
 import { texts as words } from "./atlas-texts.js";
 
 export const texts = words;
@@ -195,7 +194,8 @@ export function mount(root, store, { api, t, fail }) {
     exampleTitle.textContent = t("atlas.example", { head: label(head), role: roleText(t, head.role) });
     exampleCard.lastElementChild.textContent = t("atlas.example.note");
     const titles = { rows: t(`axis.${row}`), columns: t("axis.keys") };
-    picture.draw(figure, scale(state.colour, 1, shade()), titles);
+    const most = modelShown(state)?.sees ? Math.max(...figure.weights) : 1;
+    picture.draw(figure, scale(state.colour, most, shade()), titles);
     picture.frame.setAttribute("aria-label", exampleTitle.textContent);
     store.set({ listed: { ...state.listed, example: { figure, titles, title: exampleTitle.textContent } } });
   };
@@ -204,7 +204,7 @@ export function mount(root, store, { api, t, fail }) {
     if (state.tab !== "atlas" || !shown) return;
     const { atlas, heads } = shown;
     const chosen = heads.find(({ name, head }) => name === state.head?.name && head === state.head?.head);
-    const legend = h("p", { class: "kinds" }, ...KINDS.map((kind) =>
+    const legend = h("p", { class: "kinds" }, ...kindsOf(state).map((kind) =>
       h("span", {}, tiny(kind), t(`grid.${kind}`)),
     ));
     if (!atlas) {

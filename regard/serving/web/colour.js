@@ -6,6 +6,7 @@
 const STOPS = {
   light: ["#fbfcfe", "#cfe0f3", "#8bb8e0", "#3f83c4", "#1b4f97", "#0b1f4d"],
   dark: ["#13161c", "#16325c", "#1f5f96", "#3c98b8", "#8fcfb4", "#f6f3c3"],
+  over: ["#0b0620", "#4a1166", "#a52c60", "#e8602d", "#fbb61a", "#fcffa4"], // pictures: the same in both
 };
 const LOG_SPAN = 1000; // the logarithmic scale shows three powers of ten below the top; what is less, as its end
 
@@ -55,7 +56,7 @@ const ramp = (stops) => {
   return table;
 };
 
-export const RAMPS = { light: ramp(STOPS.light), dark: ramp(STOPS.dark) };
+export const RAMPS = { light: ramp(STOPS.light), dark: ramp(STOPS.dark), over: ramp(STOPS.over) };
 
 const hexOf = (table, i) => "#" + [0, 1, 2].map((c) => table[4 * i + c].toString(16).padStart(2, "0")).join("");
 

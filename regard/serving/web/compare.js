@@ -1,6 +1,6 @@
 // Other translations of the same sentence below the first: with the edits, and by a second model; what differs is marked.
 
-import { edited, isBase, looking, modelOf, offOf, reads, towards } from "./state.js";
+import { edited, hasInput, isBase, looking, modelOf, offOf, reads, towards } from "./state.js";
 import { answerView, changed, saidOf } from "./answer.js";
 import { logarithm, signed } from "./i18n.js";
 import { differing, wordsOf, write } from "./difference.js";
@@ -37,7 +37,7 @@ export const mount = (_, store, { t, announce }) => {
   };
   const difference = (done) => signed(done.log_probability - state.done.log_probability);
 
-  const nothing = (output) => !output && state.text.trim() === ""; // nor on its way
+  const nothing = (output) => !output && !hasInput(state); // nor on its way
 
   const showEdited = () => {
     const off = offOf(state);
@@ -86,8 +86,8 @@ export const mount = (_, store, { t, announce }) => {
     $("other-figures").textContent = figures.join(" · ");
   };
 
-  subscribe(["text", "models", "model", "edits", "off", "edited", "target", "done", "step", "side", "language"], showEdited);
-  subscribe(["text", "models", "model", "compare", "other", "target", "done", "step", "side", "language"], showOther);
+  subscribe(["text", "picture", "models", "model", "edits", "off", "edited", "target", "done", "step", "side", "language"], showEdited);
+  subscribe(["text", "picture", "models", "model", "compare", "other", "target", "done", "step", "side", "language"], showOther);
   subscribe(["edited"], () => {
     const { done } = state.edited ?? {};
     if (done) announce(`${$("edited-title").textContent}: ${done.text}`);

@@ -208,6 +208,21 @@ export const heatPanel = (figure, colours, choice, titles, title) => ({
   ...heat(figure, colours, choice, titles, PALETTE[colours.tint]), title,
 });
 
+/** A picture as a panel: `image` is {href, width, height}. */
+export const imagePanel = (image, title) => ({ ...image, svg: tag("image", image), title });
+
+/** Small pictures as a panel, five in a line, each above its word. */
+export const wordsPanel = (images, words, tint) => {
+  const [side, gap, across] = [108, 12, 5];
+  const cells = images.map(({ href }, i) => {
+    const [x, y] = [(i % across) * (side + gap), Math.floor(i / across) * (side + 30)];
+    const under = { x: x + side / 2, y: y + side + 15, fill: PALETTE[tint].ink, "font-size": 12, "text-anchor": "middle" };
+    return tag("image", { href, x, y, width: side, height: side }) + text(short(words[i]), under);
+  });
+  const lines = Math.ceil(images.length / across);
+  return { svg: cells.join(""), width: Math.min(across, images.length) * (side + gap), height: lines * (side + 30) };
+};
+
 const ROW = 20; // px, of the neuron view
 
 /**

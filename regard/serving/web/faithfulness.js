@@ -29,7 +29,7 @@ export const faithfulness = (root, store, { api, t }) => {
     clearTimeout(timer);
     shown = { key: about.key, found: null };
     write();
-    if (about.source.length > LONGEST || !kindsOf(state).includes("cross")) return;
+    if (about.picture || about.source.length > LONGEST || !kindsOf(state).includes("cross")) return;
     timer = setTimeout(() => idle(() => ask(about)), 800);
   };
   store.subscribe(["done", "edited", "other", "side", "tab"], look);

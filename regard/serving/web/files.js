@@ -181,7 +181,7 @@ export const page = (svg, tables, said, language) => {
 <html lang="${escape(language)}">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>${escape(said.title)}</title>
 <style>${STYLE}</style>

@@ -1,6 +1,6 @@
 // What is asked of the server when: a translation as it is, one with the edits, one by the second model.
 
-import { edited, inputsOf, modelOf, offOf, reads, shown } from "./state.js";
+import { edited, hasInput, inputsOf, modelOf, offOf, reads, shown } from "./state.js";
 import { debounced } from "./dom.js";
 
 const TYPING = 150; // ms of rest before a half-written sentence is sent
@@ -44,10 +44,13 @@ export const start = (store, { api, fail }) => {
     let source = [];
     let about = {};
     const target = [];
-    const { text, sentence, beam } = state;
-    const pair = modelOf(state, body.model)?.second ? state.pair : "";
-    return api.translate({ text, pair, sentence, beam, ...body }, (line) => {
-      const { kind, ...rest } = line;
+    const { sentence, beam } = state;
+    const model = modelOf(state, body.model);
+    const text = model?.sees && !model.second ? "" : state.text;
+    const pair = model?.second ? state.pair : "";
+    const seen = model?.sees ? { picture: state.picture } : {};
+    return api.translate({ text, pair, sentence, beam, ...seen, ...body }, (line) => {
+      const { kind, picture, ...rest } = line; // of which picture it is, the state knows
       if (signal.aborted) return;
       if (kind === "source") ({ tokens: source, ...about } = { given: 0, windows: 1, ...rest });
       else if (kind === "token") put({ source, target: [...target, rest], done: null, ...about }, target.push(rest));
@@ -55,7 +58,7 @@ export const start = (store, { api, fail }) => {
     }, signal);
   };
 
-  const there = () => state.model !== "" && state.text.trim() !== "";
+  const there = () => state.model !== "" && hasInput(state);
   const lanes = {
     original: lane("original", { source: [], target: [], done: null, sentences: [], unknown: [], given: 0, windows: 1 }, there, (signal) =>
       translate({ model: state.model, prefix: state.prefix }, signal, set)),
@@ -66,7 +69,7 @@ export const start = (store, { api, fail }) => {
     rescored: lane("rescored", { rescored: null }, () => there() && edited(state) && !reads(state), async (signal) => {
       const { model, edits, source, target, done } = state;
       if (!done) return; // comes again when the output is whole
-      const { tokens } = await api.score({ model, edits, off: offOf(state), ...inputsOf(modelOf(state), source, target) }, signal);
+      const { tokens } = await api.score({ model, edits, off: offOf(state), ...inputsOf(modelOf(state), source, target, state.picture) }, signal);
       set({ rescored: tokens });
     }),
     other: lane("other", { other: null }, () => there() && state.compare !== "", (signal) =>
@@ -79,13 +82,13 @@ export const start = (store, { api, fail }) => {
       const patient = changed.has("edits") && !keys.some((key) => key !== "edits" && changed.has(key));
       lanes[name]((changed.has("text") || changed.has("pair")) && state.done ? TYPING : 0, patient);
     });
-  watch("original", ["models", "model", "text", "pair", "sentence", "beam", "prefix"]);
-  watch("edited", ["models", "model", "text", "pair", "sentence", "beam", "prefix", "edits", "off"]);
+  watch("original", ["models", "model", "text", "pair", "picture", "sentence", "beam", "prefix"]);
+  watch("edited", ["models", "model", "text", "pair", "picture", "sentence", "beam", "prefix", "edits", "off"]);
   watch("rescored", ["done", "edits", "off"]);
-  watch("other", ["models", "compare", "text", "pair", "sentence", "beam"]);
+  watch("other", ["models", "compare", "text", "pair", "picture", "sentence", "beam"]);
 
   // What a person asks next makes an old complaint stale; the first load may have one of its own.
-  subscribe(["text", "pair", "sentence", "model", "compare", "beam", "prefix", "edits", "off"], (_, changed) => {
+  subscribe(["text", "pair", "picture", "sentence", "model", "compare", "beam", "prefix", "edits", "off"], (_, changed) => {
     if (!changed.has("models")) set({ error: null });
   });
   // Without edits there is no edited side to look at, nor another without a second model.

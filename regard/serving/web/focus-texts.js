@@ -53,5 +53,25 @@ export const texts = {
       "like leaving each one out with τ = {left} (1: same order, 0: unrelated).",
     "在此句中，平均交叉注意力对源词元的排序与梯度的 Kendall τ = {gradient}，与逐个删去的 τ = {left}（1：同序，0：无关）。",
   ],
+  "focus.over": [
+    "The picture under {head}: {rows} × {columns} patches. Arrows move, Enter locks, Escape unlocks.",
+    "{head} 下的图片：{rows} × {columns} 块。方向键移动，回车锁定，Esc 解除。",
+  ],
+  "focus.whole": ["What stands for the whole looks most at “{column}”", "代表整体者最多看“{column}”"],
+  "focus.seen": [
+    "Colours run up to the strongest patch. Without a choice it is what the answer is made of that looks: the class token, or all patches by their share in it.",
+    "颜色以最强的块为上限。未选择时，看的是答案所依据者：类别符号，或各块按其份额。",
+  ],
+  "focus.seen@caption": [
+    "Colours run up to the strongest patch. Without a choice it is the mean of all patches that looks.",
+    "颜色以最强的块为上限。未选择时为所有块的平均。",
+  ],
+  "focus.seen.words": [
+    "Colours run up to the strongest patch of each word. Without a choice it is the mean of all words.",
+    "颜色以每个词最强的块为上限。未选择时为所有词的平均。",
+  ],
+  "focus.cell@sees": ["“{row}” looks at “{column}”", "“{row}”看向“{column}”"],
+  "focus.row@sees": ["“{row}” looks most at “{column}”", "“{row}”最多看“{column}”"],
+  "focus.special.title@sees": ["Show the class token, and the marks of texts; without them rows are scaled to sum to 1", "显示类别符号及文字的标记；隐藏后每行重新归一"],
   "focus.legend": ["Colours", "颜色"],
 };

@@ -9,10 +9,11 @@ import { heatmap } from "./heatmap.js";
 import { sideText } from "./i18n.js";
 import { lines } from "./lines.js";
 import { axes, digits, figure, readout, shownAt, topOf } from "./maps.js";
+import { gallery, overlay } from "./overlay.js";
 import {
-  atlasOf, attentionsOf, besideOf, headMap, kindsOf, modelShown, roleText, sentence, titleOf, viewShown,
+  atlasOf, attentionsOf, besideOf, headMap, kindsOf, modelShown, pictureOf, roleText, sentence, titleOf, viewShown,
 } from "./sight.js";
-import { editsShown, factorOf, partner, shown, sliding, withFactor } from "./state.js";
+import { editsShown, factorOf, partner, sees, shown, sliding, withFactor } from "./state.js";
 import { tools } from "./tools.js";
 import { texts as own } from "./focus-texts.js";
 
@@ -68,6 +69,12 @@ export function mount(root, store, services) {
   };
   const heat = heatmap(left, { point, pick });
   const links = lines(right, { point, pick });
+  // Over a picture: what is chosen, beside it the map, or a picture for each word, or the same of the other side.
+  const boxes = [h("div", { class: "picture" }, h("h3")), h("div", { class: "picture" }, h("h3"))];
+  const told = () => sayIt(mark());
+  const overs = boxes.map((box) => overlay(box, { point, pick, told }));
+  const words = h("div", { class: "picture" });
+  const shots = gallery(words, (r) => store.set({ step: state.figure.rows[r].members[0], locked: null }));
 
   const chosen = () => {
     const { figure: shown, locked, step } = state;
@@ -76,13 +83,23 @@ export function mount(root, store, services) {
     const hover = row < shown.rows.length && column < shown.columns.length ? state.hover : null;
     const rows = shownAt(shown.rows, locked?.rows ?? []);
     const columns = shownAt(shown.columns, locked?.columns ?? []);
-    const at = step == null || !shown.steps ? [] : shownAt(shown.rows, [step]);
+    const stands = modelShown(state)?.task === "match" && !shown.picture; // the last place of a text, for all of it
+    const at = stands ? [shown.rows.length - 1] : step == null || !shown.steps ? [] : shownAt(shown.rows, [step]);
     return { rows, columns, step: at, hover, combine: state.combine };
   };
 
   const mark = () => {
     if (!state.figure) return;
     const now = chosen();
+    if (state.figure.picture) {
+      const [most] = overs.map((over) => over.mark(now));
+      drawLegend({ ...scale(state.colour, most.value, shade()), tint: "over" });
+      shots.mark(now.hover?.row == null ? (now.rows.length ? now.rows : now.step) : [now.hover.row]);
+      if (state.figure.picture.itself && !state.beside) heat.mark(now);
+      const seen = readout(state.figure, now) ?? { key: "focus.whole", values: { column: most.text }, value: most.value };
+      tell(says, state.figure, seen);
+      return seen;
+    }
     heat.mark(now);
     if (state.beside) second.mark(now);
     else markLines(now);
@@ -113,6 +130,19 @@ export function mount(root, store, services) {
   /** One map and its lines, or two maps; what is not shown is not there. */
   const arrange = () => {
     const two = Boolean(state.beside);
+    const { picture } = state.figure;
+    if (picture) {
+      const next = two ? boxes[1] : picture.itself ? left : words;
+      if (pictures.firstElementChild !== boxes[0] || pictures.lastElementChild !== next) pictures.replaceChildren(boxes[0], next);
+      second.about.remove();
+      name.hidden = true;
+      [state.figure, state.beside].forEach((each, i) => {
+        boxes[i].firstElementChild.hidden = !two;
+        if (two) boxes[i].firstElementChild.textContent = nameOf(t, state, each);
+      });
+      return;
+    }
+    if (pictures.firstElementChild !== left) pictures.replaceChildren(left, right);
     const wanted = two ? second.box : right;
     if (pictures.lastElementChild !== wanted) pictures.replaceChildren(left, wanted);
     if (!two) second.about.remove();
@@ -141,6 +171,7 @@ export function mount(root, store, services) {
     const colours = scale(state.colour, topOf(state), shade());
     const titles = { rows: t(`axis.${shown.role}`), columns: t("axis.keys") };
     const half = (pictures.clientWidth - GAP) / 2 - 2 * PADDING;
+    if (shown.picture) return drawOver(colours, titles, half);
     pictures.classList.toggle("beside", other ? fitTwo(shown, other, half) : fitsBeside(shown, half));
     heat.draw(shown, colours, titles);
     if (other) second.draw(colours, titles);
@@ -160,11 +191,33 @@ export function mount(root, store, services) {
     mark();
   };
 
+  /** The focused head over the picture. */
+  const drawOver = (colours, titles, half) => {
+    const { figure: shown, beside: other } = state;
+    const log = state.colour === "log";
+    const wide = half >= 300;
+    pictures.classList.toggle("beside", wide);
+    [shown, other].forEach((each, i) => each && overs[i].draw(each, wide ? half : pictures.clientWidth - 2 * PADDING, log));
+    const { rows, columns } = shown.picture.grid;
+    for (const { frame } of overs) frame.setAttribute("aria-label", t("focus.over", { head: title.textContent, rows, columns }));
+    if (!other && shown.picture.itself) heat.draw(shown, colours, titles);
+    else if (!other) shots.draw(shown, log);
+    notes.textContent = [
+      t(shown.picture.itself ? "focus.seen" : "focus.seen.words"),
+      shown.normalised && t("focus.normalised"),
+      state.words && !shown.picture.itself && t("focus.merged"),
+    ].filter(Boolean).join(" ");
+    mark();
+    return undefined;
+  };
+
   /** A head of the chosen kind is always in focus: the same layer and number as before where there is one. */
   const ensureHead = () => {
     const attentions = attentionsOf(state);
     if (!attentions.length) {
-      const [kind] = kindsOf(state).toReversed(); // a model of another family may have no heads of this kind
+      // A model of another family may have no heads of this kind; of two towers, the one that sees comes first.
+      const kinds = kindsOf(state);
+      const kind = sees(state) && !kinds.includes("cross") ? kinds[0] : kinds.at(-1);
       return store.set(kind ? { kind } : { head: null });
     }
     if (attentions.some(({ name }) => name === state.head?.name)) return undefined;
@@ -195,7 +248,8 @@ export function mount(root, store, services) {
     const look = async (seen) => {
       const raw = await headMap(api, seen.about, seen.name, seen.head, view, signal);
       const ends = axes(attention, seen.about, axis);
-      return { ...figure(raw, ends, { words, special, view }), ...seen, kind, view, words };
+      const picture = pictureOf(seen.about, attention);
+      return { ...figure(raw, ends, { words, special, view, picture }), ...seen, kind, view, words };
     };
     const first = { side: shown(state).side, about, name: attention.name, head };
     try {
@@ -241,6 +295,8 @@ export function mount(root, store, services) {
     if (head && edits[head.name]?.[head.head] === 1) store.set({ edits: withFactor(edits, head.name, head.head, 1) });
   });
 
+  const sayIt = (said) => said && announce(`${t(said.key, spell(said.values))}: ${digits(said.value)}`);
+
   /** The keys of one map: `seen()` is its figure, `hover()` what is pointed at in it, `mark()` marks and reads it. */
   const steer = ({ seen, hover, point: to, pick: take, mark: read }) => (event) => {
     if (!seen()) return;
@@ -250,8 +306,7 @@ export function mount(root, store, services) {
     if (by) {
       const step = (i, d, n) => Math.min(n - 1, Math.max(0, i == null ? 0 : i + d));
       to({ row: step(row, by[0], rows.length), column: step(column, by[1], columns.length) });
-      const said = read();
-      if (said) announce(`${t(said.key, spell(said.values))}: ${digits(said.value)}`);
+      sayIt(read());
     } else if (event.key === "Enter" && hover()) take(hover(), event.shiftKey);
     else if (event.key === "Escape" && (state.locked || hover())) {
       to(null);

@@ -1,6 +1,6 @@
 // What comes out: tokens with their probabilities, a scrubber through the steps, and what else the model considered.
 
-import { looking, modelOf, reads, shown, towards } from "./state.js";
+import { looking, modelOf, reads, sees, shown, towards } from "./state.js";
 import { answerView, saidOf, texts as own } from "./answer.js";
 import { h, sync } from "./dom.js";
 import { logarithm, percent } from "./i18n.js";
@@ -30,7 +30,10 @@ export const leastCertain = (target, given = 0) => {
 export const mount = (_, store, { t, announce }) => {
   const { state, set, subscribe } = store;
   const $ = (id) => document.getElementById(id);
-  const lock = (k) => set({ locked: state.locked?.rows[0] === k ? null : { rows: [k], columns: [] } });
+  const lock = (k) => {
+    const here = !sees(state) || state.kind === "decoder"; // of a pair, the text is read by one of two towers
+    set({ locked: here && state.locked?.rows[0] === k ? null : { rows: [k], columns: [] }, ...(here ? {} : { kind: "decoder" }) });
+  };
   const look = (step) => (reads(state) ? lock(step) : set({ step, side: towards(state, "original") }));
   const draw = strip($("strip"), look);
   const drawAnswer = answerView($("answer"), t);
@@ -43,8 +46,10 @@ export const mount = (_, store, { t, announce }) => {
     $("translation").hidden = said === "";
     $("translation").classList.toggle("none", !done || done.answer.note !== "");
     drawAnswer(done?.answer);
-    $("tokens-title").hidden = !source.length;
-    draw({ tokens: source, step: locked?.rows[0] ?? null, whole: true });
+    const tokens = sees(state) && !modelOf(state).second ? [] : source; // a picture's places are over it
+    $("tokens-title").hidden = !tokens.length;
+    const step = sees(state) && state.kind !== "decoder" ? null : locked?.rows[0] ?? null;
+    draw({ tokens, step, whole: true });
     const parts = windows > 1 ? ` · ${t("reading.windows", { n: windows })}` : "";
     const figures = { n: source.length, ms: Math.round(done?.milliseconds ?? 0) };
     $("figures").textContent = done ? t("reading.figures", figures) + parts : "";
@@ -159,7 +164,7 @@ export const mount = (_, store, { t, announce }) => {
     });
   };
 
-  subscribe(["source", "target", "done", "edited", "busy", "step", "side", "prefix", "language", "model", "locked"], showOutput);
+  subscribe(["source", "target", "done", "edited", "busy", "step", "side", "prefix", "language", "model", "locked", "kind"], showOutput);
   subscribe(["target", "edited", "other", "step", "side", "language"], showStep);
   subscribe(["target", "edited", "other", "step", "side", "language"], showAlternatives);
   subscribe(["target", "prefix", "language"], showForced);

@@ -3,10 +3,14 @@
 import { scale, shade } from "./colour.js";
 import { h } from "./dom.js";
 import { choice } from "./elements.js";
-import { axes, labels, paint, reduce, top } from "./maps.js";
-import { atlasOf, attentionsOf, kindsOf, layerMaps, modelShown, roleText, sentence, viewShown } from "./sight.js";
-import { editsShown, shown, switched } from "./state.js";
+import { axes, figure, labels, paint, reduce, top } from "./maps.js";
+import { lay, overOf } from "./overlay.js";
+import {
+  atlasOf, attentionsOf, kindsOf, layerMaps, modelShown, pictureOf, roleText, sentence, viewShown,
+} from "./sight.js";
+import { editsShown, hasInput, shown, switched } from "./state.js";
 
+const PATCHES = 700; // of a picture, up to which they come whole
 const WHOLE = 128; // up to so many tokens thumbnails come whole and follow the switches; beyond, pooled by the server
 const POOL = 64;
 
@@ -57,7 +61,7 @@ export function mount(root, store, { api, t, announce, fail }) {
     const node = h(
       "div",
       { class: "grid-cell", role: "gridcell", tabindex: "-1", "data-name": attention.name, "data-head": head },
-      h("div", { class: "grid-picture" }, canvas, factor),
+      h("div", { class: "grid-picture" }, h("img", { alt: "", hidden: true }), canvas, factor),
       h("div", { class: "grid-caption" }, h("b", {}, rollout() ? "" : String(head)), role, power),
     );
     node.addEventListener("click", () => {
@@ -138,11 +142,23 @@ export function mount(root, store, { api, t, announce, fail }) {
     const [down, across] = whole ? [rows, columns].map((tokens) => labels(tokens, state)) : [];
     const normalise = !state.special && viewShown(store.state) !== "norm";
     const most = top([map.scale], viewShown(store.state));
+    const picture = whole ? pictureOf(about, attention) : null;
     for (let h = 0; h < heads; h++) {
       const cell = cells.get(`${name} ${map.heads[h]}`);
       if (!cell) continue;
       const data = map.data.subarray(h * height * width, (h + 1) * height * width);
       const factor = map.scale / 255;
+      const [image] = cell.node.getElementsByTagName("img");
+      image.hidden = !picture;
+      cell.canvas.classList.toggle("laid", Boolean(picture));
+      if (picture) {
+        const options = { words: false, special: true, view: viewShown(state), picture };
+        const seen = figure({ data, shape: [height, width] }, { rows, columns }, options);
+        if (image.getAttribute("src") !== picture.url) image.src = picture.url;
+        const step = picture.itself || state.step === null ? [] : [state.step];
+        lay(cell.canvas, overOf(seen, { rows: state.locked?.rows ?? [], columns: state.locked?.columns ?? [], step }), picture.grid, state.colour === "log");
+        continue;
+      }
       const colours = scale(state.colour, most, shade());
       const seen = whole ? reduce(data, width, down, across, normalise, factor) : data;
       const [r, c] = whole ? [down.length, across.length] : [height, width];
@@ -167,8 +183,8 @@ export function mount(root, store, { api, t, announce, fail }) {
     }
   };
   const showNote = (about) => {
-    const { busy, text } = store.state;
-    const waits = busy.models || busy.original || text.trim() !== ""; // for an answer, not for a person
+    const { busy } = store.state;
+    const waits = busy.models || busy.original || hasInput(store.state); // for an answer, not for a person
     const none = modelShown(store.state)?.attentions.length === 0;
     note.hidden = !none && (about ? !pooled(about) : waits);
     note.textContent = t(none ? "grid.none" : about ? "grid.pooled" : "grid.empty");
@@ -177,7 +193,7 @@ export function mount(root, store, { api, t, announce, fail }) {
     const [attention] = attentionsOf(store.state);
     if (!attention) return false;
     const { rows, columns } = axes(attention, about, store.state.axis);
-    return Math.max(rows.length, columns.length) > WHOLE;
+    return Math.max(rows.length, columns.length) > (pictureOf(about, attention) ? PATCHES : WHOLE);
   };
 
   /** New maps: what is still on its way for the old ones is given up; rows in sight are asked for first. */
@@ -259,7 +275,8 @@ export function mount(root, store, { api, t, announce, fail }) {
     loadAtlas();
   });
   store.subscribe(["head", "edits"], dress);
-  store.subscribe(["busy", "text"], () => showNote(sentence(store.state)));
+  store.subscribe(["locked", "step"], () => sentence(store.state)?.picture && refresh()); // whose look is laid over it
+  store.subscribe(["busy", "text", "picture"], () => showNote(sentence(store.state)));
   store.subscribe(["done", "edited", "other", "words", "special", "colour", "theme", "axis", "source"], refresh);
   // only the roll-out has cells of its own (one a layer); the other views share the grid
   let wasRollout = rollout();

@@ -1,6 +1,6 @@
 // The page's texts, [English, Chinese]. A component adds its own with `add(texts)`; index.html names its texts by
 // data-t (content), data-t-label (aria-label and tooltip). What is said otherwise of a model to generate text has the
-// key of what it stands for, and @generate; of models that read, @ and the task, or @reads.
+// key of what it stands for, and @generate; of models that read, @ and the task, or @reads; of those that see, @sees.
 
 import { addedTo, isBase, modelOf, offOf, store } from "./state.js";
 
@@ -53,6 +53,23 @@ const texts = {
   "generation.title@reads": ["Answer", "答案"], "generation.tokens@reads": ["Tokens that are read", "读入的词元"],
   "generation.title@classify": ["Class", "类别"], "generation.title@tag": ["What stands in it", "识别结果"],
   "generation.title@mask": ["What may stand in the gaps", "空格处的候选"], "generation.title@embed": ["Vector", "向量"],
+  "input.title@match": ["A text", "一段文字"], "input.hint@match": ["Type a text about the picture", "输入描述图片的文字"],
+  "pair.lines@match": ["Other texts, one a line", "其他文字，每行一段"],
+  "generation.title@recognise": ["Class", "类别"], "generation.title@match": ["Nearest text", "最接近的文字"],
+  "generation.title@caption": ["Caption", "描述"], "generation.done@caption": ["Caption: {text}", "描述：{text}"],
+  "generation.empty@sees": ["Waiting for a picture.", "等待图片。"], "generation.busy@sees": ["Looking …", "正在看……"],
+  "grid.empty@sees": ["Choose a picture: every head will show what it looks at.", "选择图片：每个头会显示它看哪里。"],
+  "grid.encoder@sees": ["Picture", "图片"], "grid.decoder@sees": ["Text", "文字"], "grid.cross@caption": ["Words to picture", "词到图片"],
+  "grid.encoder.title@sees": ["Patches look at patches", "图块看图块"], "grid.cross.title@sees": ["Words look at the picture", "词看图片"],
+  "grid.decoder.title@match": ["The text reads itself up to here; its last place stands for it", "文字读自身（到此为止）；其末位代表全文"],
+  "layer.encoder@sees": ["picture {layer}", "图片 {layer}"], "layer.decoder@sees": ["text {layer}", "文字 {layer}"],
+  "kind.encoder@sees": ["Picture", "图片"], "kind.decoder@sees": ["Text", "文字"],
+  "ablation.hint@sees": [
+    "Switch a head off or scale it, in the grid or by a preset, and watch the answer change.",
+    "在网格中或用预设关闭、缩放注意力头，观察答案的变化。",
+  ],
+  "by.measures@sees": ["by this picture", "依据本图"], "reading.figures@recognise": ["{n} places · {ms} ms", "{n} 个位置 · {ms} 毫秒"],
+  "answer.alike@match": ["Cosine with the picture", "与图片的余弦"], "ablation.same@caption": ["The caption stays the same.", "描述不变。"],
   "generation.empty@reads": ["Waiting for a text.", "等待输入。"], "generation.busy@reads": ["Reading …", "正在阅读……"],
   "generation.done@reads": ["Answer: {text}", "答案：{text}"], "key.input@reads": ["go to the text", "回到文字"],
   "reading.figures": ["tokens {n} · {ms} ms", "词元 {n} · {ms} 毫秒"],
@@ -139,8 +156,9 @@ const isolated = (value) => (rightToLeft(value) ? `\u2068${value}\u2069` : value
 
 /** The text of `key` in the page's language, {names} filled in: t("step.says", {step: 3, n: 9}). */
 export const t = (key, values = {}) => {
-  const { task, reads } = modelOf(store.state) ?? {};
-  const [english, chinese] = texts[`${key}@${task}`] ?? (reads ? texts[`${key}@reads`] : null) ?? texts[key] ?? [key, key];
+  const { task, reads, sees } = modelOf(store.state) ?? {};
+  const kinds = [task, ...(sees ? ["sees"] : []), ...(reads ? ["reads"] : [])].map((kind) => texts[`${key}@${kind}`]);
+  const [english, chinese] = kinds.find(Boolean) ?? texts[key] ?? [key, key];
   const text = store.state.language === "zh" ? chinese : english;
   return text.replace(/\{(\w+)\}/g, (whole, name) => name in values ? isolated(values[name]) : whole);
 };

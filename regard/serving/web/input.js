@@ -55,8 +55,10 @@ export const mount = (_, store, { t, announce }) => {
     );
   const examples = () => (modelOf(state)?.examples ?? []).map(exampleOf);
   const take = ({ target }) => set({ ...examples()[[...$("examples").children].indexOf(target)], ...anew });
-  const showExamples = () =>
+  const showExamples = () => {
+    $("examples").hidden = Boolean(modelOf(state)) && !examples().length;
     choices($("examples"), examples().map(({ text }) => text), take, (example) => example === state.text);
+  };
   subscribe(["models", "model", "text"], showExamples);
 
   // --- of several sentences, the one that is looked at; and what the model cannot know of it
@@ -107,9 +109,11 @@ export const mount = (_, store, { t, announce }) => {
     const alike = old?.source === model.source && old.task === model.task;
     const keep = alike && !old.examples.some((example) => exampleOf(example).text === state.text);
     const other = state.compare === model.id ? old?.id ?? "" : state.compare;
+    const examples = model.examples.length || model.sees === old?.sees ? {} : { text: "", pair: "" };
     set({
       ...anew, model: model.id, compare: modelOf(state, other)?.task === model.task ? other : "",
-      ...(alike ? {} : unsaid), edits: {}, off: null, head: null, side: "original", ...(keep || !model.examples.length ? {} : exampleOf(model.examples[0])),
+      ...(alike ? {} : unsaid), edits: {}, off: null, head: null, side: "original", ...examples,
+      ...(keep || !model.examples.length ? {} : exampleOf(model.examples[0])),
     });
     $("examples").scrollLeft = 0;
     announce(arrow(model));

@@ -6,6 +6,7 @@ import { add, localise, t } from "./i18n.js";
 import { debounced } from "./dom.js";
 import * as flow from "./flow.js";
 import * as input from "./input.js";
+import * as picture from "./picture.js";
 import * as generation from "./generation.js";
 import * as ablation from "./ablation.js";
 import * as changes from "./changes.js";
@@ -90,7 +91,7 @@ store.subscribe(["theme"], showTheme);
 
 flow.start(store, services);
 const parts = [
-  [input, $("input")], [generation, $("generation")], [compare, $("compare")], [changes, $("changes")],
+  [input, $("input")], [picture, $("seen")], [generation, $("generation")], [compare, $("compare")], [changes, $("changes")],
   [ablation, $("ablation")],
   [grid, $("grid")], [focus, $("focus")], [neuron, $("neuron")], [table, $("table")], [atlas, $("atlas")],
   [exporting, $("export")], [keys, $("help")],

@@ -60,17 +60,18 @@ export const reduce = (data, width, rows, columns, normalise, factor = 1) => {
 };
 
 /** A figure: one map as it is seen, with its labels. `raw` is {data, shape: [T, S]} of one head. */
-export const figure = (raw, { rows, columns, role, steps }, { words, special, view }) => {
+export const figure = (raw, { rows, columns, role, steps }, { words, special, view, picture = null }) => {
   const seen = { words, special };
   const across = labels(columns, seen);
-  const down = labels(rows, seen);
+  const down = labels(rows, { words, special: special || picture !== null }); // what stands for a picture looks, too
   const left = columns.some((token) => token.special) && !special;
   const normalised = left && view !== "norm"; // lengths are no shares: they do not sum to anything
   const weights = reduce(raw.data, raw.shape[1], down, across, normalised);
-  return { rows: down, columns: across, weights, role, steps, normalised, top: top(weights, view) };
+  const most = top(weights, picture ? "picture" : view);
+  return { rows: down, columns: across, weights, role, steps, normalised, picture, top: most };
 };
 
-/** The value that gets the last colour: 1 for shares, so that heads compare; else the greatest there is. */
+/** The value that gets the last colour: 1 for shares, so that heads compare; else, and of patches, the greatest there is. */
 export const top = (values, view) => {
   if (view === "weights") return 1;
   let most = 0;

@@ -3,10 +3,11 @@
 import { nameOf } from "./beside.js";
 import { frozen } from "./charts.js";
 import { scale, shade, signed } from "./colour.js";
-import { drawing, heatPanel, neuronPanel, sheet } from "./drawing.js";
+import { drawing, heatPanel, imagePanel, neuronPanel, sheet, wordsPanel } from "./drawing.js";
 import { csv, csvLines, mapTable, neuronCsv, neuronNpz, npz, page, tableHtml } from "./files.js";
 import { headLabel } from "./i18n.js";
 import { combineColumns, combineRows, fixed, shownAt, topOf } from "./maps.js";
+import { frozen as laid, overOf } from "./overlay.js";
 import { besides, besideShown, linked } from "./pairs.js";
 import { body, modelShown, titleOf } from "./sight.js";
 
@@ -88,8 +89,23 @@ const mapsSeen = (state, t, api) => {
     rows: each.role, words: each.words, normalised: each.normalised, combine,
     ...(each.most === undefined ? {} : { difference: true }),
   });
+  const over = () => {
+    const log = state.colour === "log";
+    const lookOf = (each, chosen) => {
+      const image = document.querySelector(`.over img[src="${CSS.escape(each.picture.url)}"]`);
+      return laid(image, overOf(each, chosen), each.picture.grid, log);
+    };
+    const most = Math.max(...overOf(figure, choice));
+    const words = () => {
+      const images = figure.rows.map((_, r) => lookOf(figure, { rows: [r] }));
+      return wordsPanel(images, figure.rows.map(({ text }) => text), colours.tint);
+    };
+    const pictures = maps.map((each, i) => imagePanel(lookOf(each, choices[i]), names[i]));
+    if (!beside) pictures.push(figure.picture.itself ? heatPanel(figure, colours, choice, titles, "") : words());
+    return sheet(pictures, colours.tint, all, scale(state.colour, most, "over"));
+  };
   const svg = () =>
-    beside
+    figure.picture ? over() : beside
       ? sheet(maps.map((each, i) => heatPanel(each, coloursOf(each), choices[i], titles, names[i])), colours.tint, all, colours)
       : drawing(figure, colours, choice, all);
   const block = (each, i) => csv(each, beside ? `${names[i]}: ${corner}` : corner, combined(each, choices[i]));

@@ -1,6 +1,7 @@
 // What is looked at: the sentence of the chosen side, and the maps of its heads, each fetched once.
 
 import { headLabel } from "./i18n.js";
+import { patches, urlOf } from "./overlay.js";
 import { counterpart } from "./pairs.js";
 import { inputsOf, KINDS, modelOf, partner, shown } from "./state.js";
 
@@ -31,11 +32,17 @@ export const dotsIn = (state) => attentionsOf(state).find(({ name }) => name ===
  * model that reads it is all there is.
  */
 export const sentence = (state) => {
-  const { model, edits, off, source, target, done } = shown(state);
-  const read = modelShown(state)?.reads;
+  const { model, edits, off, source, target, done, picture } = shown(state);
+  const { reads: read, sees, grid } = modelShown(state) ?? {};
   if (!modelShown(state) || !done || !source?.length || !(read || target?.length)) return null;
-  const inputs = inputsOf(modelShown(state), source, target);
+  const inputs = inputsOf(modelShown(state), source, target, picture);
   const [names, ids] = [Object.keys(inputs), Object.values(inputs)];
+  if (sees) {
+    const [first, second] = modelShown(state).inputs;
+    const along = { [first]: patches(grid), ...(second ? { [second]: read ? source : target } : {}) };
+    const seen = { picture, grid, names, input: first, shares: done.shares, key: JSON.stringify([model, ids, edits, off]) };
+    return { model, edits, off, source: read && second ? source : [], target, ids, ...along, ...seen };
+  }
   const alone = names[0] === "source" ? {} : { names, [names[0]]: read ? source : target, start: source[0] };
   return { model, edits, off, source, target, ids, ...alone, key: JSON.stringify([model, ids, edits, off]) };
 };
@@ -50,6 +57,15 @@ export const besideOf = (state, attention, head) => {
   const there = { ...state, side };
   return { side, about: sentence(there), ...counterpart(modelShown(there)?.attentions ?? [], attention, head) };
 };
+
+/**
+ * The picture whose patches are the keys of an attention: {url, grid, shares, itself}, where `itself` says that they look,
+ * too; null where its keys are tokens.
+ */
+export const pictureOf = ({ model, picture, grid, input, shares }, { queries, keys }) =>
+  picture && keys.input === input
+    ? { url: urlOf(picture, model), grid, shares, itself: queries.input === input }
+    : null;
 
 /** What every request about a sentence says. */
 export const body = ({ model, ids, names = ["source", "target"], edits, off }) =>

@@ -5,6 +5,7 @@ export const KINDS = ["encoder", "decoder", "cross"]; // of attention, as /model
 
 export const initial = () => ({
   models: [], model: "", compare: "", text: "", pair: "", sentence: 0, beam: 1,
+  picture: "", // what a model sees, by its name on the server
   prefix: [], edits: {},
   off: null, // what was added to the model and is off, by name, in the output that stands beside; null: all of it
   source: [], target: [], done: null, // the model as it is
@@ -79,6 +80,7 @@ const names = {
 
 const written = {
   model: plain, compare: plain, text: plain, pair: plain,
+  picture: { write: String, read: (text) => (/^[0-9a-f]{32}$/.test(text) ? text : undefined) },
   sentence: { write: String, read: whole },
   beam: choice(1, 4),
   prefix: { write: (ids) => ids.join(","), read: wholes },
@@ -197,10 +199,17 @@ export const exampleOf = (example = "") => {
 /** Whether a model reads a text and says something of it, and writes none. */
 export const reads = (state, id = state.model) => modelOf(state, id)?.reads ?? false;
 
+/** Whether a model sees a picture. */
+export const sees = (state, id = state.model) => modelOf(state, id)?.sees ?? false;
+
+/** Whether there is what a model can work on. */
+export const hasInput = (state) => (sees(state) ? state.picture : state.text.trim()) !== "";
+
 /** The ids of a sentence by the names of its model's inputs; what a language model reads and writes is one of them. */
-export const inputsOf = (model, source, target) => {
+export const inputsOf = (model, source, target, picture = "") => {
   const ids = (tokens) => tokens.map(({ id }) => id);
   const names = model?.inputs ?? ["source", "target"];
+  if (model?.sees) return names.length > 1 ? { picture, [names[1]]: ids(model.reads ? source : target) } : { picture };
   if (model?.reads) return { [names[0]]: ids(source), segments: source.map(({ segment }) => segment) };
   return names.length > 1 ? { source: ids(source), target: ids(target) } : { [names[0]]: ids([...source, ...target]) };
 };
@@ -247,10 +256,10 @@ export const towards = (state, side) => (looking(state, side) ? state.side : sid
 /** The edits that act on the heads that are shown; null where the heads are a second model's, which has none. */
 export const editsShown = (state) => (shown(state).side === "other" ? null : state.edits);
 
-/** Whose tokens and maps are looked at: {side, model, edits, off, source, target, done}. */
+/** Whose tokens and maps are looked at: {side, model, edits, off, source, target, done, picture}. */
 export const shown = (state) => {
-  const { side, model, source, target, done, edits, compare } = state;
-  if (side === "edited" && state.edited) return { side, model, edits, off: offOf(state), source, ...state.edited };
-  if (side === "other" && state.other) return { side, model: compare, edits: {}, off: [], ...state.other };
-  return { side: "original", model, edits: {}, off: [], source, target, done };
+  const { side, model, source, target, done, edits, compare, picture } = state;
+  if (side === "edited" && state.edited) return { side, model, edits, off: offOf(state), source, picture, ...state.edited };
+  if (side === "other" && state.other) return { side, model: compare, edits: {}, off: [], picture, ...state.other };
+  return { side: "original", model, edits: {}, off: [], source, target, done, picture };
 };

@@ -36,12 +36,15 @@ export const tools = (root, store, { t }) => {
     combine.set(state.combine);
     combine.node.hidden = (state.locked?.rows.length ?? 0) < 2 && (state.locked?.columns.length ?? 0) < 2;
     words.set(state.words);
+    words.node.hidden = Boolean(state.figure?.picture?.itself); // patches make no words
     special.set(state.special);
+    const grid = state.figure?.picture?.grid;
+    special.node.hidden = grid?.tokens === 0 && state.figure.picture.itself;
     log.set(state.colour === "log");
     difference.set(state.difference);
-    difference.node.hidden = !differ(state);
+    difference.node.hidden = !differ(state) || Boolean(state.figure?.picture);
   };
-  store.subscribe(["language"], make);
+  store.subscribe(["language", "models", "model"], make);
   store.subscribe(["models", "model", "head", "kind", "view", "words", "special", "colour", "axis", "combine", "locked", "figure", "beside", "difference"], show);
   make();
 };
