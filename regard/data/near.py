@@ -18,7 +18,7 @@ from regard.files import discard, sync
 KINDS = ("exact", "ivf", "hnsw")
 LINKS = 16  # of a node of the graph
 SAMPLE = 64  # vectors a list that its centre is learnt from
-PART = 16  # of the lists, one in so many is looked through
+PART, LISTS = 16, 32  # one in so many of the lists is looked through, and at least so many of them
 REACH = 96  # nodes of the graph that are looked at, at least
 BLOCK = 2**13  # rows that are added at a time
 KEPT = 2**17  # rows after which the file is written: a build that is interrupted goes on there
@@ -101,7 +101,7 @@ class Near:
             bits = np.packbits(live, bitorder="little")
             how["sel"] = self.faiss.IDSelectorBitmap(bits)
         if self.kind == "ivf":
-            params = self.faiss.SearchParametersIVF(nprobe=max(1, self.index.nlist // PART), **how)
+            params = self.faiss.SearchParametersIVF(nprobe=max(LISTS, self.index.nlist // PART), **how)
         else:
             params = self.faiss.SearchParametersHNSW(efSearch=max(REACH, 2 * most), **how)
         found = (self.index.search(query[None], min(2 * most, len(self)), params=params)[1][0] for query in queries)
