@@ -271,7 +271,7 @@ def router(service: Service) -> APIRouter:
     def index(request: Request) -> Response:
         return _file("index.html", request)
 
-    routes.include_router(graphs.router(service))
+    graphs.add(routes, service)
 
     @routes.get("/{name}")
     def file(name: str, request: Request) -> Response:

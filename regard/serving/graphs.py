@@ -29,9 +29,9 @@ class GraphAsked(BaseModel, extra="forbid"):
     edits: dict[str, dict[int, float]] = {}
 
 
-def router(service: Service) -> APIRouter:
+def add(routes: APIRouter, service: Service) -> None:
     """The page under /explore/graph, and what it asks."""
-    routes, lock, beside = APIRouter(include_in_schema=False), Lock(), dict[int, Any]()
+    lock, beside = Lock(), dict[int, Any]()
 
     def drawn(served: Served, graph: str, edits: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
         predictor = served.predictor()
@@ -65,8 +65,6 @@ def router(service: Service) -> APIRouter:
     @routes.post("/api/graph")
     async def again(asked: GraphAsked, request: Request) -> dict[str, Any]:
         return await told(request, asked)
-
-    return routes
 
 
 def that_reads_graphs(registry: Registry, id: str | None) -> Served:

@@ -36,7 +36,7 @@ class Sights(Readings):
         predictor, task = load(model, precision="fp32"), cast(Any, told(model).task)
         if task.sight.frames:
             raise ValueError(f"{model} sees videos: its heads are studied by regard.record")
-        own = getattr(predictor.model, "pair", predictor.model)
+        own = getattr(predictor, "pair", predictor.model)
         left = list[str]()
         rows = kept_text(model, "pictures") if not pictures else _rows(predictor, task, pictures, left)
         learnt, collate = taught(task, (_alone(row) for row in rows), predictor.tokenizer, limit)

@@ -125,6 +125,7 @@ class Matcher(Embedder):
     def on(self, model: nn.Module) -> Self:
         """The same on another pair of towers."""
         other = super().on(Tower(model, sees=False))
+        other.pair = model
         other.viewer = self.viewer.on(Tower(model, sees=True))
         return other
 
@@ -144,7 +145,7 @@ class Matcher(Embedder):
         read = self.framed([Given(text or "")], long="cut")[0][0]
         inputs = {"pixels": x, **batched([read], 0, False).to(self.device).inputs}
         texts = {"tokens": self.tokenizer.pieces(read.ids)}
-        maps = attention_maps(self.model.pair, inputs, texts, pixels=pixels, **how)  # type: ignore[arg-type]
+        maps = attention_maps(self.pair, inputs, texts, pixels=pixels, **how)
         return maps if text else [each for each in maps if each.picture is not None]
 
     def compared(self, picture: Any, texts: Sequence[str]) -> Pictured:

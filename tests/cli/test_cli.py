@@ -212,8 +212,10 @@ NAMES = (
     "rnn, gru, lstm, linear-rnn, convs2s, bytenet, "
     "gpt-tiny, gpt2, llama-tiny, stories15m, smollm2-135m, "
     "bert-tiny, bert-mini, bert-base, minilm, roberta-base, distilbert, albert-base, "
-    "vit-tiny, vit-small, vit-base, vit-large, deit-tiny, deit-base, cct-2, cct-7, clip-tiny, clip-base, "
-    "caption-tiny, vit-gpt2, whisper-tiny, seer-tiny"
+    "vit-tiny, vit-small, vit-base, vit-large, deit-tiny, deit-base, cct-2, cct-7, "
+    "timesformer-base, vivit-base, vivit-factorised, vivit-tiny, clip-tiny, clip-base, "
+    "caption-tiny, vit-gpt2, latex-ocr, whisper-tiny, speech-tiny, seer-tiny, "
+    "graphormer-tiny, graphormer-slim, graphormer-base, laplacian-tiny, walk-tiny, ast-base, ast-tiny, hearing-tiny"
 )
 
 

@@ -64,6 +64,7 @@ ELSEWHERE = (
     "clip",
     "vision-encoder-decoder",
     "llava",
+    "chytorch",
 )
 CLASSES = dict.fromkeys(top.name for name, table in TABLES.items() if name not in ELSEWHERE for top in table.tops)
 SAME = {(f"XLM{name}", name) for name in CLASSES} | {("MistralForCausalLM", "LlamaForCausalLM")}  # without a window

@@ -24,6 +24,7 @@ from regard.serving.registry import Registry
 from tests.readers import TASKS
 from tests.readers import directory as reader
 from tests.serving.servers import directory, running
+from tests.serving.test_graphs import GRAPH, graph_reader
 from tests.serving.toys import CROSS, ENCODER, LINES, writer
 
 READERS = list(TASKS)
@@ -57,6 +58,11 @@ FINE: dict[str, dict[str, Any]] = {  # what each route would like to be sent
     "/explore/api/measures": LOOK,
     "/explore/api/faithfulness": LOOK,
     "/explore/api/page": LOOK,
+    "/explore/api/graph": {
+        "graph": json.dumps(GRAPH),
+        "model": "nets",
+        "edits": {"encoder.layers.0.self_attention": {"1": 0.0}},
+    },
 }
 KINDS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain")
 ODD = (
@@ -142,7 +148,9 @@ def _bytes(value: Any) -> bytes:
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     root = tmp_path_factory.mktemp("models")
     readers = [reader(root / name, name) for name in READERS]
-    return Registry([directory(root / "first"), writer(root / "writer"), *readers], engine="torch")
+    return Registry(
+        [directory(root / "first"), writer(root / "writer"), *readers, graph_reader(root / "nets")], engine="torch"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -138,10 +138,10 @@ def test_no_message_forges_a_mark(client: openai.OpenAI, generator: Any) -> None
         ({"messages": [CHAT[0], {"role": "user"}]}, r"messages\[1\].content is no text", "messages"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
-            r"messages\[0\].content has a part of type 'image_url': the model reads text alone",
+            r"messages\[0\].content\[0\]: give the picture itself",
             "messages",
         ),
-        ({"messages": [{"role": "user", "content": ["a"]}]}, "has a part of type 'a'", "messages"),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, r"messages\[0\].content\[0\] is of type 'a'", "messages"),
         (
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
             r"messages\[0\].tool_calls\[0\] is no call: give",

@@ -20,9 +20,8 @@ from tests.serving.servers import directory, running
 GRAPH = {"nodes": ["a", "b", "b"], "edges": [[0, 1], [1, 2]]}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("models") / "nets"
+def graph_reader(place: Path) -> Path:
+    """A directory with a small model of graphs."""
     tokens = Tokenizer.learn(TokensConfig("none", 0), ["a b -"])
     torch.manual_seed(0)
     shape = {"layers": 2, "d_model": 16, "d_ff": 16, "heads": 2}
@@ -32,6 +31,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     storage.save(net, place, storage.Purpose({"name": "graph", "labels": ["x", "y"], "reading": {"reach": 5}}, {}))
     tokens.save(place / "tokenizer.json")
     return place
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return graph_reader(tmp_path_factory.mktemp("models") / "nets")
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def test_an_answer_is_the_predictors_with_and_without_heads(
     edits = {attention: {"0": 0.0, "1": 0.5}} if silent else {}
     _, lines = asked(client, name, edits=edits, beam=4)
     predictor: Any = regard.load(paths[name], engine="torch")
-    model = getattr(predictor.model, "pair", predictor.model)
+    model = getattr(predictor, "pair", predictor.model)
     with regard.edit(model, {attention: {0: 0.0, 1: 0.5}} if silent else {}, what="outputs"):
         if name == "clip":
             cosines = (predictor.see([png()]) @ predictor.embed([TEXT, *OTHERS]).T)[0].tolist()
