@@ -21,9 +21,7 @@ from regard.core.masks import Mask, alike, causal
 from regard.core.outputs import HEADS, HeadConfig, head
 from regard.core.positions import absolute_positions
 from regard.core.stems import Embedding
-from regard.models.family import Config, Family
-
-INITIAL = 0.02  # standard deviation of a weight at first, as in GPT-2
+from regard.models.family import INITIAL, Config, Family, StackSizes
 
 
 class Decoder(DecoderOnly, nn.Module):
@@ -114,13 +112,7 @@ def within(documents: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Sizes:
-    vocabulary: int
-    layers: int = 12
-
-
-@dataclass(frozen=True)
-class DecoderConfig(blocks.LayerConfig, _Sizes, Config):
+class DecoderConfig(blocks.LayerConfig, StackSizes, Config):
     """Everything that makes a decoder; the defaults are those of GPT-2, the smallest."""
 
     d_model: int = 768

@@ -17,9 +17,7 @@ from regard.core.masks import padding
 from regard.core.outputs import HEADS, POOLED, HeadConfig, head
 from regard.core.positions import absolute_positions
 from regard.core.stems import Embedding
-from regard.models.family import Config, Family
-
-INITIAL = 0.02  # standard deviation of a weight at first, as in BERT
+from regard.models.family import Config, Family, StackSizes, draw_first
 
 
 class Encoder(nn.Module):
@@ -47,7 +45,7 @@ class Encoder(nn.Module):
         )
         self.encoder = blocks.encoder(c, 1 if c.shared else c.layers)
         self.output = head(self.head, c.d_model, self.stem.tokens, lambda width: blocks.make_norm(c, width))
-        self.apply(_draw)
+        self.apply(draw_first)
         if c.shared:
             self.encoder.repeat(c.layers)
 
@@ -66,22 +64,8 @@ class Encoder(nn.Module):
         return x[:, n:] if (n := self.stem.virtual) and self.head.kind not in POOLED else x
 
 
-def _draw(module: nn.Module) -> None:
-    """First weights."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=INITIAL)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
-
-
 @dataclass(frozen=True)
-class _Sizes:
-    vocabulary: int
-    layers: int = 12
-
-
-@dataclass(frozen=True)
-class EncoderConfig(blocks.LayerConfig, _Sizes, Config):
+class EncoderConfig(blocks.LayerConfig, StackSizes, Config):
     """Everything that makes an encoder; the defaults are those of BERT-base."""
 
     d_model: int = 768

@@ -36,6 +36,7 @@ FAMILIES = {
     "graph": "regard.models.graph",
     "audio": "regard.models.audio",
 }
+INITIAL = 0.02  # standard deviation of a weight at first, as in GPT-2, BERT and ViT
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none", str: "text"}
 VOCABULARY = 37_000  # of the paper's base model
 WORDS = {"none": None, "true": True, "false": False}
@@ -94,6 +95,22 @@ class Config:
             )
         if (pad := values.get("pad", 0)) >= vocabulary:
             raise ValueError(f"pad = {pad} is no token: the vocabulary has ids 0..{vocabulary - 1}")
+
+
+@dataclass(frozen=True)
+class StackSizes:
+    """What a config of one stack begins with."""
+
+    vocabulary: int
+    layers: int = 12
+
+
+def draw_first(module: nn.Module) -> None:
+    """First weights of products and embeddings; convolutions have theirs."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=INITIAL)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from regard.core.dropout import Dropout
 from regard.core.masks import padding
 from regard.core.outputs import POOLED, HeadConfig, head
 from regard.core.stems import Stem
-from regard.models.family import Config, Family
+from regard.models.family import INITIAL, Config, Family, StackSizes, draw_first
 
-INITIAL = 0.02  # standard deviation of a weight at first
 FAR = 255  # the distance of two nodes that no path joins
 EDGES = 32  # width of what is known of an edge
 
@@ -125,7 +124,7 @@ class GraphTransformer(nn.Module):
         self.stem, self.between = Nodes(c), Between(c)
         self.encoder = blocks.encoder(c, 1 if c.shared else c.layers)
         self.output = head(self.head, c.d_model)
-        self.apply(_draw)
+        self.apply(draw_first)
         if self.stem.virtual is not None:
             nn.init.normal_(self.stem.virtual, std=INITIAL)
         if c.shared:
@@ -169,22 +168,8 @@ class GraphTransformer(nn.Module):
         return self.encoder(x, mask=mask, bias=None if bias is None else bias.to(x.dtype), keep=keep)
 
 
-def _draw(module: nn.Module) -> None:
-    """First weights."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=INITIAL)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
-
-
 @dataclass(frozen=True)
-class _Sizes:
-    vocabulary: int
-    layers: int = 12
-
-
-@dataclass(frozen=True)
-class GraphConfig(blocks.LayerConfig, _Sizes, Config):
+class GraphConfig(blocks.LayerConfig, StackSizes, Config):
     """Everything that makes an encoder of graphs; the defaults have the size of Graphormer-base, and know no edge."""
 
     d_model: int = 768

@@ -21,9 +21,8 @@ from regard.core.masks import causal
 from regard.core.outputs import HeadConfig, pooled
 from regard.core.positions import absolute_positions
 from regard.core.stems import Embedding, patched, patches_along
-from regard.models.family import Config, Family
+from regard.models.family import INITIAL, Config, Family, StackSizes, draw_first
 
-INITIAL = 0.02  # standard deviation of a weight at first
 SHARPNESS = math.log(1 / 0.07)  # log of what cosines are multiplied by, at first, as in CLIP
 
 
@@ -52,7 +51,7 @@ class Pair(nn.Module):
         self.encoder = blocks.encoder(c, c.layers)
         self.output = nn.Linear(c.d_model, c.d_vector, bias=False)
         self.sharpness = nn.Parameter(torch.full((1,), SHARPNESS))
-        self.apply(_draw)
+        self.apply(draw_first)
         for each in (self.picture_stem.tokens, *(getattr(s.positions, "table", None) for s in self.stems)):
             if each is not None:
                 nn.init.normal_(each, std=INITIAL)
@@ -81,22 +80,8 @@ class Pair(nn.Module):
         return self.output(pooled(self.encoder(self.stem(tokens), mask=causal()), keep, "last"))
 
 
-def _draw(module: nn.Module) -> None:
-    """First weights; convolutions have theirs."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=INITIAL)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
-
-
 @dataclass(frozen=True)
-class _Sizes:
-    vocabulary: int
-    layers: int = 12
-
-
-@dataclass(frozen=True)
-class PairConfig(blocks.LayerConfig, _Sizes, Config):
+class PairConfig(blocks.LayerConfig, StackSizes, Config):
     """Everything that makes two towers; what is not of pictures by its name is of texts, or of both. The defaults are
     those of CLIP with ViT-B/32."""
 
