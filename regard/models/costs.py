@@ -145,7 +145,7 @@ def _tokens(model: nn.Module, sentences: int, source: int, target: int, device: 
     asked = [p.name for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty]
     frames = [c.frames] if hasattr(c, "frames") else []
     given = [
-        torch.zeros(sentences, *frames, c.channels, c.size, c.size, device=device)
+        torch.zeros(sentences, *frames, c.channels, getattr(c, "height", None) or c.size, c.size, device=device)
         if name == "pixels" or (name == "source" and getattr(model, "reads", "tokens") == "pixels")
         else torch.full((sentences, source if name == "source" else target), token, device=device)
         for name in asked
