@@ -16,9 +16,10 @@ from regard.adaptation.ia3 import IA3, Biases
 from regard.adaptation.lora import Lora
 from regard.adaptation.prompts import Prefix, SoftPrompt
 from regard.adaptation.prune import Prune
+from regard.adaptation.recall import Neighbours
 from regard.checks import choose, hint
 from regard.core.added import called, frozen
-from regard.core.quantised import is_quantised, quantise
+from regard.core.quantised import bits_of, quantise
 
 
 class Change(Protocol):
@@ -38,8 +39,17 @@ class Int8:
         return quantise(model)
 
 
+@dataclass(frozen=True)
+class Int4:
+    """Groups of four bits in the products between a model's two ends, and eight bits elsewhere."""
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        return quantise(model, 4)
+
+
 CHANGES: dict[str, type[Change]] = {
     "int8": Int8,
+    "int4": Int4,
     "prune": Prune,
     "lora": Lora,
     "adapter": Adapter,
@@ -47,9 +57,12 @@ CHANGES: dict[str, type[Change]] = {
     "prefix": Prefix,
     "ia3": IA3,
     "biases": Biases,
+    "neighbours": Neighbours,
 }
 NAMES = {kind: name for name, kind in CHANGES.items()}
+WHOLE: tuple[dict[str, Any], ...] = ({"int8": {}}, {"int4": {}})  # as they are listed, those that make whole numbers
 TAUGHT = (Lora, Adapter, SoftPrompt, Prefix, IA3, Biases)  # what adds parameters, which alone learn
+BESIDE = (*TAUGHT, Neighbours)  # what a model may have that only adds to another
 
 
 def read(listed: Sequence[Mapping[str, Any]]) -> list[Change]:
@@ -107,15 +120,20 @@ def apply(change: Change, model: nn.Module) -> nn.Module:
         raise ValueError(f"there is something called {change.name!r} already: give each change a name of its own")
     model = change.apply(model)
     model.changes = [*before, change]  # type: ignore[assignment]
-    return frozen(model) if isinstance(change, TAUGHT) else model
+    return frozen(model) if isinstance(change, BESIDE) else model
 
 
 def listed(model: nn.Module) -> list[dict[str, Any]]:
     """The changes of a model, as `changed` reads them; that it is quantised, it need not have noted."""
     changes: list[Change] = list(getattr(model, "changes", []))
-    if is_quantised(model) and Int8() not in changes:
-        changes.append(Int8())
+    if (bits := bits_of(model)) is not None and not any(isinstance(change, Int8 | Int4) for change in changes):
+        changes.append(Int4() if bits == 4 else Int8())
     return [{NAMES[type(change)]: _plain(asdict(change))} for change in changes]
+
+
+def plain(listed: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The changes of a list that leave a model's numbers no whole ones."""
+    return [each for each in listed if each not in WHOLE]
 
 
 class Addition(NamedTuple):
@@ -130,7 +148,7 @@ def additions(model: nn.Module) -> list[Addition]:
     """What was added to a model, change by change."""
     parts, found = called(model), list[Addition]()
     for change in getattr(model, "changes", []):
-        if isinstance(change, TAUGHT):
+        if isinstance(change, BESIDE):
             name, of = _name(change), [part for _, part in parts[_name(change)]]
             says = change.says(sum(len(part.roles) for part in of))
             count = sum(p.numel() for p in {p for part in of for p in part.parameters()})

@@ -4,8 +4,8 @@ Letters: B batch, T positions, S positions of the memory, d_model width of the m
 """
 
 import copy
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -145,7 +145,7 @@ class LayerConfig:
     backend: str = "auto"  # of attention
     score: str = "dot"  # general, additive, concat, location
     normaliser: str = "softmax"  # topk:K, hard, sparsemax, entmax
-    self_attention: str = "full"  # window:W, linear, ...: its efficient form, in encoder and decoder
+    self_attention: str = "full"  # window:W, linear, ...: its efficient form; of several, layers have each in turn
 
     def check_layers(self, decoder: str | None = None) -> None:
         """Refuse settings that do not go together. `decoder` is the setting that says how a decoder attends to itself,
@@ -155,7 +155,10 @@ class LayerConfig:
         one_of(NORMS, norm_kind=self.norm_kind)
         one_of((*ACTIVATIONS, *GATES, "convolution"), feed_forward=self.feed_forward)
         above(0, rope_base=self.rope_base)
-        self.attention  # noqa: B018  checks heads and widths, score and normaliser
+        if not self.kinds:
+            raise ValueError(f"self_attention = {self.self_attention!r}: name a kind, such as full")
+        for kind in self.kinds:  # checks heads and widths, score and normaliser
+            replace(self.attention, kind=kind)
         if read_normaliser(self.normaliser)[0] in ALONG_A_MEMORY:
             raise ValueError(
                 f"normaliser = {self.normaliser!r} walks along a memory, which self-attention has not: give it as "
@@ -166,7 +169,7 @@ class LayerConfig:
         elif (self.rope_base, self.rope_scaling) != (LayerConfig.rope_base, None):
             raise ValueError(f"rope_base and rope_scaling are of positions = 'rope', not {self.positions!r}")
         kind = self.self_attention if decoder is None else getattr(self, decoder)
-        if decoder is not None and not Kind.read(kind).causal:
+        if decoder is not None and not all(Kind.read(each).causal for each in kind.split()):
             raise ValueError(
                 f"{decoder} = {kind!r} has no causal form, which the decoder needs: set decoder_self_attention to one "
                 "that has, such as full, or window:64"
@@ -178,8 +181,13 @@ class LayerConfig:
             )
 
     @property
+    def kinds(self) -> list[str]:
+        """Of self-attention, that layers have in turn."""
+        return self.self_attention.split()
+
+    @property
     def attention(self) -> AttentionConfig:
-        """The part that each self-attention needs."""
+        """The part that each self-attention needs; of several kinds, the first."""
         return AttentionConfig(
             self.d_model,
             self.heads,
@@ -193,7 +201,7 @@ class LayerConfig:
             backend=self.backend,
             score=self.score,
             normaliser=self.normaliser,
-            kind=self.self_attention,
+            kind=self.kinds[0],
             max_length=self.max_length,
         )
 
@@ -203,10 +211,10 @@ def encoder(c: LayerConfig, layers: int) -> Stack:
     return Stack(
         (
             EncoderLayer(
-                residual(c, _own(c, c.attention, positions), depth),
+                residual(c, _own(c, replace(c.attention, kind=kind), positions), depth),
                 residual(c, feed_forward(c, causal=False), depth),
             )
-            for positions, depth in _levels(c, layers, both_ways=True)
+            for kind, positions, depth in _levels(c, layers, c.kinds, both_ways=True)
         ),
         make_norm(c) if c.norm == "pre" else None,
     )
@@ -217,11 +225,11 @@ def divided(c: LayerConfig, layers: int) -> Stack:
     return Stack(
         (
             DividedLayer(
-                residual(c, _own(c, c.attention, positions), depth, LateResidual),
-                residual(c, _own(c, c.attention, positions), depth),
+                residual(c, _own(c, replace(c.attention, kind=kind), positions), depth, LateResidual),
+                residual(c, _own(c, replace(c.attention, kind=kind), positions), depth),
                 residual(c, feed_forward(c, causal=False), depth),
             )
-            for positions, depth in _levels(c, layers, both_ways=True)
+            for kind, positions, depth in _levels(c, layers, c.kinds, both_ways=True)
         ),
         make_norm(c) if c.norm == "pre" else None,
     )
@@ -234,11 +242,11 @@ def decoder(
     return Stack(
         (
             DecoderLayer(
-                residual(c, _own(c, own or c.attention, positions), depth),
+                residual(c, _own(c, replace(own or c.attention, kind=kind), positions), depth),
                 None if cross is None else residual(c, MultiHeadAttention(cross, d_memory=c.d_model), depth),
                 residual(c, feed_forward(c, causal=True), depth),
             )
-            for positions, depth in _levels(c, layers, both_ways=False)
+            for kind, positions, depth in _levels(c, layers, [own.kind] if own else c.kinds, both_ways=False)
         ),
         make_norm(c) if c.norm == "pre" else None,
     )
@@ -276,10 +284,13 @@ def feed_forward(c: LayerConfig, *, causal: bool) -> nn.Module:
     return kind(c.d_model, c.d_ff, c.feed_forward, dropout=dropout, bias=bias)
 
 
-def _levels(c: LayerConfig, layers: int, both_ways: bool) -> Iterator[tuple[Positions, float]]:
-    """For each layer its positions inside attention, and how deep it lies, from 0 to 1."""
+def _levels(
+    c: LayerConfig, layers: int, kinds: Sequence[str], *, both_ways: bool
+) -> Iterator[tuple[str, Positions, float]]:
+    """For each layer its kind of attention, its positions inside that, and how deep it lies, from 0 to 1."""
     positions = None
     for i in range(layers):
+        kind = kinds[i % len(kinds)]
         if positions is None or not positions.shared:
             positions = relative_positions(
                 c.positions,
@@ -289,7 +300,7 @@ def _levels(c: LayerConfig, layers: int, both_ways: bool) -> Iterator[tuple[Posi
                 base=c.rope_base,
                 scaling=c.rope_scaling,
             )
-        yield positions, i / max(1, layers - 1)
+        yield kind, Positions() if kind.startswith("memorizing") else positions, i / max(1, layers - 1)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

@@ -6,6 +6,8 @@
     longformer:W:G      a window; the first G positions see all, and all see them exact, O(n (W + G))
     bigbird:W:G:R       the same, and R random blocks of 32 keys for each 32 queries; bigbird:W:G:R:SEED for other ones
     blocks:B            within blocks of B positions                              exact, O(n B)
+    segments:L:M        within segments of L, and to the M before each, from which nothing is learnt: Transformer-XL
+    memorizing:L:M:K    the same, and to the K best of all keys before, by a gate: a Memorizing Transformer's layer
     linformer:R         to R learnt mixtures of the keys; not causal              approximate, O(n R)
     performer:F         exp(q·k) by F random features; performer:F:relu           approximate, O(n F)
     linear              the kernel elu + 1                                        another kernel, O(n)
@@ -25,9 +27,10 @@ from torch import Tensor
 from regard.core.linear import Elu, Exponential, Linear, Relu
 from regard.core.linformer import Linformer, check_rank
 from regard.core.masks import AnyMask, Mask
-from regard.core.sparse import SIZE, Band, DiagonalBlocks, Sparse
+from regard.core.memorizing import Memorizing
+from regard.core.sparse import SIZE, Band, DiagonalBlocks, Segments, Sparse
 
-Inner = Sparse | Linear | Linformer
+Inner = Sparse | Linear | Linformer | Memorizing
 FORMS = {
     "full": "full",
     "window": "window:64",
@@ -35,11 +38,13 @@ FORMS = {
     "longformer": "longformer:64:2",
     "bigbird": "bigbird:64:2:3",
     "blocks": "blocks:64",
+    "segments": "segments:64:64",
+    "memorizing": "memorizing:64:64:32",
     "linformer": "linformer:64",
     "performer": "performer:256",
     "linear": "linear",
 }
-PATTERNS = ("window", "dilated", "longformer", "bigbird", "blocks")  # exact: soft-max of some of the scores
+PATTERNS = ("window", "dilated", "longformer", "bigbird", "blocks", "segments")  # exact: soft-max of some of the scores
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Kind:
                 return max(W, G, (R - 1) * SIZE + 1)  # R blocks, of which the last may be a short one
         return max(self.numbers) if self.name in PATTERNS else 0
 
-    def make(self, *, d_k: int, max_length: int) -> Inner | None:
+    def make(self, *, d_k: int, max_length: int, heads: int) -> Inner | None:
         """Its module; None for full attention."""
         match self.name, self.numbers:
             case (("window" | "dilated"), numbers):
@@ -101,6 +106,10 @@ class Kind:
                 return Sparse(Band(W, first=G, random=R, seed=sum(seed)))
             case "blocks", (B,):
                 return Sparse(DiagonalBlocks(B))
+            case "segments", (L, M):
+                return Sparse(Segments(L, M))
+            case "memorizing", (L, M, K):
+                return Memorizing(L, M, K, heads)
             case "linformer", (R,):
                 return Linformer(R, max_length)
             case "performer", (features,):
@@ -119,6 +128,8 @@ def check_kind(text: str, *, dropout: float, scale: float | None, plain: bool, b
         raise ValueError(f"attention {text!r} has its own way from scores to weights: leave score and normaliser alone")
     if backend not in ("auto", "math"):
         raise ValueError(f"backend = {backend!r} is one of full attention, not of {text!r}: leave it at auto, or math")
+    if kind.name in ("segments", "memorizing") and backend == "math":
+        raise ValueError(f"backend = 'math' would learn across the segments of {text!r}: leave it at auto")
     if dropout and kind.name not in PATTERNS:
         raise ValueError(
             f"attention {text!r} has no weights for an attention dropout of {dropout} to drop: set it to 0"

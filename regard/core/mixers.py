@@ -218,7 +218,7 @@ def make_mixer(c: AttentionConfig, cross: bool, positions: Positions, d_k: int, 
         if cross or type(positions).bias is not Positions.bias:
             where = "attention to a memory" if cross else f"positions that add to scores ({positions})"
             raise ValueError(f"attention {c.kind!r} is not for {where}: take full attention there")
-        inner = Kind.read(c.kind).make(d_k=d_k, max_length=c.max_length)
+        inner = Kind.read(c.kind).make(d_k=d_k, max_length=c.max_length, heads=c.heads)
         assert inner is not None
         return Efficient(c.kind, inner, dropout=c.dropout, backend=c.backend)
     name, width = read_normaliser(c.normaliser)

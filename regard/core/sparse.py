@@ -1,4 +1,4 @@
-"""Exact attention over few keys: windows, dilated windows, global positions, random blocks, diagonal blocks.
+"""Exact attention over few keys: windows, dilated windows, global positions, random blocks, diagonal blocks, segments.
 
 Letters: B batch, H heads, n positions, w keys that a query sees, d_k and d_v widths of keys and values.
 
@@ -38,6 +38,9 @@ class Pattern(Protocol):
 
     def past(self) -> Recent | None:
         """What a decoder must remember; None: everything."""
+
+    def learns(self) -> Mask | None:
+        """From which keys and values a query learns: the others have no gradient of it. None: from all that it sees."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,9 @@ class Band:
     def past(self) -> Recent | None:
         return None if self.random else Recent(first=self.first, last=self.W * self.dilation)
 
+    def learns(self) -> None:
+        return None
+
 
 @dataclass(frozen=True)
 class DiagonalBlocks:
@@ -117,6 +123,41 @@ class DiagonalBlocks:
 
     def past(self) -> Recent:
         return Recent(last=self.B - 1)
+
+    def learns(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Segments of L positions, of which each sees the M before it as well, and learns nothing from these.
+
+    This is the recurrence of Transformer-XL (Dai et al. 2019): what layer n says of a segment hangs on n segments
+    before it, and no gradient crosses a segment's beginning. As Wu et al. (2022) do, keys and values are remembered,
+    not the states that they are made of. All segments of a row are one pass: no state goes from batch to batch.
+
+    >>> Segments(2, 1).mask(True).dense(4, 4)[0, 0].int().tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
+    """
+
+    L: int
+    M: int
+
+    def mask(self, is_causal: bool) -> Mask:
+        L, M = self.L, self.M
+        mask = Mask(lambda i, j: (j // L <= i // L) & (j >= i // L * L - M))
+        return mask & causal() if is_causal else mask
+
+    def plan(self, n: int, is_causal: bool) -> Iterator[tuple[slice, Columns]]:
+        size = self.L * max(1, ROWS // self.L)  # short ones are taken together
+        for start in range(0, n, size):
+            yield slice(start, min(start + size, n), 1), slice(max(0, start - self.M), min(start + size, n), 1)
+
+    def past(self) -> Recent:
+        return Recent(last=self.L - 1 + self.M)
+
+    def learns(self) -> Mask:
+        return diagonal_blocks(self.L)
 
 
 def sparse_attend(
@@ -176,18 +217,19 @@ class _Sparse(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         q, k, v, keep = ctx.saved_tensors
         pattern, is_causal, scale, p, seed = ctx.constants
-        mask, wide = pattern.mask(is_causal), torch.promote_types(q.dtype, torch.float32)
+        mask, learns, wide = pattern.mask(is_causal), pattern.learns(), torch.promote_types(q.dtype, torch.float32)
         dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
         for rows, columns in pattern.plan(q.shape[2], is_causal):
             q_i, k_j, v_j, g_i = (
                 x.to(wide) for x in (q[:, :, rows], _take(k, columns), _take(v, columns), g[:, :, rows])
             )
             weights = _weights(q_i, k_j, _allowed(mask, keep, rows, columns, q.device), scale)
-            _add(dv, columns, _drop(weights, p, seed, rows).mT @ g_i)
+            own = None if learns is None else _allowed(learns, None, rows, columns, q.device)
+            _add(dv, columns, _where(own, _drop(weights, p, seed, rows)).mT @ g_i)
             dweights = _drop(g_i @ v_j.mT, p, seed, rows)
             ds = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))  # the soft-max's Jacobian
             dq[:, :, rows] = scale * (ds @ k_j)
-            _add(dk, columns, scale * (ds.mT @ q_i))
+            _add(dk, columns, scale * (_where(own, ds).mT @ q_i))
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None, None, None, None
 
 
@@ -218,6 +260,10 @@ def _add(x: Tensor, columns: Columns, part: Tensor) -> None:
         x.index_add_(2, columns.to(x.device), part)
     else:
         x[:, :, columns] += part
+
+
+def _where(own: Tensor | None, x: Tensor) -> Tensor:
+    return x if own is None else x * own
 
 
 def _drop(x: Tensor, p: float, seed: int, rows: slice) -> Tensor:
