@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.adaptation.products import check_name, products, replaced, roles_of
 from regard.core.added import Added, add
-from regard.core.quantised import Int8Linear, matrix
+from regard.core.quantised import WholeLinear, matrix
 
 INSIDE = {"output", "outer"}  # products of which it scales what they read: what attention or a network has made
 
@@ -89,7 +89,7 @@ class IA3:
             rows, weight = {role: at for role, at in each.rows.items() if role in meant}, each.module.weight
             if rows:
                 if weight not in made:
-                    made[weight] = Scales(rows, each.like, weight.shape[1] if rows.keys() & INSIDE else None)
+                    made[weight] = Scales(rows, each.like, each.module.in_features if rows.keys() & INSIDE else None)
                 add(each.module, self.name, made[weight])
         if not made:
             raise ValueError(
@@ -142,7 +142,7 @@ class Biases:
         made, output = dict[Tensor, Shift](), getattr(model, "output", None)
         apart = set(output.modules()) if isinstance(output, nn.Module) else set()
         for module in list(model.modules()):
-            if not isinstance(module, nn.Linear | Int8Linear | nn.LayerNorm) or module in apart or module.bias is None:
+            if not isinstance(module, nn.Linear | WholeLinear | nn.LayerNorm) or module in apart or module.bias is None:
                 continue
             if module.bias not in made:
                 made[module.bias] = Shift(module.bias)

@@ -15,7 +15,7 @@ from regard.adaptation.products import ENDS, check_name, ends, products, replace
 from regard.checks import above, at_least
 from regard.core.added import Added, add
 from regard.core.dropout import Dropout, check_probability
-from regard.core.quantised import Int8Embedding, Int8Linear, matrix
+from regard.core.quantised import Int8Embedding, WholeLinear, matrix
 
 
 def _norm(b: Tensor, a: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class LowRank(Added):
             W[at] += self.scale * (self.b[role] @ self.a[role])
 
     def _check(self, module: nn.Module) -> None:
-        if isinstance(module, Int8Linear | Int8Embedding):
+        if isinstance(module, WholeLinear | Int8Embedding):
             raise ValueError("its products are of whole numbers, which hold no sum")
         if self.tied:
             raise ValueError(f"the {next(iter(self.rows))} shares its matrix with others, which were not changed")
@@ -145,7 +145,7 @@ class Lora:
             if not rows:
                 continue
             table, weight = "embedding" in rows, each.module.weight
-            d_out, d_in = weight.shape[::-1] if table else weight.shape
+            d_out, d_in = weight.shape[::-1] if table else (each.module.out_features, each.module.in_features)
             for role, at in rows.items():
                 if self.rank > min(at.stop - at.start, d_in):
                     shape = f"{at.stop - at.start} x {d_in}"

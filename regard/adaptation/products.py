@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.checks import hint
 from regard.core.attention import MultiHeadAttention
 from regard.core.layers import ConvolutionFeedForward, FeedForward, GatedFeedForward
-from regard.core.quantised import Int8Embedding, Int8Linear
+from regard.core.quantised import Int8Embedding, WholeLinear
 from regard.core.stems import Embedding
 
 FEED_FORWARD = (FeedForward, GatedFeedForward, ConvolutionFeedForward)
@@ -27,14 +27,14 @@ class Product(NamedTuple):
     of the two ends of a model."""
 
     path: str
-    module: Any  # nn.Linear, Int8Linear; of words nn.Embedding, Int8Embedding
+    module: Any  # nn.Linear, WholeLinear; of words nn.Embedding, Int8Embedding
     rows: Mapping[str, slice]  # of which outputs each role is
     of: nn.Module
 
     @property
     def like(self) -> Tensor:
         """Numbers of the dtype and on the device that go with it."""
-        return self.module.scale if isinstance(self.module, Int8Linear | Int8Embedding) else self.module.weight
+        return self.module.scale if isinstance(self.module, WholeLinear | Int8Embedding) else self.module.weight
 
 
 def products(model: nn.Module) -> Iterator[Product]:
@@ -50,7 +50,7 @@ def products(model: nn.Module) -> Iterator[Product]:
             continue
         for name, roles in sides.items():
             product = getattr(module, name, None)
-            if isinstance(product, nn.Linear | Int8Linear):
+            if isinstance(product, nn.Linear | WholeLinear):
                 widths = [product.out_features // len(roles)] * len(roles)
                 if isinstance(module, MultiHeadAttention) and name != "output":
                     widths = [module.widths[("query", "key", "value").index(role)] for role in roles]
@@ -68,7 +68,7 @@ def ends(model: nn.Module) -> Iterator[Product]:
     for path in ("output", "output.tokens", "output.outer"):
         parent, _, name = path.rpartition(".")
         head = getattr(getattr(model, parent, None) if parent else model, name, None)
-        if isinstance(head, nn.Linear | Int8Linear):
+        if isinstance(head, nn.Linear | WholeLinear):
             yield Product(path, head, {"head": slice(0, head.out_features)}, model)
 
 

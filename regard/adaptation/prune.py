@@ -20,6 +20,7 @@ from regard.core.attention import MultiHeadAttention
 from regard.core.cache import KeyValues
 from regard.core.monotonic import Monotonic
 from regard.core.positions import ALiBi, Positions, Rotary, Shaw, T5Bias
+from regard.core.quantised import bits_of
 from regard.core.scores import Additive, General, Location
 from regard.inspection.taps import attentions
 
@@ -115,6 +116,12 @@ def check_prunable(model: nn.Module) -> None:
         raise ValueError(f"a {type(model).__name__} model has no heads to prune")
     if added(model):
         raise ValueError("no head is pruned under what was added to a model: merge it first, with `regard merge`")
+    if any(getattr(module, "of_heads", False) for module in model.modules()):
+        raise ValueError(f"a {type(model).__name__} model cannot lose a head: what it adds to scores is of all of them")
+    if bits_of(model) == 4:
+        raise ValueError(
+            "no head is pruned out of groups of four bits: prune the model they were made of, then quantize"
+        )
     seen: dict[Any, str] = {}
     for name, attention in known.items():
         c = attention.config

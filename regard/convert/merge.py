@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from regard.adaptation.change import TAUGHT
+from regard.adaptation.change import BESIDE
 from regard.convert.precision import USED
 from regard.core.added import added, merged
 from regard.files import new_directory, read_whole, write_whole
@@ -24,7 +24,7 @@ def merge_directory(model_dir: str | Path, out_dir: str | Path, base: str | Path
             model = merged(model)
         except ValueError as error:
             raise ValueError(f"{model_dir} cannot be merged: {error}") from None
-        model.changes = [change for change in model.changes if not isinstance(change, TAUGHT)]
+        model.changes = [change for change in model.changes if not isinstance(change, BESIDE)]
         model.base = None
         storage.save(model, made, storage.purpose(model_dir))
         for name in USED:

@@ -44,7 +44,7 @@ class Source(NamedTuple):
         if added(model) and not adding:
             raise ValueError(f"{directory} adds to another model: export what `regard merge {directory} OUT` makes")
         tokenizer = None
-        if hasattr(model.config, "vocabulary"):
+        if getattr(model.config, "vocabulary", 0):
             if not path.is_file():
                 raise ValueError(f"{directory} is not a whole model directory: it has no {TOKENIZER}")
             tokenizer = Tokenizer.load(path)

@@ -36,7 +36,7 @@ def fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 
 
 class Product(Structure):
-    _fields_ = [*fields(c_int32, "K N"), *fields(c_void_p, "w h q scale sum bias")]
+    _fields_ = [*fields(c_int32, "K N"), *fields(c_void_p, "w h q scale sum bias n")]
 
 
 class Norm(Structure):

@@ -18,7 +18,11 @@
 
 #include "vectors.h"
 
-/* y = x W + b. W lies in panels: for each of them K rows of 32 columns; in int8 K/4 rows of 32 columns of 4. */
+/* y = x W + b. W lies in panels: for each of them K rows of 32 columns; in int8 K/4 rows of 32 columns of 4; in int4 K/32
+   blocks: in bf16 the scales of 32 columns and their least numbers, then 8 rows of 64 bytes, 4 for a column below and 4
+   for one above. */
+#define GROUP 32
+#define GROUP_BYTES (PANEL * (4 + GROUP / 2))
 typedef struct {
   int32_t K, N;
   const float *w;       /* fp32 weights, or */
@@ -27,6 +31,7 @@ typedef struct {
   const float *scale;   /* what a unit is worth, and */
   const int32_t *sum;   /* 128 times the sum of the column */
   const float *bias;    /* may be absent */
+  const uint8_t *n;     /* int4 weights, in the place of all but the bias */
 } Product;
 
 typedef struct { const float *gain, *bias; float eps; } Norm; /* no bias: RMSNorm; no gain: none at all */
@@ -315,6 +320,95 @@ INLINE void tile_int8(int m, const uint8_t *a, int lda, const float *unit, const
   }
 }
 
+/* The same for weights of four bits. Bytes are signed here, and of each group of 32 there is a unit, and what it is all
+   worth: units times the sum. Groups are added in their order. */
+INLINE void tile_int4(int m, const uint8_t *a, int lda, const float *unit, const Product *p, int panel, float *c,
+                      int ldc, int mode) {
+  const int G = p->K / GROUP, N = p->N;
+  const uint8_t *block = p->n + (size_t)panel * G * GROUP_BYTES;
+  part y[TILE * PARTS];
+#pragma GCC unroll 24
+  for (int i = 0; i < m * PARTS; i++) y[i] = (part){};
+  for (int g = 0; g < G; g++, block += GROUP_BYTES, a += GROUP, unit += 2) {
+    const uint8_t *w = block + 4 * PANEL;
+    part_ints sum[TILE * PARTS];
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+#pragma GCC unroll 24
+    for (int i = 0; i < m * PARTS; i++) sum[i] = (part_ints){};
+#pragma GCC unroll 8
+    for (int k = 0; k < GROUP / 4; k++) {
+      part_ints both = *(const part_ints *)(w + k * 2 * PANEL), low = both & 0x0F0F0F0F, high = both >> 4 & 0x0F0F0F0F;
+#pragma GCC unroll 12
+      for (int i = 0; i < m; i++) {
+        int32_t four;
+        memcpy(&four, a + (size_t)i * lda + 4 * k, 4);
+        part_ints x = (part_ints){} + four;
+        __asm__("vpdpbusd %2, %1, %0" : "+v"(sum[i * 2]) : "v"(low), "v"(x));
+        __asm__("vpdpbusd %2, %1, %0" : "+v"(sum[i * 2 + 1]) : "v"(high), "v"(x));
+      }
+    }
+#elif defined(__AVX2__)
+    /* Sums of 16 bits hold a group: 8 times 2 products of at most 15 · 127. */
+    const __m256i below = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+    for (int r = 0; r < m; r += 3) {
+      const int rows = m - r < 3 ? m - r : 3;
+      __m256i s[12];
+#pragma GCC unroll 12
+      for (int i = 0; i < rows * 4; i++) s[i] = _mm256_setzero_si256();
+      for (int k = 0; k < GROUP / 4; k++)
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+          __m256i both = _mm256_loadu_si256((const __m256i *)(w + k * 2 * PANEL + h * PANEL));
+          __m256i low = _mm256_and_si256(both, below), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), below);
+#pragma GCC unroll 3
+          for (int i = 0; i < rows; i++) {
+            int32_t four;
+            memcpy(&four, a + (size_t)(r + i) * lda + 4 * k, 4);
+            __m256i x = _mm256_set1_epi32(four);
+            s[i * 4 + h] = _mm256_add_epi16(s[i * 4 + h], _mm256_maddubs_epi16(low, x));
+            s[i * 4 + 2 + h] = _mm256_add_epi16(s[i * 4 + 2 + h], _mm256_maddubs_epi16(high, x));
+          }
+        }
+#pragma GCC unroll 12
+      for (int i = 0; i < rows * 4; i++) {
+        __m256i of = _mm256_madd_epi16(s[i], ones);
+        memcpy((int32_t *)sum + (r + i / 4) * PANEL + i % 4 * 8, &of, sizeof of);
+      }
+    }
+#else
+    for (int i = 0; i < m; i++) {
+      int32_t s[PANEL] = {0};
+      for (int k = 0; k < GROUP; k++)
+        for (int j = 0; j < PANEL; j++)
+          s[j] += (int8_t)a[(size_t)i * lda + k] *
+                  (w[k / 4 * 2 * PANEL + j % (PANEL / 2) * 4 + k % 4] >> j / (PANEL / 2) * 4 & 15);
+      memcpy(&sum[i * PARTS], s, sizeof s);
+    }
+#endif
+#pragma GCC unroll 8
+    for (int h = 0; h < PARTS; h++) {
+      const uint16_t *ends = (const uint16_t *)block + h * WIDTH;
+      part scale = widened(ends), least = widened(ends + PANEL);
+#pragma GCC unroll 12
+      for (int i = 0; i < m; i++) {
+        const float *of = unit + (size_t)i * 2 * G;
+        y[i * PARTS + h] += __builtin_convertvector(sum[i * PARTS + h], part) * (of[0] * scale);
+        y[i * PARTS + h] += of[1] * least;
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int h = 0; h < PARTS; h++) {
+    int n = panel * PANEL + h * WIDTH, room = N - n;
+    if (room <= 0) continue;
+    part b = {};
+    if (p->bias) memcpy(&b, p->bias + n, sizeof(float) * (room < WIDTH ? room : WIDTH));
+#pragma GCC unroll 12
+    for (int i = 0; i < m; i++) put(y[i * PARTS + h] + b, c + (size_t)i * ldc + n, mode, room);
+  }
+}
+
 /* For each number of rows a function of its own: in a larger one GCC runs out of registers for the sums. */
 #define TIMES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
 #define AT_MOST(most, r) (r <= most ? r : 1)
@@ -331,16 +425,21 @@ INLINE void tile_int8(int m, const uint8_t *a, int lda, const float *unit, const
   }                                                                                                                  \
   static __attribute__((noinline)) void tile_int8_##r(const uint8_t *a, int lda, const float *unit, const Product *p, \
                                                       int panel, float *c, int ldc, int mode) {                      \
-    tile_int8(AT_MOST(TILE, r), a, lda, unit, p, panel, c, ldc, mode);                                                     \
+    tile_int8(AT_MOST(TILE, r), a, lda, unit, p, panel, c, ldc, mode);                                               \
+  }                                                                                                                  \
+  static __attribute__((noinline)) void tile_int4_##r(const uint8_t *a, int lda, const float *unit, const Product *p, \
+                                                      int panel, float *c, int ldc, int mode) {                      \
+    tile_int4(AT_MOST(TILE, r), a, lda, unit, p, panel, c, ldc, mode);                                               \
   }
 TIMES(OF_ROWS)
 #define FLOATS(r) tile_##r,
 #define HALVES(r) tile_half_##r,
 #define BYTES(r) tile_int8_##r,
+#define NIBBLES(r) tile_int4_##r,
 static void (*const tiles[2][13])(const float *, int, const Product *, int, float *, int, int) = {
     {0, TIMES(FLOATS)}, {0, TIMES(HALVES)}};
-static void (*const tiles_int8[])(const uint8_t *, int, const float *, const Product *, int, float *, int, int) = {
-    0, TIMES(BYTES)};
+static void (*const tiles_whole[2][13])(const uint8_t *, int, const float *, const Product *, int, float *, int, int) = {
+    {0, TIMES(BYTES)}, {0, TIMES(NIBBLES)}};
 
 /* Rows of the next tile: the last two are about equal. */
 INLINE int next_rows(int m, int most) { return m >= 2 * most ? most : m > most ? (m + 1) / 2 : m; }
@@ -354,9 +453,10 @@ static void panel_of_rows(const float *a, int lda, int m, const Product *p, int 
 
 static void panel_of_bytes(const uint8_t *a, int lda, const float *unit, int m, const Product *p, int panel, float *c,
                            int ldc, int mode) {
+  const size_t units = p->n ? p->K / GROUP * 2 : 1; /* of a row */
   for (int i = 0, rows; i < m; i += rows) {
     rows = next_rows(m - i, TILE);
-    tiles_int8[rows](a + (size_t)i * lda, lda, unit + i, p, panel, c + (size_t)i * ldc, ldc, mode);
+    tiles_whole[p->n != 0][rows](a + (size_t)i * lda, lda, unit + i * units, p, panel, c + (size_t)i * ldc, ldc, mode);
   }
 }
 
@@ -417,6 +517,16 @@ static float quantise(const float *x, int K, uint8_t *to) {
   return most / 127.0f;
 }
 
+/* The same of each group, in signed bytes; of each the unit, and this times their sum. */
+static void quantise_groups(const float *x, int K, uint8_t *to, float *unit) {
+  for (int k = 0; k < K; k += GROUP, unit += 2) {
+    int32_t sum = 0;
+    unit[0] = quantise(x + k, GROUP, to + k);
+    for (int i = k; i < k + GROUP; i++) sum += to[i] - 128, to[i] ^= 128;
+    unit[1] = unit[0] * sum;
+  }
+}
+
 typedef struct {
   const float *a;
   const uint8_t *q;
@@ -450,7 +560,8 @@ static void some_panels(void *about, int i, int n) {
 #define SHARED 200000 /* multiplications that are worth a helper's attention */
 #define PIECES_OF(threads) (4 * (threads)) /* into which work is cut for them, at most */
 
-/* C = A W + b for m rows, or as `mode` says, ACTIVATE plus the number of an activation. `room` holds m rows of bytes and m floats where the weights are int8. */
+/* C = A W + b for m rows, or as `mode` says, ACTIVATE plus the number of an activation. `room` holds m rows
+   of bytes where the weights are whole numbers, and floats: one for a row of int8, two for a group of int4. */
 static void product(Team *team, const float *a, int lda, int m, const Product *p, float *c, int ldc, int mode,
                     void *room) {
   Work w = {a, 0, 0, lda, m, ldc, mode, p, c};
@@ -459,6 +570,13 @@ static void product(Team *team, const float *a, int lda, int m, const Product *p
     uint8_t *q = (uint8_t *)(unit + m);
     w.q = q, w.unit = unit, w.lda = (p->K + 3) / 4 * 4;
     for (int i = 0; i < m; i++) unit[i] = quantise(a + (size_t)i * lda, p->K, q + (size_t)i * w.lda);
+  }
+  if (p->n) {
+    const size_t units = p->K / GROUP * 2;
+    float *unit = room;
+    uint8_t *q = (uint8_t *)(unit + m * units);
+    w.q = q, w.unit = unit, w.lda = p->K;
+    for (int i = 0; i < m; i++) quantise_groups(a + (size_t)i * lda, p->K, q + (size_t)i * p->K, unit + i * units);
   }
   int pieces = (p->N + 4 * PANEL - 1) / (4 * PANEL);
   if (!team || team->threads == 1 || (int64_t)p->K * p->N * m < SHARED)
@@ -782,9 +900,9 @@ static size_t lay(const Model *M, int m, int longest, int threads, int rank, cha
   TAKE(low, 4 * (size_t)m * rank);
   TAKE(at, 4 * (size_t)m);
   TAKE(of, rank ? sizeof(Adapter *) * m : 0);
-  TAKE(bytes, (size_t)m * (4 + widest + 4));
+  w->wider = wide, w->more = 4 + (widest + 3) / 4 * 4 + widest / GROUP * 8, w->rank = rank;
+  TAKE(bytes, (size_t)m * w->more);
 #undef TAKE
-  w->wider = wide, w->more = 4 + (widest + 3) / 4 * 4, w->rank = rank;
   if (!rank) w->of = 0;
   return at;
 }

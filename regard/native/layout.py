@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.core.attention import MultiHeadAttention
 from regard.core.blocks import Stack
 from regard.core.layers import FeedForward, GatedFeedForward, OffsetRMSNorm, Residual, gelu_quick
-from regard.core.quantised import Int8Linear
+from regard.core.quantised import GROUP, Int4Linear, Int8Linear, WholeLinear
 from regard.native import build
 from regard.native.build import UnsupportedError
 
@@ -102,16 +102,24 @@ class Layout:
     def product(
         self, linear: nn.Module, N: int, K: int, rows: Tensor | None = None, columns: Tensor | None = None
     ) -> Any:
-        """A linear layer in panels: (N, K) -> (N / 32, K, 32); in int8 (N / 32, K / 4, 32, 4).
+        """A linear layer in panels: (N, K) -> (N / 32, K, 32); in int8 (N / 32, K / 4, 32, 4); in int4 see below.
 
         `rows` and `columns` say which of its outputs and inputs stand where, -1: a zero.
         """
-        if not isinstance(linear, nn.Linear | Int8Linear):
+        if not isinstance(linear, nn.Linear | WholeLinear):
             raise UnsupportedError(f"a {type(linear).__name__} in place of a product")
-        if linear.weight.shape != (N, K):
-            raise UnsupportedError(f"it has a product of the shape {tuple(linear.weight.shape)} where {N, K} belongs")
-        weight = _arrange(_arrange(linear.weight, rows).T, columns).T  # (N, K)
+        if (found := (linear.out_features, linear.in_features)) != (N, K):
+            raise UnsupportedError(f"it has a product of the shape {found} where {N, K} belongs")
         bias = None if linear.bias is None else _arrange(linear.bias.float(), rows)
+        if isinstance(linear, Int4Linear):
+            if columns is not None and len(columns) != K:
+                raise UnsupportedError("its groups of four bits are not those of its heads, which are filled up")
+            blocks = _arrange(linear.weight, rows)  # (N, G, 20)
+            laid = _panels_of_blocks(blocks)
+            return build.Product(
+                K=K, N=len(blocks), bias=self.place(bias, len(blocks)), n=self.place(laid, *laid.shape)
+            )
+        weight = _arrange(_arrange(linear.weight, rows).T, columns).T  # (N, K)
         (N, K), four = weight.shape, 4 if isinstance(linear, Int8Linear) else 1
         half = weight.dtype == torch.bfloat16
         result = build.Product(K=K, N=N, bias=self.place(bias, N))
@@ -129,6 +137,19 @@ class Layout:
         else:
             result.w = address
         return result
+
+
+def _panels_of_blocks(blocks: Tensor) -> Tensor:
+    """Blocks (N, G, 20) of groups in four bits -> panels (N / 32, G, 640): of 32 columns the scales, the least numbers,
+    and of each four inputs a row of 64 bytes, which have the columns 0 to 15 below and 16 to 31 above."""
+    P, G = -(-len(blocks) // build.PANEL), blocks.shape[1]
+    laid = blocks.new_zeros(P * build.PANEL, G, blocks.shape[2])
+    laid[: len(blocks)] = blocks
+    laid = laid.view(P, build.PANEL, G, -1).transpose(1, 2)  # (P, G, 32, 20)
+    q = torch.cat([laid[..., 4:] & 15, laid[..., 4:] >> 4], -1)  # (P, G, 32 columns, 32 inputs)
+    q = q.view(P, G, 2, build.PANEL // 2, GROUP // 4, 4).permute(0, 1, 2, 4, 3, 5).flatten(3)  # (P, G, 2, 8, 64)
+    two = (q[:, :, 0] | q[:, :, 1] << 4).flatten(2)
+    return torch.cat([laid[..., :2].flatten(2), laid[..., 2:4].flatten(2), two], -1)
 
 
 def whole(d: int) -> int:

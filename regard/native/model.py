@@ -21,7 +21,7 @@ from regard.core.blocks import DecoderLayer, EncoderLayer, Stack
 from regard.core.generation import DecoderOnly, room_after, room_beside
 from regard.core.layers import Residual
 from regard.core.positions import Learned, Positions, Rotary, Sinusoidal, sinusoid
-from regard.core.quantised import Int8Embedding
+from regard.core.quantised import Int8Embedding, dtype_of
 from regard.core.stems import Embedding, Frames, Patches
 from regard.decoding.protocol import Floats
 from regard.native import build
@@ -70,7 +70,7 @@ class Laid(Layout):
     def seen(self, pictures: Iterable[Any]) -> list[Floats]:
         """The vectors (T, d) of each picture (C, H, W): of one after the other, so that none minds its company."""
         assert self.patches is not None
-        kind = next(self.patches.parameters()).dtype
+        kind = dtype_of(self.patches)
         return [self.patches(torch.stack([*each])[None].to(kind))[0].float().contiguous().numpy() for each in pictures]
 
     @contextmanager

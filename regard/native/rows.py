@@ -177,7 +177,7 @@ class NativeRows:
         n = min(n, product.N)
         scores, chosen = np.empty((R, n), np.float32), np.empty((R, n), np.int32)
         block = min(R, SELECT)
-        space = self.desk.space(4 * block * (product.N + 16) + block * (product.K + 8) + 128)
+        space = self.desk.space(4 * block * (product.N + 16) + block * (product.K + product.K // 4 + 8) + 128)
         given = product, R, features, n, normalise, bias
         if not self.model.library.best(*given, scores, chosen, block, self.desk.team, space):
             raise ValueError(DAMAGED)
@@ -292,7 +292,7 @@ class NativeRows:
 
     def _logits(self, product: build.Product, features: Floats, out: Floats) -> None:
         R = len(features)
-        space = self.desk.space(R * (product.K + 8) + 64)
+        space = self.desk.space(R * (product.K + product.K // 4 + 8) + 64)
         self.model.library.logits(product, R, features, out, self.desk.team, space)
 
     def _columns(self) -> "Columns":

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import regard
 from regard.convert.precision import quantize_directory
-from regard.core.quantised import is_quantised
+from regard.core.quantised import bits_of
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.transformer import Transformer, TransformerConfig
@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize(("precision", "share"), [("int8", 0.28), ("bf16", 0.51)])
+@pytest.mark.parametrize(("precision", "share"), [("int8", 0.28), ("bf16", 0.51), ("int4", 0.24)])
 def test_a_smaller_directory_is_whole_and_comes_back(model: Path, precision: str, share: float) -> None:
     small = model.parent / "runs" / "small"
     sizes = quantize_directory(model, small, precision)
@@ -44,7 +44,7 @@ def test_a_smaller_directory_is_whole_and_comes_back(model: Path, precision: str
     }
     assert os.listdir(small.parent) == ["small"]
     assert sizes.after == (small / "model.safetensors").stat().st_size < share * sizes.before
-    assert is_quantised(storage.load(small)) == (precision == "int8")
+    assert bits_of(storage.load(small)) == {"int8": 8, "int4": 4}.get(precision)
     translator = regard.load(small)
     assert isinstance(translator.translate("the dog sleeps"), str)
     assert translator.tokenizer.encode("the dog") == regard.load(model).tokenizer.encode("the dog")
@@ -55,7 +55,9 @@ def test_a_smaller_directory_is_whole_and_comes_back(model: Path, precision: str
     assert before.keys() == after.keys()
     for name, x in before.items():
         assert after[name].dtype == torch.float32
-        torch.testing.assert_close(after[name], x, atol=float(x.abs().max()) / 250, rtol=0)
+        torch.testing.assert_close(
+            after[name], x, atol=float(x.abs().max()) / (6 if precision == "int4" else 250), rtol=0
+        )
     if precision == "bf16":
         assert all(torch.equal(after[name], x.bfloat16().float()) for name, x in before.items())
 
@@ -71,8 +73,8 @@ def test_int8_from_bf16_has_fp32_around_it_and_a_shortlist_goes_along(model: Pat
 
 def test_what_cannot_be_done_is_said_and_leaves_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = model.parent
-    with pytest.raises(ValueError, match=r"unknown precision 'int4': choose one of int8, bf16, fp32"):
-        quantize_directory(model, here / "new", "int4")
+    with pytest.raises(ValueError, match=r"unknown precision 'int5': choose one of int8, int4, bf16, fp32"):
+        quantize_directory(model, here / "new", "int5")
     with pytest.raises(ValueError, match=r"model is already there: name a new directory"):
         quantize_directory(model, model)
     (here / "file").write_text("mine")
@@ -82,8 +84,9 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(model: Path, monkeypatch
         quantize_directory(here / "nowhere", here / "new")
     (here / "empty").mkdir()
     quantize_directory(model, here / "empty")  # nothing is lost there
-    with pytest.raises(ValueError, match=r"empty is int8 already"):
-        quantize_directory(here / "empty", here / "new")
+    for precision in ("int8", "int4"):
+        with pytest.raises(ValueError, match=r"empty is int8 already"):
+            quantize_directory(here / "empty", here / "new", precision)
 
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

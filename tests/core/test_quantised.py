@@ -1,5 +1,6 @@
 """Eight-bit products are the integers that numpy computes, bit for bit; ties stay tied; little is lost."""
 
+import copy
 from itertools import islice
 from typing import Any
 
@@ -12,14 +13,18 @@ from torch import nn
 
 from regard.core.quantised import (
     EXACT,
+    GROUP,
     TINY,
+    Int4Linear,
     Int8Embedding,
     Int8Linear,
+    bits_of,
     dequantise,
     is_quantised,
     multiply,
     quantise,
     quantise_rows,
+    unpacked,
 )
 from regard.data.batching import collate
 from regard.data.generated import sequence_pairs
@@ -57,6 +62,73 @@ def test_a_product_is_bit_for_bit_the_definition(d_in: int) -> None:
     found = quantise(nn.Sequential(product))(x).detach().numpy()
     assert found.dtype == np.float32
     assert found.tobytes() == expected.tobytes()
+
+
+def four_bits_by_numpy(x: Floats, layer: Int4Linear) -> Floats:
+    """The definition of four bits, a group at a time, in its order."""
+    blocks, one = layer.weight.numpy(), np.float32(1)
+    halves = [np.concatenate([np.zeros_like(blocks[..., :2]), blocks[..., i : i + 2]], -1) for i in (0, 2)]
+    scale, least = (np.ascontiguousarray(each).view(np.float32)[..., 0] for each in halves)  # bf16 is half a float
+    out = np.zeros((len(x), len(blocks)), np.float32)
+    for n, j in np.ndindex(*out.shape):
+        for g in range(blocks.shape[1]):
+            low, high = blocks[j, g, 4:] % 16, blocks[j, g, 4:] // 16
+            some = x[n, g * GROUP : (g + 1) * GROUP]
+            top = np.abs(some).max()
+            q, unit = np.rint(some * (np.float32(127) / top)).astype(np.int64), top / np.float32(127)
+            dot = np.float32(int(q @ np.concatenate([low, high]).astype(np.int64)))
+            out[n, j] = (out[n, j] + dot * (unit * scale[j, g]) * one) + (unit * np.float32(int(q.sum()))) * least[j, g]
+    return out + layer.bias.detach().numpy()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("d_in", [32, 96, 1024])
+def test_a_product_of_four_bits_is_bit_for_bit_the_definition(d_in: int) -> None:
+    torch.manual_seed(d_in)
+    layer = quantise(nn.Sequential(nn.Linear(d_in, 5)), 4)[0]  # type: ignore[index]
+    assert isinstance(layer, Int4Linear)
+    x = torch.randn(6, d_in) * torch.logspace(-6, 6, 6)[:, None]
+    expected = four_bits_by_numpy(x.numpy(), layer)
+    assert layer(x).detach().numpy().tobytes() == expected.tobytes()
+    assert torch.equal(layer(x[3]), layer(x)[3])  # whatever the batch
+
+
+def test_groups_of_four_bits_are_near_and_those_that_fit_are_exact() -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(64, 40)
+    made = quantise(nn.Sequential(nn.Linear(64, 40)), 4)[0]  # type: ignore[index]
+    whole = quantise(nn.Sequential(copy.deepcopy(plain)), 4)[0]  # type: ignore[index]
+    groups = plain.weight.detach().unflatten(-1, (-1, GROUP))
+    step = (groups.amax(-1) - groups.amin(-1)) / 15
+    missed = (whole.matrix() - plain.weight).unflatten(-1, (-1, GROUP)).detach()  # type: ignore[operator]
+    assert (missed.square().mean(-1).sqrt() < 0.4 * step).all()  # half a step at most, if nothing is cut off
+    again = nn.Linear(64, 40)
+    again.weight.data = made.matrix()  # type: ignore[operator]
+    back = quantise(nn.Sequential(again), 4)[0]  # type: ignore[index]
+    torch.testing.assert_close(back.matrix(), made.matrix(), rtol=0, atol=float(step.max()) * 0.1)  # type: ignore[operator]
+    constant = nn.Linear(32, 2)
+    nn.init.constant_(constant.weight, 0.3)
+    torch.testing.assert_close(
+        quantise(nn.Sequential(constant), 4)[0].matrix(), torch.full((2, 32), 0.3), rtol=2**-8, atol=0
+    )  # type: ignore[index,operator]
+
+
+def test_four_bits_lie_between_the_ends_and_learn_as_if_they_were_not_there() -> None:
+    plain, model = build(d_ff=120), build(d_ff=120)
+    assert bits_of(model) is None
+    assert bits_of(quantise(model, 4)) == 4
+    few = {name for name, module in model.named_modules() if isinstance(module, Int4Linear)}
+    assert any(name.endswith("inner") for name in few)
+    assert not any(name.endswith("outer") or name == "output" for name in few)  # d_ff = 120 is no whole groups
+    restored = dequantise(dict(model.state_dict()))
+    assert {name: x.shape for name, x in restored.items()} == {name: x.shape for name, x in plain.state_dict().items()}
+    layer = model.get_submodule(min(few))
+    assert isinstance(layer, Int4Linear)
+    x = torch.randn(3, layer.in_features, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, layer.matrix().sum(0).expand(3, -1))
+    assert layer(torch.full((1, layer.in_features), torch.nan)).isnan().all()
+    assert unpacked(layer.weight)[0].amax() == 15
 
 
 def test_the_largest_sums_are_exact_and_so_are_those_that_cancel() -> None:

@@ -38,15 +38,15 @@ DRAWN = SearchConfig(best=3, sampling=SamplingConfig(top_k=20))
 SEARCHES = {"greedy": GREEDY, "beam": BEAM, "drawn": DRAWN}
 
 
-def build(kind: str, *, int8: bool = False, **changes: object) -> Decoder:
+def build(kind: str, *, bits: int | None = None, **changes: object) -> Decoder:
     torch.manual_seed(0)
     model = Decoder(KINDS[kind].but(**changes)).eval()
     with torch.no_grad():
         for p in model.parameters():  # of a size that tells right from wrong
             p.add_(0.05 * torch.randn_like(p))
         model.decoder.norm.weight.mul_(2.0)  # surer of itself than chance makes it
-    if int8:
-        quantise(model)
+    if bits:
+        quantise(model, bits)
     return model
 
 
@@ -82,9 +82,10 @@ def test_says_what_pytorch_says(kind: str) -> None:
         np.testing.assert_allclose(logits, np.stack([truth(model, text) for text in texts]), atol=3e-5)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("kind", ["gpt", "llama", "odd"])
-def test_int8_multiplies_the_same_whole_numbers(kind: str) -> None:
-    model, plain = build(kind, int8=True), build(kind)
+def test_whole_numbers_are_the_same_in_c(kind: str, bits: int) -> None:
+    model, plain = build(kind, bits=bits), build(kind)
     rows, text = Native(model).rows(), prompts(3)[2]
     rows.start([text[:-1]])
     logits = rows.step(np.array(text[-1:]))[0]
@@ -111,10 +112,10 @@ def test_weights_in_16_bits_are_those_numbers_and_nothing_else_is_rounded(kind: 
     assert laid[0] < 0.6 * laid[1]
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("bits", [None, 8, 4])
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
-def test_a_long_prompt_is_read_at_once_as_token_by_token(kind: str, int8: bool) -> None:
-    model, text = build(kind, int8=int8), np.random.default_rng(3).integers(3, V, 900).tolist()
+def test_a_long_prompt_is_read_at_once_as_token_by_token(kind: str, bits: int | None) -> None:
+    model, text = build(kind, bits=bits), np.random.default_rng(3).integers(3, V, 900).tolist()
     engine = Native(model)
     for length in (1, 300, 900):  # which is more than is read together
         rows, steps = engine.rows(), engine.rows()
@@ -124,14 +125,14 @@ def test_a_long_prompt_is_read_at_once_as_token_by_token(kind: str, int8: bool) 
         for token in text[:length]:
             logits = steps.step(np.array([token]))
         assert np.array_equal(at_once, logits)
-        np.testing.assert_allclose(at_once[0], truth(model, text[:length]), atol=0.1 if int8 else 5e-5)
+        np.testing.assert_allclose(at_once[0], truth(model, text[:length]), atol=0.1 if bits else 5e-5)
     assert rows.keys.shape[1] <= 2 * 900
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("bits", [None, 8, 4])
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
-def test_a_row_gets_the_same_bits_in_any_company(kind: str, int8: bool) -> None:
-    engine, texts, draw = Native(build(kind, int8=int8)), prompts(30, longest=80), np.random.default_rng(0)
+def test_a_row_gets_the_same_bits_in_any_company(kind: str, bits: int | None) -> None:
+    engine, texts, draw = Native(build(kind, bits=bits)), prompts(30, longest=80), np.random.default_rng(0)
     texts[5] = draw.integers(3, V, 300).tolist()
     tokens = draw.integers(3, V, (6, len(texts)))
 
@@ -156,10 +157,10 @@ def requests(count: int, longest: int = 40) -> list[Request]:
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("bits", [None, 8])
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
-def test_company_changes_no_output(kind: str, int8: bool, search: str) -> None:
-    engine, asked, config = Native(build(kind, int8=int8)), requests(60), SEARCHES[search]
+def test_company_changes_no_output(kind: str, bits: int | None, search: str) -> None:
+    engine, asked, config = Native(build(kind, bits=bits)), requests(60), SEARCHES[search]
     alone = [pool.search(engine, [request], config, EOS)[0] for request in asked]
     for rows, workers in ((7, 1), (64, 3)):
         assert pool.search(engine, asked, config, EOS, rows=rows, workers=workers) == alone
@@ -169,17 +170,17 @@ def test_company_changes_no_output(kind: str, int8: bool, search: str) -> None:
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("bits", [None, 8])
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
-def test_pytorch_finds_the_same(kind: str, int8: bool, search: str) -> None:
-    model, config = build(kind, int8=int8), SEARCHES[search]
+def test_pytorch_finds_the_same(kind: str, bits: int | None, search: str) -> None:
+    model, config = build(kind, bits=bits), SEARCHES[search]
     asked = [*requests(20), Request(prompts(20)[9] * 12, first=5, room=12)]
     ours, theirs = (pool.search(each, asked, config, EOS) for each in (Native(model), Module(model)))
     pairs = [pair for both in zip(ours, theirs, strict=True) for pair in zip(*both, strict=True)]
     same = [(a.score, b.score) for a, b in pairs if a.tokens == b.tokens]
     # Whole numbers that fall to the other side may turn a choice: with them, not every output need be the same.
-    assert len(same) >= (0.75 if int8 else 1) * len(pairs)
-    np.testing.assert_allclose(*zip(*same, strict=True), atol=0.1 if int8 else 1e-4)
+    assert len(same) >= (0.75 if bits else 1) * len(pairs)
+    np.testing.assert_allclose(*zip(*same, strict=True), atol=0.1 if bits else 1e-4)
 
 
 def test_a_stream_says_what_the_search_says() -> None:

@@ -1,0 +1,114 @@
+"""Members made smaller: size, speed and quality of each form of a model, in one table.
+
+    python bench/members.py MODEL DATA [MODEL DATA ...] [--limit N] [--rounds N]
+
+A form is the model in fp32, bf16, int8 and int4, without the last quarter of the heads of each attention, and without
+its middle layer; what a member cannot be, the table says. DATA is what `regard evaluate` takes: rows, or a text for a
+language model, of which the first `--limit` lines are read. Quality is the first figure of that; speed is rows that are
+judged, or tokens that a language model writes, in a second of processor time, for the machine may be shared. Forms
+take turns; printed are medians over the rounds.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from regard.api import load, told
+from regard.convert.precision import DTYPES, quantize_directory
+from regard.core.blocks import Stack
+from regard.inspection.taps import attentions
+from regard.models import storage
+from regard.studies.evaluate import foretell
+from regard.studies.judging import judge
+from regard.studies.pruning import prune_directory
+
+WRITTEN = 32  # tokens of a language model, one after the other
+
+
+def forms(model: Path, folder: Path) -> dict[str, Path | str]:
+    """The forms of a model by name, each a directory, or why there is none."""
+    found: dict[str, Path | str] = {}
+    plain: Any = storage.load(model)
+    heads = {name: range(a.heads - a.heads // 4, a.heads) for name, a in attentions(plain).items()}
+    stacks = {path: len(module.layers) for path, module in plain.named_modules() if isinstance(module, Stack)}
+    layers = [f"{path}.layers.{count // 2}" for path, count in stacks.items() if count > 1]
+    ways: dict[str, Any] = {
+        each: lambda at, each=each: quantize_directory(model, at, each) for each in ("fp32", "bf16", "int8", "int4")
+    }
+    ways["heads pruned"] = lambda at: prune_directory(model, at, heads=heads)
+    ways["layers pruned"] = lambda at: prune_directory(model, at, layers=layers)
+    assert {*DTYPES} <= ways.keys()
+    for name, make in ways.items():
+        try:
+            make(folder / name)
+            found[name] = folder / name
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def measured(model: Path, data: Path) -> tuple[str, float, float]:
+    """What its first figure is called, that, and rows or tokens a second."""
+    if told(model).task.name == "generate":
+        writer = load(model)
+        writer.generate(limit=1)  # engines are made when they are first asked
+        start = time.process_time()
+        writer.generate(limit=WRITTEN, shortest=WRITTEN, beam=1, sampling=None)
+        speed = WRITTEN / (time.process_time() - start)
+        return "perplexity", foretell(model, data)["perplexity"], speed
+    start = time.process_time()
+    found = judge(model, data)
+    name, figure = next(iter(found["figures"].items()))
+    return name, figure["score"], found["rows"] / (time.process_time() - start)
+
+
+def compared(model: Path, data: Path, folder: Path, rounds: int) -> Table:
+    known, figures = forms(model, folder), defaultdict[str, list[tuple[str, float, float]]](list)
+    for _ in range(rounds):
+        for name, at in known.items():
+            if isinstance(at, Path):
+                figures[name].append(measured(at, data))
+    result, what = Table(box=box.MARKDOWN), figures["fp32"][0][0]
+    for column in (model.name, "weights", what, "a second"):
+        result.add_column(column, justify="left" if column == model.name else "right", no_wrap=True)
+    for name, at in known.items():
+        if isinstance(at, str):
+            result.add_row(name, "", at, "")
+            continue
+        size, (_, figure, _) = (at / storage.WEIGHTS).stat().st_size, figures[name][0]
+        speed = statistics.median(each for *_, each in figures[name])
+        result.add_row(name, f"{size / 1e6:.1f} MB", f"{figure:.4g}", f"{speed:,.0f}")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("given", nargs="+", type=Path, help="model directories, each with what it is judged by")
+    parser.add_argument("--limit", type=int, help="lines of that")
+    parser.add_argument("--rounds", type=int, default=1)
+    args = parser.parse_args()
+    if len(args.given) % 2:
+        parser.error("each model directory has data after it: MODEL DATA")
+    for model, data in zip(args.given[::2], args.given[1::2], strict=True):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                if args.limit is not None:
+                    with open(data, encoding="utf-8") as file:
+                        (Path(folder) / data.name).write_text("".join(islice(file, args.limit)), "utf-8")
+                    data = Path(folder) / data.name
+                Console(width=120).print(compared(model, data, Path(folder), args.rounds))
+            except (ValueError, OSError) as error:
+                parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
