@@ -2,7 +2,8 @@
 
 A run into a file notes beside it, in `OUT.progress`, what it is a run of, how far it has come, and a digest of what it
 has read. Windows of lines are written whole, first the lines and then the note: after any interruption, the note names
-a state that was on the disk.
+a state that was on the disk. What is made of a window is made here, or on the machines of a cluster: the same windows,
+written in the same order.
 """
 
 import hashlib
@@ -13,11 +14,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from itertools import islice
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
+from itertools import islice, tee
 from os.path import exists  # which answers for a name that is too long, too
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -26,8 +28,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from regard.checks import hint
-from regard.cli.options import Lines
+from regard.cli.options import Engine, Lines
 from regard.cli.telling import EVERY
+from regard.cluster import Do, Spread, here, there
 from regard.data.text import Skipped, check_text, decoded, from_json, named, open_bytes, read_lines
 from regard.files import digest, write_whole
 from regard.tasks.asks import Ask, listed, windows
@@ -35,11 +38,23 @@ from regard.tasks.asks import Ask, listed, windows
 ONE, SEVERAL, NUMBER, ANYTHING = "text", "a list of texts", "a whole number from 0", "anything"  # under a key of JSON
 ASKED = {"text": ONE, "prefix": ONE, "require": SEVERAL, "forbid": SEVERAL, "seed": NUMBER, "id": ANYTHING}
 PROMPTED = {"prompt": ONE, "seed": NUMBER, "id": ANYTHING}
+CUT = "ended before the form was complete: --limit N lets it write more"
 REMEMBERED = 1_000  # lines that were typed
 NAMED = 5  # lines that a note names before it only counts them
 LIKE_A_FILE = re.compile(r"\S*/\S*|\S+\.[A-Za-z]\w{0,9}")  # what has a slash or a suffix, and no space
 LIKE_A_NAME = re.compile(r"[A-Za-z0-9_-]+")
-Form = Callable[[list[tuple[Any, Any]], int], Iterable[str] | NDArray[np.float32]]
+Written = list[str] | NDArray[np.float32]
+# What is written of (ask, answer) by what has answered, if so many were asked before.
+Form = Callable[[Any, list[tuple[Any, Any]], int], Written]
+
+
+class Portion(NamedTuple):
+    """Asks that are answered together, and what was read when the last of them was."""
+
+    asks: list[Any]
+    first: int  # how many there were before
+    read: str  # a digest of all lines until here
+    bytes: int
 
 
 def named_texts(names: Sequence[str], *, models: bool = False) -> tuple[list[Path], str | None]:
@@ -84,8 +99,11 @@ class Input:
         errors: str,
         ask: Callable[..., Any] = Ask,
         keys: Mapping[str, str] = ASKED,
+        cut: bool = True,
     ) -> None:
+        """A line that is too long may be `cut`, but for JSON: the beginning of an object is none."""
         self.files, self.jsonl, self.errors, self.text = files, jsonl, errors, text
+        self.cut = cut and not jsonl
         self.ask, self.keys = ask, keys
         self.typed = [str(file) for file in files] == ["-"] and sys.stdin.isatty()
         self.skipped, self.bytes, self._seen = Skipped(), 0, hashlib.sha256()
@@ -94,10 +112,15 @@ class Input:
     def __iter__(self) -> Iterator[Any]:
         return self._asks
 
-    @property
-    def digest(self) -> str:
-        """Of all lines so far."""
-        return self._seen.hexdigest()[:16]
+    def window(self, asks: list[Any], first: int) -> Portion:
+        """The asks that were read last, after so many others."""
+        return Portion(asks, first, self._seen.hexdigest()[:16], self.bytes)
+
+    def windows(self, first: int) -> Iterator[Portion]:
+        """All that is still to be asked, after so many others: many at a time, or each as it is typed."""
+        for asks in ([ask] for ask in self) if self.typed else windows(self):
+            yield self.window(asks, first)
+            first += len(asks)
 
     def _read(self) -> Iterator[Any]:
         if self.text is not None:
@@ -106,8 +129,7 @@ class Input:
             if self.typed:
                 lines = _typed()
             else:
-                cut = not self.jsonl  # the beginning of an object is none
-                lines = read_lines(file, cut=cut, skipped=self.skipped, errors=self.errors, may_be_empty=True)
+                lines = read_lines(file, cut=self.cut, skipped=self.skipped, errors=self.errors, may_be_empty=True)
             yield from self._asked(named(file), lines)
 
     def _asked(self, name: str, lines: Iterable[str]) -> Iterator[Any]:
@@ -190,13 +212,13 @@ class Bar:
         """Begin where so many were done before, which say nothing of how fast it goes."""
         self._before, self._began = lines, time.monotonic()
         self._bar.start()
-        self.show(lines)
+        self.show(lines, self._reader.bytes)
 
-    def show(self, lines: int) -> None:
-        """Show that so many are done, and with them all that was read."""
+    def show(self, lines: int, read: int) -> None:
+        """Show that so many are done, and with them so many bytes of what was read."""
         rate = (lines - self._before) / max(time.monotonic() - self._began, 1e-9)
         text = f"{lines:,} lines · {rate:,.0f} lines/s"
-        self._bar.update(self._task, completed=self._reader.bytes, description=text)
+        self._bar.update(self._task, completed=read, description=text)
         if self._plain and time.monotonic() - self._told > EVERY:
             self._told = time.monotonic()
             typer.echo(f"{self._doing}: {text}", err=True)
@@ -236,7 +258,7 @@ class Output:
         self._file = open(path, "r+b" if size else "wb")  # noqa: SIM115  closed by __exit__
         self._file.truncate(size)
         self._file.seek(size)
-        self._write_note(size)
+        self._write_note(reader.window([], self.done), size)
 
     def __enter__(self) -> "Output":
         self._bar.start(self.done)
@@ -267,16 +289,16 @@ class Output:
             raise ValueError(f"{self.path} is shorter than {self.note} says: begin again by --overwrite")
         for _ in islice(self.reader, self.done):
             pass
-        if self.reader.digest != read:
+        if self.reader.window([], self.done).read != read:
             raise ValueError(
                 f"{self.path} was made from an input whose first {self.done:,} lines are others: give the same, or "
                 "begin again by --overwrite"
             )
         return size
 
-    def write(self, lines: Iterable[str] | NDArray[np.float32], asks: int) -> None:
-        """Add the lines of so many asks, all that were read and not yet written; or the rows of an array."""
-        self.done += asks
+    def write(self, lines: Written, window: Portion) -> None:
+        """Add the lines of the asks that come next; or the rows of an array."""
+        self.done += len(window.asks)
         if isinstance(lines, np.ndarray):
             assert self._file is not None
             self._file.seek(0)
@@ -294,11 +316,11 @@ class Output:
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
-            self._write_note(self._file.tell())
-        self._bar.show(self.done)
+            self._write_note(window, self._file.tell())
+        self._bar.show(self.done, window.bytes)
 
-    def _write_note(self, size: int) -> None:
-        note = {"about": self.about, "done": self.done, "bytes": size, "read": self.reader.digest}
+    def _write_note(self, window: Portion, size: int) -> None:
+        note = {"about": self.about, "done": self.done, "bytes": size, "read": window.read}
         write_whole(self.note, json.dumps(note) + "\n")
 
 
@@ -314,15 +336,50 @@ def note_engine(predictor: Any, engine: str) -> None:
         typer.echo(f"note: by PyTorch, for the native engine, which is quicker, cannot be used: {reason}", err=True)
 
 
-def go_through(
-    reader: Input, written: Output, answers: Callable[[list[Any]], Iterable[Any]], form: Form, notes: "Notes"
-) -> None:
-    """Answer all that is asked, many at a time, or each as it is typed."""
-    for window in ([ask] for ask in reader) if reader.typed else windows(reader):
-        both = list(zip(window, answers(window), strict=True))
-        written.write(form(both, written.done), len(window))
-        for ask, answer in both:
-            notes.see(ask, answer)
+def spreading(
+    ray: str | None,
+    opened: Any,
+    opening: Callable[[], Any],
+    places: Sequence[Path],
+    engine: Engine,
+    reader: Input | None = None,
+) -> AbstractContextManager[Spread]:
+    """Work by what was opened here; or, on a Ray cluster, by what its machines open, if they have the same models."""
+    if ray is None:
+        return nullcontext(here(opened))
+    if reader is not None and reader.typed:
+        raise ValueError("--ray is for much work, and what is typed is little: name a file, or pipe it in")
+    own = partial(_same, opening, places, about_models(places))
+    return there(ray, own, engine.workers, gpus=int(engine.device == "cuda"))
+
+
+def _same(opening: Callable[[], Any], places: Sequence[Path], known: dict[str, Any]) -> Any:
+    """What is opened where models are those that are known."""
+    for place in places:
+        if not (place / "config.json").is_file():
+            raise ValueError(f"there is no model {place}")
+    if about_models(places) != known:
+        raise ValueError(f"{', '.join(map(str, places))}: another model than here")
+    return opening()
+
+
+def answering(settings: Any, form: Form, notes: "Notes") -> Do:
+    """What is made of a window: what is written of it, and remarks."""
+
+    def do(predictor: Any, window: Portion) -> tuple[Written, list[tuple[str, str]]]:
+        both = list(zip(window.asks, predictor.answers(window.asks, settings), strict=True))
+        return form(predictor, both, window.first), [remark for each in both for remark in notes.of(*each)]
+
+    return do
+
+
+def go_through(reader: Input, written: Output, spread: Spread, do: Do, notes: "Notes") -> None:
+    """Answer all that is asked."""
+    cut, sent = tee(reader.windows(written.done))
+    for (lines, remarks), window in zip(spread(do, sent), cut, strict=True):
+        written.write(lines, window)
+        for remark in remarks:
+            notes.say(*remark)
 
 
 class Notes:
@@ -334,15 +391,23 @@ class Notes:
         self._long = ("the rest was not read", "were cut") if cut else ("read in parts", "were read in parts")
 
     def see(self, ask: Any, answer: Any) -> None:
-        """Remark on what was too long to be read at once, and on what the model cannot know."""
+        """Say what there is to remark."""
+        for remark in self.of(ask, answer):
+            self.say(*remark)
+
+    def of(self, ask: Any, answer: Any) -> Iterator[tuple[str, str]]:
+        """Remarks on what was too long to be read at once, and what the model cannot know: of each its kind, too."""
         if getattr(answer, "cut", 0) or getattr(answer, "windows", 1) > 1:
             how, kind = self._long
-            self._say(kind, f"{ask.place} goes on for more than {self.longest} sub-words: {how}")
+            yield kind, f"{ask.place} goes on for more than {self.longest} sub-words: {how}"
         if unknown := getattr(answer, "unknown", ()):
             about = f"{ask.place}: the model has no sub-words for {listed(unknown)}, and can only guess"
-            self._say("hold what the model has no sub-words for", about)
+            yield "hold what the model has no sub-words for", about
+        if isinstance(answer, list) and any(getattr(each, "complete", None) is False for each in answer):
+            yield CUT, f"{ask.place} {CUT}"
 
-    def _say(self, kind: str, remark: str) -> None:
+    def say(self, kind: str, remark: str) -> None:
+        """Say it, if there were not too many of its kind."""
         self._counts[kind] += 1
         if self._counts[kind] <= NAMED:
             typer.echo(f"note: {remark}", err=True)

@@ -20,6 +20,7 @@ from regard.cli.make import export, import_, merge, models, quantize, shortlist
 from regard.cli.measure import evaluate, experiment, info
 from regard.cli.options import command_of
 from regard.cli.read import answer, caption, classify, embed, fill, search, tag
+from regard.cli.remember import recall, remember
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.train import data, demo, distill, recipes, train
 from regard.cli.use import chat, generate, score, summarise, translate
@@ -38,6 +39,8 @@ VERBS = {
             index,
             search,
             ask,
+            remember,
+            recall,
             fill,
             tag,
             answer,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from errno import ENOSPC
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +34,7 @@ ANSWERS = Verb("embed", "asking", _answer_cells, _answer_row, ("question",))
 
 
 def index(
-    documents: Path,  # `DOCUMENTS` a folder or a file of text, Markdown, HTML, PDF; a .tsv, .csv or .jsonl; BEIR's
+    documents: Path,  # `DOCUMENTS` a folder or file of text, Markdown, HTML, PDF; a .tsv, .csv, .jsonl; BEIR's; images
     index: Path,  # `INDEX` the folder to keep what is found by: a new one, or one that is to be brought up to date
     *,
     model: Path | None = None,  # a model directory, of a model that embeds
@@ -41,14 +42,17 @@ def index(
     characters: int | None = None,  # of a passage, at most, if its sentences are not longer (default: 600)
     column: list[str] | None = None,  # `PART=PLACE` where in a table a part stands, as text=abstract or id=0
     near: str | None = None,  # how vectors are found: exact, ivf, hnsw (default: exact)
+    ray: str | None = None,  # `ADDRESS` embed on the machines of a Ray cluster; local: one here
     settings: Annotated[dict[str, Any], Said(EmbedUse)],
     engine: Batched,
 ) -> None:
     """Build an index of documents, or bring one up to date: what has not changed is not read again. An interrupted run
     goes on where it was."""
-    from regard.api import load
+    from regard.api import load, told
+    from regard.cli import look
+    from regard.cli.bulk import spreading
     from regard.cli.telling import telling
-    from regard.data.shelf import SETTINGS, SeenFiles, Shelf
+    from regard.data.shelf import PICTURE, SETTINGS, SeenFiles, Shelf
     from regard.data.text import Skipped, count_of
     from regard.tasks.index import Index
 
@@ -62,13 +66,28 @@ def index(
         "near": near,
     }
     said |= {"columns": column and tuple(column), **settings, "documents": str(documents.absolute())}
+    if pictures := told(located(said["model"] or known["model"])).task.name == "match":
+        if unit or characters or column or near or ray:
+            raise ValueError(
+                "an index of pictures has no --unit, --characters, --column, --near or --ray: leave them out"
+            )
+        said["unit"] = PICTURE
     shelf = Shelf(**known | {name: value for name, value in said.items() if value is not None})
     skipped, use = Skipped(), SearchUse(shelf.dimensions, shelf.long)
-    found = Index(load(shelf.model, task="embed", **vars(engine)), index, name=shelf.model, use=use, near=shelf.near)
+    if pictures:
+        from regard.tasks.gallery import Gallery
+
+        look.renew(Gallery(load(shelf.model, **vars(engine)), index, name=shelf.model, use=use), documents)
+        shelf.save(index)
+        return
+    opening = partial(load, shelf.model, task="embed", **vars(engine))
+    embedder = opening()
+    found = Index(embedder, index, name=shelf.model, use=use, near=shelf.near)
     seen = SeenFiles(found.store, [shelf.documents, shelf.unit, shelf.characters])
     try:
-        with telling("indexing") as progress:
-            new = found.renew(shelf.source().read(skipped, seen), progress)
+        work = spreading(ray, embedder, opening, [Path(shelf.model)], engine)
+        with work as spread, telling("indexing") as progress:
+            new = found.renew(shelf.source().read(skipped, seen), progress, spread)
             found.words()
             seen.save()
             shelf.save(index)
@@ -126,12 +145,18 @@ def of_index(
     asking: Callable[[Any], Any] = lambda index: index,
 ) -> None:
     """Ask an index, whose model is read as other models are."""
-    from regard.data.shelf import Shelf
+    from regard.cli import look
+    from regard.data.shelf import PICTURE, Shelf
 
     shelf = Shelf.at(folder)
     place = located(model or shelf.model)
     if not place.is_dir():
         raise ValueError(f"{place}, the model of {folder}, is not there: say where it is by --model")
+    if shelf.unit == PICTURE:
+        if kind is ANSWERS or rerank is not None or settings.get("by", "meaning") != "meaning":
+            raise ValueError(f"{folder} is an index of pictures: `regard search` finds them, by their looks alone")
+        look.search(kind, place, None, questions or [], folder, settings, lines, engine)
+        return
 
     def make(embedder: Any) -> Any:
         from regard.tasks.index import Index

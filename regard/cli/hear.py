@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ import typer
 from regard.checks import choose
 from regard.cli.options import Engine, Said
 from regard.files import write_whole
+from regard.shipped import located
 from regard.tasks.transcripts import FORMS, TranscribeUse, Transcript, piece
 
 ENDINGS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aiff", ".aif", ".au", ".caf")
@@ -33,6 +35,8 @@ def transcribe(
     output: Path | None = None,  # `-o` `FOLDER` write here, a file for each sound (default: stdout)
     resume: bool = False,  # go on with a folder: what is there is not heard again
     overwrite: bool = False,  # replace what is there
+    ray: str
+    | None = None,  # `ADDRESS` hear on the machines of a Ray cluster, which see the same files; local: one here
     engine: Engine,
     settings: Annotated[dict[str, Any], Said(TranscribeUse)],
 ) -> None:
@@ -44,14 +48,16 @@ def transcribe(
         raise ValueError("--resume, --overwrite and several formats are about files: name a folder for them by -o")
     if resume and overwrite:
         raise ValueError("--resume goes on with a folder and --overwrite begins again: choose one")
-    if Path("-") in files and (len(files) > 1 or output is not None):
-        raise ValueError("- is sound that comes through a pipe: it is heard alone, and told on stdout")
+    if Path("-") in files and (len(files) > 1 or output is not None or ray):
+        raise ValueError("- is sound that comes through a pipe: it is heard alone, here, and told on stdout")
     sounds = found(files)
     from regard.api import load
-    from regard.cli.bulk import about_models
+    from regard.cli.bulk import about_models, spreading
     from regard.data.sound import stream
 
-    transcriber = load(model, task="transcribe", **vars(engine))
+    place = located(model).absolute()
+    opening = partial(load, place, task="transcribe", **vars(engine))
+    transcriber = opening()
     how = transcriber.settings(**settings)
     if files == [Path("-")]:
         with suppress(ImportError, AttributeError, OSError):  # so that nothing is lost while a hearing takes long
@@ -62,24 +68,26 @@ def transcribe(
         return
     places = {sound: [] if output is None else [output / f"{name}.{each}" for each in forms] for sound, name in sounds}
     if output is not None:
-        about = json.loads(json.dumps(about_models([model], **asdict(how), engine=asdict(engine), form=form)))
+        about = json.loads(json.dumps(about_models([place], **asdict(how), engine=asdict(engine), form=form)))
         _begin(output, about, [path for paths in places.values() for path in paths], resume, overwrite)
-    broken = 0
-    for i, (sound, paths) in enumerate(places.items(), start=1):
-        if resume and all(path.exists() for path in paths):
-            continue
-        try:
-            said = _heard(transcriber, sound, settings, f"{i}/{len(places)} {sound.name}")
-        except ValueError as error:
-            if len(places) == 1:
-                raise
-            broken += 1
-            typer.echo(f"note: {error}", err=True)
-            continue
-        for each, path in zip(forms, paths, strict=False):
-            write_whole(path, said.written(each))
-        if not paths:
-            typer.echo(_shown(said, form, sound, alone=len(places) == 1), nl=False)
+    broken, do = 0, partial(_heard, settings)
+    names = {sound: f"{i}/{len(places)} {sound.name}" for i, sound in enumerate(places, start=1)}
+    todo = [sound for sound, paths in places.items() if not (resume and all(path.exists() for path in paths))]
+    with spreading(ray, transcriber, opening, [place], engine) as spread:
+        heard = spread(do, ((sound.absolute() if ray else sound, names[sound]) for sound in todo))
+        for sound, (said, notes) in zip(todo, heard, strict=True):
+            for note in notes:
+                typer.echo(f"note: {note}", err=True)
+            if isinstance(said, ValueError):
+                if len(places) == 1:
+                    raise said
+                broken += 1
+                typer.echo(f"note: {said}", err=True)
+                continue
+            for each, path in zip(forms, places[sound], strict=False):
+                write_whole(path, said.written(each))
+            if not places[sound]:
+                typer.echo(_shown(said, form, sound, alone=len(places) == 1), nl=False)
     if broken:
         raise ValueError(f"{broken} of {len(places)} sounds could not be heard: see the notes above")
     if output is not None:
@@ -144,8 +152,11 @@ def _begin(folder: Path, about: dict[str, Any], paths: Sequence[Path], resume: b
     write_whole(note, json.dumps(about) + "\n")
 
 
-def _heard(transcriber: Any, sound: Path, settings: dict[str, Any], title: str) -> Transcript:
-    """What is said, with a bar on a terminal."""
+def _heard(
+    settings: dict[str, Any], transcriber: Any, item: tuple[Path, str]
+) -> tuple[Transcript | ValueError, list[str]]:
+    """What is said in a sound, or why it cannot be heard, and remarks; with a bar of this title on a terminal."""
+    sound, title = item
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -155,14 +166,14 @@ def _heard(transcriber: Any, sound: Path, settings: dict[str, Any], title: str) 
         task = bar.add_task(title, total=None)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", UserWarning)
-            result: Transcript = transcriber.transcribe(
-                sound, progress=lambda done, all_: bar.update(task, completed=done, total=all_), **settings
-            )
-    for each in said:
-        typer.echo(f"note: {each.message}", err=True)
-    if not result.segments:
-        typer.echo(f"note: nothing is said in {sound}", err=True)
-    return result
+            try:
+                result: Transcript = transcriber.transcribe(
+                    sound, progress=lambda done, all_: bar.update(task, completed=done, total=all_), **settings
+                )
+            except ValueError as error:
+                return ValueError(str(error)), []  # plain, to be sent
+    silent = [] if result.segments else [f"nothing is said in {sound}"]
+    return result, [*(str(each.message) for each in said), *silent]
 
 
 def _shown(said: Transcript, form: str, sound: Path, alone: bool) -> str:

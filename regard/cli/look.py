@@ -127,27 +127,38 @@ def _found_cells(hits: Any, use: Any) -> Iterator[list[str]]:
         yield [str(rank), f"{hit.score:.4f}", hit.path]
 
 
+def renew(gallery: Any, folder: Path) -> None:
+    """Have the pictures of a folder, and say how many those are."""
+    from regard.cli.telling import telling
+    from regard.data.text import count_of
+
+    with telling("embedding") as progress:
+        new = gallery.renew(folder, progress)
+    where = gallery.store.path
+    typer.echo(f"{count_of(len(gallery), 'picture')}, {count_of(new, 'new one')} embedded: {where}", err=True)
+    _tell(gallery.bad, len(gallery))
+
+
 def search(
     kind: Any,
     model: Path,
-    folder: Path,
+    folder: Path | None,
     queries: list[str],
     index: Path | None,
     settings: dict[str, Any],
     lines: Lines,
     engine: Batched,
 ) -> None:
-    """Find the pictures of a folder that are nearest to what is said, or to other pictures. Vectors are kept."""
+    """Find the pictures of a folder, or without one those of an index, that are nearest to what is said, or to other
+    pictures. Vectors are kept."""
     from hashlib import sha256
 
     from regard.cli.read import _read
-    from regard.cli.telling import telling
     from regard.data.labelled_pictures import is_picture
-    from regard.data.text import count_of
     from regard.files import cache_folder
     from regard.tasks.uses import SearchUse
 
-    where, about = sha256(str(folder.absolute()).encode()).hexdigest()[:16], dict[str, Any]()
+    where, about = sha256(str(folder and folder.absolute()).encode()).hexdigest()[:16], dict[str, Any]()
     kind = replace(kind, task="match", cells=_found_cells)
 
     def make(matcher: Any) -> Any:
@@ -156,11 +167,9 @@ def search(
         use = SearchUse(**vars(matcher.use) | settings)
         kept = index or cache_folder() / "search" / f"{where}-{sighted(matcher, use.embedding)[:16]}"
         found = Gallery(matcher, kept, name=str(model), use=use)
-        with telling("embedding") as progress:
-            new = found.renew(folder, progress)
+        if folder is not None:
+            renew(found, folder)
         about["documents"] = found.store.documents
-        typer.echo(f"{count_of(len(found), 'picture')}, {count_of(new, 'new one')} embedded: {kept}", err=True)
-        _tell(found.bad, len(found))
         return found
 
     if any(is_picture(query) and Path(query).is_file() for query in queries):

@@ -18,9 +18,9 @@ def quantize(
     model: Path,  # a model directory
     out: Path,  # the new one
     *,
-    precision: str = "int8",  # of its numbers: int8, bf16 or fp32
+    precision: str = "int8",  # of its numbers: int8, int4, bf16 or fp32
 ) -> None:
-    """Write a model in smaller numbers: a quarter of the size in int8."""
+    """Write a model in smaller numbers: a quarter of the size in int8, less in int4."""
     from regard.convert.precision import quantize_directory
 
     with telling("quantizing"):

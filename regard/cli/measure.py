@@ -125,6 +125,7 @@ def evaluate(
     reference: Path | None = None,  # what a person made of it, line by line
     text: Path | None = None,  # of a language model: a file of plain text, or a folder
     stride: Count | None = None,  # tokens from one of its windows to the next (default: half a block)
+    block: Count | None = None,  # tokens of a window: how far back it may look (default: as in training)
     column: list[str] | None = None,  # `PART=PLACE` where in the rows a part stands, as text=sentence or label=1
     against: Path | None = None,  # `MODEL` compare with this model, on the same rows
     calibrate: bool = False,  # of a classifier: fit its temperature on these rows, and keep it
@@ -152,7 +153,7 @@ def evaluate(
         if source is not None or reference is not None:
             raise ValueError("--text is for a language model, --source and --reference are for a translator: choose")
         with telling("evaluating"):
-            figures = foretell(model, text, stride)
+            figures = foretell(model, text, stride, block)
         if as_json:
             typer.echo(json.dumps(figures, indent=2))
             return

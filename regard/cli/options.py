@@ -42,7 +42,7 @@ class Engine:
     engine: str = "auto"  # by which: native, torch, or auto, the first of them that can
     device: str = "cpu"  # where: cpu, cuda, mps
     workers: int | None = None  # threads (default: all cores)
-    precision: str | None = None  # of the weights: fp32, bf16, int8 (default: the model's)
+    precision: str | None = None  # of the weights: fp32, bf16, int8, int4 (default: the model's)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,13 @@ class Lines:
         return self.as_json or self.jsonl
 
 
+@dataclass(frozen=True)
+class Spreading(Lines):
+    """The same where the work may be spread over machines."""
+
+    ray: str | None = None  # `ADDRESS` do the work on the machines of a Ray cluster; local: one here
+
+
 PANELS = {  # where the options of a verb that has many are shown
     **dict.fromkeys((each.name for each in fields(SearchConfig)), "How outputs are searched for"),
     **dict.fromkeys([*(each.name for each in fields(SamplingConfig)), "seed", "mbr"], "Outputs by chance"),
@@ -95,7 +102,7 @@ PANELS = {  # where the options of a verb that has many are shown
     ),
     **dict.fromkeys(("split", "keep", "stops", "long", "prompt", "invalid", "jsonl"), "How text is read"),
     **dict.fromkeys(("align", "echo", "as_json", "tokens", "stream"), "What is written"),
-    **dict.fromkeys([*(each.name for each in fields(Searched)), "ensemble"], "What does the work"),
+    **dict.fromkeys([*(each.name for each in fields(Searched)), "ensemble", "ray"], "What does the work"),
 }
 
 

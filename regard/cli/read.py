@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from regard.checks import at_least
-from regard.cli.options import ERRORS, Batched, Lines, Said
+from regard.cli.options import ERRORS, Batched, Lines, Said, Spreading
 from regard.decoding.protocol import SearchConfig
 from regard.shipped import located
 from regard.tasks.uses import AnswerUse, ClassifyUse, EmbedUse, FillUse, Prompting, SearchUse, TagUse
@@ -104,7 +104,7 @@ def classify(
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(ClassifyUse)],
     asked: Prompting,
-    lines: Lines,
+    lines: Spreading,
     engine: Reads,
 ) -> None:
     """Say of each line what it is, or of each picture, sound or graph: its class, and how probable that is; by a
@@ -115,6 +115,8 @@ def classify(
 
     models = [model, *(ensemble or ())]
     name = told(located(model)).task.name
+    if lines.ray and (name in (*SHOWN, "match") or asked.prompt is not None):
+        raise ValueError("--ray is for texts, by a model that classifies: ask others here, without it")
     if name in (*SHOWN, "match") and (pair is not None or engine.attended):
         raise ValueError(f"{model} takes no text: --pair and --attended are for texts")
     if name in SHOWN:
@@ -159,7 +161,7 @@ def embed(
     *,
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(EmbedUse)],
-    lines: Lines,
+    lines: Spreading,
     engine: Reads,
 ) -> None:
     """Make a vector of each line: as JSON, or in an array of numpy's where -o names a .npy."""
@@ -169,6 +171,8 @@ def embed(
 
     models = [model, *(ensemble or ())]
     shown, name = any(is_picture(each) or Path(each).is_dir() for each in texts or ()), told(located(model)).task.name
+    if lines.ray and (shown or name == "graph"):
+        raise ValueError("--ray is for texts: embed the rest here, without it")
     if name == "graph":
         look(replace(VECTORS, task=name), models, texts or [], lines, engine, settings, lambda m: m.vectors, "graph")
         return
@@ -273,7 +277,7 @@ def fill(
     *,
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(FillUse)],
-    lines: Lines,
+    lines: Spreading,
     engine: Batched,
 ) -> None:
     """Say what may stand in the gaps of a text: for each gap a line, the likeliest first."""
@@ -286,7 +290,7 @@ def tag(
     *,
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(TagUse)],
-    lines: Lines,
+    lines: Spreading,
     engine: Reads,
 ) -> None:
     """Find names, or what else a model was taught to find, in each line: of each its text, kind and probability."""
@@ -301,7 +305,7 @@ def answer(
     context: str | None = None,  # `TEXT|FILE` what the answer stands in (default, with --question: stdin)
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(AnswerUse)],
-    lines: Lines,
+    lines: Spreading,
     engine: Reads,
 ) -> None:
     """Find in a text what answers a question; of each line of JSON, in its own context."""
@@ -342,7 +346,8 @@ def _read(
     import numpy as np
 
     from regard.api import load
-    from regard.cli.bulk import ANYTHING, ONE, Input, Notes, Output, about_models, go_through, named_texts, note_engine
+    from regard.cli import bulk
+    from regard.cli.bulk import ANYTHING, ONE, Input, Notes, Output, about_models, named_texts
     from regard.data.labelled_pictures import is_picture
     from regard.tasks.reader import Given
 
@@ -364,12 +369,16 @@ def _read(
         raise ValueError(f"{shown} is a picture, and {models[0]} reads texts: ask a model that sees")
     inputs, text = ([], texts) if isinstance(texts, str) else named_texts(texts or [])
     reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid], ask=ask, keys=keys)
-    places = list(map(located, models))
-    predictor = make(load(places, task=kind.task, **how))
-    note_engine(predictor, engine.engine)
+    places = [located(each).absolute() for each in models]
+
+    def opening() -> Any:
+        return make(load(places, task=kind.task, **how))
+
+    predictor = opening()
+    bulk.note_engine(predictor, engine.engine)
     use = replace(predictor.use, **settings)
 
-    def looked(ask: Given) -> dict[str, Any]:
+    def looked(predictor: Any, ask: Given) -> dict[str, Any]:
         if attended is None:
             return {}
         found = sorted(predictor.attended(ask.text, ask.pair), key=lambda each: -each.probability)[:attended]
@@ -381,11 +390,12 @@ def _read(
             ]
         }
 
-    def form(both: list[tuple[Any, Any]], first: int) -> Any:
+    def form(predictor: Any, both: list[tuple[Any, Any]], first: int) -> Any:
         if array:
             return np.stack([answer.vector for _, answer in both])
         if lines.objects:
-            return [json.dumps(_object(kind, *each) | looked(each[0]), ensure_ascii=False) for each in both]
+            rows = (_object(kind, *each) | looked(predictor, each[0]) for each in both)
+            return [json.dumps(row, ensure_ascii=False) for row in rows]
         return ["\t".join(row).replace("\n", " ") for _, answer in both for row in kind.cells(answer, use)]
 
     notes, known = Notes(predictor.longest), dict[str, Any]()
@@ -394,10 +404,12 @@ def _read(
         said |= {"second text": sha256(repr(second).encode()).hexdigest()[:16]}
         said |= {} if attended is None else {"attended": attended}
         known = about_models(places, task=kind.task, **said, **asdict(use), **(about or {}))
-    with Output(lines, known, reader, kind.doing) as written:
+    ray = lines.ray if isinstance(lines, Spreading) else None
+    work = bulk.spreading(ray, predictor, opening, places, engine, reader)
+    with work as spread, Output(lines, known, reader, kind.doing) as written:
         if array and not written.done:
-            written.write(np.zeros((0, predictor.width(use)), np.float32), 0)
-        go_through(reader, written, lambda window: predictor.answers(window, use), form, notes)
+            written.write(np.zeros((0, predictor.width(use)), np.float32), reader.window([], 0))
+        bulk.go_through(reader, written, spread, bulk.answering(use, form, notes), notes)
     notes.report(reader.skipped)
     return predictor
 

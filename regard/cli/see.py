@@ -111,6 +111,7 @@ def prune(
     out: Path,  # the new one
     *,
     heads: list[str] | None = None,  # `NAME:N,N` heads that go, as encoder.layers.0.self_attention:1,3
+    layers: list[str] | None = None,  # `NAME` layers that go in their place, as decoder.layers.3
     keep: str | None = None,  # `N|SHARE` keep the best: so many, as 12, or a share of all, as 0.7
     by: str = "importance",  # the best by importance (gradients), gates (learned) or atlas (of `regard heads`)
     source: Path | None = None,  # text to measure on, a sentence a line
@@ -118,7 +119,7 @@ def prune(
     text: Path | None = None,  # of a language model, in their place: any text
     limit: Count = 1000,  # use the first so many pairs, or stretches of the text
 ) -> None:
-    """Write a smaller model, without some heads: those named, or those that are missed least."""
+    """Write a smaller model, without some heads, those named or those that are missed least, or without some layers."""
     from regard.adaptation.prune import read_heads
     from regard.studies.pruning import prune_directory
 
@@ -133,6 +134,7 @@ def prune(
             located(model),
             out,
             heads=None if heads is None else read_heads(" ".join(heads)),
+            layers=layers or (),
             keep=number,
             by=by,
             source=source,
@@ -181,7 +183,7 @@ def serve(
     *,
     keys: Path | None = None,  # `FILE` API keys, one a line; or set REGARD_API_KEYS
     workers: int | None = None,  # threads of a model (default: all cores)
-    precision: str | None = None,  # of its weights: fp32, bf16, int8 (default: the model's)
+    precision: str | None = None,  # of its weights: fp32, bf16, int8, int4 (default: the model's)
     config: ServeConfig,
 ) -> None:
     """Serve models over HTTP: LibreTranslate's, OpenAI's and text-embeddings-inference's routes, and the explorer."""

@@ -19,27 +19,31 @@ def train(
     overrides: list[str] | None = None,  # `SECTION.KEY=VALUE` settings to change, as train.steps=100
     *,
     out: Path | None = None,  # the model directory (default: runs/RECIPE)
+    resume: bool = False,  # go on with a run that is there already, and begin one that is not: what torchrun may repeat
     overwrite: bool = False,  # replace a run that is there already
     dump: bool = False,  # print the whole recipe and stop
 ) -> None:
-    """Train a model from raw text: one recipe in, one model directory out."""
+    """Train a model on your own data: one recipe in, one model directory out."""
     from regard.recipes import reading as recipes
 
-    directory, resume = out or Path("runs") / Path(recipe).stem, False
+    if resume and overwrite:
+        raise ValueError("--resume goes on with a run and --overwrite replaces it: choose one")
+    directory = out or Path("runs") / Path(recipe).stem
+    begun = resume and (directory / "recipe.yaml").exists()
     if Path(recipe).is_dir() and recipe not in recipes.shipped():
-        directory, resume = Path(recipe), True
+        directory, begun = Path(recipe), True
         if not (directory / "recipe.yaml").exists():
             raise ValueError(f"{recipe} is not a run to go on with: it has no recipe.yaml")
         if out is not None or overwrite:
             raise ValueError(f"{recipe} is a run to go on with, in its place: leave out --out and --overwrite")
-    loaded = recipes.load(str(directory / "recipe.yaml") if resume else recipe, overrides or ())
+    loaded = recipes.load(str(directory / "recipe.yaml") if begun else recipe, overrides or ())
     if dump:
         typer.echo(recipes.dump(loaded), nl=False)
         return
     from regard.recipes.train import train
 
-    name = directory.name if resume else Path(recipe).stem
-    if not train(loaded, directory, name=name, resume=resume, overwrite=overwrite):
+    name = directory.name if begun else Path(recipe).stem
+    if not train(loaded, directory, name=name, resume=begun, overwrite=overwrite):
         sys.exit(130)
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
+from functools import partial
 from os.path import isdir, isfile  # which answer for a name that is too long, too
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.checks import one_of
-from regard.cli.options import ERRORS, Engine, Lines, Said, Searched
+from regard.cli.options import ERRORS, Engine, Said, Searched, Spreading
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.shipped import located, shipped
 from regard.tasks.asks import Answer, Ask, Prompt, ReachError, Score, Settings, Translation, Writing, windows
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from regard.cli.bulk import Notes
 
 GENERAL = ("extra", "ordered")  # of a search, what means nothing to a language model
-CUT = "{} ended before the form was complete: --limit N lets it write more"
 UNSAID = ("read", "ids", "told", "complete")  # of a completion: numbers that say nothing to a person
 
 
@@ -33,7 +33,7 @@ def translate(
     model: str | None = None,  # a model directory (default: the one that comes along)
     files: list[str] | None = None,  # `TEXT|FILE` what to translate (default: stdin)
     *,
-    lines: Lines,
+    lines: Spreading,
     tokens: bool = False,  # add sub-words and their log p to JSON
     stream: bool = False,  # write each word as soon as it is certain
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
@@ -48,7 +48,7 @@ def summarise(
     model: Path,  # a model directory
     texts: list[str] | None = None,  # `TEXT|FILE` what to summarise, a text a line (default: stdin)
     *,
-    lines: Lines,
+    lines: Spreading,
     tokens: bool = False,  # add sub-words and their log p to JSON
     stream: bool = False,  # write each word as soon as it is certain
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
@@ -71,7 +71,7 @@ DOING = {"translate": ("translating", "translation"), "summarise": ("summarising
 def _write(
     task: str,
     found: Callable[[], tuple[Path, list[Path], str | None]],
-    lines: Lines,
+    lines: Spreading,
     tokens: bool,
     stream: bool,
     ensemble: list[Path] | None,
@@ -81,16 +81,20 @@ def _write(
     """Have a model for a task write what it makes of what was `found`: of which model, files, or else a text."""
     if tokens and not lines.objects:
         raise ValueError("--tokens adds to JSON: ask for --json")
-    if stream and (lines.objects or settings.get("align") or lines.output is not None):
-        raise ValueError("--stream writes bare text to standard output: leave out --json, --jsonl, --align and -o")
+    if stream and (lines.objects or settings.get("align") or lines.output is not None or lines.ray):
+        raise ValueError(
+            "--stream writes bare text to standard output: leave out --json, --jsonl, --align, -o and --ray"
+        )
     first, inputs, text = found()
     from regard.api import load
-    from regard.cli.bulk import Input, Notes, Output, about_models, go_through, note_engine
+    from regard.cli.bulk import Input, Notes, Output, about_models, answering, go_through, note_engine, spreading
     from regard.files import digest
 
     reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid])
-    models = [first, *map(located, ensemble or ())]
-    translator = load(models, task=task, **vars(engine))
+    models = [place.absolute() for place in (first, *map(located, ensemble or ()))]
+    second = [located(engine.rescore).absolute()] if engine.rescore else []
+    opening = partial(load, models, task=task, **{**vars(engine), "rescore": second[0] if second else None})
+    translator = opening()
     note_engine(translator, engine.engine)
     how = Settings.of(settings, translator.decode)
     if not lines.objects:
@@ -106,13 +110,14 @@ def _write(
         about |= {"engine": engine.engine, "precision": engine.precision, "shortlist": engine.shortlist}
         about |= {"weight": engine.weight if engine.rescore else None}
         about |= {"jsonl": lines.jsonl, "json": lines.as_json, "tokens": tokens}
-        about = about_models([*models, *([located(engine.rescore)] if engine.rescore else [])], **about)
+        about = about_models([*models, *second], **about)
         if engine.shortlist:
             about["shortlist.safetensors"] = digest(first / "shortlist.safetensors")[:16]
     doing, made = DOING[task]
     form = AnswerForm(lines.objects, tokens, how, made)
-    with Output(lines, about, reader, doing) as written:
-        go_through(reader, written, lambda window: translator.answers(window, how), form, notes)
+    work = spreading(lines.ray, translator, opening, [*models, *second], engine, reader)
+    with work as spread, Output(lines, about, reader, doing) as written:
+        go_through(reader, written, spread, answering(how, form, notes), notes)
     notes.report(reader.skipped)
 
 
@@ -142,7 +147,7 @@ class AnswerForm:
         self.as_json, self.tokens, self.key = as_json, tokens, key
         self.align, self.several = settings.align, settings.search.best > 1 and settings.mbr is None
 
-    def __call__(self, both: list[tuple[Ask, Answer]], first: int) -> list[str]:
+    def __call__(self, _: Any, both: list[tuple[Ask, Answer]], first: int) -> list[str]:
         """The lines of some answers, of which the first has this number."""
         return [line for i, each in enumerate(both, start=first) for line in self.lines(i, *each)]
 
@@ -192,19 +197,25 @@ def generate(
     jsonl: bool = False,  # of the file, lines are JSON: {"prompt": ..., "id": ..., "seed": ...}
     as_json: bool = False,  # write JSON lines, with log p of each token
     output: Path | None = None,  # `-o` write here (default: stdout); of a melody .mid, .wav or .abc, with its prompt
+    resume: bool = False,  # go on with the output of a file of prompts that was interrupted
+    overwrite: bool = False,  # replace the output of a file of prompts
+    ray: str | None = None,  # `ADDRESS` go on with a file of prompts on the machines of a Ray cluster; local: one here
     engine: Engine,
     settings: Annotated[dict[str, Any], Said(SearchConfig, SamplingConfig, Writing, but=GENERAL)],
 ) -> None:
     """Go on with a text, and show it as it is written. Without an option, as the model's recipe says."""
     if prompt and file is not None:
         raise ValueError("a prompt is given, and a file of them: leave one of them out")
-    if jsonl and file is None:
-        raise ValueError("--jsonl is about a file of prompts: name it by --file")
+    for name, said in {"jsonl": jsonl, "resume": resume, "overwrite": overwrite, "ray": ray}.items():
+        if said and file is None:
+            raise ValueError(f"--{name} is about a file of prompts: name it by --file")
     from regard.api import load
+    from regard.cli.bulk import CUT
     from regard.files import write_whole
 
     settings = _formed(settings)
-    generator = load(model, task="generate", **vars(engine))
+    opening = partial(load, located(model).absolute(), task="generate", **vars(engine))
+    generator = opening()
     how = Writing.of(settings, generator.decode)
     alone = file is None and not as_json and output is None and how.search.best == 1
     from regard.data.music import WRITTEN, melody
@@ -212,37 +223,67 @@ def generate(
     played = output is not None and output.suffix.lower() in WRITTEN
     if played and (file is not None or as_json or how.search.best > 1):
         raise ValueError(f"{output} holds one melody: leave --file, --json and --best out")
-    if file is None:
-        text = " ".join(prompt) if prompt else "" if sys.stdin.isatty() else sys.stdin.read()
-        prompts = [Prompt(text)]
-    else:
-        prompts = list(_prompts(file, jsonl))
+    form = partial(_completed, as_json=as_json, formed=how.form is not None, one_line=file is not None)
+    if file is not None:
+        lines = Spreading(output, resume, overwrite, jsonl=jsonl, as_json=as_json, ray=ray)
+        _go_on(located(model).absolute(), file, lines, engine, generator, opening, how, form)
+        return
+    asked = Prompt(" ".join(prompt) if prompt else "" if sys.stdin.isatty() else sys.stdin.read())
     if alone:
-        for piece in _whole(generator.stream(prompts[0], **settings)):
+        for piece in _whole(generator.stream(asked, **settings)):
             typer.echo(piece, nl=False)
         return
-    lines, cut = [], 0
-    for asked, outputs in zip(prompts, generator.answers(prompts, how), strict=True):
-        cut += sum(each.complete is False for each in outputs)
+    ((*outputs,),) = generator.answers([asked], how)
+    written = form(generator, [(asked, outputs)], 0)
+    if output is not None and played:
+        found = melody(written[0] if settings.get("echo") else f"{asked.text} {written[0]}")
+        write_whole(output, found.written(output.suffix.lower()))
+        typer.echo(f"{output}: {len(found.notes)} notes in {len(found.bars)} bars, {found.metre}, {found.key}")
+    elif output is not None:
+        write_whole(output, "".join(f"{line}\n" for line in written))
+    else:
+        typer.echo("\n".join(written))
+    if cut := sum(each.complete is False for each in outputs):
+        typer.echo(f"note: of the outputs, {cut} {CUT}", err=True)
+
+
+def _completed(
+    _: Any, both: list[tuple[Prompt, list[Any]]], first: int, *, as_json: bool, formed: bool, one_line: bool
+) -> list[str]:
+    """The lines of what was written after some prompts."""
+    lines = list[str]()
+    for asked, outputs in both:
         if as_json:
             known = {"id": asked.id} if asked.id is not None else {}
             rows = [{key: value for key, value in asdict(each).items() if key not in UNSAID} for each in outputs]
-            if how.form is not None:
+            if formed:
                 rows = [{**row, "complete": each.complete} for row, each in zip(rows, outputs, strict=True)]
             row = {**known, "prompt": asked.text, **rows[0], **({"best": rows} if rows[1:] else {})}
             lines.append(json.dumps(row, ensure_ascii=False))
         else:
-            lines += [each.text.replace("\n", " ") if file is not None else each.text for each in outputs]
-    if output is not None and played:
-        found = melody(lines[0] if settings.get("echo") else f"{prompts[0].text} {lines[0]}")
-        write_whole(output, found.written(output.suffix.lower()))
-        typer.echo(f"{output}: {len(found.notes)} notes in {len(found.bars)} bars, {found.metre}, {found.key}")
-    elif output is not None:
-        write_whole(output, "".join(f"{line}\n" for line in lines))
-    else:
-        typer.echo("\n".join(lines))
-    if cut:
-        typer.echo(f"note: {CUT.format(f'of the outputs, {cut}')}", err=True)
+            lines += [each.text.replace("\n", " ") if one_line else each.text for each in outputs]
+    return lines
+
+
+def _go_on(
+    model: Path, file: Path, lines: Spreading, engine: Engine, generator: Any, opening: Any, how: Writing, form: Any
+) -> None:
+    """Go on with each prompt of a file, one a line; in JSON they may have line feeds, an id and a seed."""
+    from regard.cli.bulk import PROMPTED, Input, Notes, Output, about_models, answering, go_through, spreading
+
+    def ask(place: str, prompt: str, **more: Any) -> Prompt:
+        return Prompt(prompt, place, **more)
+
+    reader = Input([file], jsonl=lines.jsonl, errors="strict", ask=ask, keys=PROMPTED, cut=False)
+    about: dict[str, Any] = {}
+    if lines.output is not None:
+        about = {**asdict(how.search), **asdict(how), "search": "", "jsonl": lines.jsonl, "json": lines.as_json}
+        about = about_models([model], **about, engine=engine.engine, precision=engine.precision)
+    notes = Notes(None)
+    work = spreading(lines.ray, generator, opening, [model], engine, reader)
+    with work as spread, Output(lines, about, reader, "going on") as written:
+        go_through(reader, written, spread, answering(how, form, notes), notes)
+    notes.report(reader.skipped)
 
 
 def _formed(settings: dict[str, Any]) -> dict[str, Any]:
@@ -263,10 +304,12 @@ def _formed(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _whole(coming: Any) -> Iterator[str]:
     """What is streamed; where it was to keep a form and was cut, that is told."""
+    from regard.cli.bulk import CUT
+
     found = yield from coming
     typer.echo()
     if found.complete is False:
-        typer.echo(f"note: {CUT.format('it')}", err=True)
+        typer.echo(f"note: it {CUT}", err=True)
 
 
 def chat(
@@ -360,17 +403,6 @@ class Talk:
         for _ in range(0, first, 2):
             typer.echo(f"note: the model has {self.generator.memory:,} places: the oldest turn is left out", err=True)
         return prompt
-
-
-def _prompts(file: Path, jsonl: bool) -> Iterator[Prompt]:
-    """The prompts of a file, one a line; in JSON they may have line feeds, an id and a seed."""
-    from regard.cli.bulk import PROMPTED, row_of
-    from regard.data.text import read_lines
-
-    for number, line in enumerate(read_lines(file, cut=False), start=1):
-        place = f"{file}:{number}"
-        row = row_of(line, place, PROMPTED) if jsonl else {"prompt": line}
-        yield Prompt(row.pop("prompt"), place, **row)
 
 
 def score(

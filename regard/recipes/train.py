@@ -70,7 +70,8 @@ def train(
     reinforce that names no model for it: prompts and answers in, what each answer is worth out.
     """
     console = console or Console()
-    with world() as here, ExitStack() as lock:
+    with world(minutes=recipe.train.timeout_minutes) as here, ExitStack() as lock:
+        resume = here.agree(resume)  # the first process has the run; another host may not see it
         say = Display(console if here.main else Console(quiet=True))
         data, mistake, before, told = None, None, {}, None
         if here.main:

@@ -55,6 +55,7 @@ class TrainConfig:
     freeze: tuple[str, ...] = ()  # parameters that stay as they are, by name: stem.*, encoder.layers.[0-3].*
     thaw: int | None = None  # steps after which they learn with the rest: what is new, such as a head, comes first
     distributed: str = "ddp"  # how several processes share the work: ddp, fsdp
+    timeout_minutes: float = 1440.0  # that a process waits for another before it fails, and `torchrun` starts it anew
 
     def __post_init__(self) -> None:
         given = [name for name in LENGTHS if getattr(self, name) is not None]
@@ -62,7 +63,7 @@ class TrainConfig:
             got = " and ".join(given) or "none"
             raise ValueError(f"train: give exactly one of {', '.join(LENGTHS)}; got {got}")
         at_least(1, **self._named(*COUNTED))
-        above(0, **self._named("epochs", "minutes", "checkpoint_minutes"))
+        above(0, **self._named("epochs", "minutes", "checkpoint_minutes", "timeout_minutes"))
         at_least(0, **self._named("batch_tokens", "clip", "average"))
         if self.batch_tokens >= 2**31:
             raise ValueError(f"train.batch_tokens = {self.batch_tokens}: it must be below 2³¹")

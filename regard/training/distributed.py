@@ -81,8 +81,8 @@ def gathered(x: Tensor) -> tuple[Tensor, int]:
 
 
 @contextmanager
-def world(device: str | None = None) -> Iterator[World]:
-    """Join the processes that `torchrun` started, if it did.
+def world(device: str | None = None, *, minutes: float = 1440.0) -> Iterator[World]:
+    """Join the processes that `torchrun` started, if it did. One that has waited for another for so many minutes fails.
 
     >>> with world("cpu") as alone:
     ...     alone.size, alone.main
@@ -97,7 +97,7 @@ def world(device: str | None = None) -> Iterator[World]:
     if place.type == "cuda":
         torch.cuda.set_device(place)
     # The others wait while one downloads a corpus, learns sub-words, or translates a test set.
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(days=1))
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(minutes=minutes))
     try:
         yield World(dist.get_rank(), size, place)
     finally:

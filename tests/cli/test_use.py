@@ -326,8 +326,8 @@ def test_the_bar_is_as_far_as_the_file_is_read(
     seen: list[tuple[int, int]] = []
     show_bar = Bar.show
 
-    def watched(self: Bar, done: int) -> None:
-        show_bar(self, done)
+    def watched(self: Bar, done: int, read: int) -> None:
+        show_bar(self, done, read)
         task = self._bar.tasks[0]
         assert task.total == file.stat().st_size
         assert task.description.startswith(f"{done} lines")

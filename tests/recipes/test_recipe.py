@@ -542,6 +542,7 @@ def test_the_schema_knows_every_key_and_says_what_it_is_for() -> None:
         ),
         ({"steps": 1, "checkpoint_every": 0}, "train.checkpoint_every = 0: it must be at least 1"),
         ({"steps": 1, "checkpoint_minutes": 0.0}, "train.checkpoint_minutes = 0.0: it must be above 0"),
+        ({"steps": 1, "timeout_minutes": 0.0}, "train.timeout_minutes = 0.0: it must be above 0"),
         ({"steps": 1, "seed": -1}, "train.seed = -1: it lies in 0..2⁶³-1"),
         ({"steps": 1, "seed": 2**63}, f"train.seed = {2**63}: it lies in 0..2⁶³-1"),
         ({"steps": 1, "smoothing": 1.0}, "train.smoothing = 1.0: it lies in [0, 1)"),

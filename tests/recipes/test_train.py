@@ -12,14 +12,17 @@ from io import StringIO
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import regard
+from regard import cli
 from regard.data.corpora import letters
 from regard.data.dates import date_pairs
 from regard.recipes import reading as recipes
@@ -529,6 +532,24 @@ def test_which_split_a_file_is_matters(folder: Path) -> None:
 
 def test_learned_positions_bound_the_search(folder: Path) -> None:
     learn(folder, "run", "model.positions=learned", "model.max_length=41", "train.steps=6")
+
+
+def test_a_command_that_may_be_repeated_begins_a_run_or_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, int | None]] = []
+
+    def trained(recipe: Any, directory: Path, *, resume: bool, **_: Any) -> bool:
+        seen.append((resume, recipe.train.steps))
+        directory.mkdir(exist_ok=True)
+        (directory / "recipe.yaml").write_text(recipes.dump(recipe))
+        return True
+
+    monkeypatch.setattr("regard.recipes.train.train", trained)
+    command = ["train", str(folder / "dates.yaml"), "--out", str(folder / "run"), "--resume"]
+    for more in (["train.steps=5"], [], ["train.steps=7"]):
+        assert CliRunner().invoke(cli.app, [*command, *more], catch_exceptions=False).exit_code == 0
+    assert seen == [(False, 5), (True, 5), (True, 7)]
+    with pytest.raises(ValueError, match="--resume goes on with a run and --overwrite replaces it"):
+        CliRunner().invoke(cli.app, [*command, "--overwrite"], catch_exceptions=False)
 
 
 @pytest.mark.slow
