@@ -60,11 +60,14 @@ class Grid(NamedTuple):
 
     >>> Grid(1, 2, 2).texts()
     ['[class]', '0,0', '0,1', '1,0', '1,1']
+    >>> Grid(0, 2, 2, times=2).texts()
+    ['0:0,0', '0:0,1', '1:0,0', '1:0,1']
     """
 
     tokens: int
     rows: int
     columns: int
+    times: int = 1  # of a video, which share the rows
 
     @property
     def places(self) -> int:
@@ -72,9 +75,13 @@ class Grid(NamedTuple):
         return self.tokens + self.rows * self.columns
 
     def texts(self) -> list[str]:
-        """What each place is called: a patch by its row and column."""
+        """What each place is called: a patch by its row and column, of a video after its time."""
         tokens = ["[class]", "[teacher]", *(f"[{i}]" for i in range(2, self.tokens))][: self.tokens]
-        return tokens + [f"{row},{column}" for row in range(self.rows) for column in range(self.columns)]
+        high, lines = self.rows // self.times, list[str]()
+        for row in range(self.rows):
+            time = f"{row // high}:" if self.times > 1 else ""
+            lines += [f"{time}{row % high},{column}" for column in range(self.columns)]
+        return tokens + lines
 
 
 class Taught(Protocol):
@@ -122,7 +129,9 @@ def axes(model: nn.Module) -> dict[str, Axes]:
 def grids(model: nn.Module) -> dict[str, Grid]:
     """How the patches of what a model sees lie, by the name of that input, the first; {} where it sees nothing."""
     stems = [stem for stem in model.modules() if isinstance(stem, Patches)]
-    of_stem = (Grid(0 if stem.tokens is None else len(stem.tokens), *stem.grid) for stem in stems)
+    times = getattr(model.config, "times", 1)
+    sizes = ((0 if stem.tokens is None else len(stem.tokens), *stem.grid) for stem in stems)
+    of_stem = (Grid(tokens, times * rows, columns, times) for tokens, rows, columns in sizes)
     return dict(zip(inputs(model), of_stem, strict=False))
 
 

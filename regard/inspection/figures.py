@@ -61,7 +61,8 @@ def to_png(maps: Sequence[AttentionMap], *, title: str = "", note: str = "", log
 
 def to_npz(maps: Sequence[AttentionMap]) -> bytes:
     """Arrays by name: NAME (H, T, S), NAME.queries (T,) and NAME.keys (S,) of texts, NAME.heads (H,) of numbers; of
-    what is seen `picture` (H, W, C), `grid` (tokens, rows, columns), and `shares` of its places in what stands for it.
+    what is seen `picture` (H, W, C), `grid` (tokens, rows, columns, times), and `shares` of its places in what stands
+    for it.
 
     >>> import torch
     >>> cross = AttentionMap("cross", torch.full((1, 2, 4), 0.25), "ab", "wxyz", "predicted")

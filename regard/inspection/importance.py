@@ -83,7 +83,8 @@ def head_importance(
 
 
 def scaled(mask: Tensor, weights: Tensor) -> Tensor:
-    """Weights (B, H, T, S) times a mask (B, H) of heads."""
+    """Weights (B, H, T, S) times a mask (B, H) of heads; of a video, the parts of each row lie one after the other."""
+    mask = mask.repeat_interleave(len(weights) // len(mask), 0)
     return weights * mask[:, :, None, None].to(weights.dtype)
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from regard.checks import one_of
 from regard.core.added import added
-from regard.core.attention import MultiHeadAttention
 from regard.inspection.axes import END, KINDS, START, Axis, Grid, axes, grids
 from regard.inspection.page import VIEWS, AttentionMap, Picture
 from regard.inspection.taps import Names, Seen, attentions, checked_heads, record
+from regard.inspection.times import over_all
 from regard.inspection.views import norm_maps, rollout, standing
 from regard.inspection.words import Words, merge
 
@@ -59,7 +59,7 @@ def attention_maps(
         standing(model, Grid(0, 0, 0) if grid is None else grid[1]) as shares,
     ):
         model(**inputs)
-    viewed = _viewed(seen, known, view, names)
+    viewed = _viewed(model, seen, view, names)
     if not viewed:
         raise ValueError(f"a roll-out goes through an encoder: choose among {', '.join(recorded)}")
     picture = None if grid is None or pixels is None else Picture(pixels, grid[1], shares[-1])
@@ -81,17 +81,18 @@ def attention_maps(
     return sorted(maps, key=lambda each: -KINDS.index(laid[each.name].kind))
 
 
-def _viewed(
-    seen: Seen[Tensor], known: Mapping[str, MultiHeadAttention], view: str, names: Names
-) -> Mapping[str, Tensor]:
+def _viewed(model: nn.Module, seen: Seen[Tensor], view: str, names: Names) -> Mapping[str, Tensor]:
     """The numbers of each map, (B, H, T, S), by name."""
-    if view == "weights":
-        return seen.weights
+    found: Mapping[str, Tensor] = seen.weights
     if view == "norm":
-        return {name: norm_maps(known[name], weights, seen.values[name]) for name, weights in seen.weights.items()}
+        known = attentions(model)
+        found = {name: norm_maps(known[name], weights, seen.values[name]) for name, weights in found.items()}
+    found = {name: over_all(model, name, x) for name, x in found.items()}
+    if view != "rollout":
+        return found
     patterns = [names] if isinstance(names, str) else names
-    square = [weights[..., -weights.shape[-2] :] for weights in seen.weights.values()]  # without a prefix
-    reached = zip(seen.weights, rollout(square), strict=True)
+    square = [weights[..., -weights.shape[-2] :] for weights in found.values()]  # without a prefix
+    reached = zip(found, rollout(square), strict=True)
     return {name: x[:, None] for name, x in reached if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 

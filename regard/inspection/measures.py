@@ -43,6 +43,7 @@ from torch import Tensor, nn
 
 from regard.inspection.axes import Axes, Grid, Taught, axes
 from regard.inspection.taps import record
+from regard.inspection.times import over_all
 
 OFFSETS = sorted(range(-5, 6), key=abs)  # where a positional head may look; of equals the nearest is named
 SMOOTH = 1e-4  # of entropy
@@ -274,7 +275,7 @@ def measure(model: nn.Module, batches: Iterable[Taught], tokens: Tokens) -> dict
         with record(model) as seen:
             model(**batch.inputs)
         for name, weights in seen.weights.items():
-            tallies.setdefault(name, []).append(tally(laid[name], weights, batch, tokens))
+            tallies.setdefault(name, []).append(tally(laid[name], over_all(model, name, weights), batch, tokens))
     return {
         (name, head): measures
         for name, several in tallies.items()

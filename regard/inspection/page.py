@@ -61,15 +61,16 @@ class AttentionMap:
 
     def over(self, query: int | None = None) -> Tensor:
         """What a query puts on the patches of the picture, (H, rows, columns); without one, what stands for the whole
-        picture does, or of a text the mean of its tokens."""
+        picture does, or of a text the mean of its tokens; the mean, too, where that takes no part."""
         assert self.picture is not None, f"{self.name} looks at no picture"
         grid, weights = self.picture.grid, self.weights.float()
         if query is not None:
             found = weights[:, query]
-        elif self.query_role == "read":
-            found = torch.einsum("t,hts->hs", self.picture.shares.to(weights), weights)
         else:
             found = weights.mean(1)
+            if self.query_role == "read":
+                standing = torch.einsum("t,hts->hs", self.picture.shares.to(weights), weights)
+                found = standing if standing.any() else found
         return found[:, grid.tokens :].unflatten(1, (grid.rows, grid.columns))
 
     @property

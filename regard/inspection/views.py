@@ -14,6 +14,7 @@ from regard.core.attention import MultiHeadAttention
 from regard.core.outputs import HeadConfig, VectorHead
 from regard.core.quantised import whole_matrix
 from regard.inspection.axes import Grid
+from regard.inspection.times import shared
 
 APPROXIMATE = ("linformer", "performer", "linear")  # kinds of attention whose weights come of no such scores
 
@@ -56,7 +57,7 @@ def standing(model: nn.Module, grid: Grid) -> Iterator[list[Tensor]]:
     noted = list[Tensor]()
 
     def note(head: Any, given: tuple[Tensor, ...]) -> None:
-        noted.append(shares_of(head, given[0][0]).float().cpu())
+        noted.append(shared(model, shares_of(head, given[0][0])).float().cpu())
 
     heads = [each for each in model.modules() if isinstance(each, VectorHead)]
     if not heads:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import resources
 from threading import Lock
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
@@ -127,7 +127,7 @@ class _Models:
 
 
 def _live(predictor: Any, served: Served, album: Album) -> Live:
-    if (seeing := SEERS.get(served.task.name)) and not cast(Any, served.task).sight.frames:
+    if seeing := SEERS.get(served.task.name):
         return seeing(predictor, album)
     if not isinstance(predictor, Reader | Searcher) or hasattr(served.task, "sight"):
         other = f"graph?model={served.id}" if served.task.name == graphs.TASK else ""

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from regard.adaptation import change
 from regard.core.added import without
 from regard.core.mixers import Tap
-from regard.core.quantised import dequantise, is_quantised
+from regard.core.quantised import bits_of, dequantise, is_quantised
 from regard.data.batching import Batch
 from regard.data.sentences import split
 from regard.data.spelling import characters, unknown, whole
@@ -40,7 +40,8 @@ from regard.inspection.axes import axes, grids, inputs, layer_of
 from regard.inspection.importance import head_importance
 from regard.inspection.measures import Tokens
 from regard.inspection.taps import attentions, edit, record
-from regard.inspection.views import dots
+from regard.inspection.times import apart, over_all
+from regard.inspection.views import dots, norm_maps
 from regard.models.family import blank
 from regard.serving.shown import Shown, examples
 from regard.serving.turns import safe_point
@@ -83,7 +84,7 @@ class Recorded(NamedTuple):
     """What one attention did."""
 
     weights: Tensor  # (H, T, S), before heads are scaled
-    values: Tensor  # (H, S, d_v)
+    values: Tensor  # (H, S, d_v); where it looks at parts of what is seen, what `norm_maps` makes of them (H, T, S)
 
 
 def replica(model: nn.Module) -> nn.Module:
@@ -95,7 +96,7 @@ def replica(model: nn.Module) -> nn.Module:
     """
     if is_quantised(model):
         plain = blank(model.config, getattr(model, "head", None))
-        plain = change.changed(plain, [each for each in change.listed(model) if "int8" not in each])
+        plain = change.changed(plain, change.plain(change.listed(model)))
         whole = model.state_dict(keep_vars=True)
         tied: dict[int, nn.Parameter] = {}  # what had several names has them again
         for name, x in dequantise(whole).items():
@@ -329,7 +330,7 @@ class Live:
         shown, (first, predicted) = Shown(self.tokenizer), self.steps(look)
         shown.all([] if first is None else [first])
         steps = zip(self._log_p(look), predicted, strict=True)
-        tokens = [self._said(shown, log_p, id, alternatives) for log_p, id in steps]
+        tokens = [self._said(shown, *each, alternatives) for each in steps]
         return {"tokens": tokens, "log_probability": math.fsum(token["log_p"] for token in tokens)}
 
     def _said(self, shown: Shown, log_p: Floats, id: int, alternatives: int) -> Line:
@@ -362,10 +363,8 @@ class Live:
         """One row, where the model is."""
         first, predicted = self.steps(look)
         rows = {**dict(zip(self.inputs, look.ids, strict=True)), self.inputs[-1]: (first, *predicted[:-1])}
-        tensors = {
-            name: torch.tensor([ids], device=self.device) for name, ids in (*rows.items(), ("labels", predicted))
-        }
-        return Batch(tensors, len(predicted))
+        both = (*rows.items(), ("labels", predicted))
+        return Batch({name: torch.tensor([ids], device=self.device) for name, ids in both}, len(predicted))
 
     @contextmanager
     def turn(self, changes: Switched) -> Iterator[None]:
@@ -399,6 +398,11 @@ class Live:
     def _hold(self, look: Look, names: list[str]) -> None:
         with record(self.model, names, what=("weights", "values")) as seen, changed(self.model, look.changes):
             self.run(look)
+            if apart(self.model):
+                for name in names:
+                    both = seen[name], norm_maps(self.attentions[name], seen[name], seen.values[name])
+                    self._held[look, name] = Recorded(*(over_all(self.model, name, x)[0].float().cpu() for x in both))
+                return
         for name in names:
             T, S = self.lengths(look, name)  # what was taught may stand before the tokens, and is none
             if not self.additions and seen[name].shape[-2:] != (T, S):
@@ -453,7 +457,7 @@ class Live:
                     "role": self.axes[name].role,
                     "layer": layer_of(name),
                     "heads": a.heads,
-                    "dots": dots(a),
+                    "dots": dots(a) and not apart(self.model),
                 }
                 for name, a in self.attentions.items()
             ],
@@ -463,7 +467,7 @@ class Live:
             ],
             "new_head": getattr(getattr(self.model, "base", None), "head", False),
             **self._manner(),
-            "note": "int8 weights, shown as fp32" if is_quantised(self.predictor.model) else "",
+            "note": f"int{bits} weights, shown as fp32" if (bits := bits_of(self.predictor.model)) else "",
         }
 
     @staticmethod
@@ -490,8 +494,6 @@ def changed(model: nn.Module, changes: Switched) -> Iterator[None]:
     factors: dict[str, dict[int, float]] = {}
     for name, head, factor in changes.heads:
         factors.setdefault(name, {})[head] = factor
-    with (
-        edit(model, factors, what="outputs") if factors else nullcontext(),
-        without(model, *changes.off) if changes.off else nullcontext(),
-    ):
+    scaled = edit(model, factors, what="outputs") if factors else nullcontext()
+    with scaled, without(model, *changes.off) if changes.off else nullcontext():
         yield

@@ -14,6 +14,7 @@ from regard.inspection.faithfulness import faithfulness as attention_faithfulnes
 from regard.inspection.measures import tally
 from regard.inspection.page import AttentionMap, attention_page
 from regard.inspection.taps import record
+from regard.inspection.times import apart
 from regard.inspection.views import norm_maps, query_key_products, rollout
 from regard.serving.live import Live, Look, TooLargeError
 from regard.serving.seers import Seeing
@@ -60,8 +61,11 @@ def _maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
         heads = list(range(attention.heads)) if asked is None else list(asked)
         numbers = recorded.weights
         if view == "norm":
-            with live.turn(look.changes) if live.additions else nullcontext():  # what was added to W_O counts
-                numbers = norm_maps(attention, numbers[None], recorded.values[None])[0]
+            if apart(live.model):
+                numbers = recorded.values.clone()
+            else:
+                with live.turn(look.changes) if live.additions else nullcontext():  # what was added to W_O counts
+                    numbers = norm_maps(attention, numbers[None], recorded.values[None])[0]
             for changed, head, factor in look.changes.heads:
                 if changed == name:
                     numbers[head] *= abs(factor)
@@ -108,6 +112,8 @@ def pack(view: str, maps: Iterable[Map], *, dtype: str, pool: int = 0) -> bytes:
 def neuron(live: Live, look: Look, name: str, head: int, query: int) -> dict[str, Any]:
     """How the weights of one head and query come about, dimension by dimension."""
     live.check(name, head)
+    if apart(live.model):
+        raise ValueError(f"{name} looks at parts of what is seen: its products are not shown")
     attention = live.attentions[name]
     with live.turn(look.changes), record(live.model, name, what=("weights", "scores", "queries", "keys")) as seen:
         live.run(look)

@@ -7,6 +7,7 @@ import logging
 from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 from fastapi import Request
 from fastapi.responses import JSONResponse
+from PIL import Image
 from starlette.datastructures import UploadFile
 
 from regard.data.labelled_pictures import is_picture
 from regard.data.pictures import PictureError, opened
+from regard.data.videos import shots
 from regard.serving import forms, reading
 from regard.serving.errors import RefusalError
 from regard.serving.reading import QuestionAsked
@@ -122,7 +125,7 @@ class Album:
 
     def put(self, content: bytes) -> str:
         """The name of a picture that is here from now on; `PictureError` if it is none."""
-        opened(content, place="the picture")
+        first(content, "the picture")
         name = _named(content)
         with self._lock:
             self._held[name] = content
@@ -142,10 +145,20 @@ class Album:
 
     def small(self, name: str) -> bytes:
         """A picture, small, as PNG."""
-        image, out = opened(self[name]), io.BytesIO()
+        image, out = first(self[name], "the picture"), io.BytesIO()
         image.thumbnail((THUMB, THUMB))
         image.save(out, "PNG")
         return out.getvalue()
+
+
+def first(source: Any, place: str) -> Image.Image:
+    """A picture, or of a video its first one that a model of two would see; `PictureError` if it is neither."""
+    try:
+        return opened(source, place=place)
+    except PictureError:
+        with suppress(PictureError, ValueError):
+            return shots(source, 2, place)[0]
+        raise
 
 
 def _named(content: bytes) -> str:
@@ -155,12 +168,12 @@ def _named(content: bytes) -> str:
 def _samples(paths: Sequence[Path]) -> Iterator[bytes]:
     for path in paths:
         if not path.is_dir():
-            opened(path)  # now, not when somebody looks
+            first(path, str(path))  # now, not when somebody looks
             yield path.read_bytes()
             continue
         for each in islice((each for each in sorted(path.rglob("*")) if is_picture(each.name)), SAMPLES):
             try:
-                opened(each)
+                first(each, str(each))
                 yield each.read_bytes()
             except PictureError as error:
                 LOG.warning("left out: %s", error)

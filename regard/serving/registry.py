@@ -16,7 +16,7 @@ from typing import Any
 from regard import api
 from regard.checks import hint, one_of
 from regard.data.collection import ABOUT
-from regard.data.shelf import SETTINGS, Shelf, is_index
+from regard.data.shelf import PICTURE, SETTINGS, Shelf, is_index
 from regard.models import storage
 from regard.serving.errors import RefusalError
 
@@ -62,7 +62,8 @@ class Served:
         self.joins = alike and (about := storage.adding(path)) is not None and about.lora
         self.task: Any = SEARCHING  # what a model is for
         if is_index(path):  # it is looked at now, not when the first request comes
-            Shelf.at(path)
+            if Shelf.at(path).unit == PICTURE:
+                raise ValueError(f"{path} is an index of pictures, which is not served: serve the model that sees them")
         else:
             storage.config(path)
             self.task = api.told(path).task

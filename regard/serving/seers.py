@@ -64,7 +64,7 @@ class Seeing(Live):
 
     def png(self, picture: str) -> bytes:
         """What the model sees of a picture, as a file."""
-        out, pixels = io.BytesIO(), self.read(picture)[0]
+        out, pixels = io.BytesIO(), self.viewer.film(self.read(picture)[0])
         Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(out, "PNG")
         return out.getvalue()
 
@@ -110,7 +110,7 @@ class Seeing(Live):
         """What is seen, for a page."""
         with self.turn(look.changes), standing(self.model, self.sees[1]) as shares:
             self.run(look)
-        return Picture(self.read(look.picture)[0], self.sees[1], shares[-1])
+        return Picture(self.viewer.film(self.read(look.picture)[0]), self.sees[1], shares[-1])
 
     @property
     def marks(self) -> Tokens:

@@ -31,6 +31,7 @@ from regard.inspection.roles import ABOUT, BETTER, Aligned, roles
 from regard.inspection.similarity import Likeness, scaling
 from regard.inspection.syntax import FEWEST, Arc, Grammar
 from regard.inspection.taps import record
+from regard.inspection.times import over_all, said
 from regard.studies.sights import Sights
 from regard.studies.study import Study, Translations, study_of
 
@@ -185,10 +186,12 @@ def _look(study: Study, gold: list[Gold] | None, parsed: list[set[Arc]] | None, 
         with record(study.model, what=("weights", "outputs")) as flow, torch.inference_mode():
             study.model(**batch.inputs)
         for kind in KINDS:
-            maps = {name: weights for name, weights in flow.weights.items() if laid[name].kind == kind}
+            own = {name: weights for name, weights in flow.weights.items() if laid[name].kind == kind}
+            maps = {name: over_all(study.model, name, weights) for name, weights in own.items()}
             if not maps:  # a pruned model may have lost all heads of a kind
                 continue
-            outputs, rows_ = [flow.outputs[name] for name in maps], rows_of(laid[next(iter(maps))], batch, tokens)
+            outputs = [said(study.model, name, flow.outputs[name]) for name in maps]
+            rows_ = rows_of(laid[next(iter(maps))], batch, tokens)
             seen.likeness.setdefault(kind, Likeness()).add(list(maps.values()), outputs, rows_)
             for name, weights in maps.items():
                 parts.setdefault(name, []).append(tally(laid[name], weights, batch, tokens))
@@ -278,7 +281,8 @@ def _example(study: Study, seen: Pass, name: str, head: int, role: str) -> dict[
         study.model(**study.batch([sentence]).inputs)
     texts, sides = study.pieces(sentence), study.axes[name]
     if grid is not None:  # what it looks at in the mean, as it lies in the picture
-        over = flow[name][0, 0, :, grid.tokens :].mean(0).unflatten(0, (grid.rows, grid.columns))
+        seen_by = over_all(study.model, name, flow[name])[0, 0, :, grid.tokens :]
+        over = seen_by.mean(0).unflatten(0, (grid.rows, grid.columns))
         lines, columns = ([str(i) for i in range(n)] for n in (grid.rows, grid.columns))
         weights = [[round(x, 3) for x in row] for row in over.tolist()]
         return {"row": "reads", "rows": lines, "columns": columns, "weights": weights}

@@ -17,12 +17,15 @@ from regard.tasks.translate import Translate
 from regard.training.validation import foretell as foretell_pairs
 
 
-def foretell(directory: Path, text: Path, stride: int | None = None) -> dict[str, Any]:
-    """How well a language model foretells a text: every figure of `Generate.foretell`, and what it was taken of."""
+def foretell(directory: Path, text: Path, stride: int | None = None, block: int | None = None) -> dict[str, Any]:
+    """How well a language model foretells a text: every figure of `Generate.foretell`, and what it was taken of. It
+    looks back over a `block`, which is that of its training if left out."""
     model, task = load(directory, task="generate"), told(located(directory)).task
     assert isinstance(task, Generate)
     passages = list(TextFiles(str(text)).read())
-    task = replace(task, block=min(task.block, model.reach or task.block))
+    if block is not None and model.reach is not None and block > model.reach:
+        raise ValueError(f"block = {block}: {directory} has {model.reach} places, and looks no further back")
+    task = replace(task, block=block or min(task.block, model.reach or task.block))
     stride = stride or max(1, task.block // 2)
     size = {"characters": sum(len(passage.text) for passage in passages)}
     return {"window": f"{task.block} by {stride}", **size, **task.foretell(model, passages, stride)}

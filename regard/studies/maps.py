@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from regard.api import Translator, load
 from regard.core.added import added
@@ -75,8 +75,6 @@ def inspect(
     if without and not added(predictor.model):
         raise ValueError(f"--without {without[0]}: nothing was added to {model or 'this model'}: leave it out")
     if isinstance(predictor, Viewer | Matcher | Describer) and not isinstance(predictor, GraphPredictor):
-        if cast(Any, getattr(predictor, "viewer", predictor)).sight.frames:
-            raise ValueError(f"{model} sees videos: its maps are taken by regard.record, not drawn")
         own = {"--target": target is not None, "--words": words, "--hide-special": not special}
         asked = {} if isinstance(predictor, Describer) else own
         asked |= {"--split": split is not None, "--pair": pair is not None and not isinstance(predictor, Matcher)}

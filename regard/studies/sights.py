@@ -34,8 +34,6 @@ class Sights(Readings):
         """The first `limit` pictures of what the model's recipe has kept from training as its test; or files, folders
         and tables of them. What has no label, or no caption, has that which the model tells."""
         predictor, task = load(model, precision="fp32"), cast(Any, told(model).task)
-        if task.sight.frames:
-            raise ValueError(f"{model} sees videos: its heads are studied by regard.record")
         own = getattr(predictor, "pair", predictor.model)
         left = list[str]()
         rows = kept_text(model, "pictures") if not pictures else _rows(predictor, task, pictures, left)

@@ -150,10 +150,10 @@ def test_files_hold_the_picture() -> None:
     each = AttentionMap("a.layers.0.self_attention", weights, grid.texts(), grid.texts(), "read", picture=picture)
     arrays = np.load(io.BytesIO(to_npz([each])))
     assert np.array_equal(arrays["picture"], PIXELS)
-    assert arrays["grid"].tolist() == [1, 3, 3]
+    assert arrays["grid"].tolist() == [1, 3, 3, 1]
     assert arrays["shares"].tolist() == [1.0] + [0.0] * 9
     page = attention_page([each], title="photo")
-    assert '"grid":{"tokens":1,"rows":3,"columns":3}' in page
+    assert '"grid":{"tokens":1,"rows":3,"columns":3,"times":1}' in page
     assert '"pictured":true' in page
     pytest.importorskip("matplotlib")
     assert to_png([each], title="photo").startswith(b"\x89PNG")

@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 
 import regard
+from regard.core.outputs import HeadConfig
 from regard.inspection.importance import moved
+from regard.models import storage
+from regard.models.video import Video, vivit_tiny
 from regard.serving.app import create_app
 from regard.serving.config import ServeConfig
 from regard.serving.pictures import Album
@@ -117,7 +121,7 @@ def test_maps_are_those_of_the_package(client: TestClient, paths: dict[str, Path
 def test_models_say_how_they_see_and_what_does_not_apply_is_refused(client: TestClient) -> None:
     known = {each["id"]: each for each in client.get("/explore/api/models").json()["models"]}
     assert {name: known[name]["grid"] for name in ("vit", "deit", "cct")} == {
-        name: {"tokens": tokens, "rows": SIDE, "columns": SIDE}
+        name: {"tokens": tokens, "rows": SIDE, "columns": SIDE, "times": 1}
         for name, tokens in (("vit", 1), ("deit", 2), ("cct", 0))
     }
     kinds = {name: sorted({a["kind"] for a in each["attentions"]}) for name, each in known.items()}
@@ -198,3 +202,67 @@ def test_the_album_keeps_what_was_used_last() -> None:
     assert album[first] == png(1)
     with pytest.raises(Exception, match="choose it again"):
         album[second]
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, Path]]:
+    place = tmp_path_factory.mktemp("films") / "film"
+    torch.manual_seed(0)
+    small: dict[str, Any] = {"layers": 1, "d_model": 16, "d_ff": 16, "heads": 2, "size": 16, "convolutions": 2}
+    model = Video(vivit_tiny(**small, frames=6), HeadConfig("classes", 3, pool="first"))
+    for p in model.parameters():
+        p.data.add_(torch.randn_like(p))
+    told = {"name": "recognise", "labels": ["a", "b", "c"], "pool": "first"}
+    sight = {"size": 16, "channels": 1, "frames": 6}
+    storage.save(model, place, storage.Purpose({**told, "sight": sight}, {}))
+    with TestClient(create_app(Registry([place]), ServeConfig(megabytes=1)), base_url="http://localhost") as client:
+        yield client, place
+
+
+def gif() -> bytes:
+    shots = [Image.fromarray(np.full((16, 16), 40 * i, np.uint8)) for i in range(6)]
+    out = io.BytesIO()
+    shots[0].save(out, "GIF", save_all=True, append_images=shots[1:], duration=100)
+    return out.getvalue()
+
+
+def test_a_video_is_its_frames_one_below_the_other(film: tuple[TestClient, Path]) -> None:
+    pytest.importorskip("av")
+    client, place = film
+    viewer, headers = regard.load(place, engine="torch"), {"Content-Type": "video/mp4"}
+    (about,) = client.get("/explore/api/models").json()["models"]
+    assert about["grid"] == {"tokens": 1, "rows": 12, "columns": 4, "times": 3}
+    assert [(each["name"], each["dots"]) for each in about["attentions"]] == [
+        ("encoder.layers.0.time", False),
+        ("encoder.layers.0.self_attention", False),
+    ]
+    sent = client.post("/explore/api/pictures?model=film", content=gif(), headers=headers)
+    assert sent.status_code == 200, sent.text
+    given = {"model": "film", "picture": sent.json()["picture"]}
+    shown = Image.open(io.BytesIO(client.get(f"/explore/api/pictures/{given['picture']}?model=film").content))
+    assert shown.size == (16, 48)  # three times of two frames each
+    assert client.get(f"/explore/api/pictures/{given['picture']}").status_code == 200
+    answers = {}
+    for edits in ({}, {"encoder.layers.0.time": {"0": 0.0}}):
+        said = client.post("/explore/api/translate", json={**given, "edits": edits}).text.splitlines()
+        answers[bool(edits)] = json.loads(said[-1])["answer"]["bars"][0]
+    known = viewer.classify(gif()).probabilities
+    assert {bar["text"]: bar["value"] for bar in answers[False]} == pytest.approx(known, abs=1e-5)
+    assert answers[True] != answers[False]
+    for view in ("weights", "norm", "rollout"):
+        maps = {each.name: each.weights.numpy() for each in viewer.attention(gif(), view=view)}
+        asked = {**given, "view": view, "dtype": "f32", "attentions": [{"name": each} for each in maps]}
+        content = client.post("/explore/api/maps", json=asked).content
+        size = int.from_bytes(content[:4], "little")
+        for entry in json.loads(content[4 : 4 + size])["maps"]:
+            count = int(np.prod(entry["shape"]))
+            found = np.frombuffer(content, "<f4", count, 4 + size + entry["offset"]).reshape(entry["shape"])
+            np.testing.assert_allclose(found, maps[entry["name"]], atol=1e-5)
+    heads = client.post("/explore/api/measures", json=given).json()["heads"]
+    assert len(heads) == 4
+    assert client.post("/explore/api/page", json=given).status_code == 200
+    wanted = {**given, "attention": "encoder.layers.0.time", "head": 0, "query": 1}
+    refused = client.post("/explore/api/neuron", json=wanted)
+    assert (refused.status_code, "parts of what is seen" in refused.text) == (400, True), refused.text
+    still = client.post("/explore/api/pictures?model=film", content=png(), headers=headers)
+    assert (still.status_code, "is no video" in still.text) == (400, True), still.text

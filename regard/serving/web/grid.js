@@ -8,7 +8,7 @@ import { lay, overOf } from "./overlay.js";
 import {
   atlasOf, attentionsOf, kindsOf, layerMaps, modelShown, pictureOf, roleText, sentence, viewShown,
 } from "./sight.js";
-import { editsShown, hasInput, shown, switched } from "./state.js";
+import { editsShown, hasInput, overTime, shown, switched } from "./state.js";
 
 const PATCHES = 700; // of a picture, up to which they come whole
 const WHOLE = 128; // up to so many tokens thumbnails come whole and follow the switches; beyond, pooled by the server
@@ -20,6 +20,7 @@ export const texts = {
   "grid.decoder.title": ["The output reads itself, up to here", "译文读自身（到此为止）"],
   "grid.cross.title": ["The output reads the source", "译文读源文"],
   "grid.label": ["Heads: one row for each layer", "注意力头：每层一行"], "grid.layer": ["layer {n}", "第 {n} 层"],
+  "grid.time": ["time {n}", "时间 {n}"],
   "grid.cell": ["layer {layer}, head {head}", "第 {layer} 层，第 {head} 头"], "grid.off": ["silenced", "已静音"],
   "grid.scaled": ["times {factor}", "乘以 {factor}"],
   "grid.switch": ["Silence head {head} of layer {layer}", "静音第 {layer} 层第 {head} 头"],
@@ -90,10 +91,11 @@ export function mount(root, store, { api, t, announce, fail }) {
     board.replaceChildren(
       ...attentions.map((attention) => {
         const heads = rollout() ? [0] : Array.from({ length: attention.heads }, (_, head) => head);
+        const layer = t(overTime(attention) ? "grid.time" : "grid.layer", { n: attention.layer });
         const row = h(
           "div",
-          { class: "grid-row", role: "row", "aria-label": t("grid.layer", { n: attention.layer }) },
-          h("span", { class: "grid-layer", role: "rowheader" }, t("grid.layer", { n: attention.layer })),
+          { class: "grid-row", role: "row", "aria-label": layer },
+          h("span", { class: "grid-layer", role: "rowheader" }, layer),
           ...heads.map((head) => makeCell(attention, head)),
         );
         row.dataset.name = attention.name;

@@ -2,7 +2,7 @@
 // data-t (content), data-t-label (aria-label and tooltip). What is said otherwise of a model to generate text has the
 // key of what it stands for, and @generate; of models that read, @ and the task, or @reads; of those that see, @sees.
 
-import { addedTo, isBase, modelOf, offOf, store } from "./state.js";
+import { addedTo, isBase, modelOf, offOf, overTime, store } from "./state.js";
 
 const texts = {
   skip: ["Skip to the heads", "跳到注意力头"], model: ["Model", "模型"], beam: ["Beam", "束宽"], theme: ["Theme", "主题"],
@@ -62,7 +62,7 @@ const texts = {
   "grid.encoder@sees": ["Picture", "图片"], "grid.decoder@sees": ["Text", "文字"], "grid.cross@caption": ["Words to picture", "词到图片"],
   "grid.encoder.title@sees": ["Patches look at patches", "图块看图块"], "grid.cross.title@sees": ["Words look at the picture", "词看图片"],
   "grid.decoder.title@match": ["The text reads itself up to here; its last place stands for it", "文字读自身（到此为止）；其末位代表全文"],
-  "layer.encoder@sees": ["picture {layer}", "图片 {layer}"], "layer.decoder@sees": ["text {layer}", "文字 {layer}"],
+  "layer.encoder@sees": ["picture {layer}", "图片 {layer}"], "layer.decoder@sees": ["text {layer}", "文字 {layer}"], "layer.time": ["time {layer}", "时间 {layer}"],
   "kind.encoder@sees": ["Picture", "图片"], "kind.decoder@sees": ["Text", "文字"],
   "ablation.hint@sees": [
     "Switch a head off or scale it, in the grid or by a preset, and watch the answer change.",
@@ -197,6 +197,7 @@ export const sideText = (say, state, side) => {
 /** "encoder 0 · head 3"; layers and heads are counted from 0, as in their names in Python. */
 export const headLabel = (model, name, head) => {
   const attention = model?.attentions?.find((each) => each.name === name);
-  const layer = attention ? t(`layer.${attention.kind}`, { layer: attention.layer }) : name;
+  const kind = attention && (overTime(attention) ? "time" : attention.kind);
+  const layer = attention ? t(`layer.${kind}`, { layer: attention.layer }) : name;
   return head === undefined ? layer : t("head.label", { layer, head });
 };

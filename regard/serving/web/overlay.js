@@ -8,9 +8,12 @@ const [LARGEST, SMALLEST] = [460, 220]; // px: of the picture in focus
 const [FAINT, DENSE] = [0.1, 0.72]; // how much is laid over a patch, from the weakest to the strongest
 
 /** The places of a picture as tokens: those before its patches are special. */
-export const patches = ({ tokens, rows, columns }) => {
+export const patches = ({ tokens, rows, columns, times = 1 }) => {
   const before = Array.from({ length: tokens }, (_, i) => ["[class]", "[teacher]"][i] ?? `[${i}]`);
-  const all = Array.from({ length: rows * columns }, (_, i) => `${Math.floor(i / columns)},${i % columns}`);
+  const high = rows / times;
+  const time = (row) => (times > 1 ? `${Math.floor(row / high)}:` : "");
+  const named = (row, column) => `${time(row)}${row % high},${column}`;
+  const all = Array.from({ length: rows * columns }, (_, i) => named(Math.floor(i / columns), i % columns));
   return [...before, ...all].map((text, id) => ({ id, text, space: true, word: null, special: id < tokens }));
 };
 
@@ -42,8 +45,12 @@ export const overOf = (figure, { rows = [], columns = [], step = [], hover = nul
   const column = hover?.row != null || !itself ? null : hover?.column ?? (rows.length ? null : columns[0]) ?? null;
   const standing = () =>
     itself && shares?.length ? down.map(({ members }) => shares[members[0]] ?? 0) : even([...down.keys()]);
+  const stands = () => {
+    const found = mixed(weights, width, standing());
+    return found.some(Boolean) ? found : mixed(weights, width, even([...down.keys()])); // where a token takes no part
+  };
   const [values, places] = column === null
-    ? [mixed(weights, width, chosen.length ? even(chosen) : standing()), across]
+    ? [chosen.length ? mixed(weights, width, even(chosen)) : stands(), across]
     : [down.map((_, r) => weights[r * width + column]), down];
   const over = new Float32Array(grid.rows * grid.columns);
   places.forEach(({ members }, i) => members.forEach((m) => m >= grid.tokens && (over[m - grid.tokens] = values[i])));
@@ -141,7 +148,8 @@ export const overlay = (root, { point, pick, told }) => {
     const { picture: { url, grid, itself } } = figure;
     if (image.getAttribute("src") !== url) image.src = url;
     const side = Math.max(SMALLEST, Math.min(LARGEST, room));
-    Object.assign(frame.style, { width: `${side}px`, height: `${(side * grid.rows) / grid.columns}px` });
+    const wide = side * Math.min(1, (2 * grid.columns) / grid.rows); // a video is high: its frames lie one below the other
+    Object.assign(frame.style, { width: `${wide}px`, height: `${(wide * grid.rows) / grid.columns}px` });
     frame.dataset.log = log ? "log" : "";
     marks.setAttribute("viewBox", `0 0 ${grid.columns} ${grid.rows}`);
     // What stands before the patches has no place in the picture: a button each.
@@ -171,7 +179,8 @@ export const overlay = (root, { point, pick, told }) => {
     );
     [...tokens.children].forEach((button, i) => button.setAttribute("aria-pressed", rows.includes(i)));
     const most = over.reduce((best, value, i) => (value > over[best] ? i : best), 0);
-    return { text: `${Math.floor(most / grid.columns)},${most % grid.columns}`, value: over[most] };
+    const { text } = figure.columns.find(({ members }) => members.includes(grid.tokens + most));
+    return { text, value: over[most] };
   };
   return { draw, mark, frame, image };
 };

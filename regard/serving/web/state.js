@@ -202,6 +202,9 @@ export const reads = (state, id = state.model) => modelOf(state, id)?.reads ?? f
 /** Whether a model sees a picture. */
 export const sees = (state, id = state.model) => modelOf(state, id)?.sees ?? false;
 
+/** Whether an attention is one over the times of a video. */
+export const overTime = ({ name }) => /\btime(_encoder)?\b/.test(name);
+
 /** Whether there is what a model can work on. */
 export const hasInput = (state) => (sees(state) ? state.picture : state.text.trim()) !== "";
 
