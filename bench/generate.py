@@ -47,7 +47,11 @@ VOCABULARY = {"gpt-tiny": 512, "gpt2": 50_257}
 REAL = ("stories15m", "smollm2-135m-instruct")
 Ids = list[list[int]]
 Write = Callable[[Ids, int], Ids]  # prompts, how many tokens -> what follows
-OURS = {"llama.cpp F16": "regard bf16", "llama.cpp Q8_0": "regard int8"}  # with whom it is compared; others: regard
+OURS = {
+    "llama.cpp F16": "regard bf16",
+    "llama.cpp Q8_0": "regard int8",
+    "llama.cpp Q4_1": "regard int4",
+}  # with whom it is compared; others: regard
 
 
 def model(shape: str) -> Decoder:
@@ -217,7 +221,7 @@ def compared(shape: str, folder: Path, args: argparse.Namespace) -> None:
         export(folder / shape, folder / f"{shape}-hf", "hf")
         peer = AutoModelForCausalLM.from_pretrained(folder / f"{shape}-hf", dtype=torch.float32).eval()
         if importlib.util.find_spec("xllamacpp"):
-            for bits in ("f16", "q8_0"):
+            for bits in ("f16", "q8_0", "q4_1"):
                 files[f"llama.cpp {bits.upper()}"] = folder / f"{shape}-{bits}.gguf"
                 export(folder / shape, files[f"llama.cpp {bits.upper()}"], quantization=bits)
     else:
@@ -230,6 +234,7 @@ def compared(shape: str, folder: Path, args: argparse.Namespace) -> None:
         "Hugging Face": in_torch(hugging_face(peer)),
         "regard bf16": native(copy.deepcopy(of).bfloat16()),
         "regard int8": native(quantise(copy.deepcopy(of))),  # type: ignore[arg-type]
+        "regard int4": native(quantise(copy.deepcopy(of), 4)),  # type: ignore[arg-type]
     }
     for batch in args.batch:
         peers = {name: llama_cpp(path, batch, args.prompt + args.new) for name, path in files.items()}

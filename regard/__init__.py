@@ -1,4 +1,4 @@
-"""The Transformer, whole: train it on your own text, use it, and see every layer and head."""
+"""The Transformer, whole: train it on your own data, use it, and see every layer and head."""
 
 from typing import TYPE_CHECKING, Any
 

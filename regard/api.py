@@ -10,9 +10,11 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from regard.checks import at_least, hint
-from regard.core.quantised import is_quantised, quantise
+from regard.core.added import added
+from regard.core.quantised import bits_of, quantise
 from regard.data.lexicon import Shortlist
-from regard.data.shelf import Shelf, is_index
+from regard.data.shelf import PICTURE, Shelf, is_index
+from regard.data.states import States
 from regard.data.text import decoded
 from regard.data.tokenizers import Tokenizer
 from regard.files import read_whole
@@ -21,6 +23,7 @@ from regard.recipes import reading
 from regard.shipped import located
 from regard.shipped import shipped as shipped  # regard.api.shipped() is part of this door
 from regard.tasks.asks import DecodeConfig
+from regard.tasks.gallery import Gallery
 from regard.tasks.index import Index
 from regard.tasks.task import Task, in_force
 from regard.tasks.task import task as task_named
@@ -28,7 +31,7 @@ from regard.tasks.translate import Translate
 from regard.tasks.translator import Translator as Translator
 from regard.tasks.uses import SearchUse
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": None}
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": None, "int4": None}
 
 
 def load(
@@ -51,7 +54,7 @@ def load(
 
     Without a directory, the model that comes with regard: English to Spanish, which also goes by its name, en-es.
     `engine` is native (compiled C, on the CPU), torch, or the first of them that there is; `workers` are threads.
-    `precision` is that of the weights as they are on the disk, or fp32, bf16, int8.
+    `precision` is that of the weights as they are on the disk, or fp32, bf16, int8, int4.
     `shortlist` restricts the output to tokens that go with the source, as `regard shortlist` has learned it. `rescore`
     is another model, by whose word, of this `weight`, outputs are ranked as well. Where a `task` is named, a model for
     another one is refused. A model that only adds to another one finds it where its directory says, or at `base`; or it
@@ -77,8 +80,18 @@ def load(
     else:
         dtype = PRECISIONS.get(precision or "")
         models = [storage.load(place, device=device, dtype=dtype, base=base) for place in places]
-    if precision == "int8":
-        models = [model if is_quantised(model) else quantise(model) for model in models]
+    for place, model in zip(places, models, strict=True):
+        part: Any
+        for part in (part for part in added(model) if part.folder):
+            part.memory = States.at(place / part.folder, part.width, model.base.digest, part.near)  # type: ignore[union-attr, arg-type]
+    if precision is not None and dtype is None:
+        bits = int(precision.removeprefix("int"))
+        for place, model in zip(places, models, strict=True):
+            if (found := bits_of(model) or bits) != bits:
+                raise ValueError(
+                    f"{place} is int{found}, of which no {precision} is made: take the model it was made of"
+                )
+        models = [model if bits_of(model) else quantise(model, bits) for model in models]
     tokenizers = [_tokenizer(place / "tokenizer.json", beside) for place in places]
     for place, tokenizer in zip(places, tokenizers, strict=True):
         if tokenizer.__reduce__() != tokenizers[0].__reduce__():
@@ -112,8 +125,8 @@ def load(
     return predictor
 
 
-def _index(folder: Path, base: str | Path | None, task: str | None, **how: Any) -> Index:
-    """An index, with the model that embeds for it where it says, or at `base`."""
+def _index(folder: Path, base: str | Path | None, task: str | None, **how: Any) -> Index | Gallery:
+    """An index, of pictures a gallery, with the model that embeds for it where it says, or at `base`."""
     if task is not None:
         raise ValueError(f"{folder} is an index of documents: `regard search` and `regard ask` are its verbs")
     shelf = Shelf.at(folder)
@@ -121,6 +134,8 @@ def _index(folder: Path, base: str | Path | None, task: str | None, **how: Any) 
     if not place.is_dir():
         raise ValueError(f"{place}, the model of {folder}, is not there: say where it is by --model")
     use = SearchUse(shelf.dimensions, shelf.long)
+    if shelf.unit == PICTURE:
+        return Gallery(load(place, **how), folder, name=str(place), use=use)
     return Index.open(load(place, task="embed", **how), folder, name=str(place), use=use, near=shelf.near)
 
 

@@ -17,6 +17,7 @@ LEAVES = {"checks", "files", "shipped"}
 ROOMS: dict[str, set[str]] = {
     "checks": set(),  # what a person may ask for, said in one line
     "files": set(),  # whole files; whoever writes one
+    "cluster": {"checks"},  # the machines of a Ray cluster; what they do is an argument
     "shipped": set(),  # where the models are that come along
     "core": {"checks"},
     "data": {"checks", "files"},
@@ -63,24 +64,25 @@ BUDGET = {
     "__init__": 30,
     "checks": 110,
     "files": 212,
+    "cluster": 150,
     "shipped": 40,
-    "core": 4_510,
-    "data": 7_835,
+    "core": 4_765,
+    "data": 8_095,
     "evaluation": 1_325,
     "models": 3_675,
     "decoding": 2_320,
-    "inspection": 2_475,
-    "native": 1_910,
-    "adaptation": 1_275,
+    "inspection": 2_555,
+    "native": 1_930,
+    "adaptation": 1_420,
     "training": 2_675,
-    "tasks": 9_800,
+    "tasks": 9_815,
     "convert": 4_605,  # sixteen classes of Hugging Face's, a table each
     "recipes": 1_370,
-    "api": 200,
-    "studies": 1_595,
+    "api": 215,
+    "studies": 1_895,
     "experiments": 4_770,
-    "serving": 5_685,
-    "cli": 2_930,
+    "serving": 5_705,
+    "cli": 3_190,
     "__main__": 10,
 }
 

@@ -139,3 +139,12 @@ def test_the_video_benchmark_prints_a_row_for_each_number_of_frames() -> None:
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert all(f"{way}, ms" in printed for way in ("joint", "factorised", "divided"))
     assert "slope" in printed
+
+
+@pytest.mark.slow
+def test_the_plan_of_the_papers_own_run_takes_as_long_as_it_did() -> None:
+    options = ["--tokens", "7.5e9", "--batch", "25000", "--devices", "8", "--flops", "9.5e12", "--share", "0.42"]
+    command = [sys.executable, ROOT / "bench" / "plan.py", "big", *options, "--gbit", "10", "--hosts", "1", "2"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "3.51-3.51" in printed  # days; 3.5 in the paper
+    assert "1.285" in printed  # 2 · 15/16 · 4 bytes · 214,245,376 · 8 / 1e10

@@ -164,6 +164,15 @@ def test_every_command_about_retrieval_parses_and_every_option_is_named() -> Non
     assert all(compile(block, "docs/retrieval.md", "exec") for block in blocks(page, "python"))
 
 
+def test_every_command_about_memory_parses_and_every_option_is_named() -> None:
+    page = (ROOT / "docs" / "memory.md").read_text("utf-8")
+    assert {command["verb"] for command in map(parse, commands(page))} >= {"remember", "recall", "train", "evaluate"}
+    verbs: Any = typer.main.get_command(cli.app)
+    options = {each.opts[0] for verb in ("remember", "recall") for each in verbs.commands[verb].params}
+    assert {each for each in options if each.startswith("--")} <= set(re.findall(r"--[\w-]+", page))
+    assert all(compile(block, "docs/memory.md", "exec") for block in blocks(page, "python"))
+
+
 def test_every_command_about_text_to_text_parses() -> None:
     found = [parse(command) for command in commands(PAIRS)]
     assert {command["verb"] for command in found} == {"train", "summarise", "translate", "evaluate", "import"}
@@ -191,7 +200,7 @@ def test_every_command_parses(page: str, tmp_path: Path) -> None:
     "command",
     [
         "trian my.yaml",
-        "train my.yaml --resume",
+        "train my.yaml --again",
         "train",
         "translate runs/my --beam wide",
     ],

@@ -18,6 +18,7 @@ class Added(nn.Module):
     """Parameters beside those of a module."""
 
     on = True
+    folder = ""  # of a model's directory: what it reads lies there, and who opens that sets its `memory`
 
     def before(self, x: Tensor) -> Tensor:
         """What the module is to read in place of x."""

@@ -26,9 +26,9 @@ Show = Callable[[str, int, int], None]
 
 
 class Near:
-    """A file in a folder with vectors, of inverted lists (ivf) or a graph (hnsw)."""
+    """A file in a folder with vectors, of inverted lists (ivf) or a graph (hnsw), by product or `straight` distance."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
+    def __init__(self, folder: Path, kind: str, *, straight: bool = False) -> None:
         one_of(KINDS, near=kind)
         try:
             import faiss
@@ -36,6 +36,7 @@ class Near:
             raise ValueError(f"near = {kind!r} needs faiss: pip install 'regard[retrieve]', or choose exact") from None
         self.faiss: Any = faiss
         self.kind, self.path = kind, folder / f"near-{kind}.faiss"
+        self.metric = faiss.METRIC_L2 if straight else faiss.METRIC_INNER_PRODUCT
         self.index = self._read(faiss.IO_FLAG_MMAP_IFC)
 
     def _read(self, how: int) -> Any:
@@ -76,7 +77,7 @@ class Near:
 
     def _new(self, vectors: NDArray[np.float32], lists: int) -> Any:
         name = f"IVF{lists},SQ8" if self.kind == "ivf" else f"HNSW{LINKS},SQ8"
-        index = self.faiss.index_factory(vectors.shape[1], name, self.faiss.METRIC_INNER_PRODUCT)
+        index = self.faiss.index_factory(vectors.shape[1], name, self.metric)
         some = np.linspace(0, len(vectors) - 1, min(len(vectors), SAMPLE * lists)).astype(np.int64)
         if self.kind == "ivf":
             index.cp.min_points_per_centroid = 1  # a few documents are no mistake

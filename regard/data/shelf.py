@@ -15,6 +15,7 @@ from regard.data.text import Skipped
 from regard.files import LARGEST, read_whole, write_whole
 
 SETTINGS, FILES = "settings.json", "files.json"
+PICTURE = "picture"  # the unit of an index of pictures
 
 
 @dataclass(frozen=True)

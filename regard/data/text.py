@@ -60,15 +60,21 @@ class PairFiles:
         A pair with a blank side, or one over `max_characters`, is left out and counted in `skipped`. Text is as it
         stands in the file, without the line's end. Anything malformed is a ValueError that names file and line.
         """
+        return (pair for _, pair in self.numbered(skipped, max_characters=max_characters))
+
+    def numbered(
+        self, skipped: "Skipped | None" = None, *, max_characters: int = 5_000
+    ) -> Iterator[tuple[int, tuple[str, str]]]:
+        """The same, each with the number of its line."""
         counts = Skipped() if skipped is None else skipped
         limit = max(ABSURD, 32 * max_characters)  # two sides, and JSON spends up to 12 bytes on a character
-        for pair in _all_pairs(self, limit):
+        for line, pair in enumerate(_all_pairs(self, limit), start=1):
             if pair is None or max(map(len, pair)) > max_characters:
                 counts.long += 1
             elif not all(map(str.strip, pair)):
                 counts.empty += 1
             else:
-                yield pair
+                yield line, pair
 
     def fingerprint(self) -> str:
         """A sha256 of the files' bytes and how they are read: the same pairs have the same, wherever they lie."""

@@ -7,12 +7,9 @@ by side on a cluster. What comes out is a folder with Markdown, JSON and charts 
 """
 
 import json
-import logging
 import os
 import platform
-import re
 import shutil
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +25,7 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 from regard.checks import choose, need
+from regard.cluster import connected
 from regard.experiments.charts import Bars, Chart
 from regard.files import write_whole
 
@@ -234,16 +232,9 @@ def _perform(trial: Trial, folder: Path, console: Console) -> Result:
 
 def _on_ray(address: str, trials: Sequence[Trial], folder: Path) -> Iterator[tuple[Trial, Result]]:
     """Each trial as a task of a Ray cluster, whose machines have regard; each result as soon as it is there."""
-    ray = need("ray", "cluster")
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    with connected(address) as ray:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    try:
-        if host := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray itself would try for ten minutes
-            socket.create_connection((host[1], int(host[2])), timeout=5).close()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"no Ray cluster answers at {address!r} ({error}): start one, or use --ray local") from None
-    try:
         # A trial works with all cores and GPUs of its machine: one at a time on each, however large it is.
         nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
         free = [node for node, has in nodes.items() if has.get("CPU")]
@@ -261,8 +252,6 @@ def _on_ray(address: str, trials: Sequence[Trial], folder: Path) -> Iterator[tup
             trial, node = at_work.pop(done)
             free.append(node)
             yield trial, ray.get(done)
-    finally:
-        ray.shutdown()
 
 
 def _elsewhere(trial: Result, folder: str) -> Result:

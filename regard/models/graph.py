@@ -20,6 +20,7 @@ from regard.core import blocks
 from regard.core.dropout import Dropout
 from regard.core.masks import padding
 from regard.core.outputs import POOLED, HeadConfig, head
+from regard.core.quantised import matrix
 from regard.core.stems import Stem
 from regard.models.family import INITIAL, Config, Family, StackSizes, draw_first
 
@@ -70,6 +71,7 @@ class Between(nn.Module):
         self.edges = nn.Embedding(c.vocabulary, EDGES) if c.reach else None
         self.along = nn.Parameter(torch.empty(c.reach, EDGES, c.heads)) if c.reach else None
         self.reach, self.virtual, self.pad = c.reach, c.virtual, c.pad
+        self.of_heads = bool(c.distances or c.reach)  # what it makes is of all heads, and each layer's
         if self.along is not None:
             nn.init.normal_(self.along, std=EDGES**-0.5)
 
@@ -93,13 +95,14 @@ class Between(nn.Module):
             return bias
         own = torch.zeros_like(bias[:1, :1])
         own[..., 0, :] = own[..., :, 0] = 1.0
-        return bias + own * self.distance.weight[-1][:, None, None]
+        return bias + own * matrix(self.distance)[-1][:, None, None]
 
     def _mean(self, distances: Tensor, paths: Tensor) -> Tensor:
         """c_ij = 1/N Σ_n x_{e_n} w_n of each head: (B, N, N, H)."""
         assert self.edges is not None
         assert self.along is not None
-        known = self.edges.weight * (torch.arange(len(self.edges.weight), device=paths.device) != self.pad)[:, None]
+        known = matrix(self.edges)
+        known = known * (torch.arange(len(known), device=paths.device) != self.pad)[:, None]
         each = (known @ self.along).flatten(0, 1)  # (R · V, H): for each place on a path, and each type of an edge
         places = torch.arange(self.reach, device=paths.device) * len(known)
         total = F.embedding_bag((paths + places).flatten(0, 2), each, mode="sum")  # (B · N · N, H)

@@ -2,7 +2,7 @@
 
 Nothing in them is code. A tensor that goes by several names, as tied embeddings do, is written once, under its first
 name: the model that is built from the config ties the same names again. What the config knows nothing of, heads that
-were pruned and products in int8, is listed under `changes`; the dtype of a model is that of its tensors.
+were pruned and products in whole numbers, is listed under `changes`; the dtype of a model is that of its tensors.
 
 A model that was begun with another one and only adds to it has `base`, the path and the digest of that one's directory:
 then its own changes are listed, and its weights are those that were added, and a head that is new.
@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.adaptation.change import TAUGHT, changed, listed, read
+from regard.adaptation.change import BESIDE, WHOLE, changed, listed, plain, read
 from regard.adaptation.prune import of_text
 from regard.core.added import Base
 from regard.core.outputs import HeadConfig
@@ -33,7 +33,6 @@ from regard.files import digest, read_whole, sync, write_whole
 from regard.models.family import FAMILIES, blank, build, configured, family
 
 FORMAT = 2
-INT8: dict[str, Any] = {"int8": {}}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TEMPLATE = "chat_template.jinja"  # of conversations, of a model that has learnt to talk
 LARGEST = 2**20  # bytes of a config.json
@@ -118,11 +117,11 @@ def load(
     """
     about = _whole(Path(directory), base)
     tensors = about.tensors()
-    if about.base is not None and dtype is None and INT8 not in about.changes:
+    whole = plain(about.changes) != about.changes  # numbers
+    if about.base is not None and dtype is None and not whole:
         dtype = torch.float32  # in which it was taught, whatever its base is stored in
-    changes = about.changes
-    if dtype is not None and INT8 in changes:
-        tensors, changes = dequantise(tensors), [change for change in changes if change != INT8]
+    changes = about.changes if dtype is None else plain(about.changes)
+    tensors = tensors if dtype is None or not whole else dequantise(tensors)
     model = _blank(about.config, about.head, changes, spared=about.anew)
     state: dict[str, Tensor] = {}
     for names, empty in _named(model):
@@ -180,7 +179,7 @@ def begin(
     new = anew or other
     model = _changed(model, base.changes, spared=new or base.anew)
     theirs = {name: x for name, x in base.tensors().items() if not (other and _of_head(name))}
-    if new and not other and INT8 in base.changes:
+    if new and not other and plain(base.changes) != base.changes:
         theirs = {**theirs, **{name: x for name, x in dequantise(theirs).items() if _of_head(name)}}
     names = {group[0]: group for group, _ in _named(model)}
     model.load_state_dict({name: x for first, x in theirs.items() for name in names.get(first, ())}, strict=False)
@@ -237,7 +236,7 @@ def config(directory: str | Path) -> Any:
 def shape(directory: str | Path) -> nn.Module:
     """The model of a directory in plain numbers, and without memory for them."""
     about = _whole(Path(directory))
-    return _blank(about.config, about.head, [change for change in about.changes if change != INT8])
+    return _blank(about.config, about.head, plain(about.changes))
 
 
 class Adding(NamedTuple):
@@ -377,8 +376,8 @@ def _whole(directory: Path, base: str | Path | None = None) -> _Whole:
 
 
 def _taught(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that add parameters."""
-    return [each for each, change in zip(changes, read(changes), strict=True) if isinstance(change, TAUGHT)]
+    """Those that add to a model that stays as it is."""
+    return [each for each, change in zip(changes, read(changes), strict=True) if isinstance(change, BESIDE)]
 
 
 def _of_head(name: str) -> bool:
@@ -449,7 +448,7 @@ def _of_format_1(about: dict[str, Any]) -> list[dict[str, Any]]:
     if about.get("precision") not in (None, "int8"):
         raise ValueError(f"unknown precision {about['precision']!r}: it is int8, or left out")
     pruned = of_text(str(about["config"].pop("kept_heads", "")))
-    return ([{"prune": asdict(pruned)}] if pruned else []) + ([INT8] if "precision" in about else [])
+    return ([{"prune": asdict(pruned)}] if pruned else []) + ([{"int8": {}}] if "precision" in about else [])
 
 
 def _blank(settings: Any, head: HeadConfig, changes: list[dict[str, Any]], *, spared: bool = False) -> nn.Module:
@@ -462,12 +461,13 @@ def _blank(settings: Any, head: HeadConfig, changes: list[dict[str, Any]], *, sp
 
 def _changed(model: nn.Module, changes: list[dict[str, Any]], *, spared: bool) -> nn.Module:
     """The model with these changes; its head is `spared` if it is younger than they are."""
-    if not spared or INT8 not in changes:
+    after = next((i for i, change in enumerate(changes, 1) if change in WHOLE), 0)
+    if not spared or not after:
         return changed(model, changes)
     output, model.output = model.output, nn.Identity()
-    model = changed(model, changes[: changes.index(INT8) + 1])
+    model = changed(model, changes[:after])
     model.output = output
-    return changed(model, changes[changes.index(INT8) + 1 :])
+    return changed(model, changes[after:])
 
 
 def _named(model: nn.Module) -> list[tuple[list[str], Tensor]]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from regard.core.generation import EncoderDecoder, padded
 from regard.core.outputs import HeadConfig
+from regard.core.quantised import dtype_of
 from regard.data.batching import Batch
 from regard.data.pictures import Sight, in_groups
 from regard.data.rows import Row
@@ -113,7 +114,7 @@ class Describer(Searcher):
 
     def answers(self, asks: Sequence[Viewed], settings: SearchConfig) -> list[Captioned]:
         """A caption of each picture: what the other methods are made of."""
-        found, kind = dict[int, Captioned](), next(self.model.parameters()).dtype
+        found, kind = dict[int, Captioned](), dtype_of(self.model)
         for some in in_groups(enumerate(asks), min(TOGETHER, self.rows)):
             seen = self.viewer.seen([ask for _, ask in some])
             for shape in dict.fromkeys(each.shape for each in seen):  # those of one size are searched for together

@@ -99,20 +99,21 @@ class Generate(OverText):
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: WriteConfig, **how: Any) -> Generator:
         return Generator(models, tokenizer, use, **how)
 
+    def windows(self, ids: Sequence[int], marks: Marks, stride: int) -> Iterator[tuple[Batch, NDArray[np.int64]]]:
+        """Batches of the windows of a text, and which of its tokens each of their labels is (B, T)."""
+        windows, stride = list(sliding(ids, self.block, stride)), min(stride, self.block)
+        for i in range(0, len(windows), ROWS):
+            some, seen = zip(*windows[i : i + ROWS], strict=True)
+            batch = blocks(some, marks, self.apart, seen)
+            first = stride * np.arange(i, i + len(some))[:, None] + 1
+            yield batch, first + np.arange(batch["labels"].shape[1])
+
     def foretell(self, predictor: Generator, held_out: Sequence[Passage], stride: int) -> dict[str, float]:
         """How likely a model holds a text: nats a token, and bits a byte, which compare models of other sub-words."""
         ids = [id for (row,) in self.examples(held_out, predictor.tokenizer) for id in row]
         text = "".join(passage.text for passage in held_out)
-        windows = list(sliding(ids, self.block, stride))
-
-        def batches() -> Iterator[Batch]:
-            for i in range(0, len(windows), ROWS):
-                some = windows[i : i + ROWS]
-                yield blocks(
-                    [ids for ids, _ in some], predictor.tokenizer.marks, self.apart, [seen for _, seen in some]
-                )
-
-        found = foretold(predictor.model, batches(), IGNORE)
+        batches = (batch for batch, _ in self.windows(ids, predictor.tokenizer.marks, stride))
+        found = foretold(predictor.model, batches, IGNORE)
         nats = -float(found.log_likelihood.double().sum())
         words = len(text.split()) + text.count("\n")
         return {

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -81,9 +82,10 @@ class Index:
             raise ValueError(f"{path} has no documents yet: build it")
         return index
 
-    def renew(self, documents: Iterable[Any], progress: Show = lambda *_: None) -> int:
-        """Have these documents, and no others; -> how many texts were embedded."""
-        new = self.store.renew(numbered(documents), self._embedded, progress)
+    def renew(self, documents: Iterable[Any], progress: Show = lambda *_: None, spread: Any = None) -> int:
+        """Have these documents, and no others; -> how many texts were embedded. The work may be `spread` over
+        machines, as `regard.cluster` does."""
+        new = self.store.renew(numbered(documents), partial(self._embedded, spread), progress)
         if self.near is not None:
             self.near.grow(self.store.vectors(), progress)
         return new
@@ -100,9 +102,9 @@ class Index:
     def __len__(self) -> int:
         return len(self.store)
 
-    def _embedded(self, texts: Iterator[str]) -> Iterator[Vectors]:
-        for window in windows(map(Given, texts)):
-            yield unit([each.vector for each in self.embedder.answers(window, self.use.embedding)])
+    def _embedded(self, spread: Any, texts: Iterator[str]) -> Iterator[Vectors]:
+        do, groups = partial(_vectors, self.use.embedding), windows(map(Given, texts))
+        return map(partial(do, self.embedder), groups) if spread is None else spread(do, groups)
 
     def search(self, query: str | Sequence[str], top: int | None = None) -> Any:
         """The nearest documents of a query, the nearest first, or of each in a list."""
@@ -237,6 +239,10 @@ def fused(rows: Iterable[Ranked]) -> Ranked:
     for row in rows:
         scores.update({number: 1 / (RANKS + rank) for rank, (number, _) in enumerate(row, start=1)})
     return sorted(scores.items(), key=lambda each: (-each[1], each[0]))
+
+
+def _vectors(use: EmbedUse, embedder: Embedder, asks: Sequence[Given]) -> Vectors:
+    return unit([each.vector for each in embedder.answers(asks, use)])
 
 
 def unit(vectors: Sequence[Vectors] | Vectors) -> Vectors:

@@ -93,9 +93,12 @@ class Rewarder(Reader):
         return ChatTemplate(self.template or "", self.tokenizer)
 
     def framed(self, asks: Sequence[Given], room: int = 0, long: str = "windows") -> list[list[Framed]]:
-        """What the model reads of each; what a template has written is cut where it is too long, as in training."""
+        """What the model reads of each; what a template has written is cut where it is too long, as in training, and so
+        is a prompt that leaves its answer no room."""
         if self.template is None:
-            return super().framed(asks, room, long)
+            cut = {} if long == "refuse" or self.longest is None else self._shortened(asks, self.longest)
+            rest = iter(super().framed([ask for i, ask in enumerate(asks) if i not in cut], room, long))
+            return [cut[i] if i in cut else next(rest) for i in range(len(asks))]
         found = []
         for ask in asks:
             own = ask if ask.ids is not None else self.given(ask.pair or ask.text, ask.text if ask.pair else None)
@@ -103,6 +106,18 @@ class Rewarder(Reader):
             if self.longest is not None and len(ids) > self.longest and long == "refuse":
                 raise ValueError(f"{ask.text[:40]!r} has {len(ids)} tokens, the model reads {self.longest}: shorten it")
             found.append([Framed(ids[: self.longest], [0] * len(ids[: self.longest]))])
+        return found
+
+    def _shortened(self, asks: Sequence[Given], longest: int) -> dict[int, list[Framed]]:
+        """Of those whose prompt is too long, by their numbers, what is learnt of such."""
+        pairs = {i: ask for i, ask in enumerate(asks) if ask.pair is not None and ask.ids is None}
+        prompts = self.tokenizer.encode_batch([ask.text for ask in pairs.values()])
+        marks, found = self.tokenizer.marks, dict[int, list[Framed]]()
+        room = longest - len(marks.around([], [])[0])
+        for (i, ask), prompt in zip(pairs.items(), prompts, strict=True):
+            if len(prompt) >= room:
+                answer = self.tokenizer.encode_batch([ask.pair or ""])[0]
+                found[i] = [Framed(*marks.around(*shortened(prompt, answer, room)))]
         return found
 
     def answers(self, asks: Sequence[Given], settings: RewardUse) -> list[Rewarded]:

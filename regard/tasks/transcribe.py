@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from regard.checks import at_least, choose, hint
 from regard.core.generation import Begun
+from regard.core.quantised import dtype_of
 from regard.data.sound import HOP, RATE, Samples, Spectrum, heard, incoming, read, voiced
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
@@ -179,7 +180,7 @@ class Transcriber(Searcher):
         model: Any = self.model
         if isinstance(engine := self._alone(), Native):
             return engine.hear(frames.numpy())
-        return model.encode(frames[None].to(self.device, next(model.parameters()).dtype))
+        return model.encode(frames[None].to(self.device, dtype_of(model)))
 
     def languages(self, memory: Any) -> dict[str, float]:
         """How likely each language is, the likeliest first."""
@@ -322,7 +323,7 @@ class Hearing:
             return [replace(each, words=()) for each in segments]
         if isinstance(memory, Listened):  # who looks where is recorded in PyTorch
             model: Any = by.model
-            memory = model.remembered(torch.from_numpy(memory.states)[None].to(next(model.parameters()).dtype))
+            memory = model.remembered(torch.from_numpy(memory.states)[None].to(dtype_of(model)))
         at, logits = spoken_at(by.model, memory, [*begin, *text, signs.end], len(begin) - 1, by.aligned, size // 2)
         p = logits[:, : signs.end].softmax(-1)
         likely = [float(p[i, token]) for i, token in enumerate(text)]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.core.quantised import dtype_of
 from regard.data.labelled_pictures import Zipped, content_of
 from regard.data.pictures import Pixels, Sight, in_groups
 from regard.data.tokenizers import Tokenizer
@@ -88,9 +89,15 @@ class Viewer(Engines):
             return list(pool.map(look, asks))
 
     def read(self, picture: Any) -> tuple[Pixels, Tensor]:
-        """What it sees of a picture, (H, W, C), and that as the model reads it, (1, C, H, W)."""
+        """What it sees of a picture, (H, W, C), and that as the model reads it, (1, C, H, W); of a video with T frames
+        (T, H, W, C) and (1, T, C, H, W)."""
         (pixels,) = self.seen([picture if isinstance(picture, Viewed) else Viewed(picture)])
-        return pixels, self.sight.tensor(pixels[None]).to(self.device, next(self.model.parameters()).dtype)
+        return pixels, self.sight.tensor(pixels[None]).to(self.device, dtype_of(self.model))
+
+    def film(self, pixels: Pixels) -> Pixels:
+        """A picture as it is; of a video, the first frame of each time, each below the one before: (T · H, W, C)."""
+        c: Any = self.model.config
+        return pixels[:: c.tubelet].reshape(-1, *pixels.shape[2:]) if self.sight.frames else pixels
 
     def attention(
         self,
@@ -102,7 +109,7 @@ class Viewer(Engines):
     ) -> list[AttentionMap]:
         """What every head looks at while the model sees a picture; the view "rollout" is of all heads up to a layer."""
         pixels, x = self.read(picture)
-        how: Any = {"names": names, "heads": heads, "view": view, "pixels": pixels}
+        how: Any = {"names": names, "heads": heads, "view": view, "pixels": self.film(pixels)}
         return attention_maps(self.model, {inputs(self.model)[0]: x}, {}, **how)
 
     def outputs(self, asks: Sequence[Viewed]) -> list[Tensor]:
@@ -121,7 +128,7 @@ class Viewer(Engines):
 
         @torch.inference_mode()
         def looks(pixels: Sequence[Pixels]) -> list[Tensor]:
-            kind = next(model.parameters()).dtype
+            kind = dtype_of(model)
             read = reader.looked(self.sight.tensor(np.stack(pixels)))
             return [head(torch.from_numpy(each)[None].to(kind))[0].float() for each in read]  # type: ignore[operator]
 
@@ -130,7 +137,7 @@ class Viewer(Engines):
     def module(self, model: nn.Module, reason: str) -> Looks:
         @torch.inference_mode()
         def looks(pixels: Sequence[Pixels]) -> list[Tensor]:
-            kind = next(model.parameters()).dtype
+            kind = dtype_of(model)
             x = self.sight.tensor(np.stack(pixels)).to(self.device, kind)
             parts = x.split(1) if self.bitwise else [x]
             return [row for part in parts for row in model(part).float().cpu()]

@@ -97,3 +97,30 @@ def test_where_there_is_nothing_to_see_that_is_said(model: Path, tmp_path: Path)
     (tmp_path / "empty" / "a.jpg").write_text("text")
     with pytest.raises(ValueError, match=r"none of 1 pictures can be seen: .*a\.jpg is no picture"):
         Gallery.build(regard.load(model), tmp_path / "empty", tmp_path / "index")
+
+
+def test_an_index_of_pictures_is_built_once_and_asked(
+    model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = tmp_path / "photos.index"
+    code, _, error = run(capsys, monkeypatch, "index", photos, index, "--model", model)
+    assert (code, "70 pictures, 70 new ones embedded" in error) == (0, True), error
+    (photos / "new.png").write_bytes(png(501))
+    code, out, error = run(capsys, monkeypatch, "search", index, "a dog", "--top", 2)  # as it was built
+    expected = Gallery(regard.load(model), index).search("a dog", top=2)
+    assert (code, out) == (0, "".join(f"{i}\t{hit.score:.4f}\t{hit.path}\n" for i, hit in enumerate(expected, 1))), (
+        error
+    )
+    code, _, error = run(capsys, monkeypatch, "index", photos, index)
+    assert (code, "71 pictures, 1 new one embedded" in error) == (0, True), error
+    code, out, error = run(capsys, monkeypatch, "search", index, photos / "new.png", "--top", 1)
+    assert (code, out) == (0, f"{photos / 'new.png'}\t1\t1.0000\t{photos / 'new.png'}\n"), error
+    assert regard.load(index).search(png(501), top=1)[0].path == str(photos / "new.png")
+    for words, why in (
+        (("index", photos, tmp_path / "other", "--model", model, "--near", "hnsw"), "leave them out"),
+        (("ask", index, "where?", "--reader", model), "an index of pictures"),
+        (("search", index, "a dog", "--by", "words"), "an index of pictures"),
+        (("serve", index), "an index of pictures"),
+    ):
+        code, _, error = run(capsys, monkeypatch, *words)
+        assert (code, why in error) == (2, True), error

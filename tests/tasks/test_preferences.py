@@ -190,6 +190,11 @@ def test_rewards_rank_answers(model: str, folder: Path, talker: Path) -> None:
     assert good > bad
     assert rewarder.reward("No!", [{"role": "user", "content": "Is red 3 good?"}]) == pytest.approx(bad, abs=1e-5)
     assert isinstance(rewarder.reward("Yes"), float)
+    long = "Is red 3 good? " * 500  # leaves an answer no room: it is cut as in training
+    assert rewarder.reward("No!", long) == pytest.approx(rewarder.reward("No!", long + "?"), abs=1e-5)
+    if rewarder.template is None:
+        with pytest.raises(ValueError, match="shorten it"):
+            rewarder.reward("No!", long, long="refuse")
     found = judge(place, folder / "pairs.jsonl")
     assert found["rows"] == 80
     assert found["figures"]["accuracy"]["score"] > 0.9
