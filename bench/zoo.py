@@ -53,7 +53,7 @@ def step(text: str, x: list[Tensor]) -> Callable[[], None]:
 
         return run
     kind = Kind.read(text)
-    module = kind.make(d_k=WIDTH, max_length=q.shape[2])
+    module = kind.make(d_k=WIDTH, max_length=q.shape[2], heads=HEADS)
     assert module is not None
 
     def run_kind() -> None:

@@ -455,8 +455,8 @@ def test_precision_and_shortlist_of_what_is_loaded(tmp_path: Path) -> None:
         expected = plain.hypotheses(LINES[0], extra=0)[0].log_probability
         assert said == pytest.approx(expected, rel=0.1)
         assert (said == expected) == (precision == "fp32")
-    with pytest.raises(ValueError, match="precision = 'int4': choose one of fp32, bf16, int8"):
-        regard.load(tmp_path, precision="int4")
+    with pytest.raises(ValueError, match="precision = 'int3': choose one of fp32, bf16, int8, int4"):
+        regard.load(tmp_path, precision="int3")
     with pytest.raises(ValueError, match="make one with `regard shortlist"):
         regard.load(tmp_path, shortlist=True)
     V = len(translator.tokenizer)

@@ -129,7 +129,7 @@ def axes(model: nn.Module) -> dict[str, Axes]:
 def grids(model: nn.Module) -> dict[str, Grid]:
     """How the patches of what a model sees lie, by the name of that input, the first; {} where it sees nothing."""
     stems = [stem for stem in model.modules() if isinstance(stem, Patches)]
-    times = getattr(model.config, "times", 1)
+    times = getattr(getattr(model, "config", None), "times", 1)
     sizes = ((0 if stem.tokens is None else len(stem.tokens), *stem.grid) for stem in stems)
     of_stem = (Grid(tokens, times * rows, columns, times) for tokens, rows, columns in sizes)
     return dict(zip(inputs(model), of_stem, strict=False))

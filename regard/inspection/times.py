@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 def apart(model: nn.Module) -> bool:
     """Whether an attention of a model looks at parts of what it sees, as at one time of a video."""
-    return getattr(model.config, "space_time", "joint") != "joint"
+    return getattr(getattr(model, "config", None), "space_time", "joint") != "joint"
 
 
 def shared(model: nn.Module, shares: Tensor) -> Tensor:
     """Shares of places, (L,); those of times, (tokens + T,), are shared among their patches."""
-    c: Any = model.config
+    c: Any = getattr(model, "config", None)
     if getattr(c, "space_time", "") != "factorised":
         return shares
     N = c.side**2

@@ -91,7 +91,7 @@ def test_whole_numbers_are_the_same_in_c(kind: str, bits: int) -> None:
     logits = rows.step(np.array(text[-1:]))[0]
     # A number at the edge of two whole ones may fall to either side, by the last bit of what came before it.
     np.testing.assert_allclose(logits, truth(model, text), atol=0.05)
-    assert 1e-3 < np.abs(logits - truth(plain, text)).max() < 1.0
+    assert 1e-3 < np.abs(logits - truth(plain, text)).max() < {8: 0.3, 4: 2.0}[bits]
 
 
 @pytest.mark.parametrize("kind", ["gpt", "llama", "odd", "gemma"])
