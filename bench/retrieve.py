@@ -243,7 +243,7 @@ def answers(place: Path, squad: Path, reader: Path, limit: int, top: int) -> Non
         for each, context in zip(found, contexts, strict=True)
     ]
     judged("with what is found", [each.text for each in found], time.monotonic() - began, f"{np.mean(right):.2f}")
-    if model.template is not None:
+    if getattr(model, "template", None) is not None:
         began = time.monotonic()
         said = [model.chat(CLOSED.format(question=each), beam=1, limit=LIMIT) for each in questions]
         judged("without", said, time.monotonic() - began)

@@ -120,9 +120,7 @@ class AnswerUse:
 class Prompting:
     """How a language model is asked for classes, or one that compares pictures with words."""
 
-    prompt: str | None = (
-        None  # what a model reads, with {text} and then {label} in it, or {label} alone; what T5 reads before
-    )
+    prompt: str | None = None  # what a model reads: {text}, then {label}; or {label} alone; or what T5 reads before
     labels: str | None = None  # `A,B` which there are; 1=good: the label 1, of which the prompt says good
     examples: Path | None = None  # `FILE` rows of a text and its label, shown before each text
     shots: int | None = None  # show so many of them, drawn by chance (default: all, in their order)
