@@ -36,6 +36,9 @@ FUNCTIONS = {
     "cross_entropy": "i iiiaaaafaaaa",
     "attend": "i aaa",
     "attend_back": "i aaaaaaa",
+    "halves": "i ",
+    "attend_half": "i aaa",
+    "attend_half_back": "i aaaaaaa",
     "linear": "i iiiaaaa",
     "linear_back": "- iiiaaaaaa",
     "feed_forward": "i iiiiaaahfaaa",
@@ -48,8 +51,9 @@ FUNCTIONS = {
 }
 AVX2 = ("avx2", "fma")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+VNNI = (*AVX512, "avx512vnni")
 # A wheel's library has every function in each of these variants; what a processor must have for it, the best last.
-VARIANTS = {"plain_": (), "avx2_": AVX2, "avx512_": AVX512, "vnni_": (*AVX512, "avx512vnni")}
+VARIANTS = {"plain_": (), "avx2_": AVX2, "avx512_": AVX512, "vnni_": VNNI, "bf16_": (*VNNI, "avx512bf16")}
 
 
 class UnavailableError(Exception):

@@ -469,3 +469,171 @@ int32_t attend_back(const Attention *A, const Heads *out, const Heads *dout, flo
   free(room);
   return 1;
 }
+
+/* ---------------------------------------------------------------------------------------------- attention in bf16
+
+   The same of numbers in bf16, where the processor multiplies these: two of each at a time, which lie side by side in a
+   word, and sums in fp32. Scores, weights and their gradients are made in fp32, as above, and rounded for the products
+   that they go into. Here a `row` of Heads counts numbers of bf16, and widths are multiples of 32. */
+
+int32_t halves(void) {
+#ifdef __AVX512BF16__
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+#ifdef __AVX512BF16__
+
+/* As `tile`: A's word (i, k) lies at i · row + k · step, B's (k, j) at k · ldb + j, and C is set. */
+INLINE void half_tile(int m, int w, int K, const uint32_t *a, size_t row, size_t step, const uint32_t *b, size_t ldb,
+                      float *c, size_t ldc) {
+  __m512 sum[TILE * 2];
+#pragma GCC unroll 24
+  for (int i = 0; i < m * w; i++) sum[i] = _mm512_setzero_ps();
+  for (int k = 0; k < K; k++) {
+    __m512bh y[2];
+#pragma GCC unroll 2
+    for (int j = 0; j < w; j++) y[j] = (__m512bh)_mm512_loadu_si512(b + k * ldb + j * L);
+#pragma GCC unroll 12
+    for (int i = 0; i < m; i++) {
+      const __m512bh x = (__m512bh)_mm512_set1_epi32((int)a[i * row + k * step]);
+#pragma GCC unroll 2
+      for (int j = 0; j < w; j++) sum[i * w + j] = _mm512_dpbf16_ps(sum[i * w + j], x, y[j]);
+    }
+  }
+#pragma GCC unroll 12
+  for (int i = 0; i < m; i++)
+#pragma GCC unroll 2
+    for (int j = 0; j < w; j++) _mm512_storeu_ps(c + i * ldc + j * L, sum[i * w + j]);
+}
+
+#define HALF_CASE(m, w)                                                                        \
+  case m:                                                                                      \
+    half_tile(m, w, K, a + (size_t)i * row, row, step, b + j, ldb, c + (size_t)i * ldc + j, ldc); \
+    break;
+#define HALF_WIDE(m) HALF_CASE(m, 2)
+#define HALF_NARROW(m) HALF_CASE(m, 1)
+
+/* C (M, N) = A B for K words of each; N is a multiple of 16. */
+static void half_product(int M, int N, int K, const uint32_t *a, size_t row, size_t step, const uint32_t *b, size_t ldb,
+                         float *c, size_t ldc) {
+  for (int i = 0; i < M; i += TILE) {
+    int m = M - i < TILE ? M - i : TILE, j = 0;
+    for (; j + PANEL <= N; j += PANEL) switch (m) { CASES(HALF_WIDE) }
+    if (j < N) switch (m) { CASES(HALF_NARROW) }
+  }
+}
+
+INLINE __m512i words(__m256i x) { return _mm512_cvtepu16_epi32(x); }
+INLINE __m256i rounded(const float *x) { return (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x)); }
+INLINE __m512i paired(__m256i upper, __m256i lower) {
+  return _mm512_or_si512(words(upper), _mm512_slli_epi32(words(lower), 16));
+}
+
+/* x (n, d) in bf16 -> words (⌈n / 2⌉, d): each has a number of an even row, and the one below it. */
+static void pair_rows(int n, int d, const uint16_t *x, size_t stride, uint32_t *to) {
+  for (int i = 0; i < n; i += 2, x += 2 * stride, to += d)
+    for (int j = 0; j < d; j += L) {
+      const __m256i below = i + 1 < n ? _mm256_loadu_si256((const __m256i *)(x + stride + j)) : _mm256_setzero_si256();
+      _mm512_storeu_si512(to + j, paired(_mm256_loadu_si256((const __m256i *)(x + j)), below));
+    }
+}
+
+/* The same of x (n, d) in fp32, which it rounds. */
+static void pair_rounded(int n, int d, const float *x, uint32_t *to) {
+  for (int i = 0; i < n; i += 2, x += 2 * d, to += d)
+    for (int j = 0; j < d; j += L)
+      _mm512_storeu_si512(to + j, paired(rounded(x + j), i + 1 < n ? rounded(x + d + j) : _mm256_setzero_si256()));
+}
+
+/* x (n, d) in fp32 -> in bf16, rows of which lie where `stride` says. */
+static void round_rows(int n, int d, const float *x, uint16_t *to, size_t stride) {
+  for (int i = 0; i < n; i++, x += d, to += stride)
+    for (int j = 0; j < d; j += L) _mm256_storeu_si256((__m256i *)(to + j), rounded(x + j));
+}
+
+INLINE uint16_t *half_of(const Heads *x, int b, int h) { return (uint16_t *)x->at + b * x->batch + h * x->head; }
+/* Rows as words: two numbers that lie side by side. */
+INLINE const uint32_t *words_of(const uint16_t *x) { return (const uint32_t *)x; }
+
+/* Words (n, d / 2) -> (d / 2, width). */
+static void turn_words(int n, int d, const uint16_t *x, size_t stride, uint32_t *to, int width) {
+  transpose(n, d / 2, (const float *)x, stride / 2, (float *)to, width);
+}
+
+int32_t attend_half(const Attention *A, const Heads *out, float *level) {
+  const int T = A->T, S = A->S, width = (S + L - 1) / L * L, d_k = A->d_k, d_v = A->d_v;
+  const size_t pairs = (S + 1) / 2, scores = (size_t)T * width;
+  uint32_t *room = aligned_alloc(64, 64 + 4 * (d_k / 2 * width + pairs * d_v + scores + scores / 2 + T * d_v + width));
+  if (!room) return 0;
+  uint32_t *keys = room, *values = keys + d_k / 2 * width, *weights = values + pairs * d_v;
+  float *p = (float *)(weights + scores / 2), *o = p + scores, *wall = o + (size_t)T * d_v;
+  for (int b = 0; b < A->B; b++)
+    for (int h = 0; h < A->H; h++, level += T) {
+      turn_words(S, d_k, half_of(&A->k, b, h), A->k.row, keys, width);
+      half_product(T, width, d_k / 2, words_of(half_of(&A->q, b, h)), A->q.row / 2, 1, keys, width, p, width);
+      weigh(A, b, h, p, width, wall, level, 0);
+      round_rows(T, width, p, (uint16_t *)weights, width);
+      pair_rows(S, d_v, half_of(&A->v, b, h), A->v.row, values);
+      half_product(T, d_v, pairs, weights, width / 2, 1, values, d_v, o, d_v);
+      round_rows(T, d_v, o, half_of(out, b, h), out->row);
+    }
+  free(room);
+  return 1;
+}
+
+int32_t attend_half_back(const Attention *A, const Heads *out, const Heads *dout, float *level, const Heads *dq,
+                         const Heads *dk, const Heads *dv) {
+  const int T = A->T, S = A->S, width = (S + L - 1) / L * L, d_k = A->d_k, d_v = A->d_v;
+  const int widest = d_k > d_v ? d_k : d_v, longest = T > S ? T : S;
+  const size_t scores = (size_t)T * width, above = (size_t)(T + 1) / 2 * width, some = (size_t)(longest + 1) * widest;
+  uint32_t *room = aligned_alloc(64, 64 + 4 * (2 * scores + 2 * above + 2 * some + widest / 2 * width + width));
+  if (!room) return 0;
+  float *p = (float *)room, *ds = p + scores, *c = ds + scores, *wall = c + some;
+  uint32_t *across = (uint32_t *)(wall + width), *below = across + widest / 2 * width;
+  uint32_t *weights = below + some, *slopes = weights + above;
+  for (int b = 0; b < A->B; b++)
+    for (int h = 0; h < A->H; h++, level += T) {
+      const uint16_t *q = half_of(&A->q, b, h), *k = half_of(&A->k, b, h), *g = half_of(dout, b, h);
+      const uint16_t *o = half_of(out, b, h);
+      turn_words(S, d_k, k, A->k.row, across, width);
+      half_product(T, width, d_k / 2, words_of(q), A->q.row / 2, 1, across, width, p, width);
+      turn_words(S, d_v, half_of(&A->v, b, h), A->v.row, across, width);
+      half_product(T, width, d_v / 2, words_of(g), dout->row / 2, 1, across, width, ds, width);
+      weigh(A, b, h, p, width, wall, level, 1);
+      for (int t = 0; t < T; t++) {
+        float *P = p + (size_t)t * width, *D = ds + (size_t)t * width, sum = 0.0f;
+        vec along = all(0.0f);
+        for (int i = 0; i < d_v; i += WIDTH)
+          along += (vec)(widened(g + t * dout->row + i) * widened(o + t * out->row + i));
+        sum = total(along);
+        for (int i = 0; i < width; i += L) store(D + i, load(P + i) * (load(D + i) - sum) * A->scale);
+      }
+      pair_rounded(T, width, p, weights);
+      pair_rows(T, d_v, g, dout->row, below);
+      half_product(S, d_v, (T + 1) / 2, weights, 1, width, below, d_v, c, d_v);
+      round_rows(S, d_v, c, half_of(dv, b, h), dv->row);
+      pair_rounded(T, width, ds, slopes);
+      pair_rows(T, d_k, q, A->q.row, below);
+      half_product(S, d_k, (T + 1) / 2, slopes, 1, width, below, d_k, c, d_k);
+      round_rows(S, d_k, c, half_of(dk, b, h), dk->row);
+      round_rows(T, width, ds, (uint16_t *)weights, width);
+      pair_rows(S, d_k, k, A->k.row, below);
+      half_product(T, d_k, (S + 1) / 2, weights, width / 2, 1, below, d_k, c, d_k);
+      round_rows(T, d_k, c, half_of(dq, b, h), dq->row);
+    }
+  free(room);
+  return 1;
+}
+
+#else
+
+int32_t attend_half(const Attention *A, const Heads *out, float *level) { return (void)A, (void)out, (void)level, 0; }
+int32_t attend_half_back(const Attention *A, const Heads *out, const Heads *dout, float *level, const Heads *dq,
+                         const Heads *dk, const Heads *dv) {
+  return (void)A, (void)out, (void)dout, (void)level, (void)dq, (void)dk, (void)dv, 0;
+}
+
+#endif

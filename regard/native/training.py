@@ -22,7 +22,7 @@ LARGE = 2**16  # scores of a head: beyond, they leave the cache, and PyTorch's k
 
 
 class Heads(Structure):
-    """A tensor (B, H, T, d) of fp32."""
+    """A tensor (B, H, T, d) of fp32, or of bf16."""
 
     _fields_ = [("at", c_void_p), *fields(c_int64, "batch head row")]
 
@@ -74,7 +74,9 @@ class NativeKernels:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, scale: float) -> Tensor | None:
         """`regard.core.attention.attend` without bias and dropout."""
-        if not all(_known(x) and x.dim() == 4 for x in (q, k, v)) or not _whole(q.shape[3], v.shape[3]):
+        half = q.dtype == torch.bfloat16 and self.lib.halves()
+        dtype, unit = (torch.bfloat16, 2 * VECTOR) if half else (torch.float32, VECTOR)
+        if not all(_known(x, dtype) and x.dim() == 4 for x in (q, k, v)) or q.shape[3] % unit or v.shape[3] % unit:
             return None
         (B, H, T, d_k), S = q.shape, k.shape[2]
         if k.shape != (B, H, S, d_k) or v.shape[:3] != k.shape[:3] or not 0 < T * S <= LARGE:
@@ -86,7 +88,8 @@ class NativeKernels:
             mask = mask.dense(T, S)
         if mask is not None and not _masks(mask, (B, H, T, S)):
             return None
-        return _Attend.apply(self.lib, _in_rows(q), _in_rows(k), _in_rows(v), mask, causal, scale)
+        ways = (self.lib.attend_half, self.lib.attend_half_back) if half else (self.lib.attend, self.lib.attend_back)
+        return _Attend.apply(ways, _in_rows(q), _in_rows(k), _in_rows(v), mask, causal, scale)
 
     def linear(self, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor | None:
         """x Wᵀ + b."""
@@ -151,12 +154,12 @@ class NativeKernels:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, lib: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+        ctx: Any, ways: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
     ) -> Tensor:
-        out, level = _rows_like(q, v.shape[3]), q.new_empty(q.shape[:3])
-        ctx.lib, ctx.causal, ctx.scale = lib, causal, scale
+        out, level = _rows_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+        (attend, ctx.back), ctx.causal, ctx.scale = ways, causal, scale
         ctx.save_for_backward(q, k, v, mask, out, level)
-        _done(lib.attend(_attention(q, k, v, mask, causal, scale), _heads(out), level))
+        _done(attend(_attention(q, k, v, mask, causal, scale), _heads(out), level))
         return out
 
     @staticmethod
@@ -167,7 +170,7 @@ class _Attend(torch.autograd.Function):
         together = [[q, k, v]] if of_one else [[q], [k, v]]
         dq, dk, dv = (x for parts in together for x in _side_by_side(parts))
         about, g = _attention(q, k, v, mask, ctx.causal, ctx.scale), _in_rows(g)
-        _done(ctx.lib.attend_back(about, _heads(out), _heads(g), level, *map(_heads, (dq, dk, dv))))
+        _done(ctx.back(about, _heads(out), _heads(g), level, *map(_heads, (dq, dk, dv))))
         return None, dq, dk, dv, None, None, None
 
 
@@ -287,8 +290,8 @@ class _Dropout(torch.autograd.Function):
         return None, dx, None
 
 
-def _known(x: Tensor) -> bool:
-    return x.dtype == torch.float32 and x.device.type == "cpu"
+def _known(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    return x.dtype == dtype and x.device.type == "cpu"
 
 
 def _whole(*widths: int) -> bool:
@@ -327,8 +330,9 @@ def _at(x: Tensor | None) -> int | None:
 
 
 def _in_rows(x: Tensor) -> Tensor:
-    """x with the numbers of a row side by side."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """x with the numbers of a row side by side; of bf16 a row begins with a whole word."""
+    whole = x.dtype == torch.float32 or not (x.data_ptr() % 4 or any(stride % 2 for stride in x.stride()[:-1]))
+    return x if x.stride(-1) == 1 and whole else x.contiguous()
 
 
 def _rows_like(x: Tensor, d: int) -> Tensor:

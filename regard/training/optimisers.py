@@ -20,6 +20,7 @@ from regard.checks import above, at_least, one_of, share
 from regard.core.added import Added, own
 from regard.core.blocks import layers_of
 from regard.core.positions import Positions
+from regard.core.stems import Convolutions, Frames, ResNet
 
 OPTIMISERS = ("adam", "adamw", "adafactor", "muon")
 
@@ -154,6 +155,9 @@ def hidden_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
                 found[weight] = (module.hidden_size,) * (len(weight) // module.hidden_size)
         elif isinstance(module, Added):
             found |= {matrix: (len(matrix),) for matrix in module.matrices()}
+    for stem in (m for m in model.modules() if isinstance(m, Convolutions | Frames | ResNet)):
+        kernels = [m.weight for m in stem.modules() if isinstance(m, nn.Conv1d | nn.Conv2d)]
+        found |= {kernel: (len(kernel),) for kernel in kernels[1:]}  # the first one reads pixels, or bands of a sound
     tables = _tables(model)
     return {weight: parts for weight, parts in found.items() if weight.requires_grad and weight not in tables}
 
@@ -277,7 +281,8 @@ class Muon(_Optimiser):
             if not state:
                 state["momentum"] = torch.zeros_like(g)
             m = state["momentum"].lerp_(g, 1 - momentum)
-            for matrix in zip(p.detach().split(parts), g.split(parts), m.split(parts), strict=True):
+            # Of a kernel a row is what makes one of its channels.
+            for matrix in zip(*(x.flatten(1).split(parts) for x in (p.detach(), g, m)), strict=True):
                 rows, columns = matrix[0].shape
                 key = min(rows, columns), max(rows, columns), g.dtype, g.device
                 batches[key].append([x.mT if rows > columns else x for x in matrix])

@@ -89,7 +89,7 @@ def test_each_variant_says_what_pytorch_says(installed: Path, variant: str, monk
     if variant not in build.variants(lib):
         pytest.skip("not on this processor")
     functions = build.functions(lib, variant)
-    assert functions.worth_it() == (variant in ("avx512_", "vnni_"))
+    assert functions.worth_it() == (variant in ("avx512_", "vnni_", "bf16_"))
     monkeypatch.setattr(build, "library", lambda: functions)
     torch.manual_seed(0)
     for changes in ({"norm": "pre"}, {"d_model": 36, "heads": 3, "d_k": 7, "d_ff": 50, "feed_forward": "swiglu"}):

@@ -14,6 +14,7 @@ from regard.core.layers import linear
 from regard.core.outputs import HeadConfig
 from regard.models.encoder import Encoder, bert_tiny
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.vision import Vision, cct_2
 from regard.training import optimisers
 from regard.training.optimisers import (
     Adafactor,
@@ -124,6 +125,21 @@ def test_what_is_frozen_is_left_alone() -> None:
     model.requires_grad_(False)
     with pytest.raises(ValueError, match="nothing to train"):
         build(model, OptimiserConfig())
+
+
+def test_muon_takes_the_kernels_that_read_no_pixels_a_row_for_each_channel() -> None:
+    model = Vision(cct_2(size=8), HeadConfig("classes", size=2))
+    pixels, hidden = (m.weight for m in model.modules() if isinstance(m, nn.Conv2d))
+    found = hidden_matrices(model)
+    assert pixels not in found
+    assert found[hidden] == (128,)
+    before = hidden.detach().clone()
+    optimiser = build(model, MUON)
+    optimiser.param_groups[0]["lr"] = 1.0
+    hidden.grad = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1))
+    optimiser.step()
+    sizes = torch.linalg.svdvals((hidden.detach() - before).flatten(1)) / (0.2 * math.sqrt(576))
+    assert 0.6 < sizes.min() <= sizes.max() < 1.3  # of a drawn matrix they are 0.5 to 1.5 times their mean
 
 
 def test_muon_asks_for_a_stack() -> None:
