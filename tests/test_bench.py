@@ -1,5 +1,7 @@
 """The benchmarks still run; what they print is not judged."""
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -7,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from regard.core.outputs import HeadConfig
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
+from regard.models.family import build, configure
 from regard.models.transformer import Transformer, TransformerConfig
 
 ROOT = Path(__file__).parents[1]
@@ -148,3 +152,41 @@ def test_the_plan_of_the_papers_own_run_takes_as_long_as_it_did() -> None:
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "3.51-3.51" in printed  # days; 3.5 in the paper
     assert "1.285" in printed  # 2 · 15/16 · 4 bytes · 214,245,376 · 8 / 1e10
+
+
+PAIRS = [{"prompt": f"Say {i} and {i + 7}", "answer": f"It is {i}, and {i + 7}."} for i in range(40)]
+TAUGHT = {
+    "converse": (
+        "task: {name: converse, template: plain}\ndata: {train: {jsonl: rows.jsonl}, max_length: 64, hold_out: 2}",
+        PAIRS,
+        ("perplexity", "0.3 M"),
+    ),
+    "classify": (
+        "task: {name: classify}\ndata: {train: {jsonl: rows.jsonl}, max_length: 16, hold_out: 4}",
+        [{"text": f"{row['prompt']} {i}", "label": "ab"[i % 2]} for i, row in enumerate(PAIRS)],
+        ("accuracy", "95.1"),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TAUGHT)
+def test_the_benchmark_of_ways_to_teach_prints_a_row_for_each(name: str, tmp_path: Path) -> None:
+    recipe, rows, shown = TAUGHT[name]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    tokenizer = Tokenizer.learn(TokensConfig("bpe", 270), [" ".join(row.values()) for row in rows])
+    head = HeadConfig("classes", 2) if name == "classify" else None
+    preset = "bert-tiny" if name == "classify" else "gpt-tiny"
+    model = build(configure(preset, ("layers=1", "max_length=64"), vocabulary=len(tokenizer)), head)
+    purpose = {"name": "classify", "labels": ["a", "b"]} if name == "classify" else {"name": "generate"}
+    storage.save(model, tmp_path / "base", storage.Purpose(purpose, {}))
+    tokenizer.save(tmp_path / "base" / "tokenizer.json")
+    train = "model: {from: base}\ntrain: {steps: 1, batch_tokens: 256, optimiser: {name: adamw}}\n"
+    (tmp_path / "taught.yaml").write_text(f"{recipe}\n{train}")
+    program = [sys.executable, ROOT / "bench" / "methods.py"]
+    command = [*program, "taught.yaml", "--only", "everything,lora", "--out", "found"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    assert all(word in result.stdout for word in ("seconds", "the paper says", "94.8", "│ lora ", *shown))
+    wrong = subprocess.run([*program, "taught.yaml", "--only", "lara"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, "--only lara: there are everything, lora," in wrong.stderr) == (2, True)

@@ -145,7 +145,7 @@ class Input:
 
 def _typed() -> Iterator[str]:
     """What a person types, line by line, until end of file."""
-    with _history() if sys.stdout.isatty() else nullcontext():
+    with history("history"):
         while True:
             try:
                 yield input("> " if sys.stdout.isatty() else "")
@@ -154,15 +154,17 @@ def _typed() -> Iterator[str]:
 
 
 @contextmanager
-def _history() -> Iterator[None]:
-    """Lines can be edited, and those of earlier times found again; nobody else may read them."""
+def history(name: str) -> Iterator[None]:
+    """At a terminal, lines can be edited, and those of earlier times found again; nobody else may read them."""
     try:
         import readline  # which `input` then uses
     except ImportError:  # as on Windows
+        readline = None  # type: ignore[assignment]
+    if readline is None or not sys.stdout.isatty():
         yield
         return
-    past = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "regard" / "history"
-    with suppress(OSError):  # a line is translated also where none can be kept
+    past = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "regard" / name
+    with suppress(OSError):  # a line is answered also where none can be kept
         past.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(past, os.O_CREAT | os.O_WRONLY, 0o600))
         readline.read_history_file(past)

@@ -371,25 +371,28 @@ class Talk:
 
     def at_terminal(self) -> None:
         """Say what is typed, line by line."""
-        with suppress(ImportError):
-            import readline  # noqa: F401  by which a line can be edited
+        from regard.cli.bulk import history
+
         typer.echo("/reset begins anew, Ctrl-D ends", err=True)
-        while True:
-            try:
-                text = input("> ")
-            except EOFError:
-                typer.echo()
-                return
-            if text.strip() == "/reset":
-                self.said.clear()
-            elif text.strip():
-                try:
-                    self.say(text)
-                except KeyboardInterrupt:  # enough: what it has said stands
-                    typer.echo()
-                except ValueError as error:
-                    typer.echo(f"error: {error}", err=True)
-                    del self.said[-1 if self.said[-1]["role"] == "user" else -2 :]
+        with history("chat"):
+            while (text := self._heard()) is not None:
+                if text.strip() == "/reset":
+                    self.said.clear()
+                elif text.strip():
+                    try:
+                        self.say(text)
+                    except KeyboardInterrupt:  # enough: what it has said stands
+                        typer.echo()
+                    except ValueError as error:
+                        typer.echo(f"error: {error}", err=True)
+                        del self.said[-1 if self.said[-1]["role"] == "user" else -2 :]
+
+    def _heard(self) -> str | None:
+        try:
+            return input("> ")
+        except EOFError:
+            typer.echo()
+            return None
 
     def _fitting(self) -> Prompt:
         """The conversation, without its oldest turns if need be."""

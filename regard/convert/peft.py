@@ -5,7 +5,8 @@ product of theirs may be three of ours, as in GPT-2: A of each is then theirs, a
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BEFORE = "base_model.model."  # a name; of what is put before a text, "base_model."
 HEADS = {"classifier", "score", "qa_outputs"}  # which peft always saves along
 VECTORS = "prompt_embeddings"
+LOW, LOOKED_UP = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")  # ends of names
 # Of their settings, what ours always are.
 NEUTRAL: dict[str, Any] = {"bias": "none", "rank_pattern": {}, "alpha_pattern": {}}
 NEUTRAL |= dict.fromkeys(("use_dora", "use_qalora", "lora_bias"), False)
@@ -79,9 +81,9 @@ def read(directory: Path, base: Path, made: Path, place: Path) -> None:
     """Write what a directory of peft's adds to a model of ours as a model directory, which will be at a place."""
     path = directory / CONFIG
     try:
-        about = json.loads(read_whole(path, storage.LARGEST))
+        about = dict(json.loads(read_whole(path, storage.LARGEST)))
         tensors = {_bare(name): x.float() for name, x in load_file(directory / WEIGHTS).items()}
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise ValueError(f"{directory} is not a whole directory of peft's: {error}") from None
     source = Source.load(base)
     try:
@@ -90,17 +92,17 @@ def read(directory: Path, base: Path, made: Path, place: Path) -> None:
             if (value := about.get(name)) not in (None, plain):
                 raise ValueError(f"{name} = {value!r} cannot be expressed")
         change, values = kind(about, tensors, source)
-        head = _head(source, tensors)
+        head = _head(about, tensors, source)
         if tensors:
             raise ValueError(f"{WEIGHTS} has a tensor {min(tensors)!r}, which nothing here reads")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, re.error) as error:
         raise ValueError(f"{path}: {error}") from None
     model = storage.begin(base, source.config, source.head, [change], anew=bool(head))
     own = dict(model.named_parameters())
     with torch.no_grad():
         for name, p in own.items():
             if name in model.base.own and (".lora." in name or not name.startswith("output.")):  # type: ignore[union-attr, operator]
-                p.fill_(1.0 if ".ia3." in name else 0.0)  # what they have not changed
+                p.fill_(1.0 if ".ia3." in name else 0.0)  # what their settings do not name
         for name, x in (values | head).items():
             if own[name].shape != x.shape:
                 raise ValueError(f"{directory} is of another model than {base}: {name} is {tuple(x.shape)} there")
@@ -118,25 +120,74 @@ def _bare(name: str) -> str:
 Read = tuple[dict[str, Any], dict[str, Tensor]]  # a change, and what it has been taught by our names
 
 
-def _taken(tensors: dict[str, Tensor], source: Source, *ends: str) -> Iterator[tuple[Aimed, list[Tensor]]]:
-    """Of each product that they have changed, the tensors with these ends, which are taken out."""
+def _within(name: str, modules: Sequence[str] | None) -> bool:
+    """Whether a tensor or module of theirs is one of these modules, or inside one."""
+    return any(f".{module}." in f".{name}." for module in modules or ())
+
+
+def _targeted(about: Mapping[str, Any], name: str, roles: Sequence[str]) -> bool:
+    """Whether peft adds to the product of this name, by its settings: a list has ends of names, a text is a pattern."""
+
+    def said(given: Any) -> bool:
+        if isinstance(given, str):
+            return re.fullmatch(given, name) is not None
+        return any(f".{name}".endswith(f".{end}") for end in given or ())
+
+    modules, layers, before = (about.get(key) for key in ("target_modules", "layers_to_transform", "layers_pattern"))
+    if not modules:
+        raise ValueError("it has no target_modules, which say what was added to")
+    if said(about.get("exclude_modules")) or _within(name, about.get("modules_to_save")):
+        return False
+    if isinstance(modules, str) and modules.lower() == "all-linear":
+        return not set(ENDS) & set(roles)
+    if isinstance(modules, str) or name in modules or layers in (None, []):
+        return said(modules)
+    among = [before] if isinstance(before, str) else before or [r"[^.]*"]
+    at = re.match(rf"(?:.*?\.)?(?:{'|'.join(among)})\.(\d+)\.", name)
+    return at is not None and int(at[1]) in (layers if isinstance(layers, list) else [layers]) and said(modules)
+
+
+def _missing(name: str, setting: str) -> ValueError:
+    return ValueError(f"{WEIGHTS} has no tensor {name!r}, though {setting} says that it was taught")
+
+
+def _taken(
+    about: Mapping[str, Any], tensors: dict[str, Tensor], source: Source, ends_of: Callable[[Aimed], Sequence[str]]
+) -> Iterator[tuple[Aimed, list[Tensor]]]:
+    """Of each product that their settings name, its tensors with these ends, which are taken out; all must be there."""
     base = foreign.their_config(source)[0].base
     for part in parts(source):
-        for name in dict.fromkeys((part.theirs, part.theirs.removeprefix(base), base + part.theirs)):
-            if all(f"{name}.{end}" in tensors for end in ends):
-                yield part, [tensors.pop(f"{name}.{end}") for end in ends]
+        names, ends = (part.theirs, part.theirs.removeprefix(base), base + part.theirs), ends_of(part)
+        there = [name for name in names if any(f"{name}.{end}" in tensors for end in ends)]
+        meant = [name for name in names if _targeted(about, name, part.roles)]
+        if there and not meant:
+            raise ValueError(f"{WEIGHTS} has tensors of {there[0]!r}, which target_modules and its like do not name")
+        if meant and ends:
+            for end in ends:
+                if f"{(there or meant)[0]}.{end}" not in tensors:
+                    raise _missing(f"{(there or meant)[0]}.{end}", "target_modules")
+            yield part, [tensors.pop(f"{there[0]}.{end}") for end in ends]
+
+
+def _dealt(part: Aimed, x: Tensor, widths: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+    """The share of each role in what was added to a product."""
+    if len(x) != sum(widths):
+        raise ValueError(f"{part.theirs} has {sum(widths)} numbers in the base, and {len(x)} in {WEIGHTS}")
+    return zip(part.roles, x.split(list(widths)), strict=True)
 
 
 def _lora(about: Mapping[str, Any], tensors: dict[str, Tensor], source: Source) -> Read:
     found, roles, ours = dict[str, Tensor](), set[str](), _ours(source)
-    pairs = [("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")]
     for name in [name for name in tensors if name.endswith(".base_layer.weight")]:
         del tensors[name]  # what they have added to, which they may save along
-    for part, (a, b) in (each for names in pairs for each in _taken(tensors, source, *names)):
+
+    def ends_of(part: Aimed) -> Sequence[str]:
+        return LOOKED_UP if part.roles == ("embedding",) else LOW
+
+    for part, (a, b) in _taken(about, tensors, source, ends_of):
         roles |= set(part.roles)
         rows = ours[part.path].rows
-        widths = [rows[role].stop - rows[role].start for role in part.roles]
-        for role, own in zip(part.roles, b.split(widths), strict=True):
+        for role, own in _dealt(part, b, [rows[role].stop - rows[role].start for role in part.roles]):
             found |= {f"{part.path}.lora.a.{role}": a, f"{part.path}.lora.b.{role}": own}
     settings = {"rank": about["r"], "alpha": float(about["lora_alpha"]), "dropout": float(about.get("lora_dropout", 0))}
     settings |= {"where": [r for r in (*ROLES, *ENDS) if r in roles], "stabilised": bool(about.get("use_rslora"))}
@@ -144,29 +195,37 @@ def _lora(about: Mapping[str, Any], tensors: dict[str, Tensor], source: Source) 
 
 
 def _ia3(about: Mapping[str, Any], tensors: dict[str, Tensor], source: Source) -> Read:
-    found, roles = dict[str, Tensor](), set[str]()
-    for part, (scales,) in _taken(tensors, source, "ia3_l"):
+    found, roles, ours = dict[str, Tensor](), set[str](), _ours(source)
+    for part, (scales,) in _taken(about, tensors, source, lambda part: () if {*part.roles} & {*ENDS} else ("ia3_l",)):
         inside = scales.shape[0] == 1 and scales.shape[1] > 1
         if inside != bool(INSIDE & set(part.roles)):
             raise ValueError(f"{part.theirs}: of it regard scales what it {'makes' if inside else 'reads'}")
         roles |= set(part.roles)
-        rows = next(each.rows for each in products(source.model) if each.path == part.path)
+        rows = ours[part.path].rows
         widths = [scales.numel()] if inside else [rows[role].stop - rows[role].start for role in part.roles]
-        for role, own in zip(part.roles, scales.flatten().split(widths), strict=True):
+        for role, own in _dealt(part, scales.flatten(), widths):
             found[f"{part.path}.ia3.scale.{role}"] = own
     return {"ia3": {"where": [role for role in ROLES if role in roles]}}, found
+
+
+def _vectors(tensors: dict[str, Tensor]) -> Tensor:
+    if VECTORS not in tensors:
+        raise _missing(VECTORS, "peft_type")
+    return tensors.pop(VECTORS)
 
 
 def _prompt(about: Mapping[str, Any], tensors: dict[str, Tensor], source: Source) -> Read:
     stem = "source_embedding" if isinstance(source.model, EncoderDecoder) else "stem"
     n = about["num_virtual_tokens"]
-    return {"prompt": {"length": n}}, {f"{stem}.prompt.vectors": tensors.pop(VECTORS)[:n]}
+    return {"prompt": {"length": n}}, {f"{stem}.prompt.vectors": _vectors(tensors)[:n]}
 
 
 def _prefix(about: Mapping[str, Any], tensors: dict[str, Tensor], source: Source) -> Read:
-    found, n, whole = dict[str, Tensor](), about["num_virtual_tokens"], tensors.pop(VECTORS)
+    found, n, whole = dict[str, Tensor](), about["num_virtual_tokens"], _vectors(tensors)
     layers = list(_prefixed(source))
     for i, (path, attention) in enumerate(layers):
+        if whole.shape != (n, shape := 2 * len(layers) * attention.kv_heads * attention.d_k):
+            raise ValueError(f"{VECTORS} is {tuple(whole.shape)}, and of the base it would be {(n, shape)}")
         each = whole.view(n, 2 * len(layers), attention.kv_heads, -1)
         for j, name in enumerate(("keys", "values")):
             found[f"{path}.prefix.{name}"] = each[:, _entry(source, i, len(layers)) + j].transpose(0, 1)
@@ -192,11 +251,14 @@ def _entry(source: Source, i: int, layers: int) -> int:
     return 4 * i % (2 * layers) if isinstance(source.model, EncoderDecoder) else 2 * i
 
 
-def _head(source: Source, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _head(about: Mapping[str, Any], tensors: dict[str, Tensor], source: Source) -> dict[str, Tensor]:
     """The tensors of a head that they have saved along, by our names; taken out."""
     table, top, _ = foreign.their_config(source)
     found: dict[str, Tensor] = {}
     for pair in foreign.lines(table, top, source.config, source.tensors):
+        for name in pair.theirs[0]:
+            if name not in tensors and _within(name, about.get("modules_to_save")):
+                raise _missing(name, "modules_to_save")
         if pair.ours.startswith("output.") and len(pair.theirs[0]) == 1 and pair.theirs[0][0] in tensors:
             found[pair.ours] = tensors.pop(pair.theirs[0][0])
     return found
@@ -257,9 +319,7 @@ def _write_lora(change: Lora, source: Source) -> Read:
             at = slice(None) if alone else added.rows[role]
             columns = slice(0, change.rank) if alike else slice(i * change.rank, (i + 1) * change.rank)
             b[at, columns] = added.b[role]
-        names = (
-            ("lora_embedding_A", "lora_embedding_B") if roles == ["embedding"] else ("lora_A.weight", "lora_B.weight")
-        )
+        names = LOOKED_UP if roles == ["embedding"] else LOW
         found |= {f"{part.theirs}.{name}": x for name, x in zip(names, (a, b), strict=True)}
     if any(len(x) != rank for name, x in found.items() if "A" in name.rpartition(".lora_")[2]):
         found = {name: _filled(x, rank, int("B" in name.rpartition(".lora_")[2])) for name, x in found.items()}
@@ -277,7 +337,7 @@ def _filled(x: Tensor, rank: int, axis: int) -> Tensor:
 
 
 def _write_ia3(change: IA3, source: Source) -> Read:
-    found, modules = dict[str, Tensor](), {each.path: each for each in products(source.model)}
+    found, modules = dict[str, Tensor](), _ours(source)
     inside: list[str] = []
     for part in parts(source):
         each = modules[part.path]

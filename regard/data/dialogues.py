@@ -28,7 +28,8 @@ Turns = list[dict[str, Any]]
 class DialogueFiles(RowFiles):
     """Where conversations are: one tsv, csv or jsonl, or a json, which is a list of objects; `.gz` if you like.
 
-    A row has `messages`, or a `prompt`, perhaps with an `input`, and its `answer`; and perhaps a `system` message.
+    A row has `messages`, or a `prompt`, perhaps with an `input`, and its `answer`; and perhaps a `system` message. Of
+    two conversations it may have the one that was `chosen`.
     """
 
     ways = (*WAYS, "json")
@@ -74,6 +75,9 @@ class DialogueFiles(RowFiles):
         return next((x for place in known if (x := inside(held, str(place))) is not None), None)
 
     def _made(self, row: Row, messages: Turns | None, where: str, held: Any) -> Row:
+        chosen = whole(held.get("chosen")) if isinstance(held, Mapping) and "prompt" not in row else None
+        if messages is None and isinstance(chosen, list):
+            messages = turns(chosen, where)
         if messages is None:
             messages = [
                 *asked(row, where, self.parts[0], held),

@@ -7,6 +7,7 @@ Several conversations fill a block, and none of them sees another.
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,7 +27,7 @@ from regard.data.dialogues import DialogueFiles, Turns, words
 from regard.data.rows import Row
 from regard.data.text import decoded
 from regard.data.tokenizers import Tokenizer
-from regard.tasks.asks import Writing
+from regard.tasks.asks import ReachError, Writing
 from regard.tasks.classify import Evaluation
 from regard.tasks.generate import Generate, WriteConfig
 from regard.tasks.generator import Generator
@@ -213,9 +214,11 @@ def answered(predictor: Generator, held_out: Sequence[Row]) -> list[Sample]:
     for row in held_out[: 4 * SAMPLES]:
         messages, expected = last(row)
         if messages and len(samples) < SAMPLES:
-            prompt = predictor.conversation(messages)
-            if predictor.reach is None or len(prompt.ids or ()) < predictor.reach:
-                samples.append(Sample(messages[-1]["content"], predictor.chat(messages, limit=60, seed=0), expected))
+            with suppress(ReachError):  # of one that is too long
+                prompt = predictor.conversation(messages)
+                if predictor.reach is None or len(prompt.ids or ()) < predictor.reach:
+                    said = predictor.chat(messages, limit=60, seed=0)
+                    samples.append(Sample(messages[-1]["content"], said, expected))
     return samples or [Sample("", "", "")]
 
 

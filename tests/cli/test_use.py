@@ -644,16 +644,23 @@ import sys
 from regard.cli.bulk import Input
 print(list(ask.text for ask in Input([__import__("pathlib").Path("-")], jsonl=False, errors="strict")))
 """
+TALK = """
+from regard.cli.use import Talk
+talk, said = object.__new__(Talk), []
+talk.say = said.append
+talk.at_terminal()
+print(said)
+"""
 
 
-def at_a_prompt(keys: bytes, state: Path) -> bytes:
+def at_a_prompt(keys: bytes, state: Path, program: str = PROMPT) -> bytes:
     """What a terminal shows when these keys are pressed."""
     pty = pytest.importorskip("pty")
     pytest.importorskip("readline")
     ours, theirs = pty.openpty()
     environment = {**os.environ, "XDG_STATE_HOME": str(state), "TERM": "xterm"}
     process = subprocess.Popen(
-        [sys.executable, "-c", PROMPT], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+        [sys.executable, "-c", program], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
     )
     os.close(theirs)
     shown = b""
@@ -675,6 +682,14 @@ def test_a_prompt_has_editing_and_history(tmp_path: Path) -> None:
     assert b"['a dog runs']" in at_a_prompt(b"a dg runs" + back * 6 + b"o\n\x04", tmp_path)
     assert b"['a dog runs', 'two']" in at_a_prompt(up + b"\ntwo\n\x04", tmp_path)
     assert (tmp_path / "regard" / "history").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_conversation_has_a_history_of_its_own(tmp_path: Path) -> None:
+    up = b"\x1b[A"
+    at_a_prompt(b"a dog runs\n\x04", tmp_path)
+    assert b"['Who are you?']" in at_a_prompt(b"Who are you?\n\x04", tmp_path, TALK)
+    assert b"['Who are you?', 'Why?']" in at_a_prompt(up + b"\nWhy?\n\x04", tmp_path, TALK)
+    assert (tmp_path / "regard" / "chat").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_pipe_is_told_how_far_it_is_too(

@@ -62,6 +62,14 @@ def test_what_has_no_answer_is_counted_and_what_is_no_conversation_named(tmp_pat
         list(DialogueFiles(json=str(tmp_path / "a.json")).read())
 
 
+def test_the_chosen_one_of_two_conversations_is_a_conversation(tmp_path: Path) -> None:
+    both = {"chosen": "\n\nHuman: Hi!\n\nAssistant: Hello.", "rejected": "\n\nHuman: Hi!\n\nAssistant: What?"}
+    (row,) = DialogueFiles(jsonl=lines(tmp_path / "a.jsonl", both)).read()
+    assert row["messages"] == SAID
+    (row,) = DialogueFiles(jsonl=lines(tmp_path / "a.jsonl", both | {"prompt": "So?", "answer": "So."})).read()
+    assert row["messages"][0]["content"] == "So?"
+
+
 def test_every_form_of_a_preference_is_a_prompt_and_two_answers(tmp_path: Path) -> None:
     good, bad = ([*HI, {"role": "assistant", "content": x}] for x in ("Hello.", "What?"))
     forms = [

@@ -213,6 +213,25 @@ def test_rewards_rank_answers(model: str, folder: Path, talker: Path) -> None:
     assert rewarder.framed([rewarder.given("Yes.", row["messages"])])[0][0].ids == list(example[0])
 
 
+@pytest.mark.parametrize("task", ["reward", "prefer"])
+def test_dialogues_that_are_one_text_are_learnt_from(task: str, folder: Path, talker: Path) -> None:
+    """As hh-rlhf has them: two of all turns, of which the last answer differs; some are longer than the model reads."""
+    rows = list[str]()
+    for i, colour in enumerate(COLOURS * 20):
+        asked = f"\n\nHuman: {i}?\n\nAssistant: Yes.\n\nHuman: {colour} {i}{'?' * 90 * (i % 4 == 0)}\n\nAssistant:"
+        rows.append(json.dumps({"chosen": f"{asked} Yes, {colour} is.", "rejected": f"{asked} No!"}) + "\n")
+    for name, some in (("dialogues", rows[:60]), ("held", rows[60:])):
+        (folder / f"{name}.jsonl").write_text("".join(some))
+    held = "valid: {jsonl: held.jsonl}, test: {jsonl: held.jsonl}"
+    data = f"{{train: {{jsonl: dialogues.jsonl}}, {held}, max_length: 96}}"
+    place = run(recipe(folder, f"dialogues-{task}", f"{{name: {task}}}", data, "{from: runs/talker}"))
+    figures = json.loads((place / "evaluation.json").read_text())
+    assert 0 <= figures["accuracy"]["score"] <= 1
+    (row, *_) = prepare(reading.load(str(folder / f"dialogues-{task}.yaml"))).valid
+    assert [each["role"] for each in row["messages"]] == ["user", "assistant", "user"]
+    assert row["rejected"] == "No!"
+
+
 def test_answers_are_judged_and_rewarded(folder: Path, talker: Path) -> None:
     silent = run(recipe(folder, "silent", "{name: converse}", TALKS), "train.steps=1")
     place = run(recipe(folder, "reward-answers", "{name: reward}", PAIRS, "{from: runs/talker}"), "train.steps=25")
