@@ -29,7 +29,7 @@ from regard.data.sentences import UNSPACED
 from regard.data.text import Skipped, open_bytes
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.spans import TAG, bio, of_counts, span_counts, spans
-from regard.tasks.classify import SHOWN, Evaluation
+from regard.tasks.classify import SHOWN, Evaluation, check_known
 from regard.tasks.reader import Framed, Given, Pictured, Rated, Reader, Span, batched, check_length, windows
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import TagUse
@@ -289,6 +289,7 @@ class Tag(Task):
         return tagger
 
     def measure(self, predictor: Tagger, held_out: Sequence[Row], recipe: Any) -> Measured:
+        check_known((row["tags"] for row in held_out), self.labels, self.rows, "tags")
         said = predictor.tag([row["words"] for row in held_out])
         counts = span_counts([row["tags"] for row in held_out], [each.tags for each in said])
         samples = []
