@@ -348,7 +348,6 @@ def _read(
     from regard.api import load
     from regard.cli import bulk
     from regard.cli.bulk import ANYTHING, ONE, Input, Notes, Output, about_models, named_texts
-    from regard.data.labelled_pictures import is_picture
     from regard.tasks.reader import Given
 
     array = lines.output is not None and lines.output.suffix == ".npy"
@@ -365,8 +364,6 @@ def _read(
         text, pair = (given.get(key, second) for key in (*kind.keys, "")[:2])
         return Given(str(text), pair, place, id)
 
-    if shown := next((each for each in texts or () if is_picture(each) and Path(each).is_file()), None):
-        raise ValueError(f"{shown} is a picture, and {models[0]} reads texts: ask a model that sees")
     inputs, text = ([], texts) if isinstance(texts, str) else named_texts(texts or [])
     reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid], ask=ask, keys=keys)
     places = [located(each).absolute() for each in models]

@@ -239,6 +239,22 @@ def test_a_model_of_another_task_is_one_line_that_names_its_verb(models: dict[st
     assert "cannot translate: it is a model to classify" in mistake("translate", models["classify"], text)
 
 
+@pytest.mark.parametrize(("name", "said"), [("a.png", "a picture, {}sees"), ("a.wav", "a sound, {}hears")])
+def test_what_is_to_be_seen_or_heard_is_no_text_to_any_verb(
+    models: dict[str, Path], tmp_path: Path, name: str, said: str
+) -> None:
+    (tmp_path / name).write_bytes(b"\x89 no text")
+    said = f"{tmp_path / name} is {said.format('and texts are read here: ask a model that ')}"
+    for task, verb in {**{task: task for task in TASKS}, "mask": "fill"}.items():
+        more = ("--context", "a dog") if task == "answer" else ()
+        assert mistake(verb, models[task], tmp_path / name, *more) == said
+    assert mistake("answer", models["answer"], "--question", "a dog", "--context", tmp_path / name) == said
+    assert mistake("search", models["embed"], _file(models["embed"], '{"text": "a"}\n'), tmp_path / name) == said
+    for verb in ("translate", "summarise", "generate"):
+        assert mistake(verb, "en-es", tmp_path / name) == said
+    assert show("classify", models["classify"], f"what is in {name}?")  # a text that names one
+
+
 def test_mistakes_are_one_line(models: dict[str, Path], text: Path, tmp_path: Path) -> None:
     model = models["classify"]
     assert "nowhere.txt is no file that is there" in mistake("classify", model, "nowhere.txt")
