@@ -410,9 +410,12 @@ class Notes:
 
     def of(self, ask: Any, answer: Any) -> Iterator[tuple[str, str]]:
         """Remarks on what was too long to be read at once, and what the model cannot know: of each its kind, too."""
+        long = f"{ask.place} goes on for more than {self.longest} sub-words"
         if getattr(answer, "cut", 0) or getattr(answer, "windows", 1) > 1:
             how, kind = self._long
-            yield kind, f"{ask.place} goes on for more than {self.longest} sub-words: {how}"
+            yield kind, f"{long}: {how}"
+        if isinstance(answer, list) and any(getattr(each, "around", None) for each in answer):
+            yield "were read around their gaps alone", f"{long}: read around each gap, and the rest was not read"
         if unknown := getattr(answer, "unknown", ()):
             about = f"{ask.place}: the model has no sub-words for {listed(unknown)}, and can only guess"
             yield "hold what the model has no sub-words for", about

@@ -185,6 +185,13 @@ class Tagger(Reader):
         words = [[ask.text[a:b] for a, b in _places(ask)] for ask in asks]
         return [_read(some, self.tokenizer, self.longest)[0] for some in words]
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Of each token the place of its word."""
+        places = list(_places(Given(text)))
+        read, firsts = _read([text[a:b] for a, b in places], self.tokenizer, self.longest)
+        sizes = np.diff([*firsts, read[-1].first + read[-1].tokens])
+        return [place for place, size in zip(places, sizes, strict=True) for _ in range(size)]
+
     def pictured(self, ask: Given) -> Pictured:
         (found,) = self.answers([ask], self.use)
         bars = [Rated(each.text, each.probability, each.label) for each in found.spans]
