@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import islice, tee
-from os.path import exists  # which answers for a name that is too long, too
+from os.path import basename, exists, isfile  # which answer for a name that is too long, too
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -79,8 +79,20 @@ def whole_text(name: str | None) -> str:
     files, text = named_texts([] if name is None else [name])
     if text is not None:
         return text
+    check_texts(files)
     with nullcontext(sys.stdin.buffer) if str(files[0]) == "-" else open_bytes(str(files[0])) as stream:
         return decoded(stream.read(), f"{named(files[0])}:").removesuffix("\n")
+
+
+def check_texts(names: Iterable[str | Path]) -> None:
+    """Refuse files that a model would have to see or hear."""
+    from regard.data.labelled_pictures import PictureFiles
+    from regard.data.recordings import SoundFiles
+
+    for name in map(str, names):
+        for kind, does in ((PictureFiles, "sees"), (SoundFiles, "hears")):
+            if kind.takes(basename(name)) and isfile(name):
+                raise ValueError(f"{name} is a {kind.called[:-1]}, and texts are read here: ask a model that {does}")
 
 
 class Input:
@@ -102,6 +114,7 @@ class Input:
         cut: bool = True,
     ) -> None:
         """A line that is too long may be `cut`, but for JSON: the beginning of an object is none."""
+        check_texts(files)
         self.files, self.jsonl, self.errors, self.text = files, jsonl, errors, text
         self.cut = cut and not jsonl
         self.ask, self.keys = ask, keys
@@ -399,9 +412,12 @@ class Notes:
 
     def of(self, ask: Any, answer: Any) -> Iterator[tuple[str, str]]:
         """Remarks on what was too long to be read at once, and what the model cannot know: of each its kind, too."""
+        long = f"{ask.place} goes on for more than {self.longest} sub-words"
         if getattr(answer, "cut", 0) or getattr(answer, "windows", 1) > 1:
             how, kind = self._long
-            yield kind, f"{ask.place} goes on for more than {self.longest} sub-words: {how}"
+            yield kind, f"{long}: {how}"
+        if isinstance(answer, list) and any(getattr(each, "around", None) for each in answer):
+            yield "were read around their gaps alone", f"{long}: read around each gap, and the rest was not read"
         if unknown := getattr(answer, "unknown", ()):
             about = f"{ask.place}: the model has no sub-words for {listed(unknown)}, and can only guess"
             yield "hold what the model has no sub-words for", about

@@ -127,7 +127,7 @@ def evaluate(
     stride: Count | None = None,  # tokens from one of its windows to the next (default: half a block)
     block: Count | None = None,  # tokens of a window: how far back it may look (default: as in training)
     column: list[str] | None = None,  # `PART=PLACE` where in the rows a part stands, as text=sentence or label=1
-    against: Path | None = None,  # `MODEL` compare with this model, on the same rows
+    against: Path | None = None,  # `MODEL` compare with this model, on the same rows or text
     calibrate: bool = False,  # of a classifier: fit its temperature on these rows, and keep it
     reward: Path | None = None,  # `MODEL` of a language model that answers: what this one thinks of its answers
     asked: Prompting,
@@ -147,19 +147,24 @@ def evaluate(
             _judge(model, data, judged, as_json, columns=column or [], **more)
             return
         text = data
-    if column or against is not None or calibrate or reward is not None:
-        raise ValueError("--column, --against, --calibrate and --reward are for rows to judge by: name these")
+    if column or calibrate or reward is not None:
+        raise ValueError("--column, --calibrate and --reward are for rows to judge by: name these")
     if text is not None:
         if source is not None or reference is not None:
             raise ValueError("--text is for a language model, --source and --reference are for a translator: choose")
         with telling("evaluating"):
-            figures = foretell(model, text, stride, block)
+            figures = foretell(model, text, stride, block, against)
         if as_json:
             typer.echo(json.dumps(figures, indent=2))
             return
-        caption = f"{text}, in windows of {figures.pop('window')}"
-        cells = [(name, f"{x:,.4f}" if isinstance(x, float) else f"{x:,}") for name, x in figures.items()]
-        show(str(model), ["", ""], cells, caption)
+        caption, known = f"{text}, in windows of {figures.pop('window')}", figures.pop("figures", {})
+        other = figures.pop("against", None)
+        cells = [
+            (name, f"{x:,.4f}" if isinstance(x, float) else f"{x:,}", _between(known, name))
+            for name, x in figures.items()
+        ]
+        show(str(model), ["", "", "95 %"], cells, caption)
+        _show_against(against, other)
         return
     if source is None or reference is None:
         task = told(located(model)).task
@@ -169,23 +174,48 @@ def evaluate(
         }
         raise ValueError(remedy.get(task.verb or task.name, f"name rows to judge by: regard evaluate {model} FILE"))
     with telling("evaluating"):
-        result = evaluate(model, source, reference, **vars(judged))
+        result = evaluate(model, source, reference, **vars(judged), against=against)
     if as_json:
         numbers = {key: None if x == math.inf else x for key, x in result.items()}  # JSON has no Infinity
         typer.echo(json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False))
         return
-    scores = [each for each in result.values() if isinstance(each, dict)]
+    known, other = result.pop("figures", {}), result.pop("against", None)
+    scores = {key: each for key, each in result.items() if isinstance(each, dict)}
     heading = f"{result['sentences']:,} lines, read {result['read']}; {result['tokens']:,} tokens"
     if result["left_out"]:
-        named = " and ".join(each["name"].removesuffix("2") for each in scores)
+        named = " and ".join(each["name"].removesuffix("2") for each in scores.values())
         heading += f"; {named} alone count {result['left_out']:,} pairs that are longer than the model reads"
-    rows = [(each["name"], f"{each['score']:.2f}", each["signature"]) for each in scores]
-    rows += [
-        ("perplexity", f"{result['perplexity']:.3f}", "of a token, given those before it"),
-        ("accuracy", f"{result['accuracy']:.2%}", "of tokens foretold right"),
-        ("calibration", f"{result['ece']:.2%}", "expected error of the confidence (ECE)"),
+    rows = [
+        (each["name"], f"{each['score']:.2f}", _between(known, key, ".2f"), each["signature"])
+        for key, each in scores.items()
     ]
-    show(str(model), ["", "", "<"], rows, heading)
+    others = {
+        "perplexity": ("perplexity", ",.6g", f"{result['perplexity']:.3f}", "of a token, given those before it"),
+        "accuracy": ("accuracy", ".2%", f"{result['accuracy']:.2%}", "of tokens foretold right"),
+        "ece": ("calibration", ".2%", f"{result['ece']:.2%}", "expected error of the confidence (ECE)"),
+    }
+    rows += [(name, x, _between(known, key, form), what) for key, (name, form, x, what) in others.items()]
+    show(str(model), ["", "", "95 %", "<"], rows, heading)
+    _show_against(against, other)
+
+
+def _between(known: dict[str, Any], name: str, form: str = ",.4f") -> str:
+    """The interval of a figure, if there is one."""
+    return f"{known[name]['low']:{form}} to {known[name]['high']:{form}}" if name in known else ""
+
+
+def _show_against(other: Path | None, found: dict[str, Any] | None, wins: float | None = None) -> None:
+    """How another model does on the same, if there is one."""
+    if found is None:
+        return
+    rows = [
+        (name, f"{x['theirs']:.4f}", f"{x['score']:+.4f}", f"{x['low']:+.4f} to {x['high']:+.4f}", f"{x['p']:.3f}")
+        for name, x in found.items()
+    ]
+    caption = "ours less its; p of a paired bootstrap, two-sided"
+    if wins is not None:
+        caption = f"{wins:.1%} of answers are thought better than its; {caption}"
+    show(f"against {other}", ["", "its figure", "difference", "95 %", "p"], rows, caption)
 
 
 def _judge(model: Path, data: Path, judged: Judged, as_json: bool, **how: Any) -> None:
@@ -203,19 +233,10 @@ def _judge(model: Path, data: Path, judged: Judged, as_json: bool, **how: Any) -
         return
     if found["skipped"]:
         typer.echo(f"note: {found['skipped']}", err=True)
-    rows = [(name, f"{x['score']:.4f}", f"{x['low']:.4f} to {x['high']:.4f}") for name, x in found["figures"].items()]
+    rows = [(name, f"{x['score']:.4f}", _between(found["figures"], name)) for name, x in found["figures"].items()]
     caption = f"{found['rows']:,} {found['counted']} of {data}" + (f", read {found['read']}" if "read" in found else "")
     show(str(model), ["", "", "95 %"], rows, caption)
-    if "against" in found:
-        differences = [
-            (name, f"{x['theirs']:.4f}", f"{x['score']:+.4f}", f"{x['low']:+.4f} to {x['high']:+.4f}", f"{x['p']:.3f}")
-            for name, x in found["against"].items()
-        ]
-        columns = ["", "its figure", "difference", "95 %", "p"]
-        caption = "ours less its; p of a paired bootstrap, two-sided"
-        if "wins" in found:
-            caption = f"{found['wins']:.1%} of answers are thought better than its; {caption}"
-        show(f"against {how['against']}", columns, differences, caption)
+    _show_against(how["against"], found.get("against"), found.get("wins"))
     if "calibrated" in found:
         rows = [(name, f"{x['before']:.4f}", f"{x['after']:.4f}") for name, x in found["calibrated"].items()]
         show("calibrated", ["", "before", "after"], rows, f"kept as use.temperature in {model}/config.json")

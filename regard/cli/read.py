@@ -83,6 +83,11 @@ def _reply_row(found: Any) -> dict[str, Any]:
     return {"answer": row.pop("text"), **row}
 
 
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    """What there is of a row."""
+    return {key: value for key, value in row.items() if value is not None}
+
+
 CAPTIONS = Verb("caption", "describing", lambda each, _: iter([[each.text], *([other] for other in each.others)]))
 CLASSES = Verb("classify", "classifying", _class_cells, keys=("text", "pair"))
 SHOWN = {"recognise": "image", "hear": "sound", "graph": "graph"}  # tasks that read no text, and what each is shown
@@ -91,7 +96,7 @@ VECTORS = Verb(
     "embed", "embedding", lambda each, _: iter([[json.dumps(each.numbers)]]), lambda each: {"vector": each.numbers}
 )
 HITS = Verb("embed", "searching", _hit_cells, lambda hits: {"hits": [each._asdict() for each in hits]}, ("query",))
-GAPS = Verb("mask", "filling", _gap_cells, lambda gaps: {"gaps": [asdict(gap) for gap in gaps]})
+GAPS = Verb("mask", "filling", _gap_cells, lambda gaps: {"gaps": [_told(asdict(gap)) for gap in gaps]})
 SPANS = Verb("tag", "tagging", _span_cells)
 REPLIES = Verb("answer", "answering", _reply_cells, _reply_row, ("question", "context"))
 
@@ -278,7 +283,7 @@ def fill(
     ensemble: list[Path] | None = None,  # `MODEL` one more model to ask
     settings: Annotated[dict[str, Any], Said(FillUse)],
     lines: Spreading,
-    engine: Batched,
+    engine: Reads,
 ) -> None:
     """Say what may stand in the gaps of a text: for each gap a line, the likeliest first."""
     _read(GAPS, [model, *(ensemble or ())], texts, lines, engine, settings)
@@ -348,7 +353,6 @@ def _read(
     from regard.api import load
     from regard.cli import bulk
     from regard.cli.bulk import ANYTHING, ONE, Input, Notes, Output, about_models, named_texts
-    from regard.data.labelled_pictures import is_picture
     from regard.tasks.reader import Given
 
     array = lines.output is not None and lines.output.suffix == ".npy"
@@ -365,8 +369,6 @@ def _read(
         text, pair = (given.get(key, second) for key in (*kind.keys, "")[:2])
         return Given(str(text), pair, place, id)
 
-    if shown := next((each for each in texts or () if is_picture(each) and Path(each).is_file()), None):
-        raise ValueError(f"{shown} is a picture, and {models[0]} reads texts: ask a model that sees")
     inputs, text = ([], texts) if isinstance(texts, str) else named_texts(texts or [])
     reader = Input(inputs, text, jsonl=lines.jsonl, errors=ERRORS[lines.invalid], ask=ask, keys=keys)
     places = [located(each).absolute() for each in models]
@@ -378,12 +380,13 @@ def _read(
     bulk.note_engine(predictor, engine.engine)
     use = replace(predictor.use, **settings)
 
-    def looked(predictor: Any, ask: Given) -> dict[str, Any]:
+    def looked(predictor: Any, ask: Given, answer: Any) -> dict[str, Any]:
         if attended is None:
             return {}
-        found = sorted(predictor.attended(ask.text, ask.pair), key=lambda each: -each.probability)[:attended]
+        told = predictor.attended(ask.text, ask.pair, long=getattr(use, "long", "windows"))
+        found = sorted(told, key=lambda each: -each.probability)[:attended]
         second = [{"pair": True}, {}]
-        return {
+        return ({"windows": answer.windows} if getattr(answer, "windows", 1) > 1 else {}) | {
             "attended": [
                 {"text": x.text, "start": x.start, "end": x.end, "share": x.probability, **second[not x.label]}
                 for x in found
@@ -394,7 +397,7 @@ def _read(
         if array:
             return np.stack([answer.vector for _, answer in both])
         if lines.objects:
-            rows = (_object(kind, *each) | looked(predictor, each[0]) for each in both)
+            rows = (_object(kind, *each) | looked(predictor, *each) for each in both)
             return [json.dumps(row, ensure_ascii=False) for row in rows]
         return ["\t".join(row).replace("\n", " ") for _, answer in both for row in kind.cells(answer, use)]
 
@@ -419,4 +422,4 @@ def _object(kind: Verb, ask: Any, answer: Any) -> dict[str, Any]:
     names = ("text", "pair") if kind.keys[0] == "text" else kind.keys[:1]
     asked = {"id": ask.id, **dict(zip(names, (ask.text, ask.pair), strict=False))}
     told = {key: value for key, value in kind.row(answer).items() if key not in UNSAID}
-    return {key: value for key, value in {**asked, **told}.items() if value is not None}
+    return _told({**asked, **told})

@@ -210,9 +210,10 @@ def generate(
         if said and file is None:
             raise ValueError(f"--{name} is about a file of prompts: name it by --file")
     from regard.api import load
-    from regard.cli.bulk import CUT
+    from regard.cli.bulk import CUT, check_texts
     from regard.files import write_whole
 
+    check_texts(prompt or ())
     settings = _formed(settings)
     opening = partial(load, located(model).absolute(), task="generate", **vars(engine))
     generator = opening()
@@ -323,10 +324,13 @@ def chat(
 ) -> None:
     """Talk with a model that has a chat template. At a terminal: /reset begins anew, Ctrl-D ends."""
     from regard.api import load
+    from regard.cli.bulk import check_texts
 
     generator = load(model, task="generate", **vars(engine))
-    if image and generator.patches is None:
-        raise ValueError(f"{model} reads text alone: leave --image out, or ask a model that sees")
+    if generator.patches is None:
+        check_texts(message or ())
+        if image:
+            raise ValueError(f"{model} reads text alone: leave --image out, or ask a model that sees")
     talk = Talk(generator, _formed(settings), system, image or [])
     if message:
         talk.say(" ".join(message))

@@ -48,6 +48,11 @@ class Marks(NamedTuple):
         rest = [*(after if self.cls is not None and self.cls == self.bos else []), *pair, *after]
         return [*ids, *rest], [0] * len(ids) + [1] * len(rest)
 
+    @property
+    def ends(self) -> bool:
+        """Whether a mark stands after a text that an encoder reads."""
+        return self.sep is not None or self.eos is not None
+
     def inside(self, ids: Sequence[int]) -> list[int]:
         """The ids of a text without the marks that `around` puts around it, if they have them.
 

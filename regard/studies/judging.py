@@ -95,7 +95,7 @@ def judge(
     found = {"task": task.name, "counted": counted, "rows": evidence.rows, "skipped": left_out, **changed}
     if isinstance(task, Translate):
         found["read"] = predictor.reads
-    found["figures"] = {name: x._asdict() for name, x in intervals(evidence.figures, evidence.rows).items()}
+    found["figures"] = within(evidence)
     if against is not None:
         other, another = _predictor(against, asked, columns, search)
         if other.name != task.name:
@@ -106,13 +106,22 @@ def judge(
             raise ValueError(
                 f"{against} reads {theirs.rows:,} {counted}, {directory} {evidence.rows:,}: they have other tokens"
             )
-        found["against"] = {
-            name: {"theirs": theirs.figures(np.arange(theirs.rows))[name], **x._asdict()}
-            for name, x in compared(evidence.figures, theirs.figures, evidence.rows).items()
-        }
+        found["against"] = beside(evidence, theirs)
         if rewarder is not None:
             found["wins"] = _wins(evidence, theirs)
     return found
+
+
+def within(evidence: Evidence) -> dict[str, Any]:
+    """Every figure with its interval."""
+    return {name: x._asdict() for name, x in intervals(evidence.figures, evidence.rows).items()}
+
+
+def beside(ours: Evidence, theirs: Evidence) -> dict[str, Any]:
+    """Every figure that two models have, of the same rows: theirs, and by how much ours is above it."""
+    alone = theirs.figures(np.arange(theirs.rows))
+    found = compared(ours.figures, theirs.figures, ours.rows)
+    return {name: {"theirs": alone[name], **x._asdict()} for name, x in found.items()}
 
 
 def _given(task: Task, data: Path, columns: Sequence[str]) -> tuple[beir.Judgements | None, list[Any], Skipped]:

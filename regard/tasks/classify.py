@@ -292,8 +292,7 @@ class Classify(Task):
             numbers = [Sample(text, f"{b:g}", f"{a:g}") for text, a, b in zip(texts, x, y, strict=False)]
             return Measured.of(Evidence(len(x), lambda some: correlation(x[some], y[some])), "spearman", numbers)
         own, one = [self._labels(row) for row in rows], self.kind == "one"
-        if unseen := {label for labels in own for label in labels} - set(self.labels):
-            raise ValueError(f"these {self.rows} have labels that the model does not know: {', '.join(sorted(unseen))}")
+        check_known(own, self.labels, self.rows, "labels")
         truth, p = indicated(own, self.labels), probable(logits / use.temperature, one)
         told = p.argmax(1)[:, None] == np.arange(p.shape[1]) if one else p >= use.threshold
         said = ["|".join(self.labels[i] for i in np.flatnonzero(row)) for row in told[:SHOWN]]
@@ -311,6 +310,12 @@ class Classify(Task):
         if self.kind == "number":
             raise ValueError("a model that tells a number has no probabilities: there is nothing to calibrate")
         return fitted_temperature(logits, indicated(list(map(self._labels, rows)), self.labels), self.kind == "one")
+
+
+def check_known(rows: Iterable[Iterable[str]], labels: Iterable[str], called: str, which: str) -> None:
+    """Refuse rows with what a model was never taught: it would count as a mistake that nobody can help."""
+    if unseen := {label for row in rows for label in row}.difference(labels):
+        raise ValueError(f"these {called} have {which} that the model does not know: {', '.join(sorted(unseen))}")
 
 
 MOST = 10_000  # labels

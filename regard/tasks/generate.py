@@ -5,6 +5,7 @@ left out. Which documents share a block is chance, so no token sees another docu
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -24,7 +25,7 @@ from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
 from regard.decoding.protocol import SamplingConfig, SearchConfig
 from regard.tasks.generator import Generator
-from regard.tasks.task import Measured, Sections
+from regard.tasks.task import Evidence, Measured, Sections
 from regard.tasks.texts import OverText, TextConfig
 from regard.training.objectives import IGNORE, NextToken, Objective
 from regard.training.run import Sample
@@ -34,6 +35,7 @@ from regard.training.validation import foretold
 ROWS = 32  # blocks of held-out text that are looked at together
 SAMPLES = 5  # of what is written after held-out text
 CHANCE = SamplingConfig(0.8, top_p=0.95)
+STRETCH, FEWEST = 500, 20  # characters of a text that are drawn together; fewer, so that there are so many stretches
 PROMPT = 40  # characters of held-out text that a sample goes on from
 
 
@@ -110,19 +112,53 @@ class Generate(OverText):
 
     def foretell(self, predictor: Generator, held_out: Sequence[Passage], stride: int) -> dict[str, float]:
         """How likely a model holds a text: nats a token, and bits a byte, which compare models of other sub-words."""
-        ids = [id for (row,) in self.examples(held_out, predictor.tokenizer) for id in row]
-        text = "".join(passage.text for passage in held_out)
-        batches = (batch for batch, _ in self.windows(ids, predictor.tokenizer.marks, stride))
-        found = foretold(predictor.model, batches, IGNORE)
-        nats = -float(found.log_likelihood.double().sum())
-        words = len(text.split()) + text.count("\n")
-        return {
-            "loss": found.loss,
-            "perplexity": math.exp(min(found.loss, 700.0)),
-            "bits a byte": nats / math.log(2) / max(1, len(text.encode())),
-            "perplexity a word": math.exp(min(nats / max(1, words), 700.0)),
-            "accuracy": found.accuracy,
-        }
+        found = self.evidence(predictor, held_out, stride)
+        return found.figures(np.arange(found.rows))
+
+    def evidence(self, predictor: Generator, held_out: Sequence[Passage], stride: int) -> Evidence:
+        """The same of some stretches of the text, which are those of every model, whatever its sub-words."""
+        tokenizer, text = predictor.tokenizer, "".join(passage.text for passage in held_out)
+        ids = [id for (row,) in self.examples(held_out, tokenizer) for id in row]
+        places = list[NDArray[np.int64]]()  # of each label, by number
+
+        def batches() -> Iterator[Batch]:
+            for batch, which in self.windows(ids, tokenizer.marks, stride):
+                places.append(which[batch["labels"].numpy() != IGNORE])
+                yield batch
+
+        found = foretold(predictor.model, batches(), IGNORE)
+        width = max(1, min(STRETCH, len(text) // FEWEST))
+        count = -(-len(text) // width)
+        of = self._begins(held_out, tokenizer)[np.concatenate(places)] // width
+        nats, right = -found.log_likelihood.double().numpy(), found.correct.numpy()
+        words = [each.start() // width for each in re.finditer(r"\S+|\n", text)]
+        octets = [len(text[i : i + width].encode()) for i in range(0, len(text), width)]
+        each = [np.bincount(of, x, count) for x in (nats, right, np.ones(len(of)))]
+        sums = np.stack([*each, octets, np.bincount(words, minlength=count)])
+
+        def figures(some: NDArray[np.int64]) -> dict[str, float]:
+            nats, right, tokens, octets, words = sums[:, some].sum(1).clip([0, 0, 1, 1, 1]).tolist()
+            return {
+                "loss": nats / tokens,
+                "perplexity": math.exp(min(nats / tokens, 700.0)),
+                "bits a byte": nats / math.log(2) / octets,
+                "perplexity a word": math.exp(min(nats / words, 700.0)),
+                "accuracy": right / tokens,
+            }
+
+        return Evidence(count, figures, found.confidence.double().numpy(), right)
+
+    def _begins(self, rows: Sequence[Passage], tokenizer: Tokenizer) -> NDArray[np.int64]:
+        """At which character of a text each token of its `examples` begins; a mark stands where it is beside one."""
+        (begin, end), found, before = tokenizer.marks.frame, list[int](), 0
+        texts = self.cut(rows, tokenizer)
+        for row, text, each in zip(rows, texts, tokenizer.rust.encode_batch(texts), strict=True):
+            after = before + len(row.text)
+            own = [after - len(text) + start for start, _ in each.offsets]
+            own = own[1:] if begin and each.ids[:1] == begin else own
+            found += [*([before] if row.first and begin else []), *own, *([after - 1] if row.last and end else [])]
+            before = after
+        return np.array(found, np.int64)
 
     def measure(self, predictor: Generator, held_out: Sequence[Passage], recipe: Any) -> Measured:
         measures = self.foretell(predictor, held_out[: recipe.train.validate_sentences], self.block)

@@ -23,7 +23,7 @@ from regard.core.outputs import HeadConfig
 from regard.data.batching import Batch
 from regard.data.documents import Passage
 from regard.data.tokenizers import Tokenizer
-from regard.tasks.reader import BARS, Framed, Given, Pictured, Rated, Reader, batched
+from regard.tasks.reader import BARS, Framed, Given, Pictured, Rated, Reader, batched, windows
 from regard.tasks.task import Evidence, Measured, Sections
 from regard.tasks.texts import OverText, TextConfig
 from regard.tasks.uses import FillUse
@@ -36,6 +36,7 @@ RELATIONS = ("none", "next", "order")
 MASKED, OTHER = 0.8, 0.1  # of the hidden tokens, so many are masked, and so many are others; the rest stay
 SPAN, LONGEST = 0.2, 10  # of spans: the chance to end at each word, and the most words (SpanBERT)
 SAMPLES = 5
+GAPS = ("[MASK]", "<mask>")  # as people write them, whichever the model knows
 Ids = NDArray[Any]
 
 
@@ -69,6 +70,7 @@ class Gap:
     probabilities: list[float]
     texts: list[str]  # the text with each in this gap
     ids: list[int]  # of the tokens
+    around: tuple[int, int] | None = None  # of a text that is too long: from which character to before which other
 
 
 class Filler(Reader):
@@ -98,33 +100,53 @@ class Filler(Reader):
     def _finding(self) -> Rust:
         """The tokenizer, which finds gaps in a text."""
         rust = Rust.from_str(self.tokenizer.rust.to_str())
-        rust.add_special_tokens([AddedToken(self.gap, lstrip=not self.tokenizer.spaced, normalized=False)])
+        how: Any = {"lstrip": not self.tokenizer.spaced, "normalized": False}
+        rust.add_special_tokens([AddedToken(gap, **how) for gap in {self.gap, *GAPS}])
         return rust
 
-    def framed(self, asks: Sequence[Given], room: int = 0, long: str = "refuse") -> list[list[Framed]]:
-        """What the model reads of each text, its gaps among it."""
-        marks, read = self.tokenizer.marks, []
+    def _tokens(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of a text, its gaps among them, and where each stands."""
+        marks, found = self.tokenizer.marks, self._finding.encode(text)
+        gaps = {self._finding.token_to_id(gap) for gap in (self.gap, *GAPS)}
+        kept = [n for n, i in enumerate(found.ids) if i in gaps or i not in self.tokenizer.silent or i == marks.unk]
+        ids = [marks.need("mask")[0] if found.ids[n] in gaps else found.ids[n] for n in kept]
+        return ids, [found.offsets[n] for n in kept]
+
+    def framed(self, asks: Sequence[Given], room: int = 0, long: str = "windows") -> list[list[Framed]]:
+        """What the model reads of each text, its gaps among it: all, or of a long one as much around each gap as the
+        model reads, and in windows if there is none."""
+        marks, read = self.tokenizer.marks, list[list[Framed]]()
         (mask,) = marks.need("mask")
         for ask in asks:
-            ids = self._finding.encode(ask.text.replace("[MASK]", self.gap).replace("<mask>", self.gap)).ids
-            ids = [i for i in ids if i == mask or i not in self.tokenizer.silent or i == marks.unk]
-            framed = Framed(*marks.around(ids))
-            if self.longest is not None and len(framed.ids) > self.longest:
-                raise ValueError(
-                    f"{ask.place or repr(ask.text[:40])} has {len(framed.ids)} tokens, the model reads "
-                    f"{self.longest} at most: shorten it"
-                )
-            read.append([framed])
+            ids, _ = self._tokens(ask.text)
+            own = list(windows(marks, ids, None, self.longest, ask.place or repr(ask.text[:40])))
+            gaps = [n for n, i in enumerate(ids) if i == mask]
+            if len(own) > 1 and gaps:
+                most = own[0].tokens
+                firsts = [min(max(0, gap - most // 2), len(ids) - most) for gap in gaps]
+                own = [Framed(*marks.around(ids[n : n + most]), n, own[0].begins, most) for n in firsts]
+            read.append(own)
         return read
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        return self._tokens(text)[1]
+
+    def looking(self, read: Framed, weights: torch.Tensor) -> torch.Tensor:
+        """The rows of the gaps, if there are any."""
+        gaps = [n for n, i in enumerate(read.ids) if i == self.tokenizer.marks.mask]
+        return weights[gaps] if gaps else weights
 
     def answers(self, asks: Sequence[Given], settings: FillUse) -> list[list[Gap]]:
         """The gaps of each text."""
-        read = [row[0] for row in self.framed(asks)]
-        for ask, each in zip(asks, read, strict=True):
-            if self.tokenizer.marks.mask not in each.ids:
+        read = self.framed(asks)
+        for ask, (first, *_) in zip(asks, read, strict=True):
+            if self.tokenizer.marks.mask not in first.ids:
                 where = ask.place or repr(ask.text[:40])
                 raise ValueError(f"{where} has no gap: write {self.gap} where something is to be filled in")
-        return [self._filled(each.ids, said, settings.top) for each, said in zip(read, self.outputs(read), strict=True)]
+        said = iter(self.outputs([each for row in read for each in row]))
+        return [
+            self._filled(ask, row, [next(said) for _ in row], settings.top) for ask, row in zip(asks, read, strict=True)
+        ]
 
     def pictured(self, ask: Given) -> Pictured:
         (gaps,) = self.answers([ask], FillUse(top=BARS))
@@ -135,21 +157,22 @@ class Filler(Reader):
         ]
         return Pictured(" · ".join(some[0] for some in words), bars)
 
-    def _filled(self, ids: list[int], logits: torch.Tensor, top: int) -> list[Gap]:
+    def _filled(self, ask: Given, read: list[Framed], said: list[torch.Tensor], top: int) -> list[Gap]:
+        """What may stand in each gap: by what was read of the whole text, or around that gap."""
+        ids, spans = self._tokens(ask.text)
         (mask,), silent = self.tokenizer.marks.need("mask"), self.tokenizer.silent
         found = []
-        for place in (n for n, i in enumerate(ids) if i == mask):
-            p = logits[place].double().softmax(-1)
+        for n, place in enumerate(place for place, i in enumerate(ids) if i == mask):
+            own, logits = (read[n], said[n]) if read[0].tokens < len(ids) else (read[0], said[0])
+            p = logits[own.begins + place - own.first].double().softmax(-1)
             p[[i for i in silent if i < len(p)]] = 0.0
             best = p.topk(min(top, len(p)))
-            texts = [
-                self.tokenizer.decode(
-                    [*(i for i in ids[1:place] if i != mask), int(i), *(i for i in ids[place + 1 : -1] if i != mask)]
-                )
-                for i in best.indices
-            ]
+            before, after = ([i for i in some if i != mask] for some in (ids[:place], ids[place + 1 :]))
             chosen = best.indices.tolist()
-            found.append(Gap(self.tokenizer.pieces(chosen), best.values.tolist(), texts, chosen))
+            texts = [self.tokenizer.decode([*before, i, *after]) for i in chosen]
+            part = spans[own.first][0], spans[own.first + own.tokens - 1][1]
+            cut = part if own.tokens < len(ids) else None
+            found.append(Gap(self.tokenizer.pieces(chosen), best.values.tolist(), texts, chosen, cut))
         return found
 
 

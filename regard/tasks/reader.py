@@ -251,29 +251,41 @@ class Reader(Engines):
                 texts += known.texts[: len({*known.of[: len(some)]})]
         return Words(of, texts)
 
-    def attended(self, text: str, pair: str | None = None) -> list[Span]:
+    def attended(self, text: str, pair: str | None = None, *, long: str = "windows") -> list[Span]:
         """The words of a text, and then of its pair (label: pair), and which share of the last layer's attention to
-        words each has: the mean over heads, and over places, unless the head looks from one. Of the first window."""
-        read = self.framed([Given(text, pair)])[0][0]
-        inputs = batched([read], 0, self.told_apart).to(self.device).inputs
+        words each has: the mean over heads, over the places that are looked from, and, of a long text, over the windows
+        in which a word stands. What is not read is not told."""
         *_, last = attentions(self.model)
-        with record(self.model, last, what="weights") as seen:
-            self.model(**inputs)
-        weights = seen.weights[last][0].float().mean(0)  # (T, T)
-        from_one = {"first": weights[:1], "last": weights[-1:]}
-        share = from_one.get(getattr(self.model.head, "pool", None) or "", weights).mean(0).tolist()
-        own = (text if pair is None else pair, "" if pair is None else "pair", read.begins, read.first, read.tokens)
-        first = [] if pair is None else [(text, "", 1, 0, len(self.tokenizer.encode(text)))]
+        given = [(text, "")] if pair is None else [(text, ""), (pair, "pair")]
+        places = [self.spans(each) for each, _ in given]
+        sums = [torch.zeros(2, len(each)) for each in places]  # of each token, its shares and in how many windows
+        begins = len(self.tokenizer.marks.around([])[0]) - self.tokenizer.marks.ends
+        for read in self.framed([Given(text, pair)], long=long)[0]:
+            with record(self.model, last, what="weights") as seen:
+                self.model(**batched([read], 0, self.told_apart).to(self.device).inputs)
+            share = self.looking(read, seen.weights[last][0].float().mean(0)).mean(0).cpu()  # (T, T) -> (T,)
+            first = [] if pair is None else [(begins, 0, len(places[0]))]
+            for own, (at, skipped, count) in zip(sums, (*first, (read.begins, read.first, read.tokens)), strict=True):
+                own[:, skipped : skipped + count] += torch.stack([share[at : at + count], torch.ones(count)])
         found = list[Span]()
-        for whole, label, begins, skipped, count in (*first, own):
-            places = self.tokenizer.spans(whole)[skipped : skipped + count]
-            for _, some in groupby(zip(words_of_spans(whole, places), range(count), strict=True), lambda each: each[0]):
-                tokens = [i for _, i in some]
-                start, end = places[tokens[0]][0], places[tokens[-1]][1]
-                start += len(whole[start:end]) - len(whole[start:end].lstrip())
-                found.append(Span(whole[start:end], start, end, sum(share[begins + i] for i in tokens), label))
+        for (whole, label), spans, (shares, counts) in zip(given, places, sums, strict=True):
+            means = (shares / counts).tolist()
+            for _, some in groupby(enumerate(words_of_spans(whole, spans)), lambda each: each[1]):
+                if tokens := [i for i, _ in some if counts[i]]:
+                    start, end = spans[tokens[0]][0], spans[tokens[-1]][1]
+                    start += len(whole[start:end]) - len(whole[start:end].lstrip())
+                    found.append(Span(whole[start:end], start, end, sum(means[i] for i in tokens), label))
         total = sum(each.probability for each in found) or 1.0
         return [replace(each, probability=each.probability / total) for each in found]
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where in a text each token stands that `framed` reads of it."""
+        return self.tokenizer.spans(text)
+
+    def looking(self, read: Framed, weights: Tensor) -> Tensor:
+        """Of a map (T, T), the rows of the places that the head looks from: one, or all."""
+        from_one = {"first": weights[:1], "last": weights[-1:]}
+        return from_one.get(getattr(self.model.head, "pool", None) or "", weights)
 
     def attention_page(self, text: str, pair: str | None = None) -> str:
         """A self-contained HTML page of every head while the model reads a text."""
@@ -298,7 +310,7 @@ def windows(
     for start in range(0, max(1, len(whole)), step):
         part = whole[start:] if most is None else whole[start : start + most]
         framed, segments = marks.around(part) if pair is None else marks.around(ids, part)
-        begins = len(framed) - len(part) - (marks.sep is not None or marks.eos is not None)
+        begins = len(framed) - len(part) - marks.ends
         yield Framed(framed, segments, start, begins, len(part))
         if start + len(part) >= len(whole):
             break

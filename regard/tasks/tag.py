@@ -29,7 +29,7 @@ from regard.data.sentences import UNSPACED
 from regard.data.text import Skipped, open_bytes
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.spans import TAG, bio, of_counts, span_counts, spans
-from regard.tasks.classify import SHOWN, Evaluation
+from regard.tasks.classify import SHOWN, Evaluation, check_known
 from regard.tasks.reader import Framed, Given, Pictured, Rated, Reader, Span, batched, check_length, windows
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import TagUse
@@ -185,6 +185,13 @@ class Tagger(Reader):
         words = [[ask.text[a:b] for a, b in _places(ask)] for ask in asks]
         return [_read(some, self.tokenizer, self.longest)[0] for some in words]
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Of each token the place of its word."""
+        places = list(_places(Given(text)))
+        read, firsts = _read([text[a:b] for a, b in places], self.tokenizer, self.longest)
+        sizes = np.diff([*firsts, read[-1].first + read[-1].tokens])
+        return [place for place, size in zip(places, sizes, strict=True) for _ in range(size)]
+
     def pictured(self, ask: Given) -> Pictured:
         (found,) = self.answers([ask], self.use)
         bars = [Rated(each.text, each.probability, each.label) for each in found.spans]
@@ -289,6 +296,7 @@ class Tag(Task):
         return tagger
 
     def measure(self, predictor: Tagger, held_out: Sequence[Row], recipe: Any) -> Measured:
+        check_known((row["tags"] for row in held_out), self.labels, self.rows, "tags")
         said = predictor.tag([row["words"] for row in held_out])
         counts = span_counts([row["tags"] for row in held_out], [each.tags for each in said])
         samples = []

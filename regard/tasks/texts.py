@@ -56,8 +56,11 @@ class OverText(Task):
 
     def examples(self, rows: Sequence[Passage], tokenizer: Tokenizer) -> Iterator[tuple[list[int]]]:
         """The bare ids of each passage; joined, those of the text."""
-        texts = [row.text if row.first or not tokenizer.spaced else row.text.removeprefix(" ") for row in rows]
-        return ((ids,) for ids in tokenizer.encode_batch(texts))
+        return ((ids,) for ids in tokenizer.encode_batch(self.cut(rows, tokenizer)))
+
+    def cut(self, rows: Sequence[Passage], tokenizer: Tokenizer) -> list[str]:
+        """The text of each passage, as it is made sub-words of."""
+        return [row.text if row.first or not tokenizer.spaced else row.text.removeprefix(" ") for row in rows]
 
     def length(self, recipe: Any) -> int:
         return self.block

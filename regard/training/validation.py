@@ -51,7 +51,12 @@ def foretold(model: nn.Module, batches: Iterable[Batch], ignore: int) -> Foretol
 def foretell(
     model: nn.Module, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], rows: int = 64, marks: Marks = MARKS
 ) -> Foretold:
-    """Each label of the targets of (source ids, target ids), one pair or more; eval mode is the caller's to set."""
+    """Each label of the targets of (source ids, target ids), one pair or more, in their order; eval mode is the
+    caller's to set."""
     given, (pad,) = list(pairs), marks.need("pad")
-    some = of_like_length([max(map(len, pair)) + 1 for pair in given], TOKENS, rows)
-    return foretold(model, (collate([given[i] for i in each], marks=marks) for each in some), pad)
+    some = list(of_like_length([max(map(len, pair)) + 1 for pair in given], TOKENS, rows))
+    found = foretold(model, (collate([given[i] for i in each], marks=marks) for each in some), pad)
+    order = [i for each in some for i in each]
+    sizes, back = [len(given[i][1]) + 1 for i in order], sorted(range(len(order)), key=order.__getitem__)
+    columns = (column.split(sizes) for column in (found.log_likelihood, found.confidence, found.correct))
+    return Foretold(*(torch.cat([column[n] for n in back]) for column in columns))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import regard
 from regard import cli
 from regard.inspection.words import words_of_spans
-from regard.tasks.reader import Reader
+from regard.tasks.reader import Given, Reader
 from tests.readers import LONGEST, TASKS, TEXTS, directory
 
 
@@ -210,6 +210,57 @@ def test_what_was_attended_to_is_told_on_request_by_words_with_their_places(mode
     assert mistake(task, models[task], text, "--attended", 2) == "--attended is told in JSON: say --json as well"
 
 
+@pytest.mark.parametrize("task", ["classify", "embed", "tag", "answer"])
+def test_of_a_long_text_all_windows_are_attended_to(models: dict[str, Path], task: str) -> None:
+    """A word that stands in two has the mean of both; what is not read is not told."""
+    words, model = ["fine", "film", "a", "dog", "the", "is"] * 6, models[task]
+    reader, asked = regard.load(model), "a film" if task == "answer" else None
+    fixed = 0 if asked is None else len(asked.split()) + 1
+    room, step = LONGEST - 2 - fixed, (LONGEST - 2 - fixed) // 2
+    starts = [start for start in range(0, len(words), step) if start < len(words) - room + step]
+    sums, counts = np.zeros(len(words)), np.zeros(len(words))
+    for start in starts:
+        part = words[start : start + room]
+        own = reader.attention(*([" ".join(part)] if asked is None else [asked, " ".join(part)]))[-1].weights.mean(0)
+        seen = (own[:1] if reader.model.head.pool == "first" else own).mean(0)[1 + fixed :]
+        sums[start : start + room] += seen[: len(part)].numpy()
+        counts[start : start + room] += 1
+    assert {1, 2} <= {*counts}
+    text = " ".join(words)
+    found = reader.attended(*([text] if asked is None else [asked, text]))[max(0, fixed - 1) :]
+    assert [each.text for each in found] == words
+    shares = np.array([each.probability for each in found])
+    assert shares / shares.sum() == pytest.approx(sums / counts / (sums / counts).sum(), rel=1e-4)
+    given = json.dumps({"text": text} if asked is None else {"question": asked, "context": text})
+    row = json.loads(show(task, model, "--jsonl", "--attended", 99, stdin=f"{given}\n"))
+    assert (row["windows"], len(row["attended"])) == (len(starts), len(words) + max(0, fixed - 1))
+    if task in ("classify", "embed"):
+        row = json.loads(show(task, model, "--jsonl", "--attended", 99, "--long", "cut", stdin=f"{given}\n"))
+        assert ("windows" in row, len(row["attended"])) == (False, room)
+
+
+def test_gaps_tell_what_they_attend_to(models: dict[str, Path]) -> None:
+    model, text = models["mask"], "a [MASK] film is <mask>"
+    filler = regard.load(model)
+    found = filler.attended(text)
+    assert [text[each.start : each.end] for each in found] == [each.text for each in found] == text.split()
+    weights = filler.attention(text)[-1].weights.mean(0)
+    ids = filler.framed([Given(text)])[0][0].ids
+    seen = weights[[n for n, i in enumerate(ids) if i == filler.tokenizer.marks.mask]].mean(0)[1:-1]
+    assert found[0].probability == pytest.approx(float(seen[0] / seen.sum()), rel=1e-4)
+    row = json.loads(show("fill", model, text, "--json", "--attended", 2))
+    assert row["attended"][0]["share"] == max(each.probability for each in found)
+    assert len(filler.attended(" ".join(["film"] * 30 + [text]))) == LONGEST - 2  # around the gaps
+
+
+def test_a_tagger_tells_what_it_attends_to_by_the_words_that_it_reads(models: dict[str, Path]) -> None:
+    """Which it cuts out of a text itself: no space stands before the first, but it is read as if."""
+    text, reader = "O'Brien sits—in AT&T...", regard.load(models["tag"])
+    found = reader.attended(text)
+    assert [each.text for each in found] == text.split()
+    assert sum(each.probability for each in found) == pytest.approx(1)
+
+
 def test_of_a_pair_both_texts_are_attended_to(models: dict[str, Path]) -> None:
     found = regard.load(models["classify"]).attended(TEXTS[0], TEXTS[1])
     assert [(each.text, each.label) for each in found] == [
@@ -225,9 +276,29 @@ def test_what_is_read_in_windows_is_said(models: dict[str, Path]) -> None:
         found = run(verb, models[verb], stdin=f"{TEXTS[0]}\n{long}\n")
         assert found.stderr == f"note: standard input:2 goes on for more than {LONGEST} sub-words: read in parts\n"
         assert len(found.stdout.splitlines()) == 2
-    assert f"text:1 has 93 tokens, the model reads {LONGEST} at most" in mistake(
-        "fill", models["mask"], f"<mask> {long}"
-    )
+
+
+def test_a_gap_of_a_long_text_is_filled_by_what_stands_around_it(models: dict[str, Path]) -> None:
+    model, room = models["mask"], LONGEST - 2
+    filler, words = regard.load(model), ["fine", "film", "a", "dog", "the"] * 8  # each of one token
+    assert len(filler.tokenizer.encode(" ".join(words))) == len(words)
+    words[0], words[25] = "[MASK]", "<mask>"
+    text = " ".join(words)
+    gaps = filler.fill(text, top=3)
+    parts = [words[:room], words[25 - room // 2 : 25 + room // 2]]
+    alone = [filler.fill(" ".join(part), top=3) for part in parts]
+    for gap, around, part in zip(gaps, (alone[0][0], alone[1][0]), parts, strict=True):
+        assert (gap.tokens, gap.probabilities) == (around.tokens, pytest.approx(around.probabilities, rel=1e-4))
+        assert gap.around is not None
+        assert text[slice(*gap.around)] == " ".join(part)
+        assert len(gap.texts[0].split()) >= len(words) - 2  # all but the other gap; a sub-word may go on with a word
+        assert around.around is None
+    found = run("fill", model, text, "--json")
+    assert json.loads(found.stdout)["gaps"][1]["around"] == list(gaps[1].around or ())
+    long = f"text:1 goes on for more than {LONGEST} sub-words"
+    assert found.stderr == f"note: {long}: read around each gap, and the rest was not read\n"
+    assert "around" not in json.loads(show("fill", model, "a [MASK] film", "--json"))["gaps"][0]
+    assert "has no gap" in mistake("fill", model, " ".join(words[1:25] * 2))
 
 
 def test_a_model_of_another_task_is_one_line_that_names_its_verb(models: dict[str, Path], text: Path) -> None:
@@ -237,6 +308,22 @@ def test_a_model_of_another_task_is_one_line_that_names_its_verb(models: dict[st
     assert "cannot fill: it is a model to embed, so `regard embed`" in mistake("fill", models["embed"], text)
     assert "cannot embed: it is a model to translate, so `regard translate`" in mistake("embed", "en-es", text)
     assert "cannot translate: it is a model to classify" in mistake("translate", models["classify"], text)
+
+
+@pytest.mark.parametrize(("name", "said"), [("a.png", "a picture, {}sees"), ("a.wav", "a sound, {}hears")])
+def test_what_is_to_be_seen_or_heard_is_no_text_to_any_verb(
+    models: dict[str, Path], tmp_path: Path, name: str, said: str
+) -> None:
+    (tmp_path / name).write_bytes(b"\x89 no text")
+    said = f"{tmp_path / name} is {said.format('and texts are read here: ask a model that ')}"
+    for task, verb in {**{task: task for task in TASKS}, "mask": "fill"}.items():
+        more = ("--context", "a dog") if task == "answer" else ()
+        assert mistake(verb, models[task], tmp_path / name, *more) == said
+    assert mistake("answer", models["answer"], "--question", "a dog", "--context", tmp_path / name) == said
+    assert mistake("search", models["embed"], _file(models["embed"], '{"text": "a"}\n'), tmp_path / name) == said
+    for verb in ("translate", "summarise", "generate"):
+        assert mistake(verb, "en-es", tmp_path / name) == said
+    assert show("classify", models["classify"], f"what is in {name}?")  # a text that names one
 
 
 def test_mistakes_are_one_line(models: dict[str, Path], text: Path, tmp_path: Path) -> None:

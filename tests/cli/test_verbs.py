@@ -3,8 +3,11 @@
 import errno
 import json
 import os
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sacrebleu
@@ -112,11 +115,52 @@ def test_evaluate_gives_what_sacrebleu_gives_of_the_same_translations(
     assert f"{result['perplexity']:.3f}" in narrow
 
 
+def test_a_translator_is_evaluated_with_intervals_and_beside_another(
+    model: Path, texts: tuple[str, str], tmp_path: Path
+) -> None:
+    files = ["--source", texts[0], "--reference", texts[1]]
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    torch.manual_seed(4)
+    storage.save(Transformer(storage.config(model)), other)  # type: ignore[arg-type]
+    found = json.loads(show("evaluate", str(model), *files, "--json", "--against", str(other)))
+    theirs = json.loads(show("evaluate", str(other), *files, "--json"))
+    assert list(found["figures"]) == ["bleu", "chrf", "loss", "perplexity", "accuracy", "ece"] == list(found["against"])
+    for name, figure in found["figures"].items():
+        score, own = (x[name]["score"] if name in ("bleu", "chrf") else x[name] for x in (found, theirs))
+        assert figure["score"] == pytest.approx(score)
+        assert figure["low"] <= score + 1e-9
+        assert figure["high"] >= score - 1e-9 or name == "ece"  # of a draw it is larger, of all lines it may be less
+        assert found["against"][name]["theirs"] == pytest.approx(own)
+        assert found["against"][name]["score"] == pytest.approx(score - own)
+    assert found["figures"]["chrf"]["low"] < found["figures"]["chrf"]["high"]
+    same = json.loads(show("evaluate", str(model), *files, "--json", "--against", str(model)))["against"]
+    assert {(each["score"], each["p"]) for each in same.values()} == {(0.0, 1.0)}
+    table = show("evaluate", str(model), *files, "--against", str(other))
+    assert "ours less its" in table
+    assert f"{found['figures']['chrf']['low']:.2f} to" in table
+    Tokenizer.learn(TokensConfig("char", 0), [*ENGLISH, *GERMAN]).save(other / "tokenizer.json")
+    size = len(Tokenizer.load(other / "tokenizer.json"))
+    storage.save(Transformer(replace(storage.config(model), vocabulary=size)), other)  # type: ignore[type-var]
+    strange = json.loads(show("evaluate", str(model), *files, "--json", "--against", str(other)))["against"]
+    assert list(strange) == ["bleu", "chrf"]  # a token of one is none of the other
+
+
+def test_one_pair_of_sentences_has_no_interval(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.en").write_text("a dog\n")
+    files = ["--source", str(tmp_path / "one.en"), "--reference", str(tmp_path / "one.en")]
+    assert "figures" not in json.loads(show("evaluate", str(model), *files, "--json"))
+    assert "perplexity" in show("evaluate", str(model), *files)
+
+
 def test_evaluate_gives_json_of_a_hopeless_model_too(
     model: Path, texts: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hopeless = Foretold(torch.tensor([-1000.0]), torch.tensor([1.0]), torch.tensor([False]))
-    monkeypatch.setattr("regard.studies.evaluate.foretell_pairs", lambda model, pairs: hopeless)
+    def hopeless(model: Any, pairs: Any) -> Foretold:
+        labels = torch.ones(sum(len(target) + 1 for _, target in pairs))
+        return Foretold(-1000 * labels, labels, labels == 0)
+
+    monkeypatch.setattr("regard.studies.evaluate.foretell_pairs", hopeless)
     command = ["evaluate", str(model), "--source", texts[0], "--reference", texts[1]]
     result = json.loads(show(*command, "--json"), parse_constant=pytest.fail)
     assert (result["loss"], result["perplexity"]) == (1000.0, None)

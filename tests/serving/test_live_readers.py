@@ -163,7 +163,6 @@ def test_models_say_what_they_read_and_bring_examples(client: TestClient) -> Non
         ("tag", "translate", {"text": " "}, "there is no text: type a sentence"),
         ("tag", "translate", {"text": "a", "prefix": [5]}, "prefix: this model reads"),
         ("answer", "translate", {"text": "a", "pair": "x" * 2001}, "the context has 2,001 characters"),
-        ("mask", "translate", {"text": "a " * 30 + "[MASK]"}, "has 33 tokens, the model reads 24 at most: shorten it"),
         ("tag", "score", {"tokens": [1, 5]}, "a score is of tokens that are written"),
         ("tag", "faithfulness", {"tokens": [1, 5]}, "faithfulness is measured by leaving tokens of a source out"),
         ("tag", "measures", {}, "tokens: they are missing"),

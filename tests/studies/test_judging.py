@@ -200,6 +200,10 @@ def test_mistakes_are_one_line(models: dict[str, Path], labelled: Path, tmp_path
     assert "has 1 texts: there is nothing to judge by" in mistake(model, tmp_path / "one.tsv")
     (tmp_path / "two.tsv").write_text("a\tup\nb\tsideways\n")
     assert "labels that the model does not know: sideways" in mistake(model, tmp_path / "two.tsv")
+    (tmp_path / "other.conll").write_text("a O\ndog B-PER\n\nRome B-LOC\ntwo I-ORG\n\n")
+    assert mistake(models["tag"], tmp_path / "other.conll") == (
+        "these sentences have tags that the model does not know: B-LOC"
+    )
     assert not (model / "config.json.tmp").exists()
 
 

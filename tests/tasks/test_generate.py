@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,18 +14,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
 import regard
+from regard.cli import app
 from regard.data.arrays import Column, Table
 from regard.data.documents import Passage, TextFiles
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.data.vocabulary import Marks
 from regard.decoding.beam import Beam
 from regard.decoding.sampling import Sampling
+from regard.models import storage
 from regard.models.family import build, configure
 from regard.recipes import reading
 from regard.recipes import train as module
 from regard.recipes.train import train
+from regard.studies.evaluate import foretell
 from regard.tasks.generate import Generate, blocks, sliding
 from regard.tasks.generator import Generator
 from regard.tasks.texts import Blocks, TextConfig
@@ -203,6 +209,60 @@ def test_bits_a_byte_compare_models_of_other_tokens(generator: Generator) -> Non
     assert found["loss"] == pytest.approx(nats / 24, rel=1e-5)
     assert found["bits a byte"] == pytest.approx(nats / math.log(2) / 23, rel=1e-5)
     assert found["perplexity a word"] == pytest.approx(math.exp(nats / 6), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["char", "unigram"])
+def test_stretches_of_a_text_have_its_tokens_bytes_and_words(generator: Generator, kind: str) -> None:
+    """Whatever the sub-words are: so two models are drawn the same ones."""
+    tokens = Tokenizer.learn(TokensConfig(kind, 0 if kind == "char" else 275), [TEXT])
+    torch.manual_seed(1)
+    model = build(configure("gpt-tiny", ["layers=1", "d_model=16", "heads=2"], vocabulary=len(tokens)))
+    task = Generate(block=64)
+    own = task.open([model], tokens, task.sections.decode(), engine="torch")
+    text = "the cät sat on the mat. " * 40
+    held_out = [Passage(text[:407], True, False), Passage(text[407:], False, True)]
+    found = task.evidence(own, held_out, 32)
+    assert found.rows == 20
+    whole = found.figures(np.arange(20))
+    assert whole.keys() == task.foretell(generator, [Passage("the cat", True, True)], 8).keys()
+    nats = [found.figures(np.array([i]))["bits a byte"] * len(text[i * 48 : i * 48 + 48].encode()) for i in range(20)]
+    assert sum(nats) == pytest.approx(whole["bits a byte"] * len(text.encode()))
+    words = [len(text[i * 48 : i * 48 + 48].split()) for i in range(20)]
+    assert set(words) == {12}
+    assert found.figures(np.array([3]))["perplexity a word"] == pytest.approx(2 ** (nats[3] / 12))
+    assert np.std(nats[1:-1]) < 0.2 * np.mean(nats)  # each has its own tokens, and not those of another
+
+
+def test_two_language_models_are_compared_on_the_same_stretches(folder: Path, tmp_path: Path) -> None:
+    held = tmp_path / "held.txt"
+    held.write_text("".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(9000, 9100)))
+    other = tmp_path / "other"
+    shutil.copytree(folder / "run", other)
+    model = storage.load(other)
+    with torch.no_grad():
+        for each in model.parameters():
+            each += 0.5 * torch.randn_like(each)
+    storage.save(model, other, storage.purpose(other))
+    ours, theirs = foretell(folder / "run", held, against=other), foretell(other, held)
+    names = ["loss", "perplexity", "bits a byte", "perplexity a word", "accuracy"]
+    assert list(ours["figures"]) == list(ours["against"]) == names
+    for name in names:
+        figure = ours["figures"][name]
+        assert figure["low"] <= figure["score"] == ours[name] <= figure["high"]
+        assert ours["against"][name]["score"] == pytest.approx(ours[name] - theirs[name])
+    assert ours["against"]["loss"]["p"] < 0.01
+    assert foretell(folder / "run", held, against=folder / "run")["against"]["loss"]["p"] == 1.0
+    said = CliRunner().invoke(app, ["evaluate", str(folder / "run"), "--text", str(held), "--against", str(other)])
+    assert "ours less its" in said.stdout
+    assert f"{ours['figures']['loss']['low']:.4f} to" in said.stdout
+    strange = Tokenizer.learn(TokensConfig("unigram", 300), [held.read_text()])
+    strange.save(other / "tokenizer.json")
+    storage.save(build(replace(storage.config(other), vocabulary=len(strange))), other, storage.purpose(other))
+    alike = foretell(folder / "run", held, against=other)["against"]
+    assert list(alike) == ["bits a byte", "perplexity a word"]
+    held.write_text(" \n")
+    with pytest.raises(ValueError, match="holds no text"):
+        foretell(folder / "run", held)
 
 
 def test_from_a_recipe_to_a_model_directory(folder: Path) -> None:

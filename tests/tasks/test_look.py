@@ -117,6 +117,7 @@ def test_what_cannot_be_shown_is_refused_in_a_line(place: Path, monkeypatch: Any
     talker = language(place / "talker")
     error = fail(capsys, monkeypatch, "chat", talker, "x", "--image", place / "test0.png")
     assert "reads text alone" in error
+    assert "is a picture, and texts are read here" in fail(capsys, monkeypatch, "chat", talker, place / "test0.png")
     with pytest.raises(ValueError, match="reads text alone"):
         regard.load(talker).chat(asked("x", [place / "test0.png"]))
     assert "sees pictures" in fail(capsys, monkeypatch, "heads", run, "--text", place / "train.tsv")

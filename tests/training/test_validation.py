@@ -62,6 +62,7 @@ def test_each_label_is_foretold_as_by_hand(model: Transformer, pairs: list[Pair]
     assert reference.correct.any()  # or else nothing is shown
     check(foretell(model, pairs, rows), reference)
     check(foretell(model, random.Random(rows).sample(pairs, len(pairs)), rows), reference)
+    torch.testing.assert_close(foretell(model, pairs, rows).log_likelihood, reference.log_likelihood)  # in their order
 
 
 @pytest.mark.parametrize("block", [1, 3 * V, 7 * V + 5])
