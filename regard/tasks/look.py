@@ -13,7 +13,7 @@ from regard.core.generation import DecoderOnly, Illustrated
 from regard.data.arrays import Column
 from regard.data.batching import Batch
 from regard.data.chat import CHATML, PICTURE, ChatTemplate, Message
-from regard.data.pictures import PictureError, Sight, in_groups
+from regard.data.pictures import Sight, in_groups, side_by_side
 from regard.data.rows import Row
 from regard.data.tokenizers import Tokenizer
 from regard.decoding.protocol import Request, SearchConfig
@@ -232,12 +232,11 @@ class Looking(Caption):
     def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
         template, most = ChatTemplate(self.chat, tokenizer), self.longest or 2**30
         end, places = closing(template, tokenizer), {PICTURE, *self.patches}
-        for row in rows:
-            try:
-                pixels, question, captions = self.sight.pixels(row["image"], row["name"]), list[int](), list[int]()
-            except PictureError as error:
-                yield Damaged(error)
+        for row, pixels in zip(rows, side_by_side(self._seen, rows), strict=True):
+            if isinstance(pixels, Damaged):
+                yield pixels
                 continue
+            question, captions = list[int](), list[int]()
             for caption in row["captions"]:
                 ids, ((first, last),) = template.answered(
                     [*self.messages(row), {"role": "assistant", "content": caption}]
