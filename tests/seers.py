@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from PIL import Image
 
+from regard.core.outputs import HeadConfig
 from regard.data.pictures import Sight
 from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.models import storage
 from regard.models.family import build, configure
+from regard.models.video import Video, vivit_tiny
 from regard.models.vision import Vision
 from regard.tasks.task import task
 
@@ -59,3 +61,23 @@ def png(seed: int = 0, size: int = 30) -> bytes:
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(seed).integers(0, 255, (size, size, 3), np.uint8)).save(file, "PNG")
     return file.getvalue()
+
+
+def filming(path: Path) -> Path:
+    """A model that classifies videos of 6 grey frames, in a directory."""
+    torch.manual_seed(0)
+    small: dict[str, Any] = {"layers": 1, "d_model": 16, "d_ff": 16, "heads": 2, "size": 16, "convolutions": 2}
+    model = Video(vivit_tiny(**small, frames=6), HeadConfig("classes", 3, pool="first"))
+    for p in model.parameters():
+        p.data.add_(torch.randn_like(p))
+    told = {"name": "recognise", "labels": ["a", "b", "c"], "pool": "first"}
+    storage.save(model, path, storage.Purpose({**told, "sight": {"size": 16, "channels": 1, "frames": 6}}, {}))
+    return path
+
+
+def gif() -> bytes:
+    """A video of 6 frames, as a file."""
+    shots = [Image.fromarray(np.full((16, 16), 40 * i, np.uint8)) for i in range(6)]
+    out = io.BytesIO()
+    shots[0].save(out, "GIF", save_all=True, append_images=shots[1:], duration=100)
+    return out.getvalue()

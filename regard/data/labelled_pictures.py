@@ -29,6 +29,7 @@ from regard.data.text import Skipped
 from regard.files import digest, regular_size
 
 TAIL = 2**10  # bytes at the end of a file by which, and by its size, it is known again
+SAID = 5  # classes that are named
 PAIRS = (
     ("images", "labels"),
     ("videos", "labels"),
@@ -50,6 +51,11 @@ class Zipped:
         archive, lock = _archive(self.archive, os.stat(self.archive).st_mtime_ns)
         with lock:
             return archive.read(self.member)
+
+    def end(self) -> tuple[int, str]:
+        """Its size, and a sum of it."""
+        about = _archive(self.archive, os.stat(self.archive).st_mtime_ns)[0].getinfo(self.member)
+        return about.file_size, str(about.CRC)
 
 
 @dataclass(frozen=True)
@@ -92,10 +98,18 @@ class PictureFiles(RowFiles):
         return said.hexdigest()
 
     def read(self, skipped: Skipped | None = None) -> Iterator[Row]:
-        """The rows, in order; a picture that is named and not there is left out, and counted in `skipped`."""
+        """The rows, in order; a picture that is named and not there is left out, and counted in `skipped`. So are
+        classes without pictures, and pictures that an earlier row gives another label."""
+        known = dict[tuple[int, str], tuple[str, Any]]()  # by what a picture is known again: its label
+        if skipped is not None and (empty := self._empty()):
+            skipped.notes[
+                f"classes without {self.called}: {', '.join(empty[:SAID])}{' ...' * (len(empty) > SAID)}"
+            ] += len(empty)
         for row in self.rows():
             missing = isinstance(row["image"], str) and not os.path.isfile(row["image"])
             if not missing and str(row["label"]).strip():
+                if skipped is not None and _contradicts(known, row):
+                    skipped.notes[f"{self.called} that have two labels"] += 1
                 yield row
             elif skipped is not None:
                 why = "are named, but not there" if missing else "without a label"
@@ -124,11 +138,20 @@ class PictureFiles(RowFiles):
             if str(name).strip():
                 yield {"image": str(base / str(name)), "label": label, "name": str(name)}
 
+    def _empty(self) -> list[str]:
+        """Folders of classes that have no picture."""
+        if not self.folder or not os.path.isdir(self.folder):
+            return []
+        walks = ((each, os.walk(each)) for each in _classes(Path(self.folder)))
+        return [
+            each.name for each, walk in walks if not any(self.takes(name) for _, _, names in walk for name in names)
+        ]
+
     def _folder(self, folder: Path) -> Iterator[Row]:
         if not folder.is_dir():
             raise ValueError(f"{folder} is no folder: name one that has a folder for each class")
         found = False
-        for label in sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")):
+        for label in _classes(folder):
             for place, folders, names in os.walk(label):
                 folders[:] = sorted(each for each in folders if not each.startswith("."))
                 for name in sorted(filter(self.takes, names)):
@@ -273,6 +296,19 @@ def file_end(image: Any) -> tuple[int, str]:
             return size, hashlib.sha256(file.read()).hexdigest()[:16]
     except OSError:
         return 0, ""
+
+
+def _classes(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+
+
+def _contradicts(known: dict[tuple[int, str], tuple[str, Any]], row: Row) -> bool:
+    """Whether a picture that is known already has another label in this row; it is known from now on."""
+    image, label = row["image"], str(row["label"])
+    held = isinstance(image, np.ndarray)
+    mark = (image.nbytes, trace_of(image)) if held else image.end() if isinstance(image, Zipped) else file_end(image)
+    first, same = known.setdefault(mark, (label, None if held else image))
+    return first != label and (held or trace_of(same) == trace_of(image))  # ends may be alike by chance
 
 
 @lru_cache(4)

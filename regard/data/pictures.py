@@ -10,7 +10,8 @@ Nothing is opened that has more than MOST pixels: a file of some kilobytes may c
 import io
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
@@ -33,7 +34,9 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".
 RESAMPLES = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}  # Pillow's numbers
 MODES = {1: "L", 2: "LA", 3: "RGB"}  # by channels
 STEP = 32  # pixels, of which the sides of a sheet are multiples
+ASIDE = 256  # pictures, or frames of videos, that are opened side by side
 Item = TypeVar("Item")
+Made = TypeVar("Made")
 Pixels = NDArray[np.uint8]
 Source = str | PathLike[str] | bytes | Image.Image | NDArray[Any]  # a path, a file's content, or what it shows
 
@@ -172,6 +175,17 @@ def in_groups(items: Iterable[Item], count: int) -> Iterator[list[Item]]:
     rest = iter(items)
     while some := list(islice(rest, count)):
         yield some
+
+
+def side_by_side(make: Callable[[Item], Made], items: Iterable[Item], count: int = ASIDE) -> Iterator[Made]:
+    """What is made of each item, so many at a time by threads, in their order.
+
+    >>> list(side_by_side(len, ["a", "bcd", "ef"], 2))
+    [1, 3, 2]
+    """
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for some in in_groups(items, count):
+            yield from pool.map(make, some)
 
 
 def _cut_out(image: Image.Image, name: str) -> Image.Image:

@@ -94,8 +94,11 @@ class Taught(Protocol):
 
 
 def inputs(model: nn.Module) -> list[str]:
-    """The names of what a model reads, without which it cannot do; one that it writes as well is the last."""
-    return [each.name for each in signature(model.forward).parameters.values() if each.default is Parameter.empty]
+    """The names of what a model reads, without which it cannot do, and of what its towers do; one that it writes as
+    well is the last."""
+    own = [each.name for each in signature(model.forward).parameters.values() if each.default is Parameter.empty]
+    towers = getattr(model, "towers", {}).values()
+    return [*(name for name, _ in towers if name not in own), *own]
 
 
 def axes(model: nn.Module) -> dict[str, Axes]:

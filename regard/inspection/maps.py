@@ -34,6 +34,7 @@ def attention_maps(
     view: str = "weights",
     start: str = START,
     pixels: NDArray[np.uint8] | None = None,
+    among: Mapping[str, Grid] | None = None,
 ) -> list[AttentionMap]:
     """The attentions of a model while it reads one row of inputs, (1, T) each; cross-attention first.
 
@@ -42,7 +43,7 @@ def attention_maps(
     words, as `merge` has them.
     `names` is a pattern, or several, `heads` are the numbers of some; the view "norm" is that of `norm_maps`, "rollout"
     that of `rollout`: one map for each layer of an encoder. Of a model that sees, `pixels` (H, W, C) are what it sees;
-    the places of these need no texts.
+    the places of these need no texts; `among` says where they stand among those of a text.
     """
     one_of(VIEWS, view=view)
     known, laid, grid = attentions(model), axes(model), next(iter(grids(model).items()), None)
@@ -62,7 +63,7 @@ def attention_maps(
     viewed = _viewed(model, seen, view, names)
     if not viewed:
         raise ValueError(f"a roll-out goes through an encoder: choose among {', '.join(recorded)}")
-    picture = None if grid is None or pixels is None else Picture(pixels, grid[1], shares[-1])
+    places = {} if grid is None or pixels is None else dict([grid]) | dict(among or {})
     maps = []
     for name, shown in viewed.items():
         sides = laid[name]
@@ -71,8 +72,8 @@ def attention_maps(
         if added(model):  # before tokens stands what was taught and is none
             some_of = some_of[:, -len(queries) :, -len(keys) :]
         whole = AttentionMap(name, some_of.float(), queries, keys, sides.role, view=view)
-        if grid is not None and sides.keys.input == grid[0]:
-            whole = replace(whole, picture=picture)
+        if pixels is not None and (at := places.get(sides.keys.input)):
+            whole = replace(whole, picture=Picture(pixels, at, shares[-1]))
         if words is not None:
             whole = _in_words(whole, sides.queries, sides.keys, words)
         if (some := checked_heads(heads, known[name], name)) is not None:

@@ -176,8 +176,10 @@ def rows_of(sides: Axes, batch: Taught, tokens: Tokens) -> RowTokens:
     said = queries if sides.role == "read" else batch["labels"]
     (B, T), S = queries.shape, keys.shape[1]
     offsets = torch.arange(S, device=keys.device) - torch.arange(T, device=keys.device)[:, None]
-    live = said if sides.causal else keys  # the padding of what is written is where nothing is predicted
-    visible = (live != tokens.pad)[:, None].expand(B, T, S)
+    live = keys != tokens.pad
+    if sides.causal:  # the padding of what is written is where nothing more is predicted
+        live = (said != tokens.pad).flip(1).cummax(1).values.flip(1)
+    visible = live[:, None].expand(B, T, S)
     if sides.causal:
         visible = visible & (offsets <= 0)
     counted = (said != tokens.pad) & (visible.sum(-1) > 1)

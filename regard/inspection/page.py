@@ -71,7 +71,7 @@ class AttentionMap:
             if self.query_role == "read":
                 standing = torch.einsum("t,hts->hs", self.picture.shares.to(weights), weights)
                 found = standing if standing.any() else found
-        return found[:, grid.tokens :].unflatten(1, (grid.rows, grid.columns))
+        return found[:, grid.tokens : grid.places].unflatten(1, (grid.rows, grid.columns))
 
     @property
     def numbers(self) -> list[int]:
@@ -128,6 +128,7 @@ def attention_page(maps: Sequence[AttentionMap], *, title: str, note: str = "", 
             "heads": each.numbers,
             "largest": each.largest,
             "pictured": each.picture is not None,
+            "before": 0 if each.picture is None else each.picture.grid.tokens,
             "weights": (each.weights.detach().cpu().double() / each.largest * SCALE)
             .clamp(0, SCALE)
             .round()

@@ -59,10 +59,10 @@ def standing(model: nn.Module, grid: Grid) -> Iterator[list[Tensor]]:
     def note(head: Any, given: tuple[Tensor, ...]) -> None:
         noted.append(shared(model, shares_of(head, given[0][0])).float().cpu())
 
-    heads = [each for each in model.modules() if isinstance(each, VectorHead)]
-    if not heads:
-        writes = getattr(model, "head", HeadConfig()).kind == "tokens"
-        shares = torch.eye(grid.places)
+    heads = [each for each in model.modules() if isinstance(each, VectorHead)]  # which may not be asked
+    writes = getattr(model, "head", HeadConfig()).kind == "tokens"
+    shares = torch.eye(grid.places)
+    if grid.places:
         noted.append(shares.mean(0) if writes or not grid.tokens else shares[0])
     hooks = [each.register_forward_pre_hook(note) for each in heads]
     try:

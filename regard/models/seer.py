@@ -8,7 +8,7 @@ these as it reads words. What stands for the whole picture in the encoder, its f
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ class Seer(Decoder):
     """
 
     reads = "both"
+    towers: ClassVar[dict[str, tuple[str, bool]]] = {"sight": ("pixels", False)}
     config: "SeerConfig"
 
     def __init__(self, config: "SeerConfig") -> None:

@@ -22,14 +22,19 @@ from regard.serving.live import Line, Live, Look, TooLargeError
 from regard.serving.pictures import Album, files_of
 from regard.serving.readers import LiveReader
 from regard.serving.registry import Registry, Served
-from regard.serving.seers import LiveDescriber, LiveMatcher, LiveViewer, Seeing
+from regard.serving.seers import LiveDescriber, LiveLooker, LiveMatcher, LiveViewer, Seeing
 from regard.serving.service import Service
 from regard.tasks.reader import Reader
 from regard.tasks.searching import Searcher
 
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 FILE = re.compile(rf"[a-z0-9_-]+\.({'|'.join(TYPES)})", re.ASCII)
-SEERS: dict[str, type[Seeing]] = {"recognise": LiveViewer, "match": LiveMatcher, "caption": LiveDescriber}  # by task
+SEERS: dict[str, type[Seeing]] = {  # by task
+    "recognise": LiveViewer,
+    "match": LiveMatcher,
+    "caption": LiveDescriber,
+    "look": LiveLooker,
+}
 Ids = list[int]
 INPUTS = {"source", "target", "tokens", "segments", "picture"}
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from regard.inspection.taps import record
 from regard.inspection.times import apart
 from regard.inspection.views import norm_maps, query_key_products, rollout
 from regard.serving.live import Live, Look, TooLargeError
-from regard.serving.seers import Seeing
+from regard.serving.seers import LiveLooker, Seeing
 
 Map = tuple[str, list[int], Tensor]  # of an attention: its name, which heads, and their maps (H, T, S)
 Wanted = Sequence[tuple[str, Sequence[int] | None]]  # attentions, and which of their heads
@@ -69,7 +70,13 @@ def _maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
             for changed, head, factor in look.changes.heads:
                 if changed == name:
                     numbers[head] *= abs(factor)
+        numbers = numbers[:, -_rows(live, look, name) :]
         yield name, heads, numbers if asked is None else numbers[heads]
+
+
+def _rows(live: Live, look: Look, name: str) -> int:
+    """How many rows of an attention's maps are shown, the last: what is written, not what it goes on from."""
+    return len(live.steps(look)[1]) if live.axes[name].role == "predicted" else live.lengths(look, name)[0]
 
 
 def pooled(maps: Tensor, size: int) -> Tensor:
@@ -120,8 +127,9 @@ def neuron(live: Live, look: Look, name: str, head: int, query: int) -> dict[str
     T, S = live.lengths(look, name)  # what was taught may stand before the tokens, and is none
     queries, keys = seen.queries[name][:, :, -T:], seen.keys[name][:, :, -S:]
     scores, weights = (x[:, :, -T:, -S:] for x in (seen.scores[name], seen[name]))
-    if not 0 <= query < T:
-        raise ValueError(f"query = {query}: {name} has queries 0 to {T - 1}")
+    if not 0 <= query < (rows := _rows(live, look, name)):
+        raise ValueError(f"query = {query}: {name} has queries 0 to {rows - 1}")
+    query += T - rows
     products = query_key_products(attention, queries, keys, head, query)  # (S, d_k)
     scale = attention.d_k**-0.5 if attention.config.scale is None else attention.config.scale
     bias = None if attention.cross else attention.positions.bias(queries, keys.shape[2], 0, scale)
@@ -172,22 +180,31 @@ def faithfulness(live: Live, look: Look) -> dict[str, Any]:
     return {**named, "tokens": sum(id not in marks for id in source)}
 
 
-def page(live: Live, look: Look) -> str:
-    """A self-contained page of every head."""
-    if (size := live.size(look)) > PAGE:
-        raise TooLargeError(f"a page of this would hold {size:,} numbers, and at most {PAGE:,}: save a single map")
+def _texts(live: Live, look: Look) -> tuple[dict[str, list[str]], str]:
+    """What stands along each input, as `Axis.along` takes it, and what is read first."""
+    if isinstance(live, LiveLooker):
+        return live.texts(look)
     first, predicted = live.steps(look)
     rows = [*look.ids[:-1], predicted if first is None else (first, *predicted)]
     shown_as = [[token["text"] for token in live.shown(name, ids)] for name, ids in zip(live.inputs, rows, strict=True)]
     start = "" if first is None else shown_as[-1].pop(0)
-    picture = live.pictured(look) if isinstance(live, Seeing) else None
-    texts = dict(zip(live.inputs, shown_as, strict=True))
+    return dict(zip(live.inputs, shown_as, strict=True)), start
+
+
+def page(live: Live, look: Look) -> str:
+    """A self-contained page of every head."""
+    if (size := live.size(look)) > PAGE:
+        raise TooLargeError(f"a page of this would hold {size:,} numbers, and at most {PAGE:,}: save a single map")
+    texts, start = _texts(live, look)
+    picture, grids = (live.pictured(look), live.laid(look)) if isinstance(live, Seeing) else (None, {})
     shown = []
     for name in sorted(live.attentions, key=lambda name: -KINDS.index(live.axes[name].kind)):
         sides, ((_, recorded),) = live.axes[name], live.recorded(look, [name])
         down, across = (axis.along(texts, start) for axis in (sides.queries, sides.keys))
-        seen = picture if sides.keys.input in live.grids else None
-        shown.append(AttentionMap(name, recorded.weights, down, across, sides.role, picture=seen))
+        rows, seen = _rows(live, look, name), None
+        if picture is not None and (grid := grids.get(sides.keys.input)):
+            seen = replace(picture, grid=grid)
+        shown.append(AttentionMap(name, recorded.weights[:, -rows:], down[-rows:], across, sides.role, picture=seen))
     factors = [f"{name} head {head} × {factor:g}" for name, head, factor in look.changes.heads]
     changed = ", ".join([*factors, *(f"{name} off" for name in look.changes.off)])
     read = zip(live.inputs, look.ids, strict=True)

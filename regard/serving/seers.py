@@ -2,20 +2,23 @@
 
 import io
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Any, cast
 
+import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from regard.core.generation import Illustrated
 from regard.data.batching import Batch
 from regard.data.pictures import Pixels
+from regard.data.spelling import characters
 from regard.decoding.module import Generative, Module
-from regard.decoding.protocol import Request, bounded
-from regard.inspection.axes import Grid
-from regard.inspection.measures import Tokens
+from regard.decoding.protocol import Awake, Floats, Request, bounded
+from regard.inspection.axes import Axis, Grid
+from regard.inspection.measures import NONE, Tokens
 from regard.inspection.page import Picture
 from regard.inspection.views import standing
 from regard.serving.live import TOKENS, Edits, Line, Live, Look, Switched
@@ -23,6 +26,7 @@ from regard.serving.pictures import Album
 from regard.serving.readers import LiveReader
 from regard.serving.shown import Shown
 from regard.tasks.caption import Describer
+from regard.tasks.look import Looker, asked
 from regard.tasks.match import Matcher
 from regard.tasks.reader import Framed, Given, Pictured, batched
 from regard.tasks.viewer import Viewed, Viewer
@@ -47,6 +51,10 @@ class Seeing(Live):
     def sees(self) -> tuple[str, Grid]:
         """The input that is a picture, and how its patches lie."""
         return next(iter(self.grids.items()))
+
+    def laid(self, look: Look) -> dict[str, Grid]:
+        """How the patches lie along each input that has some."""
+        return self.grids
 
     def read(self, picture: str) -> tuple[Pixels, Tensor]:
         """What the model sees of a picture, (H, W, C), and that as it reads it, (1, C, H, W)."""
@@ -237,7 +245,8 @@ class LiveDescriber(Seeing):
         picture, (name, grid) = given.get("picture", ""), self.sees
         self.read(picture)
         rest = {key: ids for key, ids in given.items() if key not in ("picture", "segments")}
-        return replace(super().look({**rest, name: range(grid.places)}, edits, off), picture=picture)
+        seen = {name: range(grid.places)} if name in self.inputs else {}
+        return replace(super().look({**rest, **seen}, edits, off), picture=picture)
 
     def _told(
         self, picture: str, texts: tuple[str, str], begin: tuple[int, ...], config: Search, changes: Switched
@@ -258,3 +267,109 @@ class LiveDescriber(Seeing):
         c: Any = self.model.config
         layers = {"encoder": c.encoder_layers, "decoder": c.decoder_layers}
         return {**super()._manner(), "layers": layers, "reads": False, "second": "", "beam": self.predictor.use.beam}
+
+
+class LiveLooker(LiveDescriber):
+    """The model of a `Looker`: its `source` is what it reads before it answers, with patches among the tokens.
+
+    A row of its language model's maps is a token of the answer, a column any before: patches lie over the picture.
+    """
+
+    predictor: Looker  # type: ignore[assignment]
+
+    def _open(self) -> None:
+        config: Any = self.model.config
+        self.eos, self._begin, self.inputs = self.predictor.closing, [self.predictor.closing], ["source", "target"]
+        self.place = config.place
+        self.longest = min(TOKENS + config.places, self.predictor.reach or TOKENS + config.places)
+        self._module = Module(cast(Generative, self.model))
+
+    def laid(self, look: Look) -> dict[str, Grid]:
+        return {**self.grids, "tokens": self.predictor.grid(look.ids[0])}
+
+    def _ids(self, name: str, ids: Sequence[int]) -> tuple[int, ...]:
+        if name != "source":
+            return super()._ids(name, ids)
+        words, config = [id for id in ids if id != self.place], cast(Any, self.model.config)
+        if len(ids) - len(words) != config.places or len(ids) > self.longest or ids[-1] == self.place:
+            raise ValueError(f"source: it has {config.places} patches, and at most {self.longest} tokens with these")
+        if not all(0 <= id < config.vocabulary for id in words):
+            raise ValueError(f"source: tokens are 0 to {config.vocabulary - 1}, and {self.place} is a patch")
+        return tuple(ids)
+
+    def steps(self, look: Look) -> tuple[int, tuple[int, ...]]:
+        return look.ids[0][-1], look.ids[1]
+
+    def lengths(self, look: Look, name: str) -> tuple[int, int]:
+        seen = self.axes[name].keys.input in self.grids
+        return (self.sees[1].places if seen else sum(map(len, look.ids)) - 1,) * 2
+
+    def batch(self, look: Look) -> Batch:
+        (name, _), (source, target) = self.sees, look.ids
+        rows = {"tokens": [*source, *target[:-1]], "labels": [*[NONE] * (len(source) - 1), *target]}
+        read = {key: torch.tensor([ids], device=self.device) for key, ids in rows.items()}
+        return Batch({**read, name: self.read(look.picture)[1]}, len(target))
+
+    def _log_p(self, look: Look) -> Floats:
+        return super()._log_p(look)[-len(look.ids[1]) :]
+
+    @property
+    def marks(self) -> Tokens:
+        return replace(super().marks, pad=NONE)  # where nothing is predicted
+
+    def shown(self, name: str, ids: Sequence[int]) -> list[Line]:
+        """Tokens, and among them patches by their places."""
+        words = iter(super().shown("tokens", [id for id in ids if id != self.place]))
+        places = iter(self.predictor.grid(ids).texts()[self.predictor.grid(ids).tokens :] if self.place in ids else ())
+        patch = {"id": self.place, "space": True, "word": None, "special": False, "patch": True}
+        return [{**patch, "text": next(places)} if id == self.place else next(words) for id in ids]
+
+    def texts(self, look: Look) -> tuple[dict[str, list[str]], str]:
+        """What stands along each input of the model, for a page, and what it reads first."""
+        first, *rest = (
+            token["text"] for name, ids in zip(self.inputs, look.ids, strict=True) for token in self.shown(name, ids)
+        )
+        return {self.sees[0]: self.sees[1].texts(), "tokens": rest}, first
+
+    def decoded(self, ids: Iterable[int]) -> str:
+        return super().decoded(id for id in ids if id != self.place).strip()
+
+    def _told(
+        self, picture: str, texts: tuple[str, str], begin: tuple[int, ...], config: Search, changes: Switched
+    ) -> Iterator[Line | None]:
+        """An answer as lines: what is read, each token, and what came of it."""
+        question, pair = texts
+        if pair.strip():
+            raise ValueError("pair: this model reads one question: leave it out")
+        if question.strip():
+            self._admit(question)
+        beam, alternatives = config
+        self._bound(beam, alternatives)
+        pixels, x = self.read(picture)
+        prompt = self.predictor.conversation(
+            asked(question.strip() or self.predictor.question, [Viewed(pixels, ready=True)])
+        )
+        ids = self._ids("source", prompt.ids or ())
+        search = replace(self.predictor.use, beam=beam, best=1, groups=1, sampling=None)
+        spelt = characters(self.tokenizer)
+        refusal = None if spelt is None else Awake(spelt)
+        request = Request(Illustrated(ids[:-1], x), ids[-1], prefix=super()._ids("prefix", begin), refusal=refusal)
+        request = bounded(request, search, self.longest - len(ids))
+        about: Line = {"sentences": [], "sentence": 0, "unknown": [], "picture": picture, "ids": ids}
+        return self._translating(request, changes, search, alternatives, about)
+
+    def examples(self, task: str, language: str) -> list[Any]:
+        return [self.predictor.question]
+
+    def about(self) -> dict[str, Any]:
+        found = super().about()
+        for each in found["attentions"]:
+            if each["causal"]:  # of its rows and columns the former alone are written
+                each |= {"queries": Axis("target")._asdict(), "keys": Axis("read")._asdict(), "causal": False}
+        return found
+
+    def _manner(self) -> dict[str, Any]:
+        c: Any = self.model.config
+        layers = {"encoder": c.picture_layers, "decoder": c.layers}
+        how = {"layers": layers, "reads": False, "second": "", "asks": True, "beam": self.predictor.use.beam}
+        return {**Seeing._manner(self), **how}

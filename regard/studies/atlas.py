@@ -38,7 +38,7 @@ from regard.studies.study import Study, Translations, study_of
 FORMAT = 1
 FILE, PAGE = "heads.json", "heads.html"
 ALIKE = 0.15  # nats: a divergence below which two heads count as redundant; ln 2 = 0.69 have nothing in common
-SEEN = ("recognise", "match", "caption")  # tasks of models that see pictures
+SEEN = ("recognise", "match", "caption", "look")  # tasks of models that see pictures
 PAIRS = 60  # redundant pairs that are named, at most
 PRICES = 0.005, 0.02  # nats that a head must be worth to stay
 GATES = GateConfig(steps=200)

@@ -26,8 +26,10 @@ from regard.tasks.converse import Converse, last, written
 from regard.tasks.embed import Embedder
 from regard.tasks.generator import Generator
 from regard.tasks.index import nearest, unit
+from regard.tasks.match import Matcher, Worded
 from regard.tasks.prompted import Prompted
 from regard.tasks.reader import Given, Reader
+from regard.tasks.recognise import Recognise
 from regard.tasks.reward import Rewarder
 from regard.tasks.summarise import Summarise
 from regard.tasks.task import Evidence, Measured, Task
@@ -65,7 +67,7 @@ def judge(
         check_picture(picture)
     task, predictor = _predictor(directory, asked, columns, search)
     before = Prompting(asked.prompt) if isinstance(task, Summarise) else UNASKED
-    if asked != before and not isinstance(predictor, Prompted):
+    if asked != before and not isinstance(predictor, Prompted | Worded):
         raise ValueError(f"{directory} is {task.a_model}: --prompt is for a language model")
     held, rows, skipped = _given(task, data, columns)
     if reward is not None and not isinstance(task, Converse):
@@ -73,7 +75,7 @@ def judge(
     rewarder = None if reward is None else load(reward, task="reward")
     changed: dict[str, Any] = {}
     if calibrate:
-        if isinstance(predictor, Prompted):
+        if isinstance(predictor, Prompted | Worded):
             raise ValueError("a prompt has no directory that would keep a temperature: leave out --calibrate")
         if not isinstance(task, Classify) or held is not None:
             raise ValueError(f"{directory} tells no classes, but is {task.a_model}: --calibrate is for a classifier")
@@ -159,6 +161,11 @@ def _predictor(
     if asked != UNASKED and task.name == "generate":
         found = Prompted.of(found, asked, columns)
         return Classify(found.labels), found
+    if asked != UNASKED and isinstance(found, Matcher):  # classes in words, of pictures that have labels
+        if asked.labels is None or asked != Prompting(asked.prompt, asked.labels):
+            raise ValueError(f"{directory} compares pictures with words: say which by --labels, and --prompt alone")
+        worded = found.told(asked)
+        return Recognise(worded.labels), worded
     if task.name == "generate":  # by conversations: of a row, its last answer
         if found.template is None:
             raise ValueError(f"{directory} has no chat template to be judged by answers with: name a --text")

@@ -16,6 +16,7 @@ from regard.inspection.taps import attentions
 from regard.tasks.caption import Describer
 from regard.tasks.grapher import GraphPredictor
 from regard.tasks.hear import Hearer
+from regard.tasks.look import Looker
 from regard.tasks.match import Matcher
 from regard.tasks.reader import Reader
 from regard.tasks.viewer import Viewed, Viewer
@@ -74,10 +75,11 @@ def inspect(
     off = switched_off(predictor.model, *(() if "all" in without else without)) if without else nullcontext()
     if without and not added(predictor.model):
         raise ValueError(f"--without {without[0]}: nothing was added to {model or 'this model'}: leave it out")
-    if isinstance(predictor, Viewer | Matcher | Describer) and not isinstance(predictor, GraphPredictor):
+    if isinstance(predictor, Viewer | Matcher | Describer | Looker) and not isinstance(predictor, GraphPredictor):
         own = {"--target": target is not None, "--words": words, "--hide-special": not special}
-        asked = {} if isinstance(predictor, Describer) else own
-        asked |= {"--split": split is not None, "--pair": pair is not None and not isinstance(predictor, Matcher)}
+        asked = {} if isinstance(predictor, Describer) else {"--words": words} if isinstance(predictor, Looker) else own
+        two = isinstance(predictor, Matcher | Looker)
+        asked |= {"--split": split is not None, "--pair": pair is not None and not two}
         for option, given in asked.items():
             if given:
                 raise ValueError(f"{option} is not for {model}, which sees pictures: leave it out")
@@ -130,6 +132,11 @@ def _seen(
         shown = names or (DRAWN if drawn_alone and how["view"] != "rollout" else "*")
         said = predictor.caption(picture) if target is None else target
         return f"{place} → {said}", predictor.attention(picture, target, names=shown, **how)
+    if isinstance(predictor, Looker):
+        shown = names or ("decoder.*" if drawn_alone and how["view"] != "rollout" else "*")
+        said = predictor.caption(picture, text) if target is None else target
+        how = {**{name: how[name] for name in ("heads", "view", "special")}, "names": shown, "question": text}
+        return f"{place} ║ {text or predictor.question} → {said}", predictor.attention(picture, said, **how)
     own = {name: how[name] for name in ("heads", "view")}
     if isinstance(predictor, Matcher):
         shown = names or ("picture_*" if drawn_alone else "*")

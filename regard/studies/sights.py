@@ -15,8 +15,9 @@ from regard.data.labelled_pictures import PictureFiles, is_picture
 from regard.data.pictures import PictureError
 from regard.data.rows import Row
 from regard.inspection.axes import Grid, grids, inputs
-from regard.inspection.measures import Tokens
+from regard.inspection.measures import NONE, Tokens
 from regard.studies.study import Readings, kept_text, taught
+from regard.tasks.look import Looker
 from regard.tasks.task import Damaged
 
 TABLES = (".jsonl", ".tsv", ".csv")
@@ -34,6 +35,8 @@ class Sights(Readings):
         """The first `limit` pictures of what the model's recipe has kept from training as its test; or files, folders
         and tables of them. What has no label, or no caption, has that which the model tells."""
         predictor, task = load(model, precision="fp32"), cast(Any, told(model).task)
+        if isinstance(predictor, Looker):  # how it talks stands in a file of its own
+            task = replace(task, chat=predictor.template, patches=tuple(predictor.patches or ()))
         own = getattr(predictor, "pair", predictor.model)
         left = list[str]()
         rows = kept_text(model, "pictures") if not pictures else _rows(predictor, task, pictures, left)
@@ -56,7 +59,13 @@ class Sights(Readings):
 
     def tokens(self) -> Tokens:
         known = Tokens.of(self.tokenizer.marks, self.tokenizer.pieces(range(len(self.tokenizer))))
-        return replace(known, grids=grids(self.model))
+        pad = NONE if self.place is not None else known.pad  # where nothing is predicted
+        return replace(known, pad=pad, grids=grids(self.model))
+
+    @property
+    def place(self) -> int | None:
+        """What stands for a patch among tokens, where patches do."""
+        return getattr(self.model.config, "place", None)
 
     def batch(self, which: Sequence[int]) -> Batch:
         whole = self.collate([self.learnt[i] for i in which])
@@ -66,6 +75,11 @@ class Sights(Readings):
     def pieces(self, sentence: int) -> dict[str, list[str]]:
         batch, (name, grid) = self.batch([sentence]), self.sees
         found = {name: grid.texts()}
+        if self.place is not None:  # patches are no tokens, and a question is read alone
+            ids = [*batch["tokens"][0, 1:].tolist(), int(batch["labels"][0, -1])]
+            patches = iter(grid.texts()[grid.tokens :])
+            found["tokens"] = [next(patches) if id == self.place else self.tokenizer.pieces([id])[0] for id in ids]
+            return found
         for other in inputs(self.model)[1:]:
             said = batch["labels"] if "labels" in batch.tensors else batch[other]
             found[other] = self.tokenizer.pieces(said[0].tolist())
@@ -98,7 +112,7 @@ def _rows(predictor: Any, task: Any, pictures: Sequence[Path], left: list[str]) 
 
 def _said(predictor: Any, task: Any, picture: str) -> dict[str, Any]:
     """What a model tells of a picture, as if that were true."""
-    if task.name == "caption":
+    if task.name in ("caption", "look"):
         return {"captions": [predictor.caption(picture)]}
     if task.name != "recognise":
         raise ValueError(f"{picture} has no caption, and this model writes none: name a table, as captions.jsonl")

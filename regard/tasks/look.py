@@ -6,16 +6,20 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from regard.core.generation import DecoderOnly, Illustrated
 from regard.data.arrays import Column
 from regard.data.batching import Batch
 from regard.data.chat import CHATML, PICTURE, ChatTemplate, Message
-from regard.data.pictures import PictureError, Sight, in_groups
+from regard.data.pictures import Sight, in_groups, side_by_side
 from regard.data.rows import Row
 from regard.data.tokenizers import Tokenizer
 from regard.decoding.protocol import Request, SearchConfig
+from regard.inspection.axes import END, Grid, grids
+from regard.inspection.maps import attention_maps, without_special
+from regard.inspection.page import AttentionMap
 from regard.native import UnsupportedError
 from regard.tasks.asks import Prompt, Writing
 from regard.tasks.caption import Caption, Captioned
@@ -84,6 +88,48 @@ class Looker(Generator):
     def caption(self, picture: Any, question: str | None = None, **settings: Any) -> str:
         """What the model answers to the question that it was taught by, or another."""
         return self.chat(question or self.question, images=[picture], **settings).strip()
+
+    @property
+    def closing(self) -> int:
+        """The token that ends an answer."""
+        return self.eos if self._chat is None or self._chat.end is None else self._chat.end
+
+    def grid(self, ids: Sequence[int]) -> Grid:
+        """How the patches of a picture lie among tokens, from the first of them on."""
+        (seen,) = grids(self.model).values()
+        return seen._replace(tokens=list(ids).index(self.patches[0]))  # type: ignore[index]
+
+    def attention(  # type: ignore[override]
+        self, picture: Any, target: str | None = None, *, question: str | None = None, special: bool = True, **how: Any
+    ) -> list[AttentionMap]:
+        """What every head looks at while the model answers a question about a picture, or reads a given answer: a row
+        is a token of that, a column any before it, patches included. `names`, `heads` and `view` are those of
+        `attention_maps`."""
+        pixels, x = self.viewer.read(picture)
+        prompt = self.conversation(asked(question or self.question, [Viewed(pixels, ready=True)]))
+        ids = self._read(prompt)
+        if target is None:
+            target = self.answers([prompt], Writing.of({}, self.use))[0][0].text.strip()
+        read, grid = [*ids, *self.tokenizer.encode(target)], self.grid(ids)
+        if self.reach is not None and len(read) > self.reach:
+            raise ValueError(
+                f"question and answer have {len(read)} tokens, the model {self.reach} places: shorten them"
+            )
+        patches = iter(grid.texts()[grid.tokens :])
+        place = read[grid.tokens]
+        start, *rest = (next(patches) if id == place else self.tokenizer.pieces([id])[0] for id in read)
+        (name,) = grids(self.model)
+        inputs = {"tokens": torch.tensor([read], device=self.device), name: x}
+        how |= {"start": start, "pixels": pixels, "among": {"tokens": grid}}
+        maps = attention_maps(self.model, inputs, {"tokens": [*rest, END]}, **how)
+        own = len(read) - len(ids) + 1  # rows of the answer
+        written = [
+            replace(each, weights=each.weights[:, -own:], queries=each.queries[-own:])
+            if each.query_role == "predicted"
+            else each
+            for each in maps
+        ]
+        return written if special else list(map(without_special, written))
 
     def describing(self, question: str | None) -> "Questioned":
         """What answers one question about many pictures."""
@@ -186,12 +232,11 @@ class Looking(Caption):
     def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
         template, most = ChatTemplate(self.chat, tokenizer), self.longest or 2**30
         end, places = closing(template, tokenizer), {PICTURE, *self.patches}
-        for row in rows:
-            try:
-                pixels, question, captions = self.sight.pixels(row["image"], row["name"]), list[int](), list[int]()
-            except PictureError as error:
-                yield Damaged(error)
+        for row, pixels in zip(rows, side_by_side(self._seen, rows), strict=True):
+            if isinstance(pixels, Damaged):
+                yield pixels
                 continue
+            question, captions = list[int](), list[int]()
             for caption in row["captions"]:
                 ids, ((first, last),) = template.answered(
                     [*self.messages(row), {"role": "assistant", "content": caption}]

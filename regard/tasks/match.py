@@ -21,7 +21,7 @@ from regard.data.augment import Augment
 from regard.data.batching import Batch
 from regard.data.captions import CaptionFiles
 from regard.data.labelled_pictures import trace_of
-from regard.data.pictures import PictureError, Sight
+from regard.data.pictures import PictureError, Pixels, Sight, side_by_side
 from regard.data.rows import Row
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
@@ -276,14 +276,18 @@ class Match(Task):
 
     def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
         room = (self.longest or 2**30) - len(tokenizer.marks.around([])[0])
-        for row in rows:
-            captions = tokenizer.encode_batch(row["captions"])
-            try:
-                pixels = self.sight.pixels(row["image"], row["name"])
-            except PictureError as error:
-                yield Damaged(error)
+        for row, pixels in zip(rows, side_by_side(self._seen, rows), strict=True):
+            if isinstance(pixels, Damaged):
+                yield pixels
             else:
+                captions = tokenizer.encode_batch(row["captions"])
                 yield pixels, [i for ids in captions for i in self.framed(ids[:room], tokenizer.marks)]
+
+    def _seen(self, row: Row) -> Pixels | Damaged:
+        try:
+            return self.sight.pixels(row["image"], row["name"])
+        except PictureError as error:
+            return Damaged(error)
 
     def framed(self, ids: Sequence[int], marks: Marks) -> list[int]:
         """A caption with what closes it, and what else stands around it."""

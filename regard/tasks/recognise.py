@@ -1,7 +1,6 @@
 """Recognition: a picture or a video in, its class out. It is classification, of what is seen and not read."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from random import Random
@@ -20,7 +19,7 @@ from regard.data.augment import Augment
 from regard.data.batching import Batch
 from regard.data.corpora import fetched
 from regard.data.labelled_pictures import PictureFiles, Zipped, content_of, trace_of
-from regard.data.pictures import PictureError, Pixels, Sight, Source, in_groups
+from regard.data.pictures import ASIDE, PictureError, Pixels, Sight, Source, in_groups, side_by_side
 from regard.data.rows import Row
 from regard.data.sound import SoundError
 from regard.data.text import Skipped
@@ -31,8 +30,6 @@ from regard.tasks.task import Damaged, Data, Sections
 from regard.tasks.uses import ClassifyUse
 from regard.tasks.viewer import Viewed, Viewer
 from regard.training.stream import Collate
-
-ASIDE = 256  # pictures, or frames of videos, that are opened side by side
 
 
 @dataclass(frozen=True)
@@ -195,10 +192,8 @@ class Recognise(Classify):
     def examples(self, rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Any]:
         known = {label: i for i, label in enumerate(self.labels)}
         targets = [self._target(row, known) for row in rows]  # before anything is opened
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            for some in in_groups(zip(rows, targets, strict=True), self.aside):
-                for seen, (_, target) in zip(pool.map(lambda each: self._seen(each[0]), some), some, strict=True):
-                    yield seen if isinstance(seen, Damaged) else (seen, target)
+        for seen, target in zip(side_by_side(self._seen, rows, self.aside), targets, strict=True):
+            yield seen if isinstance(seen, Damaged) else (seen, target)
 
     def _seen(self, row: Row) -> Pixels | Damaged:
         image = row["image"]

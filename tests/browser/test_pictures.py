@@ -16,7 +16,8 @@ from regard.serving.config import ServeConfig
 from regard.serving.registry import Registry
 from tests.browser.conftest import Watch
 from tests.browser.driver import grid_cell, rest, save, state
-from tests.seers import MODELS, SIDE, directory, png
+from tests.eyes import eyes
+from tests.seers import MODELS, SIDE, directory, filming, gif, png
 from tests.serving.servers import running
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,8 @@ LAST = "encoder.layers.1.self_attention"
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     torch.set_num_threads(1)
     place = tmp_path_factory.mktemp("models")
-    return {name: directory(place / name, name) for name in MODELS}
+    found = {name: directory(place / name, name) for name in MODELS}
+    return {**found, "look": eyes(place / "look", "look")}
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +42,15 @@ def address(paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @contextmanager
-def opened(chromium: Browser, address: str, model: str, refused: int = 0) -> Iterator[Page]:
-    """The page with the first sample; a browser complains of each request that is refused."""
+def opened(chromium: Browser, address: str, model: str, refused: int = 0, *, first: bool = True) -> Iterator[Page]:
+    """The page, with the `first` sample if there is one; a browser complains of each request that is refused."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800}, locale="en-GB", accept_downloads=True)
     context.set_default_timeout(20_000)
     page = context.new_page()
     watch = Watch(page, address)
     page.goto(f"{address}/explore/#model={model}")
-    expect(page.locator("#figures")).not_to_be_empty()
+    if first:
+        expect(page.locator("#figures")).not_to_be_empty()
     expect(page.locator("body")).to_contain_class("sees")
     yield page
     context.close()
@@ -185,3 +188,48 @@ def test_a_pair_has_a_picture_and_texts(chromium: Browser, address: str, paths: 
         page.locator("#strip .token").nth(1).click()
         expect(page.locator("input[name=kind][value=decoder]")).to_be_checked()
         expect(page.locator("#focus .readout")).to_contain_text("“a” looks most at")
+
+
+def test_words_of_an_answer_look_at_the_picture(chromium: Browser, address: str, paths: dict[str, Path]) -> None:
+    looker: Any = regard.load(paths["look"], bitwise=True)
+    name, question = "decoder.layers.0.self_attention", "Who is it?"
+    with opened(chromium, address, "look") as page:
+        page.locator("#text").fill(question)
+        said = looker.caption(png(0), question)
+        expect(page.locator("#translation")).to_have_text(said)
+        (wanted,) = looker.attention(png(0), said, question=question, names=name, heads=[0])
+        expect(page.locator(".gallery li")).to_have_count(page.locator("#strip .token").count())
+        page.locator(".gallery button").nth(1).click()
+        assert (state(page)["step"], state(page)["kind"]) == ("1", "decoder")
+        same_order(strength(page), wanted.over(1)[0])
+        grid_cell(page, name, 1).locator(".grid-switch").click()
+        with regard.edit(looker.model, {name: {1: 0.0}}, what="outputs"):
+            silent = looker.caption(png(0), question)
+        assert silent != said
+        expect(page.locator("#edited-translation")).to_have_text(silent)
+        page.locator("input[name=kind][value=encoder]").check(force=True)
+        expect(page.locator("#focus .over").first).to_be_visible()
+
+
+def test_a_video_is_opened_as_a_film(chromium: Browser, tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    (tmp_path / "clip.gif").write_bytes(gif())
+    place = filming(tmp_path / "film")
+    viewer: Any = regard.load(place, engine="torch")
+    with (
+        running(Registry([place]), ServeConfig(explorer=True)) as (address, _),
+        opened(chromium, address, "film", first=False) as page,
+    ):
+        page.locator("#file").set_input_files(tmp_path / "clip.gif")
+        expect(page.locator("#translation")).to_have_text(viewer.classify(gif()).label)
+        within = "encoder.layers.0.self_attention"
+        grid_cell(page, within, 1).click()
+        (wanted,) = viewer.attention(gif(), names=within, heads=[1])
+        same_order(strength(page), wanted.over()[0])
+        size = page.locator("#focus .over img").first.evaluate("image => [image.naturalWidth, image.naturalHeight]")
+        assert size == [16, 48]  # three times, one below the other
+        over_time = "encoder.layers.0.time"
+        grid_cell(page, over_time, 0).locator(".grid-switch").click()
+        with regard.edit(viewer.model, {over_time: {0: 0.0}}, what="outputs"):
+            silent = viewer.classify(gif())
+        expect(page.locator("#edited-translation")).to_have_text(silent.label)

@@ -5,6 +5,8 @@ import hashlib
 import io
 import json
 import struct
+import subprocess
+import sys
 import tarfile
 import zipfile
 import zlib
@@ -208,6 +210,73 @@ def test_what_is_named_and_not_there_is_counted(tmp_path: Path) -> None:
     skipped = Skipped()
     assert len(list(PictureFiles(tsv=str(tmp_path / "all.tsv")).read(skipped))) == 1
     assert skipped.report() == "1 pictures are named, but not there; 1 pictures without a label"
+
+
+@pytest.mark.parametrize("way", ["folder", "zip", "tsv", "npz"])
+def test_one_picture_under_two_labels_is_counted_and_so_are_empty_classes(tmp_path: Path, way: str) -> None:
+    place = folder(tmp_path / "all", 3)
+    for name in ("empty", "texts"):
+        (place / name).mkdir()
+    (place / "texts" / "a.txt").write_text("no picture")
+    (place / "blue" / "other.png").write_bytes((place / "red" / "1.png").read_bytes())  # red and blue
+    (place / "blue" / "again.png").write_bytes((place / "blue" / "0.png").read_bytes())  # the same twice is no mistake
+    rows = list(PictureFiles(folder=str(place)).rows())
+    names = [row["image"] for row in rows]
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as packed:
+        for name in names:
+            packed.write(name, Path(name).relative_to(place))
+    (tmp_path / "all.tsv").write_text("".join(f"{row['image']}\t{row['label']}\n" for row in rows))
+    images = np.stack([np.asarray(Image.open(name)) for name in names])
+    np.savez(tmp_path / "all.npz", images=images, labels=np.array([row["label"] for row in rows]))
+    given, skipped = {way: str(place if way == "folder" else tmp_path / f"all.{way}")}, Skipped()
+    assert len(list(PictureFiles(**given).read(skipped))) == 11  # both stay
+    empty = "2 classes without pictures: empty, texts; " if way == "folder" else ""
+    assert skipped.report() == f"{empty}1 pictures that have two labels"
+
+
+def test_files_that_end_alike_are_not_taken_for_one(tmp_path: Path) -> None:
+    for label, shade in (("a", 10), ("b", 200)):
+        (tmp_path / label).mkdir()
+        pixels = np.zeros((40, 40, 3), np.uint8)
+        pixels[0] = shade  # of a PPM the first line stands first, and the last 1,024 bytes are black
+        Image.fromarray(pixels).save(tmp_path / label / "1.ppm")
+    skipped = Skipped()
+    assert len(list(PictureFiles(folder=str(tmp_path)).read(skipped))) == 2
+    assert skipped.report() == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc to see a process's peak memory")
+def test_a_larger_folder_needs_no_more_memory(tmp_path: Path) -> None:
+    # VmHWM, not getrusage: a child's ru_maxrss begins at what its parent had.
+    code = """
+import re, sys
+from pathlib import Path
+from regard.data.arrays import Table
+from regard.data.labelled_pictures import PictureFiles
+from regard.data.pictures import Sight, in_groups
+from regard.data.text import Skipped
+from regard.tasks.recognise import Recognise
+task, skipped = Recognise(labels=("a", "b"), sight=Sight(64)), Skipped()
+files = PictureFiles(folder=sys.argv[1])
+examples = (each for some in in_groups(files.read(skipped), 10_000) for each in task.examples(some, None))
+table = Table.build(sys.argv[2], examples, task.columns(1))
+for rows in in_groups(range(len(table)), 64):
+    table.rows(rows)
+print(len(table), re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+"""
+    peaks, noise = [], np.random.default_rng(0).integers(0, 256, (120, 120, 3), np.uint8)
+    for count in (1_500, 4_500):  # what is written at a time is full with the former
+        for i in range(count):
+            place = tmp_path / f"{count}" / "ab"[i % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            noise[0, 0] = i % 256, i // 256, 0
+            Image.fromarray(noise).save(place / f"{i}.ppm")
+        argv = [sys.executable, "-c", code, str(tmp_path / f"{count}"), str(tmp_path / f"{count}-table")]
+        seen, peak = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+        assert int(seen) == count
+        peaks.append(int(peak) / 1024)
+    assert peaks[1] - peaks[0] < 30  # MB, of 130 MB more of pictures, and 37 MB more that are kept of them
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 
 import regard
-from regard.core.outputs import HeadConfig
 from regard.inspection.importance import moved
-from regard.models import storage
-from regard.models.video import Video, vivit_tiny
 from regard.serving.app import create_app
 from regard.serving.config import ServeConfig
 from regard.serving.pictures import Album
 from regard.serving.registry import Registry
-from tests.seers import MODELS, SIDE, SIZE, directory, png
+from tests.seers import MODELS, SIDE, SIZE, directory, filming, gif, png
 
 SEEN = {"clip": "picture_encoder.layers.1.self_attention"}
 TEXT, OTHERS = "a photo of a blue dog", ["it is all red .", "two men"]
@@ -206,24 +202,9 @@ def test_the_album_keeps_what_was_used_last() -> None:
 
 @pytest.fixture(scope="module")
 def film(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, Path]]:
-    place = tmp_path_factory.mktemp("films") / "film"
-    torch.manual_seed(0)
-    small: dict[str, Any] = {"layers": 1, "d_model": 16, "d_ff": 16, "heads": 2, "size": 16, "convolutions": 2}
-    model = Video(vivit_tiny(**small, frames=6), HeadConfig("classes", 3, pool="first"))
-    for p in model.parameters():
-        p.data.add_(torch.randn_like(p))
-    told = {"name": "recognise", "labels": ["a", "b", "c"], "pool": "first"}
-    sight = {"size": 16, "channels": 1, "frames": 6}
-    storage.save(model, place, storage.Purpose({**told, "sight": sight}, {}))
+    place = filming(tmp_path_factory.mktemp("films") / "film")
     with TestClient(create_app(Registry([place]), ServeConfig(megabytes=1)), base_url="http://localhost") as client:
         yield client, place
-
-
-def gif() -> bytes:
-    shots = [Image.fromarray(np.full((16, 16), 40 * i, np.uint8)) for i in range(6)]
-    out = io.BytesIO()
-    shots[0].save(out, "GIF", save_all=True, append_images=shots[1:], duration=100)
-    return out.getvalue()
 
 
 def test_a_video_is_its_frames_one_below_the_other(film: tuple[TestClient, Path]) -> None:

@@ -19,6 +19,7 @@ from regard.studies.atlas import make_atlas
 from regard.studies.maps import inspect
 from regard.studies.pruning import prune_directory
 from regard.studies.sights import Sights
+from tests.eyes import eyes
 from tests.seers import MODELS, TEXTS, directory, png
 
 LAST = "encoder.layers.1.self_attention"
@@ -152,3 +153,31 @@ def test_a_head_that_is_not_missed_goes(paths: dict[str, Path], pictures: Path, 
     made = prune_directory(place, tmp_path / "less", keep=3, by="atlas")
     assert (made.before.heads, made.after.heads) == (4, 3)
     assert regard.load(tmp_path / "less").classify(pictures / "0.png").label
+
+
+def test_a_language_model_that_sees_is_inspected_and_its_heads_are_measured(
+    pictures: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    model, photo = eyes(tmp_path / "look", "look"), pictures / "0.png"
+    looker: Any = regard.load(model)
+    said = run("inspect", model, photo, "--pair", "Who is it?", "-o", tmp_path / "a.npz")
+    assert "0.png ║ Who is it? → " in said
+    arrays, words = np.load(tmp_path / "a.npz"), "decoder.layers.0.self_attention"
+    told = said.partition(" → ")[2].removesuffix("\n")
+    (wanted,) = looker.attention(photo, told, question="Who is it?", names=words)
+    assert np.allclose(arrays[words], wanted.weights.numpy(), atol=1e-6)
+    for ending in ("html", "png", "svg"):
+        run("inspect", model, photo, "--target", "a dog", "--hide-special", "-o", tmp_path / f"a.{ending}")
+    assert "--words" in refused("inspect", model, photo, "--words", "-o", tmp_path / "a.html")
+    atlas = make_atlas(model, pictures=[pictures], out=tmp_path, share=0.5, seeds=1)
+    assert (atlas["sentences"], len(atlas["left_out"])) == (5, 1)
+    by_kind = {each["kind"]: each for each in atlas["heads"]}
+    assert set(by_kind) == {"encoder", "decoder"}
+    assert by_kind["encoder"]["measures"]["distance"] > 0
+    assert "distance" not in by_kind["decoder"]["measures"]
+    assert "0,0" in by_kind["decoder"]["example"]["columns"]
+    study = Sights.seen(model, [pictures], 1000)
+    with study.without({words: [0]}):
+        without = study.loss(range(5))
+    assert atlas["heads"][0]["ablation"]["loss"] == pytest.approx(without - atlas["loss"], abs=1e-4)
+    run("heads", model, pictures / "said.jsonl", "--no-prune", "-o", tmp_path)

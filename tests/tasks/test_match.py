@@ -1,6 +1,7 @@
 """Pictures and captions from files to answers: learnt, found by each other, told by words; or refused in one line."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -18,6 +20,7 @@ from regard.models.pair import Pair, clip_tiny
 from regard.recipes import reading as recipes
 from regard.recipes.train import train
 from regard.studies.judging import judge
+from regard.tasks.uses import Prompting
 from regard.training.objectives import Matched
 from tests.captions import captioned
 from tests.pictures import KINDS
@@ -89,6 +92,45 @@ def test_it_is_judged_by_what_is_found_both_ways(run: Path) -> None:
     assert figures["text r@5"]["score"] > 0.7  # of its colour are 8 captions of 24, which are all alike
     assert figures["recall"]["score"] == pytest.approx(np.mean([figures[name]["score"] for name in names[1:]]))
     assert told is not None
+
+
+def test_classes_in_words_are_judged_on_pictures_with_labels(run: Path, tmp_path: Path) -> None:
+    names, prompt = [f"test{i}.png" for i in range(12)], "a photo of {label} things"
+    truth = [KINDS[i % 3] for i in range(11)] + ["blue" if KINDS[11 % 3] != "blue" else "red"]  # one is mislabelled
+    for name, label in zip(names, truth, strict=True):
+        (tmp_path / "folder" / label).mkdir(parents=True, exist_ok=True)
+        shutil.copy(run.parent / name, tmp_path / "folder" / label)
+    rows = [{"image": str(run.parent / name), "label": label} for name, label in zip(names, truth, strict=True)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rows.tsv").write_text("".join(f"{row['image']}\t{row['label']}\n" for row in rows))
+    images = np.stack([np.asarray(Image.open(row["image"]).convert("RGB")) for row in rows])
+    np.savez(tmp_path / "rows.npz", images=images, labels=np.array([KINDS.index(label) for label in truth]))
+    matcher, numbered = regard.load(run), ",".join(f"{i}={kind}" for i, kind in enumerate(KINDS))
+    own = [matcher.classify(row["image"], KINDS, prompt=prompt).label for row in rows]
+    right = np.mean([a == b for a, b in zip(own, truth, strict=True)])
+    assert right == 11 / 12
+    for data in ("folder", "rows.jsonl", "rows.tsv", "rows.npz"):
+        labels = numbered if data.endswith("npz") else ",".join(KINDS)
+        words = ("evaluate", run, tmp_path / data, "--labels", labels, "--prompt", prompt, "--json")
+        found = json.loads(show(*words))
+        assert (found["counted"], found["rows"]) == ("pictures", 12)
+        assert found["figures"]["accuracy"]["score"] == pytest.approx(right)
+        assert "top5" not in found["figures"]
+    many = [*KINDS, "wooden", "old", "new", "far"]
+    more = Prompting(prompt, ",".join(many))
+    figures = judge(run, tmp_path / "folder", asked=more)["figures"]
+    likely = [[*matcher.classify(row["image"], many, prompt=prompt).probabilities] for row in rows]
+    first = [label in each[:5] for each, label in zip(likely, truth, strict=True)]
+    assert figures["top5"]["score"] == pytest.approx(np.mean(first))
+    for asked, says in (
+        (Prompting(prompt, "red,green"), "does not know: blue"),
+        (Prompting(prompt), "--labels"),
+        (Prompting(prompt, "red,green", calibrated=True), "--prompt alone"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            judge(run, tmp_path / "folder", asked=asked)
+    with pytest.raises(ValueError, match="--calibrate"):
+        judge(run, tmp_path / "folder", asked=more, calibrate=True)
 
 
 def test_hits_are_those_of_a_slow_count() -> None:

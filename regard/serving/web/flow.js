@@ -46,7 +46,7 @@ export const start = (store, { api, fail }) => {
     const target = [];
     const { sentence, beam } = state;
     const model = modelOf(state, body.model);
-    const text = model?.sees && !model.second ? "" : state.text;
+    const text = model?.sees && !model.second && !model.asks ? "" : state.text;
     const pair = model?.second ? state.pair : "";
     const seen = model?.sees ? { picture: state.picture } : {};
     return api.translate({ text, pair, sentence, beam, ...seen, ...body }, (line) => {

@@ -217,7 +217,8 @@ export function mount(root, store, services) {
     if (!attentions.length) {
       // A model of another family may have no heads of this kind; of two towers, the one that sees comes first.
       const kinds = kindsOf(state);
-      const kind = sees(state) && !kinds.includes("cross") ? kinds[0] : kinds.at(-1);
+      const first = sees(state) && !kinds.includes("cross") && !modelShown(state)?.asks;
+      const kind = first ? kinds[0] : kinds.at(-1);
       return store.set(kind ? { kind } : { head: null });
     }
     if (attentions.some(({ name }) => name === state.head?.name)) return undefined;

@@ -169,7 +169,7 @@ export const overlay = (root, { point, pick, told }) => {
     lay(canvas, over, grid, frame.dataset.log === "log");
     const { rows, columns, hover } = choice;
     const box = (shown, i, kind) =>
-      (shown[i]?.members ?? []).filter((m) => m >= grid.tokens).map((m) => vector("rect", {
+      (shown[i]?.members ?? []).filter((m) => m >= grid.tokens && m < grid.tokens + grid.rows * grid.columns).map((m) => vector("rect", {
         class: kind, x: (m - grid.tokens) % grid.columns, y: Math.floor((m - grid.tokens) / grid.columns), width: 1, height: 1,
       }));
     const from = itself ? [...rows, ...(hover?.row != null ? [hover.row] : [])] : [];

@@ -56,7 +56,7 @@ export const mount = (root, store, { api, t, announce, fail }) => {
     const on = sees(state);
     $("seen").hidden = !on;
     document.body.classList.toggle("sees", on);
-    for (const id of ["text", "text-title"]) $(id).hidden = on && !model.second;
+    for (const id of ["text", "text-title"]) $(id).hidden = on && !model.second && !model.asks;
     if (!on) return;
     const chosen = $("chosen");
     chosen.hidden = state.picture === "";

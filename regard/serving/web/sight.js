@@ -33,14 +33,21 @@ export const dotsIn = (state) => attentionsOf(state).find(({ name }) => name ===
  */
 export const sentence = (state) => {
   const { model, edits, off, source, target, done, picture } = shown(state);
-  const { reads: read, sees, grid } = modelShown(state) ?? {};
+  const { reads: read, sees, asks, grid } = modelShown(state) ?? {};
   if (!modelShown(state) || !done || !source?.length || !(read || target?.length)) return null;
   const inputs = inputsOf(modelShown(state), source, target, picture);
   const [names, ids] = [Object.keys(inputs), Object.values(inputs)];
+  if (asks) {
+    const read = [...source, ...target.slice(0, -1)];
+    const before = { ...grid, tokens: source.findIndex(({ patch }) => patch) };
+    const along = { pixels: patches(grid), read, start: source.at(-1), key: JSON.stringify([model, ids, edits, off]) };
+    const words = source.filter(({ patch }) => !patch);
+    return { model, edits, off, source: words, target, ids, names, picture, grids: { pixels: grid, read: before }, ...along };
+  }
   if (sees) {
     const [first, second] = modelShown(state).inputs;
     const along = { [first]: patches(grid), ...(second ? { [second]: read ? source : target } : {}) };
-    const seen = { picture, grid, names, input: first, shares: done.shares, key: JSON.stringify([model, ids, edits, off]) };
+    const seen = { picture, grids: { [first]: grid }, names, shares: done.shares, key: JSON.stringify([model, ids, edits, off]) };
     return { model, edits, off, source: read && second ? source : [], target, ids, ...along, ...seen };
   }
   const alone = names[0] === "source" ? {} : { names, [names[0]]: read ? source : target, start: source[0] };
@@ -62,9 +69,9 @@ export const besideOf = (state, attention, head) => {
  * The picture whose patches are the keys of an attention: {url, grid, shares, itself}, where `itself` says that they look,
  * too; null where its keys are tokens.
  */
-export const pictureOf = ({ model, picture, grid, input, shares }, { queries, keys }) =>
-  picture && keys.input === input
-    ? { url: urlOf(picture, model), grid, shares, itself: queries.input === input }
+export const pictureOf = ({ model, picture, grids, shares }, { queries, keys }) =>
+  picture && grids[keys.input]
+    ? { url: urlOf(picture, model), grid: grids[keys.input], shares, itself: queries.input === keys.input }
     : null;
 
 /** What every request about a sentence says. */

@@ -212,6 +212,7 @@ export const hasInput = (state) => (sees(state) ? state.picture : state.text.tri
 export const inputsOf = (model, source, target, picture = "") => {
   const ids = (tokens) => tokens.map(({ id }) => id);
   const names = model?.inputs ?? ["source", "target"];
+  if (model?.asks) return { picture, source: ids(source), target: ids(target) };
   if (model?.sees) return names.length > 1 ? { picture, [names[1]]: ids(model.reads ? source : target) } : { picture };
   if (model?.reads) return { [names[0]]: ids(source), segments: source.map(({ segment }) => segment) };
   return names.length > 1 ? { source: ids(source), target: ids(target) } : { [names[0]]: ids([...source, ...target]) };
