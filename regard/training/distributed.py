@@ -80,6 +80,13 @@ def gathered(x: Tensor) -> tuple[Tensor, int]:
     return torch.cat([each[:n] for each, n in zip(all_of_them, rows, strict=True)]), sum(rows[: dist.get_rank()])
 
 
+GONE = "Timed out waiting", "Connection closed by peer", "Connection reset by peer"  # as Gloo says it
+
+
+class LostError(ValueError):
+    """A process has ended, or its cable is cut."""
+
+
 @contextmanager
 def world(device: str | None = None, *, minutes: float = 1440.0) -> Iterator[World]:
     """Join the processes that `torchrun` started, if it did. One that has waited for another for so many minutes fails.
@@ -100,6 +107,10 @@ def world(device: str | None = None, *, minutes: float = 1440.0) -> Iterator[Wor
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(minutes=minutes))
     try:
         yield World(dist.get_rank(), size, place)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in GONE):
+            raise
+        raise LostError("another process of this run no longer answers: --resume goes on when all are there") from error
     finally:
         # Gloo's thread still drops what the last exchange held, for which it needs Python's lock: who takes the group
         # down with the lock in hand at that moment waits for it for ever. Asleep we let it have the lock.
