@@ -326,6 +326,7 @@ def _shown(score: float) -> str:
 
 def _introduce(say: Display, name: str, recipe: Recipe, data: Prepared, model: nn.Module) -> None:
     task, corpus = data.task, CORPORA.get(recipe.data.corpus or "")
+    say.unit = task.rows if task.by_rows else say.unit
     size = sum(p.numel() for p in model.parameters())
     title = f"{name} · {task.title(recipe)} · {size / 1e6:.1f} M parameters · {torch.get_num_threads()} cores"
     say.console.print(f"[bold]regard[/] · {title}", highlight=False)

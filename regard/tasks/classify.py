@@ -178,6 +178,7 @@ class Classify(Task):
     name, called = "classify", "classification"
     sections = Sections(ClassifyConfig, LabelledConfig, ClassifyUse, Evaluation)
     row, rows = "text", "texts"
+    by_rows = True
     stands = "classes"
     first: ClassVar[bool] = False  # whether one of the five likeliest may be right, is told
 

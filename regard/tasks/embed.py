@@ -175,7 +175,7 @@ class Embed(Task):
 
     name, called = "embed", "embedding"
     sections = Sections(EmbedConfig, PairedConfig, EmbedUse, Judging)
-    row, rows, stands = "pair", "pairs", "vector"
+    row, rows, by_rows, stands = "pair", "pairs", True, "vector"
 
     @classmethod
     def of(cls, recipe: Any) -> "Embed":

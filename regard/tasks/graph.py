@@ -107,7 +107,7 @@ class GraphTask(Classify):
 
     name, called, verb = "graph", "graph", "classify"
     sections = Sections(GraphTaskConfig, GraphData, ClassifyUse, Evaluation)
-    row, rows = "graph", "graphs"
+    row, rows, by_rows = "graph", "graphs", False  # its nodes and edges may have labels
     reads = "graph"
 
     def __post_init__(self) -> None:

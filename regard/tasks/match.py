@@ -237,7 +237,7 @@ class Match(Task):
 
     name, called, verb = "match", "matching", "embed"
     sections = Sections(MatchConfig, CaptionedConfig, EmbedUse, Judging)
-    row, rows, stands = "picture", "pictures", "vector"
+    row, rows, by_rows, stands = "picture", "pictures", True, "vector"
     reads = "pairs"
     marks: ClassVar[tuple[str, ...]] = ("cls", "sep")
 

@@ -106,6 +106,7 @@ class Prefer(Templated):
     name, called = "prefer", "conversation"
     sections = Sections(PreferConfig, PreferenceConfig, WriteConfig, Evaluation)
     row, rows = "pair", "pairs"
+    by_rows = True
 
     def check(self, recipe: Any) -> None:
         super().check(recipe)

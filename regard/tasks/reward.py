@@ -140,6 +140,7 @@ class Reward(Task):
     name, called = "reward", "reward"
     sections = Sections(RewardConfig, PreferenceConfig, RewardUse, Evaluation)
     row, rows = "pair", "pairs"
+    by_rows = True
     stands = "classes"
 
     @classmethod

@@ -135,6 +135,7 @@ class Task(ABC):
     sections: ClassVar[Sections]
     row: ClassVar[str]  # what an example is called: pair
     rows: ClassVar[str]  # and several
+    by_rows: ClassVar[bool] = False  # a row has one label, not one a token
     ordered: ClassVar[bool] = False  # rows belong together in their order: of one text, its end is held out
     needs: ClassVar[type] = nn.Module  # the shape of a model that can do it
     stands: ClassVar[str] = "tokens"  # and the kind of head on it

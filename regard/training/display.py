@@ -19,6 +19,8 @@ LINES = 40  # in a run, where there is no terminal
 class Display:
     """Shows events on a console: `with Display(console) as display: display.show(event, total)`."""
 
+    unit = "tok"  # what a label is of
+
     def __init__(self, console: Console) -> None:
         self.console = console
         columns = TextColumn("  learning "), BarColumn(30), TextColumn("{task.description}")
@@ -56,7 +58,7 @@ class Display:
             f"step {report.step:,}" + (f"/{total:,}" if known else ""),
             f"loss {loss:.3f}",
             f"lr {report.learning_rate:.1e}",
-            f"{tokens / seconds:,.0f} tok/s",
+            f"{tokens / seconds:,.0f} {self.unit}/s",
             *([f"{_clock(left)} left"] if known else []),
         ]
         line = " · ".join(parts)

@@ -46,6 +46,9 @@ class Work:
         return cls([Batch(**part) for part in state["parts"]], state["tokens"], Position(*state["after"]))
 
 
+LONGEST = 400  # characters of a sample that are shown
+
+
 class Sample(NamedTuple):
     """What a model makes of something that it has not learnt from."""
 
@@ -54,8 +57,9 @@ class Sample(NamedTuple):
     expected: str
 
     def line(self) -> str:
-        """For a person to read, on one line."""
+        """For a person to read, on one line; of what is long, beginning and end."""
         asked, said = (" ⏎ ".join(text.split("\n")) for text in (self.asked, self.said))
+        asked, said = (x if len(x) <= LONGEST else f"{x[: LONGEST // 2]} … {x[-LONGEST // 2 :]}" for x in (asked, said))
         return f"“{asked}” → “{said}”"
 
 

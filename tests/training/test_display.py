@@ -127,6 +127,18 @@ def test_text_is_shown_as_it_was_written(console: Console, text: str) -> None:
     assert f"n {text}\n" in out
 
 
+def test_of_a_long_sample_beginning_and_end_are_shown() -> None:
+    line = Sample(f"{'a' * 5_000}b", f"c{'d' * 5_000}", "").line()
+    assert line == f"“{'a' * 200} … {'a' * 199}b” → “c{'d' * 199} … {'d' * 200}”"
+
+
+def test_what_is_counted_has_its_name(plain: Console) -> None:
+    with Display(plain) as display:
+        display.unit = "pictures"
+        display.show(report(1), 10)
+    assert "100 pictures/s" in shown(plain)
+
+
 def test_a_long_line_is_not_broken(plain: Console) -> None:
     long = " ".join(["word"] * 60)
     sample = f"“{long}” → “{long}”"
