@@ -7,6 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUNTIME := .venv/runtime
 INSTALLED := .venv/installed
+ORACLES := .venv/oracles
 INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable
 # Of all that pip says, what it fetches, and how much of it.
 FETCHES := awk '/^ *Downloading .* \([0-9.]+ [MG]B\)/ { print "  fetching", $$2, $$3, $$4; fflush() }'
@@ -25,6 +26,9 @@ test: $(INSTALLED)  ## the whole test suite, a file at a time on each core
 
 check: lint  ## before every commit: format, lint, types, fast tests
 	@$(BIN)/pytest -m "not slow"
+
+oracles: $(ORACLES)  ## the tests that compare with programs which no other verb installs: trl, peft, seqeval, llama.cpp, ...
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m oracle -rs
 
 MINUTES ?= 10
 fuzz: $(INSTALLED)  ## files of any content to every loader, for MINUTES=10; by coverage as well where atheris is there
@@ -67,8 +71,12 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 	@set -o pipefail; $(INSTALL) '.[dev]' | $(FETCHES) >&2
 	@touch $(RUNTIME) $@
 
+$(ORACLES): pyproject.toml constraints.txt | $(INSTALLED)
+	@set -o pipefail; $(INSTALL) '.[dev,oracles]' | $(FETCHES) >&2
+	@touch $@
+
 $(BIN)/pip:
 	@$(PYTHON) -c $(CHECK_PYTHON)
 	@$(PYTHON) -m venv .venv
 
-.PHONY: help demo test check fuzz lint sanitize bench clean
+.PHONY: help demo test check oracles fuzz lint sanitize bench clean

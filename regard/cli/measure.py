@@ -233,13 +233,14 @@ def _judge(model: Path, data: Path, judged: Judged, as_json: bool, **how: Any) -
         return
     if found["skipped"]:
         typer.echo(f"note: {found['skipped']}", err=True)
-    rows = [(name, f"{x['score']:.4f}", _between(found["figures"], name)) for name, x in found["figures"].items()]
+    known = found["figures"]
+    rows = [(name, f"{x['score']:.4f}", _between(known, name), x["signature"]) for name, x in known.items()]
     caption = f"{found['rows']:,} {found['counted']} of {data}" + (f", read {found['read']}" if "read" in found else "")
-    show(str(model), ["", "", "95 %"], rows, caption)
+    show(str(model), ["", "", "95 %", "<"], rows, caption)
     _show_against(how["against"], found.get("against"), found.get("wins"))
     if "calibrated" in found:
-        rows = [(name, f"{x['before']:.4f}", f"{x['after']:.4f}") for name, x in found["calibrated"].items()]
-        show("calibrated", ["", "before", "after"], rows, f"kept as use.temperature in {model}/config.json")
+        changed = [(name, f"{x['before']:.4f}", f"{x['after']:.4f}") for name, x in found["calibrated"].items()]
+        show("calibrated", ["", "before", "after"], changed, f"kept as use.temperature in {model}/config.json")
 
 
 def experiment(

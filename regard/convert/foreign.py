@@ -52,7 +52,8 @@ FOLLOWS = re.compile(r"(position_ids|inv_freq|attn\.(masked_)?bias|embed_positio
 def lines(table: Foreign, top: Top, config: Any, names: Iterable[str]) -> list[Counterpart]:
     """Which tensors of ours are which of theirs."""
     other, known = "plain" if config.feed_forward in GATES else "gated", set(names)
-    found = (pair for pair in pairs(table.tensors + top.tensors, known) if other not in pair.words)
+    below = table.tensors.replace(table.base, top.base) if top.base else table.tensors
+    found = (pair for pair in pairs(below + top.tensors, known) if other not in pair.words)
     return [pair for pair in found if pair.ours in known or "ours" not in pair.words]
 
 

@@ -337,8 +337,7 @@ def _filled(x: Tensor, rank: int, axis: int) -> Tensor:
 
 
 def _write_ia3(change: IA3, source: Source) -> Read:
-    found, modules = dict[str, Tensor](), _ours(source)
-    inside: list[str] = []
+    found, modules, inside = dict[str, Tensor](), _ours(source), list[str]()
     for part in parts(source):
         each = modules[part.path]
         added: Any = getattr(each.module, change.name, None)

@@ -11,6 +11,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from regard.evaluation.calibration import reliability
 
+# How figures are made, for their signatures: `equals` names what tests compare them with, and its version.
+SKLEARN, SCIPY = "equals:scikit-learn-1.9.1", "equals:scipy-1.17.1"
+AGREEMENT = {
+    "accuracy": SKLEARN,
+    "f1": f"average:macro|classes:all|{SKLEARN}",
+    "f1 micro": f"average:micro|{SKLEARN}",
+    "mcc": SKLEARN,
+    "loss": f"unit:nats|{SKLEARN}",
+    "ece": "bins:15|width:equal",
+    "top5": SKLEARN,
+}
+CORRELATION = {"spearman": SCIPY, "pearson": SCIPY, "rmse": SKLEARN}
+
 
 def agreement(
     truth: NDArray[np.bool_], told: NDArray[np.bool_], p: NDArray[np.float64], one: bool = True

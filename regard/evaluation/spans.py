@@ -11,6 +11,13 @@ from numpy.typing import NDArray
 TAG = re.compile(r"([BIESLU])(?:-(.*))?")  # begins a span, goes on with one, ends it; is one by itself; BILOU's E and S
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NO_SIGNS = str.maketrans("", "", string.punctuation)
+# How figures are made, for their signatures: `equals` names what tests compare them with, `as` what they follow.
+SEQEVAL = "equals:seqeval-1.2.2"
+TAGGING = {
+    **dict.fromkeys(("f1", "precision", "recall"), f"average:micro|{SEQEVAL}"),
+    "accuracy": f"of:words|{SEQEVAL}",
+}
+ANSWERING = dict.fromkeys(("exact", "f1", "f1 answerable", "f1 unanswerable"), "as:squad-2.0")
 
 
 def bio(tags: Iterable[str]) -> list[str]:

@@ -11,6 +11,7 @@ from regard.evaluation.translation import CorpusScore, bleu, checked, chrf
 
 Texts = Sequence[str] | Sequence[Sequence[str]]  # of each output its reference, or several
 RATES = {"wer": "WER", "per": "PER", "cer": "CER"}  # of errors: the lower the better
+ROUGE, JIWER = "equals:rouge-score-0.1.2", "equals:jiwer-4.0.0"  # which tests compare them with
 BY = ("bleu", "chrf", "rouge", "exact", *RATES)
 
 
@@ -49,13 +50,13 @@ def compare(
 def _own(
     name: str, said: Sequence[str], references: list[list[str]], lowercase: bool, stem: bool
 ) -> dict[str, CorpusScore]:
-    several = {len(own) for own in references}
-    how = f"nrefs:{several.pop() if len(several) == 1 else 'var'}"
+    counted = {len(own) for own in references}
+    how = f"nrefs:{min(counted) if len(counted) == 1 else 'var'}"
     if name == "rouge":
         rows = [
             np.max([overlaps(text, each, stem) for each in own], 0) for text, own in zip(said, references, strict=True)
         ]
-        how += f"|stem:{'porter' if stem else 'no'}|as:rouge-score"
+        how += f"|stem:{'porter' if stem else 'no'}|{ROUGE}"
         return {
             f"rouge{n}": _mean(f"ROUGE-{n}", how, np.array(rows)[:, i : i + 1]) for i, n in enumerate(("1", "2", "L"))
         }
@@ -69,7 +70,7 @@ def _own(
         return {name: _mean("exact", how, np.array([[float(text in own)] for text, own in both]))}
     each = [[(edits(text, one), max(1, len(one))) for one in own] for text, own in both]
     counts = np.array([min(own, key=lambda pair: pair[0] / pair[1]) for own in each])
-    return {name: _score(RATES[name], how, counts)}
+    return {name: _score(RATES[name], f"{how}|{JIWER}" if name != "per" and counted == {1} else how, counts)}
 
 
 def _mean(name: str, how: str, values: NDArray[Any]) -> CorpusScore:

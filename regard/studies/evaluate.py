@@ -127,6 +127,8 @@ def evaluate(
         confidence, right = foretold.confidence.double().numpy(), foretold.correct.numpy()
         nats = -foretold.log_likelihood.double().numpy()
 
+        made = {name: score.signature for name, score in scores.items()}
+
         def figures(some: NDArray[np.int64]) -> dict[str, float]:
             times = np.bincount(some, minlength=len(sources))[of]
             times = times if times.any() else np.ones_like(times)  # of lines that were left out
@@ -136,7 +138,7 @@ def evaluate(
             return {**{name: score.of(some) for name, score in scores.items()}, **of_tokens, "ece": ece}
 
         return (
-            Evidence(len(sources), figures, confidence, right),
+            Evidence(len(sources), figures, confidence, right, made),
             translator,
             {
                 "sentences": len(sources),

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from regard import __version__
 from regard.api import load, told
 from regard.data import beir
 from regard.data.rows import Row, RowFiles
@@ -16,8 +17,9 @@ from regard.data.text import PairFiles, Skipped
 from regard.evaluation.bootstrap import compared, intervals
 from regard.evaluation.calibration import check_picture, reliability
 from regard.evaluation.calibration import picture as draw
-from regard.evaluation.retrieval import DEEPEST, means, ranks_judged
+from regard.evaluation.retrieval import DEEPEST, RETRIEVAL, means, ranks_judged
 from regard.evaluation.rouge import overlaps
+from regard.evaluation.texts import ROUGE
 from regard.models import storage
 from regard.shipped import located
 from regard.tasks.asks import windows
@@ -115,8 +117,18 @@ def judge(
 
 
 def within(evidence: Evidence) -> dict[str, Any]:
-    """Every figure with its interval."""
-    return {name: x._asdict() for name, x in intervals(evidence.figures, evidence.rows).items()}
+    """Every figure with its interval, and how it is made."""
+    found = intervals(evidence.figures, evidence.rows)
+    return {name: {**x._asdict(), "signature": signature(evidence.made.get(name, ""))} for name, x in found.items()}
+
+
+def signature(made: str) -> str:
+    """How a figure is made, and by which version: without it, it compares with nothing.
+
+    >>> signature("unit:nats").replace(__version__, "1.0"), signature("nrefs:1|version:2.6.0")
+    ('unit:nats|version:regard-1.0', 'nrefs:1|version:2.6.0')
+    """
+    return made if "version:" in made else "|".join(filter(None, (made, f"version:regard-{__version__}")))
 
 
 def beside(ours: Evidence, theirs: Evidence) -> dict[str, Any]:
@@ -190,7 +202,7 @@ def _measured(
     assert isinstance(predictor, Embedder)
     found = ranks_judged(_ranked(predictor, held, progress))
     count = len(held.questions)
-    return Measured.of(Evidence(count, lambda some: means(found, some)), "ndcg@10", [])
+    return Measured.of(Evidence(count, lambda some: means(found, some), made=RETRIEVAL), "ndcg@10", [])
 
 
 def _answers(task: Converse, generator: Generator, rows: Sequence[Row], rewarder: Rewarder | None) -> Measured:
@@ -208,7 +220,7 @@ def _answers(task: Converse, generator: Generator, rows: Sequence[Row], rewarder
         assert likely.evidence is not None
         return likely.evidence.figures(some) | {name: float(x[some].mean()) for name, x in columns.items()}
 
-    return Measured.of(Evidence(len(fit), figures), "loss", [])
+    return Measured.of(Evidence(len(fit), figures, made={"rougeL": f"stem:porter|{ROUGE}"}), "loss", [])
 
 
 def _wins(ours: Evidence, theirs: Evidence) -> float:

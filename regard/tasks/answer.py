@@ -25,7 +25,7 @@ from regard.data.batching import Batch
 from regard.data.rows import WAYS, Row, RowFiles
 from regard.data.text import Skipped, decoded, from_json, open_bytes
 from regard.data.tokenizers import Tokenizer
-from regard.evaluation.spans import marked, of_marks
+from regard.evaluation.spans import ANSWERING, marked, of_marks
 from regard.tasks.classify import SHOWN, Evaluation
 from regard.tasks.reader import (
     BARS,
@@ -328,7 +328,8 @@ class Answering(Task):
             Sample(row["question"], one.text or "–", " | ".join(row["answers"]) or "–")
             for row, one in zip(held_out[:SHOWN], said, strict=False)
         ]
-        return Measured.of(Evidence(len(marks), lambda rows: of_marks(marks, rows)), "f1", samples)
+        evidence = Evidence(len(marks), lambda rows: of_marks(marks, rows), made=ANSWERING)
+        return Measured.of(evidence, "f1", samples)
 
 
 def best_of(

@@ -20,6 +20,8 @@ from regard.data.corpora import fetched
 from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import (
+    AGREEMENT,
+    CORRELATION,
     agreement,
     among_first,
     correlation,
@@ -291,7 +293,8 @@ class Classify(Task):
         if self.kind == "number":
             x, y = np.array([self._target(row, {})[0] for row in rows]), logits[:, 0]
             numbers = [Sample(text, f"{b:g}", f"{a:g}") for text, a, b in zip(texts, x, y, strict=False)]
-            return Measured.of(Evidence(len(x), lambda some: correlation(x[some], y[some])), "spearman", numbers)
+            evidence = Evidence(len(x), lambda some: correlation(x[some], y[some]), made=CORRELATION)
+            return Measured.of(evidence, "spearman", numbers)
         own, one = [self._labels(row) for row in rows], self.kind == "one"
         check_known(own, self.labels, self.rows, "labels")
         truth, p = indicated(own, self.labels), probable(logits / use.temperature, one)
@@ -303,7 +306,7 @@ class Classify(Task):
             found = agreement(truth[some], told[some], p[some], one)
             return found | ({"top5": among_first(truth[some], p[some], 5)} if self.first and p.shape[1] > 5 else {})
 
-        evidence = Evidence(len(p), figures, *decided(truth, p, one))
+        evidence = Evidence(len(p), figures, *decided(truth, p, one), AGREEMENT)
         return Measured.of(evidence, "accuracy" if one else "f1", samples)
 
     def temperature(self, rows: Sequence[Row], logits: NDArray[np.float64]) -> float:

@@ -18,8 +18,8 @@ from regard.data.arrays import Column
 from regard.data.batching import Batch
 from regard.data.rows import Row, RowFiles
 from regard.data.tokenizers import Tokenizer
-from regard.evaluation.classes import correlation
-from regard.evaluation.retrieval import means, retrieval
+from regard.evaluation.classes import CORRELATION, correlation
+from regard.evaluation.retrieval import RETRIEVAL, means, retrieval
 from regard.tasks.reader import BARS, Given, Pictured, Rated, Reader, check_length
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.tasks.uses import EmbedUse
@@ -245,9 +245,10 @@ class Embed(Task):
                 del found["rmse"]  # of a cosine and a score: of no meaning
                 return found
 
-            return Measured.of(Evidence(len(score), figures), "spearman", samples)
+            return Measured.of(Evidence(len(score), figures, made=CORRELATION), "spearman", samples)
         found = retrieval(a @ b.T, [{i} for i in range(len(held_out))])
-        return Measured.of(Evidence(len(texts), lambda rows: means(found, rows)), "mrr@10", samples)
+        evidence = Evidence(len(texts), lambda rows: means(found, rows), made=RETRIEVAL)
+        return Measured.of(evidence, "mrr@10", samples)
 
 
 TASK = Embed

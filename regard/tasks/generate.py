@@ -146,7 +146,9 @@ class Generate(OverText):
                 "accuracy": right / tokens,
             }
 
-        return Evidence(count, figures, found.confidence.double().numpy(), right)
+        how = f"block:{self.block}|stride:{stride}|apart:{str(self.apart).lower()}"
+        made = dict.fromkeys(figures(np.arange(count)), how)
+        return Evidence(count, figures, found.confidence.double().numpy(), right, made)
 
     def _begins(self, rows: Sequence[Passage], tokenizer: Tokenizer) -> NDArray[np.int64]:
         """At which character of a text each token of its `examples` begins; a mark stands where it is beside one."""
@@ -172,11 +174,11 @@ class Generate(OverText):
         self, predictor: Generator, held_out: Sequence[Passage], recipe: Any
     ) -> tuple[dict[str, Any], list[Sample]]:
         stride = recipe.evaluate.stride or max(1, self.block // 2)
-        how = f"block:{self.block}|stride:{stride}|apart:{str(self.apart).lower()}"
-        measures = self.foretell(predictor, held_out, stride)
+        found = self.evidence(predictor, held_out, stride)
         some = [prompt_of(passage) for passage in held_out[:SAMPLES]]
         said = predictor.generate([prompt for prompt, _ in some], limit=60, seed=0)
-        figures = {name: {"score": value, "signature": how} for name, value in measures.items()}
+        measures = found.figures(np.arange(found.rows))
+        figures = {name: {"score": value, "signature": found.made[name]} for name, value in measures.items()}
         return figures, [Sample(prompt, text, rest) for (prompt, rest), text in zip(some, said, strict=True)]
 
     def title(self, recipe: Any) -> str:

@@ -242,7 +242,10 @@ class Transcribe(Task):
         rows = zip(held_out, said, meant, strict=True)
         samples = [Sample(Path(row["sound"]).name, text, wanted) for row, text, wanted in rows]
         first = figures[next(iter(figures))]
-        evidence = Evidence(len(samples), lambda some: {name: score.of(some) for name, score in scores.items()})
+        made = {name: f"normal:{self.normalise}|{score.signature}".lower() for name, score in scores.items()}
+        evidence = Evidence(
+            len(samples), lambda some: {name: each.of(some) for name, each in scores.items()}, made=made
+        )
         return Measured(-first if self.by[0] in RATES else first, figures, samples, evidence)
 
     def judge(

@@ -28,7 +28,7 @@ from regard.data.rows import WAYS, Row, RowFiles
 from regard.data.sentences import UNSPACED
 from regard.data.text import Skipped, open_bytes
 from regard.data.tokenizers import Tokenizer
-from regard.evaluation.spans import TAG, bio, of_counts, span_counts, spans
+from regard.evaluation.spans import TAG, TAGGING, bio, of_counts, span_counts, spans
 from regard.tasks.classify import SHOWN, Evaluation, check_known
 from regard.tasks.reader import Framed, Given, Pictured, Rated, Reader, Span, batched, check_length, windows
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
@@ -304,7 +304,8 @@ class Tag(Task):
             expected = [f"{' '.join(row['words'][a:b])} {kind}" for kind, a, b in spans(row["tags"])]
             told = [f"{each.text} {each.label}" for each in one.spans]
             samples.append(Sample(" ".join(row["words"]), " · ".join(told), " · ".join(expected)))
-        return Measured.of(Evidence(len(counts), lambda rows: of_counts(counts[rows])), "f1", samples)
+        evidence = Evidence(len(counts), lambda rows: of_counts(counts[rows]), made=TAGGING)
+        return Measured.of(evidence, "f1", samples)
 
 
 def _places(ask: Given) -> Iterator[tuple[int, int]]:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -67,6 +68,7 @@ class Evidence(NamedTuple):
     figures: Callable[[NDArray[np.int64]], dict[str, float]]  # of some of the rows, by number
     confidence: NDArray[np.float64] | None = None  # of each decision,
     right: NDArray[np.bool_] | None = None  # and whether it was
+    made: Mapping[str, str] = MappingProxyType({})  # of a figure by its name, how it is made: part of its signature
 
 
 class Measured(NamedTuple):

@@ -169,7 +169,9 @@ class Translate(Task):
         if recipe is None:
             scores, samples = self.scored(predictor, held_out, self.by)
             figures = {name: score.value for name, score in scores.items()}
-            evidence = Evidence(len(samples), lambda some: {name: score.of(some) for name, score in scores.items()})
+            made = {name: score.signature for name, score in scores.items()}
+            told = lambda some: {name: score.of(some) for name, score in scores.items()}  # noqa: E731
+            evidence = Evidence(len(samples), told, made=made)
             return Measured(self._best(figures), figures, samples, evidence)
         ids = list(self.examples(held_out, predictor.tokenizer))
         unbounded = replace(self, longest=None)

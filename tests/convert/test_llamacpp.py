@@ -215,6 +215,7 @@ def check(model_dir: Path, path: Path, prompts: Sequence[str], count: int, near:
 ODD = "Tom's 12345 café  ☕, and\n\nLily"  # without the names of marks, which a server takes for marks
 
 
+@pytest.mark.oracle
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["stories15m", "smollm2-135m-instruct"])
 def test_llama_cpp_writes_the_same(tmp_path: Path, name: str) -> None:
@@ -230,6 +231,7 @@ def test_llama_cpp_writes_the_same(tmp_path: Path, name: str) -> None:
     assert all((tmp_path / "model" / each).read_bytes() == (tmp_path / "back" / each).read_bytes() for each in names)
 
 
+@pytest.mark.oracle
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"qkv_bias": True, "tie": "none"}, {"qk_norm": True}], ids=str)
 def test_llama_cpp_writes_what_a_model_of_ours_does(tmp_path: Path, changes: dict[str, Any]) -> None:

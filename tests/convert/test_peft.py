@@ -17,7 +17,8 @@ from regard.models.family import build, configure
 from tests.adaptation.models import FAMILIES, taught
 from tests.convert.toys import sentences
 
-peft = pytest.importorskip("peft", reason="peft is no dependency: its own environment has it")
+pytestmark = pytest.mark.oracle
+peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 CLASSES = {
     "encoder": "AutoModelForSequenceClassification",

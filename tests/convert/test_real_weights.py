@@ -91,6 +91,25 @@ def test_vectors_are_those_of_transformers(fetched: Callable[[str], Pair], name:
     assert (torch.cosine_similarity(said, expected) > 1 - 1e-5).all()
 
 
+@pytest.mark.oracle
+def test_texts_have_the_vectors_of_sentence_transformers(fetched: Callable[[str], Pair]) -> None:
+    """Texts in, vectors out: its own tokenizer, padding, pooling and lengths."""
+    modules = pytest.importorskip("sentence_transformers.models")
+    from sentence_transformers import SentenceTransformer
+
+    theirs, ours = fetched("minilm")
+    parts = [modules.Transformer(str(theirs), max_seq_length=256), modules.Pooling(384, "mean"), modules.Normalize()]
+    reference = SentenceTransformer(modules=parts, device="cpu")
+    long = "The café won't open until 9:30. " * 60
+    expected = torch.from_numpy(reference.encode([*ENGLISH, *CHINESE, long]))
+    for how in ("native", "torch"):
+        embedder = regard.load(ours, engine=how)
+        said = torch.from_numpy(embedder.embed([*ENGLISH, *CHINESE, long], long="cut"))  # as they do without a word
+        near(said, expected, 1e-5)
+        assert (torch.cosine_similarity(said, expected) > 1 - 1e-6).all()
+    assert torch.cosine_similarity(torch.from_numpy(embedder.embed(long)), expected[-1], 0) < 1 - 1e-6
+
+
 @pytest.mark.parametrize(("name", "normalise"), [("paraphrase-minilm-l3", False), ("gte-small", True)])
 @torch.inference_mode()
 def test_vectors_are_those_of_the_graph(fetched: Callable[[str], Pair], name: str, normalise: bool) -> None:

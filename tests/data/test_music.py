@@ -94,6 +94,7 @@ def plain(content: bytes) -> list[tuple[int, int, int]]:
     return found
 
 
+@pytest.mark.oracle
 def test_midi_is_what_it_says() -> None:
     content = melody("M:3/4 K:C C2 z3 c8 |").midi()
     assert plain(content) == [(0, 0x90, 60), (480, 0x80, 60), (720, 0x90, 72), (1920, 0x80, 72)]

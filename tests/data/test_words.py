@@ -59,8 +59,9 @@ def test_of_equals_the_first_comes_first_and_words_are_of_any_script(tmp_path: P
         Bm25(tmp_path / "words")
 
 
+@pytest.mark.oracle
 def test_bm25s_finds_the_same(tmp_path: Path) -> None:
-    bm25s = pytest.importorskip("bm25s", reason="needs bm25s")
+    bm25s = pytest.importorskip("bm25s")
     theirs = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
     theirs.index([words_of(text) for text in TEXTS], show_progress=False)
     found = Bm25.build(TEXTS, tmp_path / "words")

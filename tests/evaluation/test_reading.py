@@ -2,6 +2,7 @@
 
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,11 @@ import pytest
 from regard.evaluation.bootstrap import compared, drawn, intervals
 from regard.evaluation.calibration import reliability
 from regard.evaluation.classes import (
+    AGREEMENT,
+    CORRELATION,
     agreement,
+    among_first,
+    correlation,
     decided,
     f1,
     fitted_temperature,
@@ -18,7 +23,9 @@ from regard.evaluation.classes import (
     probable,
     surprise,
 )
-from regard.evaluation.retrieval import means, ranks_judged, retrieval
+from regard.evaluation.retrieval import RETRIEVAL, means, ranks_judged, retrieval
+from regard.evaluation.spans import TAGGING
+from regard.evaluation.texts import JIWER, ROUGE
 
 RNG = np.random.default_rng
 
@@ -119,6 +126,7 @@ def test_two_models_are_compared_on_the_same_draws() -> None:
     assert (back.score, back.p) == (-found.score, found.p)
 
 
+@pytest.mark.oracle
 def test_ranks_are_judged_as_trec_eval_does() -> None:
     pytrec = pytest.importorskip("pytrec_eval")
     draw = random.Random(0)
@@ -127,11 +135,62 @@ def test_ranks_are_judged_as_trec_eval_does() -> None:
         docs = [f"d{i}" for i in range(draw.randint(5, 300))]
         wanted[f"q{q}"] = {d: draw.choice([0, 0, 1, 2, 3, -1]) for d in draw.sample(docs, 5)}
         run[f"q{q}"] = {d: draw.random() for d in docs}
-    theirs = pytrec.RelevanceEvaluator(wanted, {"ndcg_cut.10", "recall.10,100"}).evaluate(run)
+    theirs = pytrec.RelevanceEvaluator(wanted, {"ndcg_cut.10", "recall.1,10,100"}).evaluate(run)
+    ten = {q: dict(sorted(each.items(), key=lambda pair: -pair[1])[:10]) for q, each in run.items()}
+    first = pytrec.RelevanceEvaluator(wanted, {"recip_rank"}).evaluate(ten)
     ranked = [(sorted(run[q], key=lambda d: -run[q][d])[:100], wanted[q]) for q in run]
     ours = ranks_judged(ranked)
-    for name, other in (("ndcg@10", "ndcg_cut_10"), ("recall@10", "recall_10"), ("recall@100", "recall_100")):
+    for name, other in {"ndcg@10": "ndcg_cut_10", **{f"recall@{n}": f"recall_{n}" for n in (1, 10, 100)}}.items():
         assert ours[name].tolist() == pytest.approx([theirs[q][other] for q in run])
+    assert ours["mrr@10"].tolist() == pytest.approx([first[q]["recip_rank"] for q in run])
+    assert ours.keys() == RETRIEVAL.keys()
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("one", [True, False])
+def test_figures_of_classes_are_those_of_scikit_learn(one: bool) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    logits = RNG(3).normal(size=(200, 7))
+    logits[:, 6] -= 9  # a class that nobody tells
+    p = probable(logits, one)
+    y = RNG(4).integers(0, 6, 200)
+    truth = y[:, None] == np.arange(7) if one else RNG(4).random((200, 7)) < p
+    told = p.argmax(1)[:, None] == np.arange(7) if one else p >= 0.5
+    found = agreement(truth, told, p, one)
+    expected = {
+        "accuracy": metrics.accuracy_score(truth, told),
+        "f1": metrics.f1_score(truth, told, average="macro", zero_division=0),
+        "f1 micro": metrics.f1_score(truth, told, average="micro", zero_division=0),
+        "loss": metrics.log_loss(y, p, labels=range(7)) if one else metrics.log_loss(truth.ravel(), p.ravel()),
+    }
+    if one:
+        expected["mcc"] = metrics.matthews_corrcoef(y, told.argmax(1))
+        top5 = metrics.top_k_accuracy_score(y, p, k=5, labels=range(7))
+        assert among_first(truth, p, 5) == pytest.approx(top5)
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert {*found} <= AGREEMENT.keys()
+
+
+@pytest.mark.oracle
+def test_correlations_are_those_of_scipy() -> None:
+    stats, metrics = pytest.importorskip("scipy.stats"), pytest.importorskip("sklearn.metrics")
+    x = RNG(5).normal(size=80).round(1)  # some are equal
+    y = x + RNG(6).normal(size=80).round(1)
+    found = correlation(x, y)
+    assert found["spearman"] == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert found["pearson"] == pytest.approx(stats.pearsonr(x, y).statistic)
+    assert found["rmse"] == pytest.approx(metrics.root_mean_squared_error(x, y))
+    assert found.keys() == CORRELATION.keys()
+
+
+def test_signatures_name_the_versions_that_tests_have() -> None:
+    """What a figure is said to equal is what it was compared with: the pin is the proof."""
+    told = {*AGREEMENT.values(), *CORRELATION.values(), *RETRIEVAL.values(), *TAGGING.values(), ROUGE, JIWER}
+    named = {each.removeprefix("equals:") for how in told for each in how.split("|") if each.startswith("equals:")}
+    pins = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
+    known = {pin.replace("==", "-").replace("_", "-") for pin in pins}
+    assert {each.replace("_", "-") for each in named} <= known
+    assert len(named) == 6
 
 
 def test_ranks_are_judged_as_by_hand() -> None:

@@ -38,6 +38,7 @@ def test_spans_worked_by_hand() -> None:
     assert tagging([["O"]], [["O"]]) == {"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 1.0}
 
 
+@pytest.mark.oracle
 def test_spans_are_those_of_seqeval() -> None:
     metrics = pytest.importorskip("seqeval.metrics")
     draw = Random(1)

@@ -12,7 +12,8 @@ from tests.chats import CHATML, talker
 from tests.readers import directory as reader
 from tests.serving.servers import running
 
-langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+pytestmark = pytest.mark.oracle
+langchain = pytest.importorskip("langchain_openai")
 
 
 @pytest.fixture(scope="module")

@@ -61,8 +61,12 @@ def test_a_classifier_is_judged_with_intervals_the_same_each_time(models: dict[s
     assert accuracy["score"] == pytest.approx(right)
     assert accuracy["low"] < right < accuracy["high"]
     assert found == judged(models["classify"], labelled)
+    assert found["figures"]["f1"]["signature"] == (
+        f"average:macro|classes:all|equals:scikit-learn-1.9.1|version:regard-{regard.__version__}"
+    )
     shown = run(models["classify"], labelled).stdout
     assert f"{right:.4f}" in shown
+    assert "equals:scikit-learn-1.9.1" in "".join(shown.split())
     assert "100 texts of" in " ".join(shown.split())
 
 
@@ -224,6 +228,7 @@ def test_a_translator_is_judged_by_pairs_and_beside_another(tmp_path: Path) -> N
     scores = bleu(said, whole), chrf(said, whole)
     assert [figure["score"] for figure in found["figures"].values()] == [score.value for score in scores]
     assert list(found["figures"]) == ["bleu", "chrf"]
+    assert [figure["signature"] for figure in found["figures"].values()] == [score.signature for score in scores]
     assert found["figures"]["bleu"]["high"] == pytest.approx(100)
     assert judged("en-es", path, "--against", "en-es")["against"]["chrf"]["p"] == 1.0
     rows = tmp_path / "pairs.jsonl"

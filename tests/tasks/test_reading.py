@@ -16,11 +16,13 @@ import regard
 from regard.data.rows import RowFiles
 from regard.data.tokenizers import Tokenizer, TokensConfig, state
 from regard.models import storage
+from regard.models.encoder import Encoder
 from regard.models.family import build, configure
 from regard.recipes import reading
 from regard.recipes.train import train
 from regard.studies import maps
 from regard.tasks.classify import Classify, LabelledFiles, shortened
+from regard.tasks.embed import Embed, PairedFiles
 from regard.tasks.mask import Masking, hidden, related, words_begin
 from regard.tasks.reader import Given, asked
 from regard.training.objectives import IGNORE
@@ -149,6 +151,44 @@ def test_vectors_have_length_one_and_do_not_hang_on_their_company(folder: Path, 
     assert np.allclose(np.linalg.norm(short, axis=1), 1, atol=1e-6)
     with pytest.raises(ValueError, match="dimensions = 17: the model's vectors have 16 numbers"):
         model.embed("a", dimensions=17)
+
+
+def test_a_hard_negative_is_read_and_is_one_more_that_is_wrong(folder: Path) -> None:
+    rows = [
+        {"text": f"film {a}", "pair": f"the {a} film", "negative": f"the {b} film"}
+        for a, b in zip(GOOD, BAD, strict=True)
+    ]
+    del rows[1]["negative"]  # which a row need not have
+    (folder / "hard.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = ["\t".join(row.values()) + "\n" for row in (rows[0], rows[2])]
+    (folder / "hard.tsv").write_text("".join(["text\tpair\tnegative\n", *lines]))
+    assert list(PairedFiles.at(folder / "hard.jsonl").read()) == rows
+    assert list(PairedFiles.at(folder / "hard.tsv").read()) == [rows[0], rows[2]]
+
+    task = Embed()
+    tokens = Tokenizer.learn(TokensConfig("wordpiece", 40), [text for row in rows for text in row.values()] * 3)
+    torch.manual_seed(0)
+    shape = ["layers=1", "d_model=16", "heads=2", "dropout=0.0"]
+    model = build(configure("bert-tiny", shape, vocabulary=len(tokens)), task.head(Encoder)).eval()
+    examples = [[np.array(x) for x in row] for row in task.examples(rows, tokens)]
+    batch = task.collate(tokens, 0.0)(examples, Random(0))
+    assert batch["group"].tolist() == [0] * 3 + [1] * 3 + [2] * 2
+    embedder = task.open([model], tokens, task.sections.decode(), engine="torch")
+    first, second = (embedder.embed([row[part] for row in rows]) for part in ("text", "pair"))
+    wrong = embedder.embed([row["negative"] for row in rows if "negative" in row])
+    alike = torch.from_numpy(20.0 * first @ np.concatenate([second, wrong]).T)  # (3, 5): the pairs, and the two
+    expected = -alike.log_softmax(1)[range(3), range(3)].sum()
+    loss = task.objective(model, 0.0, tokens)(**batch.inputs).detach()
+    assert float(loss) == pytest.approx(float(expected), rel=1e-4)
+    alone = task.collate(tokens, 0.0)([[*row[:2], row[2][:0], row[3]] for row in examples], Random(0))
+    assert float(task.objective(model, 0.0, tokens)(**alone.inputs).detach()) < float(loss)
+
+    data = "data: {train: {jsonl: many.jsonl}, hold_out: 3, max_length: 64}"
+    (folder / "many.jsonl").write_text(
+        "".join(json.dumps({**row, "text": f"{row['text']} {i}"}) + "\n" for i in range(20) for row in rows)
+    )
+    place = run(recipe(folder, "task: {name: embed}", data, name="hard"))
+    assert regard.load(place).embed("film good").shape == (16,)
 
 
 def test_a_masked_model_fills_gaps_and_a_classifier_begins_with_it(folder: Path) -> None:

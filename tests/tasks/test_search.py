@@ -250,9 +250,10 @@ def test_a_line_of_the_store_may_be_anything(embedder: Embedder, tmp_path: Path)
     assert {hit.text for hit in index.search("a", top=9)} == {text for text in strange if text.strip()}
 
 
+@pytest.mark.oracle
 @pytest.mark.slow
 def test_semantic_search_of_sentence_transformers_finds_the_same(tmp_path: Path) -> None:
-    theirs = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
+    theirs = pytest.importorskip("sentence_transformers")
     import torch
 
     draw = np.random.default_rng(1)

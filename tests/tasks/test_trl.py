@@ -19,6 +19,7 @@ from regard.tasks.reinforce import Drawn, Reinforce, ReinforceConfig, learnt
 from regard.training.objectives import IGNORE, Likelier, NextToken, Preferred, answers
 from regard.training.policies import in_groups, weighed
 
+pytestmark = pytest.mark.oracle
 trl = pytest.importorskip("trl")
 import transformers  # noqa: E402
 from datasets import Dataset  # noqa: E402

@@ -2,16 +2,20 @@
 
 from dataclasses import replace
 
+from regard.convert.tables.encoder import OUTER, QUESTIONS, SPANS, TAGS
 from regard.convert.tables.table import MARKS, Foreign, Top
 
 LAST = {"kind": "classes", "pool": "last", "bias": False}
 SCORE = "output.outer.weight  score.weight\n"
+DROPOUT = "dropout  classifier_dropout=0.1\n"
 GPT2 = Foreign(
     "gpt2",
     "decoder",
     (
         Top("GPT2LMHeadModel", {}, "output.weight  lm_head.weight|transformer.wte.weight\n"),
         Top("GPT2ForSequenceClassification", LAST, SCORE),
+        Top("GPT2ForTokenClassification", TAGS, OUTER, DROPOUT),
+        Top("GPT2ForQuestionAnswering", SPANS, QUESTIONS),
         Top("GPT2Model", {"kind": "vector", "pool": "last"}),
     ),
     """
@@ -45,11 +49,14 @@ decoder.norm.*                                              transformer.ln_f.*
 )
 
 
-def llamas(name: str) -> tuple[Top, ...]:
-    """What the classes of Llama and its kin have on top."""
+def llamas(name: str, asked: str | None = "transformer.") -> tuple[Top, ...]:
+    """What the classes of Llama and its kin have on top; and what stands before names where questions are `asked`."""
+    questions = Top(f"{name}ForQuestionAnswering", SPANS, QUESTIONS, base=asked or "")
     return (
         Top(f"{name}ForCausalLM", {}, "output.weight  lm_head.weight|model.embed_tokens.weight\n"),
         Top(f"{name}ForSequenceClassification", LAST, SCORE),
+        Top(f"{name}ForTokenClassification", TAGS, "output.outer.*  score.*\n", DROPOUT),
+        *([] if asked is None else [questions]),
         Top(f"{name}Model", {"kind": "vector", "pool": "last"}),
     )
 
@@ -97,7 +104,7 @@ decoder.norm.weight                                              model.norm.weig
 MISTRAL = replace(  # of the window, ours does not count the token itself
     LLAMA,
     name="mistral",
-    tops=llamas("Mistral"),
+    tops=llamas("Mistral", "model."),
     settings=LLAMA.settings + "self_attention  sliding_window-1=null: null>full *>window:*\n",
     constant={},
 )
@@ -126,7 +133,7 @@ decoder.layers.#.self_attention.sublayer.key_norm.weight    model.layers.#.self_
 GEMMA = replace(
     LLAMA,
     name="gemma",
-    tops=llamas("Gemma"),
+    tops=llamas("Gemma", None),
     settings=LLAMA.settings
     + """
 feed_forward  hidden_act|hidden_activation: gelu_pytorch_tanh>geglu_tanh gelu>geglu_tanh

@@ -42,6 +42,7 @@ class Top:
     fixed: dict[str, Any] = field(default_factory=dict)  # of our HeadConfig
     tensors: str = ""
     settings: str = ""
+    base: str = ""  # before the names of all others, if it is not that of the table
 
 
 @dataclass(frozen=True)
