@@ -178,7 +178,7 @@ def test_a_member_loses_a_layer_or_says_why_not(said, members: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", sorted(MEMBERS.keys() - TRANSLATES))
-def test_who_translates_can_teach(said, members: Path, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_who_translates_can_teach_to_translate(said, members: Path, name: str) -> None:  # type: ignore[no-untyped-def]
     code, _, error = said("distill", members / name, "quickstart", "--out", "small")
     refused(code, error, NOT["distill"])
     assert not Path("small").exists()

@@ -100,10 +100,13 @@ def distill(
     overrides: list[str] | None = None,  # `SECTION.KEY=VALUE` settings to change, as train.steps=100
     *,
     out: Path | None = None,  # the student's directory (default: runs/RECIPE)
-    beam: Count = 5,  # width of the teacher's search
+    beam: Count = 5,  # width of the search of a teacher that translates
     mix: bool = False,  # learn from people's translations, too
 ) -> None:
-    """Train a student on a teacher's translations; the same command again goes on where it was stopped."""
+    """Train a student on a teacher's translations, or, of other tasks, by how likely it holds each class or token.
+
+    The same command again goes on where it was stopped.
+    """
     from regard.recipes import reading as recipes
     from regard.recipes.distil import distil
 

@@ -121,8 +121,14 @@ class ClassHead(VectorHead):
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         if self.other is not None:
-            return (self.outer(self.dropout(x[:, 0])) + self.other(self.dropout(x[:, 1]))) / 2
+            first, second = self.both(x)
+            return (first + second) / 2
         return self.outer(self.dropout(super().forward(x, keep)))
+
+    def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What each of the two tokens says, (B, C)."""
+        assert self.other is not None
+        return self.outer(self.dropout(x[:, 0])), self.other(self.dropout(x[:, 1]))
 
 
 class TagHead(nn.Module):

@@ -1,4 +1,5 @@
 """Sequence-level distillation (Kim and Rush, 2016): a student learns what a teacher says in place of what people said.
+How likely a teacher holds each class or token, any recipe may be taught: regard/training/distillation.py.
 
 A teacher's translations are more regular than people's: a small model that cannot learn all of the one learns more of
 the other. Validation and test stay what people said.
@@ -42,7 +43,8 @@ def distil(
     console: Console | None = None,
     telling: Telling = lambda what: nullcontext(lambda stage, done, total: None),
 ) -> bool:
-    """Train the model of a recipe on a teacher's translations of its training text, into a model directory.
+    """Train the model of a recipe on a teacher's translations of its training text, into a model directory; one that is
+    for something else, by how likely the teacher holds what it is to tell, as the section `distil` says.
 
     With `mix`, people's translations are learnt from as well. The text lies in the model directory, in a folder by
     content: call again after an interruption, and it goes on where it was, in translating or in training. False if
@@ -51,8 +53,15 @@ def distil(
     teacher_dir, directory, console = Path(teacher_dir), Path(directory).resolve(), console or Console()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("a teacher translates in one process: begin without torchrun, and go on by `regard train`")
+    begun = (directory / "recipe.yaml").exists()
+    if recipe.task.name != "translate" or recipe.distil.teacher is not None:
+        if mix:
+            raise ValueError("--mix is for translations: how much counts what people said, distil.share says")
+        student = replace(recipe, distil=replace(recipe.distil, teacher=str(teacher_dir.absolute())))
+        return train(
+            _found(student, directory) if begun else student, directory, name=name, resume=begun, console=console
+        )
     with alone_in(directory):
-        begun = (directory / "recipe.yaml").exists()
         if not begun:
             check_place(directory, overwrite=False)
         teacher, splits = load(teacher_dir, task="translate"), find_splits(recipe)
@@ -64,11 +73,9 @@ def distil(
         folder = directory / f"distilled-{_identity(teacher_dir, recipe, splits, beam, mix)}"
         student = _student(recipe, folder)
         if begun:
-            before = recipes.load(str(directory / "recipe.yaml"))
-            if before.data != student.data:
+            if recipes.load(str(directory / "recipe.yaml")).data != student.data:
                 raise ValueError(f"{directory} is a run on other data: choose another place by --out")
-            found = {key: getattr(before.train, key) for key in FOUND if not getattr(student.train, key)}
-            student = replace(student, train=replace(student.train, **found))
+            student = _found(student, directory)
         for split in ("valid", "test"):
             write_whole(folder / f"{split}.jsonl", "".join(_line(*pair) for pair in splits.rows(split)))
         if not (folder / "train.jsonl").exists():
@@ -89,6 +96,13 @@ def distil(
             os.replace(folder / "train.partial", folder / "train.jsonl")
             sync(folder)
         return train(student, directory, name=name, resume=begun, console=console)
+
+
+def _found(student: Recipe, directory: Path) -> Recipe:
+    """The recipe with what a run of it that has begun found for itself."""
+    before = recipes.load(str(directory / "recipe.yaml"))
+    found = {key: getattr(before.train, key) for key in FOUND if not getattr(student.train, key)}
+    return replace(student, train=replace(student.train, **found))
 
 
 class _InPieces(Tokenizer):

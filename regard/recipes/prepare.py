@@ -83,9 +83,9 @@ def prepare(recipe: Recipe, folder: Path | None = None) -> Prepared:
         tokens: Any = {**asdict(recipe.tokens), "dropout": 0.0}  # which acts in training only
         if not splits.task.worded:
             tokens = None
-        elif recipe.model.base is not None:
-            tokens = digest(Path(recipe.model.base) / "tokenizer.json")
-            tokens += "" if (own := recipe.model.tokenizer()) is _begun(own, splits.task) else " bare"
+        elif recipe.origin is not None:
+            tokens = digest(Path(recipe.origin) / "tokenizer.json")
+            tokens += "" if (own := recipe.tokenizer()) is _begun(own, splits.task) else " bare"
         how = [recipe.data.limit, splits.modulus, *splits.task.prepared_by()]
         what = json.dumps([FORMAT, sums, tokens, *how])
         folder = cache_folder() / "prepared" / hashlib.sha256(what.encode()).hexdigest()[:24]
@@ -116,7 +116,7 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
     count = sum(1 for _ in islice(splits.rows("train", skipped), limit))
     every = 1 if recipe.tokens.kind in ("char", "none") else max(1, math.ceil(count / SAMPLE))
     sample = islice(splits.rows("train"), 0, limit, every)
-    tokenizer = _begun(recipe.model.tokenizer(), task) if task.worded else Tokenizer.none()
+    tokenizer = _begun(recipe.tokenizer(), task) if task.worded else Tokenizer.none()
     if tokenizer is None:
         tokenizer = Tokenizer.learn(recipe.tokens, (text for row in sample for text in task.texts(row)), task.marks)
     tokenizer = task.tokens(tokenizer)

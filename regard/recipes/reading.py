@@ -241,6 +241,9 @@ def _from_folder(folder: Path, values: dict[str, Any]) -> None:
     for key in ("from", "sees") if isinstance(model, dict) else ():
         if isinstance(base := model.get(key), str) and base:  # type: ignore[union-attr]
             model[key] = _absolute(folder, base)  # type: ignore[index]
+    distil = values.get("distil")
+    if isinstance(distil, dict) and isinstance(teacher := distil.get("teacher"), str) and teacher:
+        distil["teacher"] = _absolute(folder, teacher)
     task = values.get("task")
     if isinstance(task, dict) and str(template := task.get("template")).endswith(".jinja"):
         task["template"] = _absolute(folder, template)

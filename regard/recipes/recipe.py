@@ -18,6 +18,7 @@ from regard.models.family import FAMILIES, configure, family, family_of, named, 
 from regard.models.seer import joined
 from regard.tasks.task import FIRST, TASKS, Task, task
 from regard.training.config import TrainConfig
+from regard.training.distillation import DistilConfig
 
 ANY = 2**16  # a vocabulary, where the true one is not known yet and does not matter
 BEGUN = " from"  # after the name of a family: a model of it that begins as another
@@ -152,6 +153,7 @@ class Recipe:
     model: ModelConfig = field(default_factory=ModelConfig)  # what is trained
     changes: tuple[dict[str, Any], ...] = ()  # what is added to it, and alone learns: [{lora: {rank: 8}}]
     train: TrainConfig  # how it is trained
+    distil: DistilConfig = field(default_factory=DistilConfig)  # by whom it is taught, beside its labels
     decode: Any = None  # how it is used
     evaluate: Any = None  # how it is judged
 
@@ -180,6 +182,15 @@ class Recipe:
     def settings(self) -> dict[str, Any]:
         """Every key with its value, as in YAML."""
         return {**asdict(self), "model": self.model.settings(), "changes": list(self.changes)}
+
+    @property
+    def origin(self) -> str | None:
+        """The model directory whose tokens it has, if any: that of the model it begins with, or else of its teacher."""
+        return self.model.base or self.distil.teacher
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that it must have; None: one is learnt."""
+        return None if self.origin is None else Tokenizer.load(Path(self.origin) / "tokenizer.json")
 
     def purpose(self) -> Task:
         """The task itself."""

@@ -29,6 +29,9 @@ from regard.recipes import reading
 from regard.recipes.prepare import Prepared, prepare
 from regard.recipes.recipe import Recipe
 from regard.recipes.rewards import Worth, worth
+from regard.recipes.teachers import check_teacher, taught
+from regard.tasks.prefer import fingerprint
+from regard.tasks.task import Task
 from regard.tasks.task import task as task_named
 from regard.training.batch_size import largest_batch
 from regard.training.checkpoints import Checkpoints
@@ -36,16 +39,17 @@ from regard.training.display import Display, fetching
 from regard.training.distributed import World, world
 from regard.training.journal import Journal
 from regard.training.loop import Learner, load_parameters
+from regard.training.objectives import SCAFFOLDS, Objective
 from regard.training.optimisers import named_like
-from regard.training.policies import CRITIC
 from regard.training.run import UNKNOWN, Event, Finished, Trainer, Validation
 from regard.training.schedules import schedule
 from regard.training.stream import counted
 
 SHOWN = 5  # held-out sentences shown at the end
 # What cannot change in a run that has begun. Of batch_tokens and seed follows which rows are still to come.
-FIXED = re.compile(r"(task|data|tokens|model)\..+|changes|train\.(optimiser\..+|ema|batch_(tokens|rows)|seed)")
-MOVABLE = re.compile(r"data\.(corpus|languages|(train|valid|test)\..+)")  # where the text is: what it says is compared
+FIXED = re.compile(r"(task|data|tokens|model|distil)\..+|changes|train\.(optimiser\..+|ema|batch_(tokens|rows)|seed)")
+# Where the text and the teacher are: what they say is compared.
+MOVABLE = re.compile(r"data\.(corpus|languages|(train|valid|test)\..+)|distil\.teacher")
 DERIVED = ("shortlist.safetensors", "heads.json", "heads.html")  # from a model that was here, at a person's wish
 PRODUCTS = (
     *("trainer", "tensorboard", "metrics.jsonl", "evaluation.json", "model.safetensors", "config.json"),
@@ -93,7 +97,7 @@ def train(
         if recipe.train.batch == 0:
             task = data.task
             length, collate = task.length(recipe), task.collate(data.tokenizer, 0.0)
-            objective = task.objective(model, recipe.train.smoothing, data.tokenizer)
+            objective, _ = _objective(recipe, data.task, data, model, here)
             (row,) = task.corpus(data.train).rows(np.zeros(1, np.int64))
             ragged = [column.ragged for column in data.train.columns.values()]
             example = stretched(row, ragged, length - 1)
@@ -154,6 +158,7 @@ def _check(recipe: Recipe, directory: Path | None) -> dict[str, Any]:
     """
     schedule(recipe.train.schedule, d_model=1, total=UNKNOWN)(1)
     recipe.purpose().rehearse()
+    check_teacher(recipe)
     if recipe.changes and recipe.model.base is not None:
         changed(storage.shape(recipe.model.base), recipe.changes)  # refuses what does not fit
     if directory is None:
@@ -223,6 +228,14 @@ def _begin(recipe: Recipe, data: Prepared) -> nn.Module:
     return model
 
 
+def _objective(
+    recipe: Recipe, task: Task, data: Prepared, model: nn.Module, here: World
+) -> tuple[Objective, nn.Module | None]:
+    """What training minimises, and the teacher that has a share in it, if there is one."""
+    own = task.objective(model, recipe.train.smoothing, data.tokenizer)
+    return (own, None) if recipe.distil.teacher is None else taught(own, recipe, data, here.device)
+
+
 class _Run:
     """One run of a recipe: what is needed from its first step to its evaluation."""
 
@@ -236,7 +249,8 @@ class _Run:
         self.task = data.task.equipped(model.to(here.device), data.tokenizer, told, here.size)
         held_out, drawn = (data.valid, data.test), self.task.corpus(data.train)
         self.corpus = self.task.recalled(model, drawn, data.tokenizer, held_out)
-        self.learner = Learner(self.task.objective(model, c.smoothing, data.tokenizer), self._rate, c, here)
+        objective, teacher = _objective(recipe, self.task, data, model, here)
+        self.learner = Learner(objective, self._rate, c, here)
         # Complete: how text is read and how many threads share a batch are part of what the run is.
         self.recipe = replace(recipe, train=replace(c, shards=self.learner.shards))
         collate = self.task.collate(data.tokenizer, recipe.tokens.dropout)
@@ -245,7 +259,7 @@ class _Run:
             lambda position: self.task.stream(self.corpus, collate, c, here, position),
             directory / "trainer",
             total=self._total(),
-            identity=data.identity,
+            identity=data.identity if teacher is None else f"{data.identity} {fingerprint(teacher)}",
             settings=settings_of(self.recipe),
             validate=self._validate,
             first=self.task.beforehand,
@@ -299,7 +313,7 @@ class _Run:
             model = _begin(self.recipe, self.data)
         else:
             model = build(self.model.config, self.task.head(type(self.model)))
-        final = {name: x for name, x in self.trainer.final().items() if not name.startswith(f"{CRITIC}.")}
+        final = {name: x for name, x in self.trainer.final().items() if name.split(".")[0] not in SCAFFOLDS}
         load_parameters(model.to(self.here.device), final)
         settled(model)
         for text in self.trainer.warnings:
@@ -334,9 +348,11 @@ def _introduce(say: Display, name: str, recipe: Recipe, data: Prepared, model: n
     say.line("corpus", origin + task.counted(data.train, data.valid, data.test))
     for remark in data.remarks:
         say.line("", remark)
-    whose = f"as in {recipe.model.base}" if recipe.model.base else f"{recipe.tokens.kind} sub-words{task.shares}"
+    whose = f"as in {recipe.origin}" if recipe.origin else f"{recipe.tokens.kind} sub-words{task.shares}"
     if task.worded:
         say.line("tokens", f"{len(data.tokenizer):,} {whose}")
+    if recipe.distil.teacher is not None:
+        say.line("teacher", f"{recipe.distil.teacher}, {recipe.distil.share:.0%} of the loss")
     if recipe.changes:
         held, names = named_like(model, recipe.train.freeze), ", ".join(n for each in recipe.changes for n in each)
         taught = sum(x.numel() for x in own(model).values()) - sum(p.numel() for p in held if p.requires_grad)

@@ -36,7 +36,7 @@ from regard.tasks.reader import Given
 from regard.tasks.reward import Rewarder
 from regard.tasks.task import Data, Evidence, Measured, Sections, Task
 from regard.training import policies
-from regard.training.objectives import IGNORE, Objective, likelihood
+from regard.training.objectives import CRITIC, IGNORE, Objective, likelihood
 from regard.training.policies import Floats, Reinforced, critic_of, distance
 from regard.training.run import Sample, Work
 from regard.training.stream import Collate
@@ -325,7 +325,7 @@ class Reinforce(Task):
             batch = learnt([(answers[i], 0.0, {}) for i in some]).to(next(model.parameters()).device)
             hidden, labels = model.features(tokens=batch["tokens"]), batch["labels"]
             each = [likelihood(model, hidden, labels, self.how.temperature)]
-            each += [model.critic(hidden[labels != IGNORE])] if hasattr(model, policies.CRITIC) else []
+            each += [model.critic(hidden[labels != IGNORE])] if hasattr(model, CRITIC) else []
             for column, x in zip(found, each, strict=False):
                 parts = np.split(x.double().cpu().numpy(), np.cumsum([answers[i].size for i in some])[:-1])
                 for i, part in zip(some, parts, strict=True):

@@ -14,6 +14,7 @@ from regard.data.vocabulary import PAD
 from regard.training.distributed import gathered
 
 IGNORE = -100  # a label that does not count
+CRITIC, MAPS = SCAFFOLDS = ("critic", "maps")  # children of a model that only serve to teach it
 
 
 class Objective(nn.Module):
@@ -29,8 +30,42 @@ class Objective(nn.Module):
         self.model = model
 
 
-class NextToken(Objective):
-    """The cross-entropy of each label, given what a model has read (§5.4): translation, a language model, captions.
+def scaffold(model: Any, name: str, module: nn.Module) -> None:
+    """Put up something that learns along with a model, is checkpointed with it, and is no part of it in the end."""
+    model.add_module(name, module.to(next(model.parameters()).device))
+    if (base := getattr(model, "base", None)) is not None:
+        model.base = base._replace(own=base.own | {f"{name}.{key}" for key in module.state_dict()})
+
+
+class Logits(NamedTuple):
+    """What a model says: logits (..., C), or, with a weight, that of which they are the last product."""
+
+    hidden: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    features: Tensor | None = None  # of all places, if more is to be told of them
+
+
+class Telling(Objective):
+    """An objective of tokens or classes, in two steps: what is `said`, which another model may be asked as well, and
+    what that is `worth`."""
+
+    def forward(self, labels: Tensor, relation: Tensor | None = None, **inputs: Tensor) -> Tensor:
+        """labels, relation (B,) -> a number."""
+        return self.worth(self.said(self.model, labels, **inputs), labels, relation)
+
+    def said(self, model: Any, labels: Tensor, **inputs: Tensor) -> Logits:
+        """What a model says, where these labels ask it."""
+        raise NotImplementedError
+
+    def worth(self, said: Logits, labels: Tensor, relation: Tensor | None = None) -> Tensor:
+        """Σ loss over the labels."""
+        raise NotImplementedError
+
+
+class NextToken(Telling):
+    """The cross-entropy of each label (B, T), given what a model has read (§5.4): translation, a language model,
+    captions.
 
     The model has features(**inputs) (B, T, d), and the output layer that turns them into logits. Labels that are
     `ignore` do not count.
@@ -40,65 +75,67 @@ class NextToken(Objective):
         super().__init__(model)
         self.smoothing, self.ignore = smoothing, ignore
 
-    def forward(self, labels: Tensor, **inputs: Tensor) -> Tensor:
-        """labels (B, T) -> a number."""
-        model: Any = self.model
+    def said(self, model: Any, labels: Tensor, **inputs: Tensor) -> Logits:
         hidden, weight, bias = model.features(**inputs), whole_matrix(model.output), model.output.bias
         if torch.is_autocast_enabled(hidden.device.type):
             low = torch.get_autocast_dtype(hidden.device.type)
             hidden, weight, bias = hidden.to(low), weight.to(low), None if bias is None else bias.to(low)
-        return linear_cross_entropy(hidden, weight, labels, bias=bias, smoothing=self.smoothing, ignore=self.ignore)
+        return Logits(hidden, weight, bias)
+
+    def worth(self, said: Logits, labels: Tensor, relation: Tensor | None = None) -> Tensor:
+        assert said.weight is not None
+        how = {"bias": said.bias, "smoothing": self.smoothing, "ignore": self.ignore}
+        return linear_cross_entropy(said.hidden, said.weight, labels, **how)  # type: ignore[arg-type]
 
 
 class Masked(NextToken):
     """The tokens that were hidden from a model (BERT), and, if its head says it, what two sentences have to do with
     each other: that counts as much as all the tokens of its row."""
 
-    def forward(self, labels: Tensor, relation: Tensor | None = None, **inputs: Tensor) -> Tensor:
-        """labels (B, T), relation (B,) -> a number."""
-        model: Any = self.model
-        features, hidden = model.features(**inputs), labels != self.ignore
-        head = model.output
-        h = features[hidden]
+    def said(self, model: Any, labels: Tensor, **inputs: Tensor) -> Logits:
+        """Of the N places that were hidden."""
+        features, head = model.features(**inputs), model.output
+        h = features[labels != self.ignore]
         low = torch.get_autocast_dtype(h.device.type) if torch.is_autocast_enabled(h.device.type) else h.dtype
         h = head.before(h) if hasattr(head, "before") else h
         bias = None if head.bias is None else head.bias.to(low)
-        loss = linear_cross_entropy(
-            h.to(low),
-            whole_matrix(head).to(low),
-            labels[hidden],
-            bias=bias,
-            smoothing=self.smoothing,
-            ignore=self.ignore,
-        )
+        return Logits(h.to(low), whole_matrix(head).to(low), bias, features)
+
+    def worth(self, said: Logits, labels: Tensor, relation: Tensor | None = None) -> Tensor:
+        hidden = labels != self.ignore
+        loss = super().worth(said, labels[hidden])
         if relation is None:
             return loss
-        each = F.cross_entropy(head.relation(features).float(), relation, reduction="none")
+        model: Any = self.model
+        each = F.cross_entropy(model.output.relation(said.features).float(), relation, reduction="none")
         return loss + (each * hidden.sum(1)).sum()
 
 
-class Labelled(Objective):
+class Labelled(Telling):
     """What something is: one class of several, those of several that apply, or a number; of a text, or of each token.
 
-    A class that is IGNORE does not count, be it the one or one of several.
+    labels (B,) or (B, T) of classes, or (B, C) their shares; (B, C) of zeros and ones; (B,) of numbers. A class that is
+    IGNORE does not count, be it the one or one of several.
     """
 
     def __init__(self, model: nn.Module, kind: str = "one", smoothing: float = 0.0) -> None:
         super().__init__(model)
         self.kind, self.smoothing = kind, smoothing
 
-    def forward(self, labels: Tensor, **inputs: Tensor) -> Tensor:
-        """labels (B,) or (B, T) of classes, or (B, C) their shares; (B, C) of zeros and ones; (B,) of numbers."""
-        said = self.model(**inputs).float()
+    def said(self, model: Any, labels: Tensor, **inputs: Tensor) -> Logits:
+        return Logits(model(**inputs).float())
+
+    def worth(self, said: Logits, labels: Tensor, relation: Tensor | None = None) -> Tensor:
+        z = said.hidden
         if self.kind == "several":
-            said, labels = (said, labels) if (known := labels != IGNORE).all() else (said[known], labels[known])
-            return F.binary_cross_entropy_with_logits(said, labels.float(), reduction="sum")
+            z, labels = (z, labels) if (known := labels != IGNORE).all() else (z[known], labels[known])
+            return F.binary_cross_entropy_with_logits(z, labels.float(), reduction="sum")
         if self.kind == "number":
-            return F.mse_loss(said[..., 0], labels.float(), reduction="sum")
+            return F.mse_loss(z[..., 0], labels.float(), reduction="sum")
         if labels.is_floating_point():  # shares of several classes
-            return F.cross_entropy(said, labels, reduction="sum", label_smoothing=self.smoothing)
+            return F.cross_entropy(z, labels, reduction="sum", label_smoothing=self.smoothing)
         return F.cross_entropy(
-            said.flatten(0, -2), labels.flatten(), reduction="sum", ignore_index=IGNORE, label_smoothing=self.smoothing
+            z.flatten(0, -2), labels.flatten(), reduction="sum", ignore_index=IGNORE, label_smoothing=self.smoothing
         )
 
 

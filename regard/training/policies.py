@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.training.objectives import IGNORE, Objective, likelihood
+from regard.training.objectives import CRITIC, IGNORE, Objective, likelihood, scaffold
 
 Floats = NDArray[np.float64]
-CRITIC = "critic"  # a child of a model that only serves to teach it
 SCALES = ("group", "batch", "none")
 LOSSES = ("grpo", "dapo", "dr_grpo")
 TINY = 1e-4
@@ -49,9 +48,7 @@ class Critic(nn.Module):
 def critic_of(model: Any, beta: float) -> Critic:
     """The critic of a model: a new one, if it has none yet."""
     if not hasattr(model, CRITIC):
-        model.add_module(CRITIC, Critic(model.config.d_model, beta).to(next(model.parameters()).device))
-        if (base := getattr(model, "base", None)) is not None:
-            model.base = base._replace(own=base.own | {f"{CRITIC}.{name}" for name in model.critic.state_dict()})
+        scaffold(model, CRITIC, Critic(model.config.d_model, beta))
     found: Critic = model.critic
     return found
 

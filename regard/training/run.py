@@ -146,7 +146,9 @@ class Trainer:
             return False
         step, state = found
         if not isinstance(state, dict) or state.get("identity") != self.identity:
-            raise ValueError("the training data has changed since this run began: put it back, or begin another run")
+            raise ValueError(
+                "the training data has changed since this run began, or its teacher: put it back, or begin another run"
+            )
         if (before := state.get("threads")) != (threads := torch.get_num_threads()):
             text = f"this run began with {before} threads, and goes on with {threads}: its last bits will differ"
             self.warnings.append(text)
