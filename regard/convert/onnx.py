@@ -7,11 +7,16 @@ A model that reads, or goes on with, a text is one graph, model.onnx, by the nam
 (B, T), attention_mask (B, P + T), 0 where padding is, and token_type_ids (B, T) if it tells two sentences apart; what
 comes out, its head says (`GIVEN`). A language model takes past_key_values.i.key and .value (B, G, P, d) of each layer
 i, where P may be 0, and gives present.i.key and .value, those of the next step. Tokens may be padded on either side.
+What is seen or heard is one input of a fixed size (`SHOWN`). Of two towers each is a graph: vision_model.onnx makes
+image_embeds, text_model.onnx text_embeds. A language model that sees is vision_model.onnx, which makes image_features
+(N, patches, d_model), and model.onnx, which takes these as well: they stand where input_ids has places of patches. A
+model of graphs takes nodes, distances, keep, and what else it reads of them, as `GraphTransformer` has them.
 
-An encoder-decoder is two. encoder.onnx reads sentences once: source (B, S) -> keep (B, S), and for each layer i of the
-decoder the keys and values of the memory, memory_keys.i and memory_values.i (B, G, S, d). decoder.onnx appends a token
-to each hypothesis: token (B, K), these, and past_keys.i and past_values.i (B, K, G, T, d), which are empty at first ->
-logits (B, K, V), and keys.i and values.i, the past of the next step. B, S, K and T are free.
+An encoder-decoder is two. encoder.onnx reads sentences once: source (B, S), or what is seen or heard -> keep (B, S),
+and for each layer i of the decoder the keys and values of the memory, memory_keys.i and memory_values.i (B, G, S, d).
+decoder.onnx appends a token to each hypothesis: token (B, K), these, and past_keys.i and past_values.i (B, K, G, T, d),
+which are empty at first -> logits (B, K, V), and keys.i and values.i, the past of the next step. B, S, K and T are
+free.
 """
 
 import copy
@@ -19,6 +24,7 @@ import hashlib
 import json
 import logging
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -34,17 +40,27 @@ from regard.convert.graphs import NAMED
 from regard.convert.source import PAPERS, TOKENIZER, Source, refuse
 from regard.core.attention import MultiHeadAttention, attend
 from regard.core.cache import Cache, KeyValues, LayerCache
-from regard.core.generation import EncoderDecoder
+from regard.core.generation import EncoderDecoder, Reading, longest
 from regard.core.layers import ACTIVATIONS, GATES
 from regard.core.masks import causal
 from regard.decoding.module import Module
 from regard.files import write_whole
+from regard.models.audio import Audio
+from regard.models.captioner import Captioner
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
-from regard.models.transformer import Memory, Transformer, TransformerConfig
+from regard.models.family import family, named
+from regard.models.graph import GraphTransformer
+from regard.models.pair import Pair
+from regard.models.seer import Seer
+from regard.models.speech import Listener
+from regard.models.transformer import Memory, Transformer
+from regard.models.video import Video
+from regard.models.vision import Vision
 
 OPSET = 18
 CONFIG, ENCODER, DECODER, MODEL = "config.json", "encoder.onnx", "decoder.onnx", "model.onnx"
+SIGHT, TEXT = "vision_model.onnx", "text_model.onnx"
 GIVEN = {  # by the kind of a head
     "tokens": ["logits"],
     "classes": ["logits"],
@@ -52,7 +68,14 @@ GIVEN = {  # by the kind of a head
     "spans": ["start_logits", "end_logits"],
     "vector": ["last_hidden_state", "sentence_embedding"],
 }
-PAIR = ["prediction_logits", "seq_relationship_logits"]  # of tokens with a relation beside them
+RELATED = ["prediction_logits", "seq_relationship_logits"]  # of tokens with a relation beside them
+PICTURE: tuple[str, Callable[[Any], tuple[int, ...]]] = "pixel_values", lambda c: (c.channels, c.size, c.size)
+SHOWN = {  # what a model sees or hears: what that is called, and its shape after the rows
+    **dict.fromkeys((Vision, Pair, Captioner, Seer), PICTURE),
+    Video: ("pixel_values", lambda c: (c.frames, c.channels, c.size, c.size)),
+    Audio: ("input_values", lambda c: (c.frames, c.bands)),
+    Listener: ("frames", lambda c: (c.frames, c.bands)),
+}
 LARGE = 2**31 - 2**24  # bytes; with more, numbers lie in a file beside the graph
 
 
@@ -60,10 +83,11 @@ def write(source: Source, directory: Path, quantization: str | None = None, *, p
     """Write the graphs of a model, config.json and the tokenizer into an empty directory. `quantization` may be int8;
     without a `past`, a language model reads all of a text at once."""
     c = source.config
-    source.is_one("ONNX", Transformer, Encoder, Decoder)
+    source.is_one("ONNX", *WRITERS)
     pattern = (c.self_attention,) if isinstance(source.model, Decoder) and "window" in c.self_attention else ()
     refuse(c, "our ONNX graph", **PAPERS | {"self_attention": (*PAPERS["self_attention"], *pattern)})
     refuse(c, "our ONNX graph", feed_forward=(*ACTIVATIONS, *GATES))  # a convolution has a past of its own
+    refuse(c, "our ONNX graph", gated=(False,), height=(None,))
     if quantization not in (None, "int8"):
         raise ValueError(f"unknown quantization {quantization!r}: for onnx it is int8")
     for package in ("onnx", "onnxscript", *(["onnxruntime"] if quantization else [])):
@@ -72,7 +96,9 @@ def write(source: Source, directory: Path, quantization: str | None = None, *, p
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):  # in plain operations, which every runtime has
             module.mix.backend = "math"
-    (_write_two if isinstance(model, Transformer) else _write_one)(source, model, directory, past)
+    WRITERS[type(model)](source, model, directory, past)
+    if not isinstance(model, Transformer):
+        _describe(source, directory)
     for path in directory.glob("*.onnx") if quantization else ():
         _quantise(path)
 
@@ -91,15 +117,76 @@ def _write_one(source: Source, model: Any, directory: Path, past: bool) -> None:
     if n:
         pasts = [{x: torch.zeros(B, G, P, d) for x, d in widths.items()} for _ in range(n)]
         inputs["past_key_values"] = pasts, [{x: {0: "batch", 2: "past"} for x in widths}] * n
-    outputs = PAIR if head.relation else GIVEN[head.kind]
+    if isinstance(model, Seer):
+        _export_shown(model, model.seen, ["image_features"], directory / SIGHT)
+        inputs["image_features"] = torch.zeros(3, c.places, c.d_model), {0: "pictures"}
+    outputs = RELATED if head.relation else GIVEN[head.kind]
     _export(_One(model), inputs, [*outputs, *(f"present.{i}.{x}" for i in range(n) for x in widths)], directory / MODEL)
+
+
+def _write_shown(source: Source, model: Any, directory: Path, past: bool) -> None:
+    def told(x: Tensor) -> tuple[Tensor, ...]:
+        features = model.features(x)
+        y = model.output(features)
+        return (features, y) if model.head.kind == "vector" else (y,)
+
+    _export_shown(model, told, GIVEN[model.head.kind], directory / MODEL)
+
+
+def _write_towers(source: Source, model: Pair, directory: Path, past: bool) -> None:
+    ids, free = torch.ones(2, 7, dtype=torch.int64), {0: "batch", 1: "sequence"}
+    read = _Calling(model, lambda input_ids, attention_mask: model.read(input_ids, attention_mask > 0))
+    _export_shown(model, model.seen, ["image_embeds"], directory / SIGHT)
+    inputs = {"input_ids": (ids, free), "attention_mask": (ids.clone(), free)}
+    _export(read, inputs, ["text_embeds"], directory / TEXT)
+
+
+def _write_graph(source: Source, model: Any, directory: Path, past: bool) -> None:
+    B, N, free = 2, 5, {0: "batch", 1: "nodes"}
+    c, ids, between = model.config, torch.ones(B, N, 3, dtype=torch.int64), {**free, 2: "nodes"}
+    inputs: dict[str, tuple[Any, Any]] = {"nodes": (ids, {**free, 2: "words"})}
+    inputs["distances"] = ids.new_ones(B, N, N), between
+    inputs["keep"] = ids.new_ones(B, N), free
+    inputs |= {"paths": (ids.new_ones(B, N, N, c.reach), between)} if c.reach else {}
+    inputs |= {"numbers": (torch.zeros(B, N, c.numbers), free)} if c.numbers else {}
+    if source.task.get("level") == "edge":
+        inputs["pairs"] = ids.new_ones(B, 4, 2), {0: "batch", 1: "pairs"}
+
+    def told(*given: Tensor) -> Tensor:
+        known = dict(zip(inputs, given, strict=True))
+        return model(**known | {"keep": known["keep"] > 0})
+
+    _export(_Calling(model, told), inputs, GIVEN[model.head.kind][-1:], directory / MODEL)
+
+
+def _export_shown(model: Any, told: Callable[[Tensor], Any], outputs: list[str], path: Path) -> None:
+    """The graph of what is told of something that is seen or heard."""
+    name, shape = SHOWN[type(model)]
+    _export(_Calling(model, told), {name: (torch.zeros(2, *shape(model.config)), {0: "batch"})}, outputs, path)
+
+
+def _describe(source: Source, directory: Path) -> None:
+    """What lies beside a graph: as Hugging Face has it; where no class of theirs is such a model, as we do."""
     try:
         foreign.their_config(source)
-    except ValueError:  # no class of theirs is such a model, and the graph needs none
-        write_whole(directory / CONFIG, json.dumps({"config": asdict(c), "head": asdict(head)}, indent=2) + "\n")
-        source.tokenizer.save(directory / TOKENIZER)
+    except ValueError:
+        about = {"config": asdict(source.config), "head": asdict(source.head), "task": source.task}
+        write_whole(directory / CONFIG, json.dumps(about, indent=2) + "\n")
+        if source.words is not None:
+            source.words.save(directory / TOKENIZER)
     else:
         foreign.describe(source, directory)
+
+
+class _Calling(nn.Module):
+    """A model, of which a function of its own is called, by position."""
+
+    def __init__(self, model: nn.Module, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self.call = model, call
+
+    def forward(self, *given: Tensor) -> Any:
+        return self.call(*given)
 
 
 class _One(nn.Module):
@@ -115,6 +202,7 @@ class _One(nn.Module):
         attention_mask: Tensor,
         token_type_ids: Tensor | None = None,
         past_key_values: list[dict[str, Tensor]] | None = None,
+        image_features: Tensor | None = None,
     ) -> tuple[Any, ...]:
         model, keep, T = self.model, attention_mask > 0, input_ids.shape[1]
         new: list[dict[str, Tensor | None]] = []
@@ -127,7 +215,9 @@ class _One(nn.Module):
             own = [_Past(each.get("key"), each.get("value"), P) for each in pasts]
             mask = causal(P).dense(T, P + T) & keep[:, None, None]
             at = (keep.long().cumsum(1) - 1).clamp(min=0)[:, P:]  # padding before a text is no place
-            x = model.decoder(model.stem(input_ids, at), mask=mask, cache=Cache(LayerCache(each) for each in own))
+            seen = None if image_features is None else (input_ids == model.config.place, image_features)
+            read = model.stem(input_ids, at, seen=seen)
+            x = model.decoder(read, mask=mask, cache=Cache(LayerCache(each) for each in own))
             new = [{"key": each.keys, "value": each.values} for each in own] if past_key_values else []
         kind = model.head.kind
         y = model.output(x, keep=keep) if kind in ("classes", "vector") else model.output(x)
@@ -145,6 +235,9 @@ def _write_two(source: Source, model: Transformer, directory: Path, past: bool) 
     b, s, k, t = map(torch.export.Dim, "BSKT")
     words: Any = torch.ones(B, S, dtype=torch.int64), {0: b, 1: s}
     newest: Any = {"token": (torch.ones(B, K, dtype=torch.int64), {0: b, 1: k}), "keep": (words[0] > 0, words[1])}
+    name, given = "source", words
+    if shown := SHOWN.get(type(model)):
+        name, given = shown[0], (torch.zeros(B, *shown[1](c)), {0: b})
     # The exporter knows inputs by their identity: each is a tensor of its own.
     memory = {
         f"memory_{x}": ([torch.zeros(B, G, S, d) for _ in range(n)], [{0: b, 2: s}] * n) for x, d in widths.items()
@@ -153,10 +246,12 @@ def _write_two(source: Source, model: Transformer, directory: Path, past: bool) 
         f"past_{x}": ([torch.zeros(B, K, G, T, d) for _ in range(n)], [{0: b, 1: k, 3: t}] * n)
         for x, d in widths.items()
     }
-    _export(_Encoder(model), {"source": words}, ["keep", *_numbered(n, *memory)], directory / ENCODER)
+    _export(
+        _Calling(model, _Encoder(model).forward), {name: given}, ["keep", *_numbered(n, *memory)], directory / ENCODER
+    )
     _export(_Decoder(model), newest | memory | grown, ["logits", *_numbered(n, *widths)], directory / DECODER)
-    marks = dict(zip(("pad", "bos", "eos"), source.tokenizer.marks.need("pad", "bos", "eos"), strict=True))
-    about = {"format": 1, **marks, "key_value": [G, d_k, d_v], "config": asdict(c)}
+    marks = {mark: getattr(source.tokenizer.marks, mark) for mark in ("pad", "bos", "eos")}
+    about = {"format": 1, "family": named(c), **marks, "key_value": [G, d_k, d_v], "config": asdict(c)}
     write_whole(directory / CONFIG, json.dumps(about, indent=2) + "\n")
     source.tokenizer.save(directory / TOKENIZER)
 
@@ -169,7 +264,7 @@ def _own(model: Any) -> Any:
 class _Encoder(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.shown = model, type(model) in SHOWN  # which a tracer would not know
 
     def forward(self, source: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         states, pairs = self.model.encode(source).states, []
@@ -178,7 +273,8 @@ class _Encoder(nn.Module):
             attention = layer.cross_attention.sublayer
             parts = attention.key_value(states).split(attention.widths[1:], -1)
             pairs.append([x.unflatten(-1, (attention.kv_heads, -1)).transpose(1, 2) for x in parts])
-        return source != self.model.config.pad, [k for k, _ in pairs], [v for _, v in pairs]
+        keep = torch.ones_like(states[..., 0]) > 0 if self.shown else source != self.model.config.pad
+        return keep, [k for k, _ in pairs], [v for _, v in pairs]
 
 
 class _Decoder(nn.Module):
@@ -250,17 +346,19 @@ def _flat(name: str, x: Any) -> list[str]:
 
 def _export(module: nn.Module, inputs: dict[str, tuple[Any, Any]], outputs: list[str], path: Path) -> None:
     """Write a graph; an input is an example, or a list of them, and which of its dimensions are free."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
+    logs = {log: log.level for log in map(logging.getLogger, ("torch.onnx", "onnxscript", "onnx_ir"))}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        log.setLevel(logging.ERROR)  # it misses packages that we have no use for
+        for log in logs:
+            log.setLevel(logging.ERROR)  # they miss packages that we have no use for
+        examples, free = ({name: each[i] for name, each in inputs.items()} for i in (0, 1))
+        by_place = isinstance(module, _Calling)  # whose inputs have no names of their own
         try:
             program: Any = torch.onnx.export(
                 module.eval(),
-                (),
-                kwargs={name: x for name, (x, _) in inputs.items()},
-                dynamic_shapes={name: dimensions for name, (_, dimensions) in inputs.items()},
+                tuple(examples.values()) if by_place else (),
+                kwargs=None if by_place else examples,
+                dynamic_shapes=(tuple(free.values()),) if by_place else free,
                 input_names=[*chain(*(_flat(name, x) for name, (x, _) in inputs.items()))],
                 output_names=outputs,
                 opset_version=OPSET,
@@ -271,7 +369,8 @@ def _export(module: nn.Module, inputs: dict[str, tuple[Any, Any]], outputs: list
             why = str(error.__cause__ or error).splitlines()[0]
             raise ValueError(f"PyTorch makes no graph of this model: {why}") from error
         finally:
-            log.setLevel(level)
+            for log, level in logs.items():
+                log.setLevel(level)
     for node in program.model.graph.all_nodes():
         for each in (node, *node.outputs):
             each.metadata_props.clear()  # where in our files on this machine it comes from
@@ -305,6 +404,7 @@ def _quantise(path: Path) -> None:
     turned = {n.input[1] for n in nodes if any(each.name == "transB" and each.i for each in n.attribute)}
     (named,) = (each for each in model.metadata_props if each.key == NAMED)
     named.value = json.dumps({x: f"{at}^T" if at in turned else at for x, at in json.loads(named.value).items()})
+    del model.graph.value_info[:]  # shapes of what lies between, which are found anew
     for each in (path, path.with_name(f"{path.name}.data")):
         each.unlink(missing_ok=True)
     log = logging.getLogger()
@@ -314,6 +414,15 @@ def _quantise(path: Path) -> None:
         need("onnxruntime.quantization", "convert").quantize_dynamic(model, path)
     finally:
         log.setLevel(level)
+
+
+WRITERS: dict[type[Any], Callable[[Source, Any, Path, bool], None]] = {
+    **dict.fromkeys((Encoder, Decoder, Seer), _write_one),
+    **dict.fromkeys((Vision, Video, Audio), _write_shown),
+    Pair: _write_towers,
+    GraphTransformer: _write_graph,
+    **dict.fromkeys((Transformer, Captioner, Listener), _write_two),
+}
 
 
 class Onnx(Module):
@@ -337,7 +446,7 @@ class _Graphs(EncoderDecoder):
                 raise ValueError(f"{directory} is not a directory that regard exported to ONNX: it has no {name}")
         about = json.loads((directory / CONFIG).read_text("utf-8"))
         about["config"].pop("kept_heads", None)  # which an older regard has written, empty
-        self.config = TransformerConfig(**about["config"])
+        self.config: Any = family(about.get("family", "transformer")).config(**about["config"])
         self.key_value: tuple[int, int, int] = tuple(about["key_value"])
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, 3
@@ -347,7 +456,16 @@ class _Graphs(EncoderDecoder):
 
     def encode(self, source: Tensor) -> "_Memory":
         names = [output.name for output in self.encoder.get_outputs()]
-        return _Memory(zip(names, self.encoder.run(None, {"source": source.numpy()}), strict=True))
+        (read,) = self.encoder.get_inputs()
+        return _Memory(zip(names, self.encoder.run(None, {read.name: source.numpy()}), strict=True))
+
+    def start(self, sources: Sequence[Any], device: torch.device) -> Reading:
+        if not isinstance(sources[0], Tensor):
+            return super().start(sources, device)
+        return Reading(self.encode(torch.stack([*sources])), self.new_cache())
+
+    def room(self, source: Any) -> int | None:
+        return longest(self) if isinstance(source, Tensor) else super().room(source)
 
     def new_cache(self) -> "_Decoded":
         return _Decoded()

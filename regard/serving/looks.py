@@ -127,7 +127,8 @@ def neuron(live: Live, look: Look, name: str, head: int, query: int) -> dict[str
     T, S = live.lengths(look, name)  # what was taught may stand before the tokens, and is none
     queries, keys = seen.queries[name][:, :, -T:], seen.keys[name][:, :, -S:]
     scores, weights = (x[:, :, -T:, -S:] for x in (seen.scores[name], seen[name]))
-    if not 0 <= query < (rows := _rows(live, look, name)):
+    rows = _rows(live, look, name)
+    if not 0 <= query < rows:
         raise ValueError(f"query = {query}: {name} has queries 0 to {rows - 1}")
     query += T - rows
     products = query_key_products(attention, queries, keys, head, query)  # (S, d_k)

@@ -12,17 +12,21 @@ from numpy.typing import NDArray
 from regard.convert import export, import_
 from regard.convert.onnx import Onnx, _Decoder
 from regard.convert.weights import WEIGHTS
-from regard.data.tokenizers import Tokenizer
+from regard.data.tokenizers import Tokenizer, TokensConfig
 from regard.data.vocabulary import EOS
 from regard.decoding.module import Module
-from regard.decoding.protocol import SearchConfig
+from regard.decoding.protocol import Request, SearchConfig
 from regard.models import storage
 from regard.models.encoder import Encoder, bert_tiny
+from regard.models.family import build as build_model
+from regard.models.family import configure
 from regard.models.transformer import Transformer, TransformerConfig
 from tests.convert.test_members import foreign, inputs
 from tests.convert.test_members import said as said_there
 from tests.convert.toys import learn, sentences
 from tests.decoding.toys import asking, search
+from tests.seers import directory as seer
+from tests.test_small_members import MEMBERS
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)
@@ -93,9 +97,9 @@ def test_an_export_leaves_the_model_as_it_was() -> None:
 # One graph
 
 
-def opened(directory: Path) -> Any:
+def opened(directory: Path, name: str = "model.onnx") -> Any:
     runtime = pytest.importorskip("onnxruntime")
-    return runtime.InferenceSession(directory / "model.onnx", providers=["CPUExecutionProvider"])
+    return runtime.InferenceSession(directory / name, providers=["CPUExecutionProvider"])
 
 
 def run(session: Any, **given: Any) -> dict[str, NDArray[Any]]:
@@ -246,3 +250,123 @@ def test_what_no_graph_can_be_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="an Encoder model: only a Transformer can be exported to CTranslate2"):
         export(tmp_path / "model", tmp_path / "out", "ctranslate2")
     assert not (tmp_path / "out").exists()
+
+
+# What is seen and heard
+
+
+def members(*names: str) -> Any:
+    return pytest.mark.parametrize("name", names)
+
+
+def shown(path: Path, name: str) -> tuple[Any, Path]:
+    """A member of a family by chance, and where its graphs are."""
+    seers = {"vit", "deit", "cct"}
+    (seer(path / "own", name) if name in seers else MEMBERS[name](path / "own"))
+    model: Any = storage.load(path / "own").eval()
+    for x in model.parameters():
+        x.data += 0.2 * torch.randn(
+            x.shape, generator=torch.Generator().manual_seed(1)
+        )  # what is 0 at first says nothing
+    purpose = storage.purpose(path / "own")
+    storage.save(model, path / "own", purpose)
+    export(path / "own", path / "onnx", "onnx")
+    return model, path / "onnx"
+
+
+def near(session: Any, wanted: Any, **given: torch.Tensor) -> list[NDArray[Any]]:
+    """What a graph gives, within 1e-4 of what is wanted."""
+    found: list[NDArray[Any]] = session.run(None, {name: x.numpy() for name, x in given.items()})
+    for x, y in zip(found, wanted, strict=False):
+        assert x.shape == tuple(y.shape)
+        assert np.abs(x - y.numpy()).max() < 1e-4
+    return found
+
+
+@pytest.mark.slow
+@members("vit", "deit", "cct", "video", "audio")
+@torch.inference_mode()
+def test_a_graph_tells_what_a_model_tells_that_sees_or_hears(tmp_path: Path, name: str) -> None:
+    model, out = shown(tmp_path, name)
+    session = opened(out)
+    (given,) = session.get_inputs()
+    assert given.name == ("input_values" if name == "audio" else "pixel_values")
+    for rows in (1, 3):
+        x = torch.randn(rows, *given.shape[1:], generator=torch.Generator().manual_seed(rows))
+        near(session, [model(x)], **{given.name: x})
+    assert {each.name for each in session.get_outputs()} == {"logits"}
+    assert (out / "config.json").is_file()
+    if name == "cct":
+        export(tmp_path / "own", tmp_path / "small", "onnx", quantization="int8")
+        (found,) = opened(tmp_path / "small").run(None, {given.name: x.numpy()})
+        assert 1e-4 < np.abs(found - model(x).numpy()).max() < 0.1 * model(x).abs().max()
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_each_tower_is_a_graph(tmp_path: Path) -> None:
+    model, out = shown(tmp_path, "pair")
+    sees, reads = (opened(out, f"{tower}_model.onnx") for tower in ("vision", "text"))
+    x, ids = torch.randn(3, 3, 24, 24), torch.randint(5, 100, (4, 9))
+    keep = torch.arange(9) < torch.tensor([9, 4, 6, 1])[:, None]
+    near(sees, [model.seen(x)], pixel_values=x)
+    near(reads, [model.read(ids, keep)], input_ids=ids, attention_mask=keep.long())
+    near(reads, [model.read(ids[:1, :5])], input_ids=ids[:1, :5], attention_mask=torch.ones(1, 5, dtype=torch.int64))
+
+
+@pytest.mark.slow
+@members("captioner", "speech")
+@torch.inference_mode()
+def test_words_are_written_of_what_is_seen_or_heard(tmp_path: Path, name: str) -> None:
+    model, out = shown(tmp_path, name)
+    (given,) = opened(out, "encoder.onnx").get_inputs()
+    assert given.name == {"captioner": "pixel_values", "speech": "frames"}[name]
+    x, target = torch.randn(2, *given.shape[1:]), torch.randint(5, 100, (2, 6))
+    graphs, wanted = Onnx(out), model(x, target)
+    rows = graphs.rows()
+    rows.start([*x])
+    for t in range(6):
+        assert np.abs(rows.step(target[:, t].numpy()) - wanted[:, t].numpy()).max() < 1e-4
+    if name == "captioner":
+        config = SearchConfig(beam=3, limit=8)
+        requests = [Request(each, 1) for each in x]
+        found, expected = (search(each, requests, config) for each in (graphs, Module(model)))
+        assert [[h.tokens for h in row] for row in found] == [[h.tokens for h in row] for row in expected]
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_patches_stand_among_the_words_of_a_graph(tmp_path: Path) -> None:
+    model, out = shown(tmp_path, "seer")
+    x, P = torch.randn(2, 3, 16, 16), model.config.places
+    tokens = torch.tensor([[5, *[-1] * P, 6, 7, 8], [*[-1] * P, 9, 5, 4, 6]])
+    (features,) = near(opened(out, "vision_model.onnx"), [model.seen(x)], pixel_values=x)
+    wanted, session, seen = model(tokens, x), opened(out), {"image_features": features}
+    first = run(session, input_ids=tokens[:, :-1], attention_mask=torch.ones(2, P + 3, dtype=torch.int64), **seen)
+    assert np.abs(first.pop("logits") - wanted[:, :-1].numpy()).max() < 1e-4
+    past = {name.replace("present", "past_key_values"): x for name, x in first.items()}
+    every = torch.ones(2, P + 4, dtype=torch.int64)
+    last = run(session, input_ids=tokens[:, -1:], attention_mask=every, **past, **seen)
+    assert np.abs(last["logits"][:, 0] - wanted[:, -1].numpy()).max() < 1e-4
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_model_of_graphs_is_a_graph(tmp_path: Path) -> None:
+    model, out = shown(tmp_path, "graph")
+    c, draw = model.config, torch.Generator().manual_seed(0)
+    for B, N in ((3, 7), (1, 2)):
+        given = {"nodes": torch.randint(1, c.vocabulary, (B, N, 2), generator=draw)}
+        given["distances"] = torch.randint(0, 4, (B, N, N), generator=draw)
+        keep = torch.arange(N) < torch.tensor([N, 1, 2][:B])[:, None]
+        given["paths"] = torch.randint(0, c.vocabulary, (B, N, N, c.reach), generator=draw)
+        near(opened(out), [model(**given, keep=keep)], **given, keep=keep.long())
+
+
+def test_what_is_gated_has_no_graph(tmp_path: Path) -> None:
+    tokens = Tokenizer.learn(TokensConfig("byte", size=0), ["x"])
+    made = ["gated=true", "size=32", "encoder_layers=1", "decoder_layers=1"]
+    storage.save(build_model(configure("caption-tiny", made, vocabulary=len(tokens))), tmp_path / "own")
+    tokens.save(tmp_path / "own" / "tokenizer.json")
+    with pytest.raises(ValueError, match="our ONNX graph cannot express gated = True"):
+        export(tmp_path / "own", tmp_path / "out", "onnx")
