@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any, get_args, get_type_hints
@@ -9,7 +10,6 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from regard import __version__
 from regard.api import load, told
 from regard.data import beir
 from regard.data.rows import Row, RowFiles
@@ -125,10 +125,10 @@ def within(evidence: Evidence) -> dict[str, Any]:
 def signature(made: str) -> str:
     """How a figure is made, and by which version: without it, it compares with nothing.
 
-    >>> signature("unit:nats").replace(__version__, "1.0"), signature("nrefs:1|version:2.6.0")
+    >>> signature("unit:nats").replace(version("regard"), "1.0"), signature("nrefs:1|version:2.6.0")
     ('unit:nats|version:regard-1.0', 'nrefs:1|version:2.6.0')
     """
-    return made if "version:" in made else "|".join(filter(None, (made, f"version:regard-{__version__}")))
+    return made if "version:" in made else "|".join(filter(None, (made, f"version:regard-{version('regard')}")))
 
 
 def beside(ours: Evidence, theirs: Evidence) -> dict[str, Any]:
