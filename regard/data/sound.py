@@ -7,6 +7,7 @@ of pitch, 100 times in a second: the logarithm of a mel spectrogram, as Whisper 
 import io
 import math
 import re
+import tempfile
 import warnings
 import wave
 from collections.abc import Iterable, Iterator
@@ -33,6 +34,7 @@ FAINTEST = -10.0  # log10 of the power that counts as silence
 DEPTH = 8.0  # powers of ten below the loudest that are told apart
 READ = "WAV, FLAC, OGG and MP3"
 SHORT = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be", re.MULTILINE)  # of more than there is
+LONG = 1800  # seconds of a sound that are kept in memory; ten hours would be 2.3 GB
 PIPE, ENDLESS = 1 << 20, 0x7FFF0000  # bytes that are read of a pipe at a time; a length that nobody knew
 PAUSE, SHORTEST = 100, 10  # frames: between stretches that are heard, twice as many; of which something sounds at least
 
@@ -57,7 +59,7 @@ def read(source: str | Path | bytes, name: str | Path | None = None, seconds: fl
         with soundfile.SoundFile(stream) as file:
             rate = checked_rate(file.samplerate, name)
             short = any(int(size) < ENDLESS for size in SHORT.findall(file.extra_info))
-            return np.concatenate([*incoming(_blocks(file, name, seconds, short), rate, name)])
+            return _joined(incoming(_blocks(file, name, seconds, short), rate, name))
     except soundfile.LibsndfileError as error:
         why = str(error.error_string).rstrip(".")
         raise ValueError(f"{name} is no sound that can be read ({why}): {READ} can") from None
@@ -81,6 +83,24 @@ def _blocks(file: Any, name: str | Path, seconds: float, short: bool) -> Iterato
         yield x.mean(1)
     if short:
         warnings.warn(f"{name} ends too early, after {done / rate:.1f} seconds: what there is was heard", stacklevel=2)
+
+
+def _joined(blocks: Iterable[Samples]) -> Samples:
+    """All of them: in memory, or, of a long sound, in a file that nobody else sees and that goes with the samples."""
+    begun, size = list[Samples](), 0
+    for block in (blocks := iter(blocks)):
+        begun.append(block)
+        size += len(block)
+        if size > LONG * RATE:
+            break
+    whole = np.concatenate(begun)
+    if size <= LONG * RATE:
+        return whole
+    with tempfile.TemporaryFile() as file:
+        whole.tofile(file)
+        for block in blocks:
+            block.tofile(file)
+        return np.memmap(file, np.float32, "r+")
 
 
 def _longer(name: str | Path, seconds: float) -> str:

@@ -146,6 +146,18 @@ def test_clipped_and_deep_samples_are_heard() -> None:
     assert torch.isfinite(log_mel(loud * 1e15)).all()  # floats may have any scale
 
 
+def test_a_long_sound_lies_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("soundfile")
+    given = wav(noise(5), 2, RATE, 1)
+    whole = read(given)
+    assert not isinstance(whole, np.memmap)
+    monkeypatch.setattr("regard.data.sound.LONG", 2)
+    kept = read(given)
+    assert isinstance(kept, np.memmap)
+    np.testing.assert_array_equal(kept, whole)
+    assert torch.equal(log_mel(kept), log_mel(whole))
+
+
 def test_a_long_sound_is_made_into_frames_where_they_are_asked_for() -> None:
     sound = noise(70) * np.linspace(0, 1, 70 * RATE, dtype=np.float32)
     whole, some = log_mel(sound, frames=10_000), Spectrum(sound)
