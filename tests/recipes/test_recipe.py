@@ -196,7 +196,7 @@ def test_the_papers_recipes_say_what_the_paper_says(monkeypatch: pytest.MonkeyPa
         assert (recipe.decode.beam, recipe.decode.alpha, recipe.decode.extra) == (4, 0.6, 50)
 
 
-KEYS = "description, task, data, tokens, model, changes, train, decode, evaluate"
+KEYS = "description, task, data, tokens, model, changes, train, distil, decode, evaluate"
 SHIPPED = "(`regard recipes` lists them; your own is a file that ends in .yaml)"
 WANTED = "expected a whole number, got"
 UNCLOSED = "while parsing a flow sequence, expected ',' or ']', but got '<stream end>'"
