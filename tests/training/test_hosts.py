@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from regard.data.dates import date_pairs
 
-STEPS, PATIENCE = 240, 400  # seconds that a run may take
+STEPS, PATIENCE = 160, 400  # seconds that a run may take
 YAML = f"""
 data:
   train: {{source: train.src, target: train.tgt}}
@@ -29,7 +29,7 @@ train:
   batch_tokens: 4096
   optimiser: {{name: adamw, weight_decay: 0.01}}
   schedule: {{name: linear, peak: 0.003, warmup: 20}}
-  validate_every: 120
+  validate_every: 80
   validate_sentences: 8
   checkpoint_every: 20
   timeout_minutes: 0.2
@@ -128,7 +128,7 @@ def cut_for_a_moment(hosts: Hosts, run: Path) -> None:
 def cut_for_long(hosts: Hosts, run: Path) -> None:
     """Longer than anybody waits (`train.timeout_minutes`)."""
     hosts.cable("down")
-    time.sleep(30)
+    time.sleep(20)
     hosts.cable("up")
 
 
@@ -154,7 +154,7 @@ def test_what_befalls_hosts_leaves_the_weights_of_a_run_that_nothing_befell(host
         for host in "ab":
             hosts.start(host, run)
         if disturb is not None:
-            until(run, 50)
+            until(run, 40)
             disturb(hosts, run)
         hosts.finish()
         said = "".join((tmp_path / f"{name}-{host}.log").read_text("utf-8") for host in "ab")
@@ -171,7 +171,7 @@ def test_what_befalls_hosts_leaves_the_weights_of_a_run_that_nothing_befell(host
     alone = tmp_path / "alone"
     for host in "ab":
         hosts.start(host, alone, nodes="1:2")
-    until(alone, 50)
+    until(alone, 40)
     hosts.kill("b")
     hosts.finish()
     found = load_file(alone / "model.safetensors")
