@@ -5,6 +5,7 @@ Letters: V vocabulary, S source length, N outputs and K inputs of a product.
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from ctypes import c_int32
 from threading import Lock
@@ -66,12 +67,18 @@ class Laid(Layout):
         self._desks: dict[int, list[Desk]] = {}  # that nobody works at, by their threads
         self.reach(256)
 
-    @torch.inference_mode()
     def seen(self, pictures: Iterable[Any]) -> list[Floats]:
-        """The vectors (T, d) of each picture (C, H, W): of one after the other, so that none minds its company."""
-        assert self.patches is not None
-        kind = dtype_of(self.patches)
-        return [self.patches(torch.stack([*each])[None].to(kind))[0].float().contiguous().numpy() for each in pictures]
+        """The vectors (T, d) of each picture (C, H, W): of each by one thread, so that none minds its company."""
+        patches = self.patches
+        assert patches is not None
+        kind = dtype_of(patches)
+
+        @torch.inference_mode()
+        def one(picture: Any) -> Floats:
+            return patches(torch.stack([*picture])[None].to(kind))[0].float().contiguous().numpy()
+
+        with ThreadPoolExecutor(self.threads, initializer=lambda: torch.set_num_threads(1)) as pool:
+            return list(pool.map(one, pictures))
 
     @contextmanager
     def desk(self) -> Iterator[Desk]:
