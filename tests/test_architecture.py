@@ -67,7 +67,7 @@ BUDGET = {
     "cluster": 150,
     "shipped": 40,
     "core": 4_765,
-    "data": 8_150,
+    "data": 8_170,
     "evaluation": 1_345,
     "models": 3_675,
     "decoding": 2_320,
