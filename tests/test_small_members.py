@@ -79,7 +79,7 @@ GRAPHLESS = {"recurrent", "convolutional"}
 NOT = {
     "prune": r"has no heads to prune|no attention is named",
     "distill": r"cannot translate: it is .*, so `regard \w+` is its verb",
-    "export": r"a (Recurrent|Convolutional) model: only a Encoder or Decoder or .* can be exported to ONNX",
+    "export": r"a (Recurrent|Convolutional) model: only Encoder, Decoder, .* can be exported to ONNX",
 }
 
 

@@ -75,10 +75,11 @@ class Source(NamedTuple):
     def is_one(self, format: str, *kinds: type[Any]) -> None:
         """Raise if the model is none of those that a format can have."""
         if type(self.model) not in kinds:
-            some = " or ".join(kind.__name__ for kind in kinds)
+            *others, last = (kind.__name__ for kind in kinds)
+            some = f"{', '.join(others)} or {last}" if others else f"a {last}"
             name = type(self.model).__name__
             raise ValueError(
-                f"{'an' if name[0] in 'AEIOU' else 'a'} {name} model: only a {some} can be exported to {format}"
+                f"{'an' if name[0] in 'AEIOU' else 'a'} {name} model: only {some} can be exported to {format}"
             )
 
     @property
