@@ -5,8 +5,9 @@
 
 Each way is a run of `regard train RECIPE` from the same model on the same batches, in a process of its own, with the
 rate that its paper or common practice gives it; other settings are those of the recipe, or are said here. Memory is
-the most that the process held, seconds those of the whole process, quality what the recipe's own test says at the end:
-of a classifier its accuracy, of a language model the perplexity of held-out answers. Beside it, what the paper claims.
+the most that the process held, seconds those of its threads on a processor, quality what the recipe's own test says at
+the end: of a classifier its accuracy, of a language model the perplexity of held-out answers. Beside it, what the paper
+claims.
 """
 
 import argparse
@@ -15,7 +16,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,18 +61,17 @@ def run(recipe: str, settings: list[str], rate: float, way: Way, out: Path) -> F
     changes = [f"changes={way.changes}"] if way.changes else []
     command = [sys.executable, "-m", "regard", "train", recipe, *settings, *changes]
     command += [f"train.schedule.peak={rate * way.times:g}", "--out", str(out), "--overwrite"]
-    start = time.perf_counter()
     with (out.parent / f"{out.name}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(command)}: exit {os.waitstatus_to_exitcode(status)}, see {log.name}")
-    seconds = time.perf_counter() - start
     asked = [sys.executable, "-m", "regard", "info", str(out), "--json"]
     account = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
     taught = account["parameters"] if account["base"] is None else account["base"]["taught"]
     said = re.findall(r"^  held out (.+?) ([\d.]+)", Path(log.name).read_text(), re.MULTILINE)
     size = sum(file.stat().st_size for file in out.glob("model.*safetensors"))
+    seconds = usage.ru_utime + usage.ru_stime
     return Found(taught, size / 1e3, usage.ru_maxrss / 1e3, seconds, {name: float(x) for name, x in said})
 
 
