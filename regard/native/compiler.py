@@ -46,6 +46,7 @@ FUNCTIONS = {
     "residual": "- liaaahfaafaaaa",
     "residual_back": "- liaaaafaaaaaaa",
     "tells": "i iaa",
+    "keep_rows": "- liaha",
     "dropout": "- laahfaa",
     "dropout_back": "- laafa",
 }

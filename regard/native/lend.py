@@ -87,7 +87,7 @@ def _hooked(*modules: nn.Module) -> bool:
 
 def _attend(kernels: NativeKernels, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor | None:
     mask, bias, scale, dropout = more
-    return None if bias is not None or dropout else kernels.attend(q, k, v, mask, scale)
+    return None if bias is not None else kernels.attend(q, k, v, mask, scale, dropout)
 
 
 # Of each function that has a register of ways, this one.

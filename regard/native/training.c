@@ -378,6 +378,8 @@ typedef struct {
   float scale;
   Heads q, k, v;
   Mask mask;
+  const uint16_t *keep; /* which weights dropout leaves, (B, H, T, ⌈S / 16⌉) words of a bit each; none: all of them */
+  float kept;           /* what they are multiplied with */
 } Attention;
 
 INLINE float *of(const Heads *x, int b, int h) { return x->at + b * x->batch + h * x->head; }
@@ -388,6 +390,21 @@ static void barrier(const Attention *A, int b, int h, int t, float *to, int widt
   const uint8_t *may = A->mask.at + b * A->mask.batch + h * A->mask.head + t * A->mask.row;
   for (int i = 0; i < seen; i++) to[i] = !A->mask.at || may[i * A->mask.key] ? 0.0f : -INFINITY;
   for (int i = seen; i < width; i++) to[i] = -INFINITY;
+}
+
+/* Rows of S draws: a bit each, 1 where one is not below the threshold. A row begins with a new word. */
+void keep_rows(int64_t rows, int32_t S, const int16_t *draws, int16_t threshold, uint16_t *keep) {
+  for (; rows; rows--, draws += S)
+    for (int i = 0; i < S; i += L, keep++)
+      if (S - i >= L) *keep = not_below(threshold, draws + i);
+      else
+        for (int j = *keep = 0; j < S - i; j++) *keep |= (draws[i + j] >= threshold) << j;
+}
+
+/* Dropout of what stands where the weights of a head do, or of its gradient. */
+static void thin(const Attention *A, int b, int h, float *p, int width) {
+  const size_t n = (size_t)A->T * width;
+  if (A->keep) dropout_back(n, p, A->keep + ((size_t)b * A->H + h) * n / L, A->kept, p);
 }
 
 /* The scores of T queries become exp(score - level), 0 where they may not look. In the forward pass the level is found,
@@ -430,6 +447,7 @@ int32_t attend(const Attention *A, const Heads *out, float *level) {
       transpose(S, A->d_k, of(&A->k, b, h), A->k.row, keys, width);
       product(T, width, A->d_k, of(&A->q, b, h), A->q.row, keys, width, 0, p, width, SET);
       weigh(A, b, h, p, width, wall, level, 0);
+      thin(A, b, h, p, width);
       product(T, A->d_v, S, p, width, of(&A->v, b, h), A->v.row, 0, of(out, b, h), out->row, SET);
     }
   free(room);
@@ -437,7 +455,7 @@ int32_t attend(const Attention *A, const Heads *out, float *level) {
 }
 
 /* The gradients of q, k and v from that of `out`. With the weights P and D = Σ out · dout of a query:
-   dV = Pᵀ dout, dP = dout Vᵀ, dS = P (dP - D) scale, dQ = dS K, dK = dSᵀ Q. */
+   dV = Pᵀ dout, dP = dout Vᵀ, dS = P (dP - D) scale, dQ = dS K, dK = dSᵀ Q. Dropout thins the P of dV, and dP. */
 int32_t attend_back(const Attention *A, const Heads *out, const Heads *dout, float *level, const Heads *dq,
                     const Heads *dk, const Heads *dv) {
   const int T = A->T, S = A->S, width = (S + L - 1) / L * L;
@@ -454,6 +472,7 @@ int32_t attend_back(const Attention *A, const Heads *out, const Heads *dout, flo
       transpose(S, A->d_v, of(&A->v, b, h), A->v.row, across, width);
       product(T, width, A->d_v, g, dout->row, across, width, 0, ds, width, SET);
       weigh(A, b, h, p, width, wall, level, 1);
+      thin(A, b, h, ds, width);
       for (int t = 0; t < T; t++) {
         float *weights = p + (size_t)t * width, *slopes = ds + (size_t)t * width;
         vec sum = all(0.0f);
@@ -462,6 +481,7 @@ int32_t attend_back(const Attention *A, const Heads *out, const Heads *dout, flo
         for (int i = 0; i < width; i += L)
           store(slopes + i, load(weights + i) * (load(slopes + i) - D) * A->scale);
       }
+      thin(A, b, h, p, width);
       transposed_product(S, A->d_v, T, p, width, g, dout->row, 0, of(dv, b, h), dv->row, SET);
       product(T, A->d_k, S, ds, width, k, A->k.row, 0, of(dq, b, h), dq->row, SET);
       transposed_product(S, A->d_k, T, ds, width, q, A->q.row, 0, of(dk, b, h), dk->row, SET);
@@ -575,6 +595,7 @@ int32_t attend_half(const Attention *A, const Heads *out, float *level) {
       turn_words(S, d_k, half_of(&A->k, b, h), A->k.row, keys, width);
       half_product(T, width, d_k / 2, words_of(half_of(&A->q, b, h)), A->q.row / 2, 1, keys, width, p, width);
       weigh(A, b, h, p, width, wall, level, 0);
+      thin(A, b, h, p, width);
       round_rows(T, width, p, (uint16_t *)weights, width);
       pair_rows(S, d_v, half_of(&A->v, b, h), A->v.row, values);
       half_product(T, d_v, pairs, weights, width / 2, 1, values, d_v, o, d_v);
@@ -603,6 +624,7 @@ int32_t attend_half_back(const Attention *A, const Heads *out, const Heads *dout
       turn_words(S, d_v, half_of(&A->v, b, h), A->v.row, across, width);
       half_product(T, width, d_v / 2, words_of(g), dout->row / 2, 1, across, width, ds, width);
       weigh(A, b, h, p, width, wall, level, 1);
+      thin(A, b, h, ds, width);
       for (int t = 0; t < T; t++) {
         float *P = p + (size_t)t * width, *D = ds + (size_t)t * width, sum = 0.0f;
         vec along = all(0.0f);
@@ -611,6 +633,7 @@ int32_t attend_half_back(const Attention *A, const Heads *out, const Heads *dout
         sum = total(along);
         for (int i = 0; i < width; i += L) store(D + i, load(P + i) * (load(D + i) - sum) * A->scale);
       }
+      thin(A, b, h, p, width);
       pair_rounded(T, width, p, weights);
       pair_rows(T, d_v, g, dout->row, below);
       half_product(S, d_v, (T + 1) / 2, weights, 1, width, below, d_v, c, d_v);

@@ -19,6 +19,8 @@ from regard.native.compiler import UnavailableError
 
 KEPT = 2**21  # numbers inside a feed-forward network for the way back: more than that are made again there
 LARGE = 2**16  # scores of a head: beyond, they leave the cache, and PyTorch's kernel is the better one
+DRAWN = 2**20  # numbers of dropout at a time
+LARGEST = 2**22  # the same with dropout, for which PyTorch writes all of them out
 
 
 class Heads(Structure):
@@ -39,6 +41,8 @@ class Attention(Structure):
         ("scale", c_float),
         *fields(Heads, "q k v"),
         ("mask", Bytes),
+        ("keep", c_void_p),
+        ("kept", c_float),
     ]
 
 
@@ -72,14 +76,18 @@ class NativeKernels:
     def __init__(self, lib: SimpleNamespace, sparse: bool = False) -> None:
         self.lib, self.sparse = lib, sparse
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, scale: float) -> Tensor | None:
-        """`regard.core.attention.attend` without bias and dropout."""
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, scale: float, p: float = 0.0
+    ) -> Tensor | None:
+        """`regard.core.attention.attend` without a bias; of the weights p are dropped, by the draws of `math`."""
         half = q.dtype == torch.bfloat16 and self.lib.halves()
         dtype, unit = (torch.bfloat16, 2 * VECTOR) if half else (torch.float32, VECTOR)
         if not all(_known(x, dtype) and x.dim() == 4 for x in (q, k, v)) or q.shape[3] % unit or v.shape[3] % unit:
             return None
         (B, H, T, d_k), S = q.shape, k.shape[2]
-        if k.shape != (B, H, S, d_k) or v.shape[:3] != k.shape[:3] or not 0 < T * S <= LARGE:
+        if k.shape != (B, H, S, d_k) or v.shape[:3] != k.shape[:3] or not 0 < T * S <= (LARGEST if p else LARGE):
+            return None
+        if _drops_all(p):
             return None
         causal = isinstance(mask, Mask) and mask.triangle
         if causal:
@@ -89,7 +97,16 @@ class NativeKernels:
         if mask is not None and not _masks(mask, (B, H, T, S)):
             return None
         ways = (self.lib.attend_half, self.lib.attend_half_back) if half else (self.lib.attend, self.lib.attend_back)
-        return _Attend.apply(ways, _in_rows(q), _in_rows(k), _in_rows(v), mask, causal, scale)
+        keep = self._kept(torch.Size((B, H, T, S)), p) if p else None
+        return _Attend.apply(ways, _in_rows(q), _in_rows(k), _in_rows(v), mask, keep, (causal, scale, p))
+
+    def _kept(self, shape: torch.Size, p: float) -> Tensor:
+        """Which weights (B, H, T, S) dropout leaves: a bit of each, in whole words a row. Drawn by and by."""
+        *rows, S = shape
+        keep = torch.empty(*rows, -(-S // VECTOR), dtype=torch.int16)
+        for some in keep.view(-1, keep.shape[-1]).split(-(-DRAWN // (4 * S)) * 4):  # a draw is of four
+            self.lib.keep_rows(len(some), S, drawn.draws(len(some) * S), drawn.threshold(p), some)
+        return keep
 
     def linear(self, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor | None:
         """x Wᵀ + b."""
@@ -154,22 +171,22 @@ class NativeKernels:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, ways: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+        ctx: Any, ways: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, keep: Tensor | None, how: Any
     ) -> Tensor:
         out, level = _rows_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
-        (attend, ctx.back), ctx.causal, ctx.scale = ways, causal, scale
-        ctx.save_for_backward(q, k, v, mask, out, level)
-        _done(attend(_attention(q, k, v, mask, causal, scale), _heads(out), level))
+        (attend, ctx.back), ctx.how = ways, how
+        ctx.save_for_backward(q, k, v, mask, keep, out, level)
+        _done(attend(_attention(q, k, v, mask, keep, *how), _heads(out), level))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        q, k, v, mask, out, level = ctx.saved_tensors
+        q, k, v, mask, keep, out, level = ctx.saved_tensors
         of_one = q.shape[:3] == k.shape[:3] and q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
         together = [[q, k, v]] if of_one else [[q], [k, v]]
         dq, dk, dv = (x for parts in together for x in _side_by_side(parts))
-        about, g = _attention(q, k, v, mask, ctx.causal, ctx.scale), _in_rows(g)
+        about, g = _attention(q, k, v, mask, keep, *ctx.how), _in_rows(g)
         _done(ctx.back(about, _heads(out), _heads(g), level, *map(_heads, (dq, dk, dv))))
         return None, dq, dk, dv, None, None, None
 
@@ -357,11 +374,14 @@ def _heads(x: Tensor) -> Heads:
     return Heads(x.data_ptr(), *x.stride()[:3])
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Attention:
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, keep: Tensor | None, causal: bool, scale: float, p: float
+) -> Attention:
     (B, H, T, d_k), S = q.shape, k.shape[2]
     strides = [0] * 4 if mask is None else [0 if n == 1 else s for n, s in zip(mask.shape, mask.stride(), strict=True)]
     bytes_ = Bytes(_at(mask), *strides)
-    return Attention(B, H, T, S, d_k, v.shape[3], causal, scale, _heads(q), _heads(k), _heads(v), bytes_)
+    sizes, dropped = (B, H, T, S, d_k, v.shape[3]), (_at(keep), drawn.keep_scale(p))
+    return Attention(*sizes, causal, scale, _heads(q), _heads(k), _heads(v), bytes_, *dropped)
 
 
 def _done(told: int) -> None:

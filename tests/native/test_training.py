@@ -77,12 +77,22 @@ def test_attention_equals_math_in_fp64(data: st.DataObject) -> None:
         mask = torch.rand(*(data.draw(st.sampled_from([1, n])) for n in (B, H, T, S)), generator=g) < 0.6
     elif kind == "triangle":
         mask = causal()
-    with lending(native()):
-        mine = gradients(attend(*inputs, mask=mask, scale=scale), inputs)
+    p = data.draw(st.sampled_from([0.0, 0.1, 0.5]))
+    with lending(native()), drawing_from(torch.Generator().manual_seed(seed)):
+        mine = gradients(attend(*inputs, mask=mask, scale=scale, dropout=p), inputs)
     assert {x.dtype for x in mine} == {dtype}
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    truth = gradients(attend(*exact, mask=mask, scale=scale, backend="math"), exact)
+    with drawing_from(torch.Generator().manual_seed(seed)):
+        truth = gradients(attend(*exact, mask=mask, scale=scale, dropout=p, backend="math"), exact)
     close([x.float() for x in mine], truth, 0.05 if half else 1e-4)
+
+
+def test_weights_are_dropped_by_the_draws_of_the_core_however_many_there_are() -> None:
+    q = torch.randn(1, 3, 603, 16)  # three times as many as are drawn at a time, in rows that begin within a word
+    with lending(native()), drawing_from(torch.Generator().manual_seed(1)):
+        mine = attend(q, q, q, dropout=0.5)
+    with drawing_from(torch.Generator().manual_seed(1)):
+        torch.testing.assert_close(mine, attend(q, q, q, dropout=0.5, backend="math"))
 
 
 def test_large_scores_stay_finite_and_a_blind_query_gets_nothing() -> None:
