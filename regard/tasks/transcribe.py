@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from regard.checks import at_least, choose, hint
 from regard.core.generation import Begun
 from regard.core.quantised import dtype_of
+from regard.data.recordings import SPELLING
 from regard.data.sound import HOP, RATE, Samples, Spectrum, heard, incoming, read, voiced
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
 from regard.decoding.protocol import Hypothesis, Request, SamplingConfig, SearchConfig
 from regard.decoding.spoken import Rules, Spoken
+from regard.evaluation.spoken import spellings
 from regard.inspection.timing import spoken_at
 from regard.native import Listened, Native
 from regard.tasks.listen import Certain, Listening
@@ -161,6 +163,17 @@ class Transcriber(Searcher):
     def hearing(self, samples: Samples, how: TranscribeUse) -> "Hearing":
         """What is said in samples at `RATE`, window by window."""
         return Hearing(self, samples, how)
+
+    @cached_property
+    def spelling(self) -> dict[str, str] | None:
+        """British words and how Americans spell them, if its directory has them."""
+        where: Path | None = getattr(self.model, "directory", None)
+        return spellings(where / SPELLING) if where else None
+
+    def report(self) -> str:
+        """What was missing when it was judged, in a line."""
+        missed = "spelling" in vars(self) and self.spelling is None
+        return f"British and American spellings count as different: the model has no {SPELLING}" if missed else ""
 
     @property
     def unspaced(self) -> tuple[str, ...]:
