@@ -22,7 +22,7 @@ from regard.checks import at_least, choose, hint
 from regard.core.generation import Begun
 from regard.core.quantised import dtype_of
 from regard.data.recordings import SPELLING
-from regard.data.sound import HOP, RATE, Samples, Spectrum, heard, incoming, read, voiced
+from regard.data.sound import HOP, RATE, Samples, Spectrum, heard, incoming, levelled, read, voiced
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
 from regard.decoding.protocol import Hypothesis, Request, SamplingConfig, SearchConfig
@@ -144,7 +144,7 @@ class Transcriber(Searcher):
         """What is said in a file, or in samples from -1 to 1, (n,) or (n, channels), of which there are `rate` in a
         second. Settings are those of `TranscribeUse`."""
         how = self.settings(**settings)
-        samples = read(sound) if isinstance(sound, str | Path | bytes) else heard(sound, rate)
+        samples = read(sound) if isinstance(sound, str | Path | bytes) else levelled(heard(sound, rate))
         hearing = self.hearing(samples, how)
         for _ in hearing:
             if progress is not None:
