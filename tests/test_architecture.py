@@ -82,7 +82,7 @@ BUDGET = {
     "studies": 2_010,
     "experiments": 4_770,
     "serving": 5_840,
-    "cli": 3_240,
+    "cli": 3_250,
     "__main__": 10,
 }
 

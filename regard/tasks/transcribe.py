@@ -132,10 +132,10 @@ class Transcriber(Searcher):
         for name in given:
             choose("setting", name, dict.fromkeys(each.name for each in fields(TranscribeUse)))
         how = replace(self.use, **given)
-        if how.language is not None and how.language not in self.signs.languages:
-            raise ValueError(f"language = {how.language!r}: {hint(how.language, self.signs.languages)}")
         if not self.multilingual and (how.translate or how.language not in (None, "en")):
             raise ValueError("the model knows English alone: leave language and translate out, or take another")
+        if how.language is not None and how.language not in self.signs.languages:
+            raise ValueError(f"language = {how.language!r}: {hint(how.language, self.signs.languages)}")
         return how
 
     def transcribe(
