@@ -36,9 +36,9 @@ from rich.table import Table
 
 from regard.convert import import_
 from regard.data.downloads import Raw, alone
-from regard.data.recordings import RecordingFiles
+from regard.data.recordings import SPELLING, RecordingFiles
 from regard.data.sound import RATE, filters, log_mel, read
-from regard.evaluation.spoken import normal
+from regard.evaluation.spoken import english, spellings
 from regard.evaluation.texts import compare
 
 DATA = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -179,7 +179,8 @@ def compete(folder: Path, names: list[str], rounds: int, threads: int) -> dict[s
 def errors(folder: Path, said: list[str], kind: str) -> str:
     """WER of one kind of recordings."""
     texts = json.loads((folder / "texts.json").read_text())
-    pairs = [(normal(mine), normal(text)) for mine, (which, text) in zip(said, texts, strict=True) if which == kind]
+    spelling, both = spellings(folder / "model" / SPELLING), zip(said, texts, strict=True)
+    pairs = [(english(mine, spelling), english(text, spelling)) for mine, (which, text) in both if which == kind]
     if not any(text for _, text in pairs):
         return "-"
     return f"{compare(('wer',), *map(list, zip(*pairs, strict=True)))['wer'].value:.1f}"
@@ -234,13 +235,13 @@ def streamed(folder: Path, every: float, threads: int) -> str:
     late, pairs, seconds, cpu = list[float](), list[tuple[str, str]](), 0.0, 0.0
     for sound in np.load(folder / "sounds.npz").values():
         whole = transcriber.transcribe(sound, step=0, words=True)
-        ends = [(normal(word.word), word.end) for segment in whole.segments for word in segment.words or ()]
+        ends = [(english(word.word), word.end) for segment in whole.segments for word in segment.words or ()]
         begun, told, text = time.process_time(), list[tuple[str, float]](), ""
         for more in transcriber.listen((sound[i : i + 1600] for i in range(0, len(sound), 1600)), every=every):
             text += more.text
-            told += [(normal(word), more.heard) for word in more.text.split()]
+            told += [(english(word), more.heard) for word in more.text.split()]
         cpu, seconds = cpu + time.process_time() - begun, seconds + len(sound) / RATE
-        pairs.append((normal(text), normal(whole.text)))
+        pairs.append((english(text), english(whole.text)))
         matched = SequenceMatcher(None, [word for word, _ in told], [word for word, _ in ends], autojunk=False)
         for a, b, n in matched.get_matching_blocks():
             late += [max(0.0, told[a + i][1] - ends[b + i][1]) for i in range(n)]

@@ -37,6 +37,7 @@ def look(
     from regard.data.pictures import PictureError, in_groups
     from regard.data.recordings import SoundFiles
     from regard.data.sound import SoundError
+    from regard.data.text import count_of
     from regard.files import write_whole
 
     files: Any = {"image": PictureFiles, "sound": SoundFiles}.get(part)
@@ -61,9 +62,10 @@ def look(
                 for ask in asks:
                     yield from answered([ask])
 
-    asks = _graphs(shown, lines.jsonl) if files is None else _asks(shown, lines.jsonl, files)
+    asks, looped = _graphs(shown, lines.jsonl) if files is None else _asks(shown, lines.jsonl, files), 0
     for some in in_groups(asks, TOGETHER):
         for ask, answer in answered(some):
+            looped += getattr(ask.image, "loops", 0) > 0
             if lines.objects:
                 told = {key: value for key, value in kind.row(answer).items() if key not in UNSAID}
                 row = {"id": ask.id, part: ask.place, **told}
@@ -73,9 +75,13 @@ def look(
             if lines.output is None:
                 typer.echo(said)
             written.append(said)
+    if not written and not left:
+        raise ValueError(f"there are no {things} to read: name some")
     if not written:
         raise left[0] if len(left) == 1 else ValueError(f"none of {len(left):,} {things} can be read: {left[0]}")
     _tell(left, len(written), things)
+    if looped:
+        typer.echo(f"note: {count_of(looped, 'graph')} had edges from a node to itself: these were left out", err=True)
     if unknown := getattr(predictor, "unknown", None):
         typer.echo(f"note: no training graph had {', '.join(sorted(unknown)[:9])}: they are read as unknown", err=True)
     if lines.output is not None:

@@ -211,16 +211,18 @@ def generate(
             raise ValueError(f"--{name} is about a file of prompts: name it by --file")
     from regard.api import load
     from regard.cli.bulk import CUT, check_texts
+    from regard.cli.hear import ENDINGS
+    from regard.data.music import WRITTEN, melody
     from regard.files import write_whole
 
     check_texts(prompt or ())
+    if output is not None and output.suffix.lower() in {*ENDINGS} - {*WRITTEN}:
+        raise ValueError(f"{output}: a melody is written as {', '.join(WRITTEN)}")
     settings = _formed(settings)
     opening = partial(load, located(model).absolute(), task="generate", **vars(engine))
     generator = opening()
     how = Writing.of(settings, generator.decode)
     alone = file is None and not as_json and output is None and how.search.best == 1
-    from regard.data.music import WRITTEN, melody
-
     played = output is not None and output.suffix.lower() in WRITTEN
     if played and (file is not None or as_json or how.search.best > 1):
         raise ValueError(f"{output} holds one melody: leave --file, --json and --best out")

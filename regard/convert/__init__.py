@@ -12,7 +12,8 @@ from regard.checks import choose
 from regard.convert import ctranslate2, foreign, llamacpp, onnx, peft, pix2tex, tokenizers, weights
 from regard.convert.source import TOKENIZER, Source
 from regard.data.downloads import Progress
-from regard.files import new_directory, write_whole
+from regard.data.recordings import SPELLING
+from regard.files import new_directory, read_whole, write_whole
 from regard.models import storage
 
 FORMATS: dict[str, Callable[..., None]] = {
@@ -78,6 +79,8 @@ def import_(
             found.tokenizer.save(made / TOKENIZER)
         if (template := tokenizers.template(directory)) is not None:
             write_whole(made / storage.TEMPLATE, template)
+        if (directory / SPELLING).is_file():
+            write_whole(made / SPELLING, read_whole(directory / SPELLING))
         if known := weights.WEIGHTS.get(str(source)):
             write_whole(made / "LICENCE.txt", known.terms)
     return found.left + left

@@ -30,8 +30,9 @@ from regard.core.layers import GATES
 from regard.core.outputs import HeadConfig
 from regard.core.positions import sinusoid
 from regard.data.pictures import Sight
+from regard.data.recordings import SPELLING
 from regard.data.tokenizers import Tokenizer
-from regard.files import write_whole
+from regard.files import read_whole, write_whole
 from regard.models.family import FAMILIES, blank, build, configured, family
 from regard.models.storage import TEMPLATE
 
@@ -158,6 +159,8 @@ def describe(source: Source, directory: Path) -> None:
     tokenizers.write(source.tokenizer, directory, _around(table, head), segments=several)
     if source.template is not None:
         write_whole(directory / TEMPLATE, source.template)
+    if (spelling := source.model.directory / SPELLING).is_file():
+        write_whole(directory / SPELLING, read_whole(spelling))
 
 
 def _table(source: Source) -> tuple[Foreign, Top]:

@@ -7,6 +7,7 @@ import torch
 
 from regard.adaptation.change import Change, Int4, Int8, apply
 from regard.core.quantised import bits_of
+from regard.data.recordings import SPELLING
 from regard.files import new_directory, read_whole, write_whole
 from regard.models import storage
 
@@ -15,6 +16,7 @@ DTYPES = dict.fromkeys(WHOLE, torch.float32) | {"bf16": torch.bfloat16, "fp32": 
 USED = (
     "tokenizer.json",
     storage.TEMPLATE,
+    SPELLING,
     "recipe.yaml",
     "shortlist.safetensors",
 )  # what goes with a model into use

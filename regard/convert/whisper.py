@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.convert.theirs import Theirs
 from regard.convert.vocabularies import CONTROL, merged, ranked
+from regard.data.recordings import SPELLING
 from regard.files import read_whole, regular_size
 
 GGML = struct.pack("<I", 0x67676D6C)
@@ -163,4 +164,7 @@ def _theirs(path: Path, sizes: Mapping[str, int], words: Sequence[bytes], tensor
         for theirs, its in NAMES.items():
             name = re.sub(rf"^{theirs}" if theirs[0] == "(" else theirs, its, name)
         found[name] = x
-    return Theirs({"config.json": about, "tokenizer.json": tokenizer}, found)
+    files = {"config.json": about, "tokenizer.json": tokenizer}
+    if (beside := path.with_name(SPELLING)).is_file():
+        files[SPELLING] = read_whole(beside).decode("utf-8", "replace")
+    return Theirs(files, found)

@@ -13,6 +13,7 @@ from regard.files import read_whole
 
 TRANSCRIPTS = "*.trans.txt"
 ENDINGS = (".flac", ".wav", ".ogg", ".mp3")
+SPELLING = "normalizer.json"  # of a Whisper: British words, and how Americans spell them
 
 
 @dataclass(frozen=True)

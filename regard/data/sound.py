@@ -11,6 +11,7 @@ import tempfile
 import warnings
 import wave
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,7 @@ READ = "WAV, FLAC, OGG and MP3"
 SHORT = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be", re.MULTILINE)  # of more than there is
 LONG = 1800  # seconds of a sound that are kept in memory; ten hours would be 2.3 GB
 PIPE, ENDLESS = 1 << 20, 0x7FFF0000  # bytes that are read of a pipe at a time; a length that nobody knew
+UNUSUAL = 8.0  # of a sample from -1 to 1
 PAUSE, SHORTEST = 100, 10  # frames: between stretches that are heard, twice as many; of which something sounds at least
 
 Samples = NDArray[np.float32]
@@ -59,8 +61,13 @@ def read(source: str | Path | bytes, name: str | Path | None = None, seconds: fl
         with soundfile.SoundFile(stream) as file:
             rate = checked_rate(file.samplerate, name)
             short = any(int(size) < ENDLESS for size in SHORT.findall(file.extra_info))
-            return _joined(incoming(_blocks(file, name, seconds, short), rate, name))
+            return levelled(_joined(incoming(_blocks(file, name, seconds, short), rate, name)), name)
     except soundfile.LibsndfileError as error:
+        with (
+            suppress(wave.Error, EOFError),
+            wave.open(io.BytesIO(source) if isinstance(source, bytes) else str(source)) as sound,
+        ):
+            checked_rate(sound.getframerate(), name)
         why = str(error.error_string).rstrip(".")
         raise ValueError(f"{name} is no sound that can be read ({why}): {READ} can") from None
 
@@ -101,6 +108,15 @@ def _joined(blocks: Iterable[Samples]) -> Samples:
         for block in blocks:
             block.tofile(file)
         return np.memmap(file, np.float32, "r+")
+
+
+def levelled(samples: Samples, name: str | Path = "this sound") -> Samples:
+    """From -1 to 1, of floats that are on another scale; that is said. A little more than 1 is none."""
+    loudest = max(float(samples.max()), -float(samples.min()))
+    if loudest < UNUSUAL:
+        return samples
+    warnings.warn(f"{name} has samples of up to {loudest:,.0f}: the loudest was taken for 1", stacklevel=2)
+    return np.divide(samples, np.float32(loudest), out=samples if isinstance(samples, np.memmap) else None)
 
 
 def _longer(name: str | Path, seconds: float) -> str:

@@ -21,7 +21,8 @@ from regard.adaptation.change import changed, settled
 from regard.core.added import own
 from regard.data.batching import token_batches
 from regard.data.corpora import CORPORA
-from regard.files import alone_in, discard, vacant, write_whole
+from regard.data.recordings import SPELLING
+from regard.files import alone_in, discard, read_whole, vacant, write_whole
 from regard.models import storage
 from regard.models.family import build, family
 from regard.models.seer import sight_of
@@ -54,6 +55,7 @@ DERIVED = ("shortlist.safetensors", "heads.json", "heads.html")  # from a model 
 PRODUCTS = (
     *("trainer", "tensorboard", "metrics.jsonl", "evaluation.json", "model.safetensors", "config.json"),
     storage.TEMPLATE,
+    SPELLING,
     *DERIVED,
 )
 
@@ -275,6 +277,8 @@ class _Run:
             self.data.tokenizer.save(self.directory / "tokenizer.json")
         if template := getattr(self.task, "chat", ""):
             write_whole(self.directory / storage.TEMPLATE, template)
+        if (base := self.recipe.model.base) and (Path(base) / SPELLING).is_file():
+            write_whole(self.directory / SPELLING, read_whole(Path(base) / SPELLING))
 
     def _rate(self, step: int) -> float:
         """The learning rate; a run that is shorter than its warm-up only warms up."""

@@ -6,6 +6,7 @@ A model writes on from the sound, as a Whisper does, or tells of each position o
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Lock
@@ -27,12 +28,12 @@ from regard.data.sound import Ear, Samples, SoundError, SpecAugment
 from regard.data.tokenizers import Tokenizer
 from regard.decoding.ctc import greedy, prefix_beam, shortest_path
 from regard.decoding.protocol import Request, SearchConfig
-from regard.evaluation.spoken import normal
+from regard.evaluation.spoken import basic, english
 from regard.evaluation.texts import RATES, compare
 from regard.tasks.hear import hearing
 from regard.tasks.searching import Searcher
 from regard.tasks.task import Damaged, Data, Evidence, Measured, Sections, Task
-from regard.tasks.transcribe import SKIPPED, Hearing, Signs, Transcriber, whisper
+from regard.tasks.transcribe import SKIPPED, UNSPACED, Hearing, Signs, Transcriber, whisper
 from regard.tasks.transcripts import Segment, TranscribeUse
 from regard.training.objectives import CTC, IGNORE, NextToken, Objective
 from regard.training.run import Sample
@@ -234,15 +235,21 @@ class Transcribe(Task):
 
     def measure(self, predictor: Transcriber, held_out: Sequence[Row], recipe: Any) -> Measured:
         held_out = held_out if recipe is None else held_out[: recipe.train.validate_sentences]
-        said = [predictor.transcribe(row["sound"]).text for row in held_out]
-        meant = [row["text"] for row in held_out]
-        both = [[normal(text) for text in texts] if self.normalise else texts for texts in (said, meant)]
+        heard = [predictor.transcribe(row["sound"]) for row in held_out]
+        said, meant = [each.text for each in heard], [row["text"] for row in held_out]
+        tongues = ["en" if predictor.use.translate else each.language for each in heard]
+        both, how = [said, meant], "no"
+        if self.normalise:
+            both = [[*map(partial(_normal, predictor), texts, tongues)] for texts in both]
+            kinds = {"english" if tongue == "en" else "basic" for tongue in tongues}
+            unspelt = "-unspelt" if predictor.report() else ""
+            how = f"whisper-{'+'.join(sorted(kinds))}{unspelt}"
         scores = compare(self.by, *both)
         figures = {name: score.value for name, score in scores.items()}
         rows = zip(held_out, said, meant, strict=True)
         samples = [Sample(Path(row["sound"]).name, text, wanted) for row, text, wanted in rows]
         first = figures[next(iter(figures))]
-        made = {name: f"normal:{self.normalise}|{score.signature}".lower() for name, score in scores.items()}
+        made = {name: f"normal:{how}|{score.signature}".lower() for name, score in scores.items()}
         evidence = Evidence(
             len(samples), lambda some: {name: each.of(some) for name, each in scores.items()}, made=made
         )
@@ -253,6 +260,11 @@ class Transcribe(Task):
     ) -> tuple[dict[str, Any], list[Sample]]:
         found, how = self.measure(predictor, held_out, None), f"{self.rows}:{len(held_out)}"
         return {name: {"score": x, "signature": how} for name, x in found.measures.items()}, found.samples
+
+
+def _normal(by: Transcriber, text: str, tongue: str) -> str:
+    """A text of a language as Whisper's paper compares it."""
+    return english(text, by.spelling) if tongue == "en" else basic(text, apart=tongue in UNSPACED)
 
 
 TASK = Transcribe

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from regard.checks import at_least, choose, hint
 from regard.core.generation import Begun
 from regard.core.quantised import dtype_of
-from regard.data.sound import HOP, RATE, Samples, Spectrum, heard, incoming, read, voiced
+from regard.data.recordings import SPELLING
+from regard.data.sound import HOP, RATE, Samples, Spectrum, heard, incoming, levelled, read, voiced
 from regard.data.tokenizers import Tokenizer
 from regard.decoding import pool
 from regard.decoding.protocol import Hypothesis, Request, SamplingConfig, SearchConfig
 from regard.decoding.spoken import Rules, Spoken
+from regard.evaluation.spoken import spellings
 from regard.inspection.timing import spoken_at
 from regard.native import Listened, Native
 from regard.tasks.listen import Certain, Listening
@@ -130,10 +132,10 @@ class Transcriber(Searcher):
         for name in given:
             choose("setting", name, dict.fromkeys(each.name for each in fields(TranscribeUse)))
         how = replace(self.use, **given)
-        if how.language is not None and how.language not in self.signs.languages:
-            raise ValueError(f"language = {how.language!r}: {hint(how.language, self.signs.languages)}")
         if not self.multilingual and (how.translate or how.language not in (None, "en")):
             raise ValueError("the model knows English alone: leave language and translate out, or take another")
+        if how.language is not None and how.language not in self.signs.languages:
+            raise ValueError(f"language = {how.language!r}: {hint(how.language, self.signs.languages)}")
         return how
 
     def transcribe(
@@ -142,7 +144,7 @@ class Transcriber(Searcher):
         """What is said in a file, or in samples from -1 to 1, (n,) or (n, channels), of which there are `rate` in a
         second. Settings are those of `TranscribeUse`."""
         how = self.settings(**settings)
-        samples = read(sound) if isinstance(sound, str | Path | bytes) else heard(sound, rate)
+        samples = read(sound) if isinstance(sound, str | Path | bytes) else levelled(heard(sound, rate))
         hearing = self.hearing(samples, how)
         for _ in hearing:
             if progress is not None:
@@ -161,6 +163,17 @@ class Transcriber(Searcher):
     def hearing(self, samples: Samples, how: TranscribeUse) -> "Hearing":
         """What is said in samples at `RATE`, window by window."""
         return Hearing(self, samples, how)
+
+    @cached_property
+    def spelling(self) -> dict[str, str] | None:
+        """British words and how Americans spell them, if its directory has them."""
+        where: Path | None = getattr(self.model, "directory", None)
+        return spellings(where / SPELLING) if where else None
+
+    def report(self) -> str:
+        """What was missing when it was judged, in a line."""
+        missed = "spelling" in vars(self) and self.spelling is None
+        return f"British and American spellings count as different: the model has no {SPELLING}" if missed else ""
 
     @property
     def unspaced(self) -> tuple[str, ...]:

@@ -303,11 +303,14 @@ def test_what_cannot_be_told_is_one_line(place: Path, run: Path, tmp_path: Path,
     assert "entities of its own" in fail("classify", run, tmp_path / "bomb.graphml")
     (tmp_path / "gin.txt").write_text("2\n2 0\n0 1 1\n")
     assert "gin.txt, line 4" in fail("classify", run, tmp_path / "gin.txt")
-    (tmp_path / "some.jsonl").write_text('{"nodes": 4000, "edges": []}\n{"nodes": 2, "edges": [[0, 1]]}\n')
+    (tmp_path / "some.jsonl").write_text('{"nodes": 4000, "edges": []}\n{"nodes": 2, "edges": [[0, 1], [1, 1]]}\n')
     result = CliRunner().invoke(cli.app, ["classify", str(run), str(tmp_path / "some.jsonl")])
     assert (result.exit_code, len(result.stdout.splitlines())) == (0, 1)
     assert "graph 1 has 4,000 nodes" in result.stderr
     assert "1 of 2 graphs were left out" in result.stderr
+    assert "1 graph had edges from a node to itself: these were left out" in result.stderr
+    nothing = CliRunner().invoke(cli.app, ["classify", str(run)], input="\n")
+    assert str(nothing.exception) == "there are no graphs to read: name some"
     rows = (place / "test.jsonl").read_text().replace('"ring"', '"knot"')
     (tmp_path / "other.jsonl").write_text(rows)
     assert "labels that the model does not know: knot" in fail("evaluate", run, tmp_path / "other.jsonl")

@@ -64,7 +64,10 @@ def test_what_is_no_melody_is_refused_and_nothing_is_written(run: Path, tmp_path
     out = tmp_path / "tune.mid"
     assert "'hello' is no note" in str(invoke("generate", run, "hello", "-o", out).exception)
     assert "holds one melody" in str(invoke("generate", run, "K:G", "-o", out, "--json").exception)
+    mp3 = tmp_path / "tune.mp3"
+    assert "is written as .abc, .mid, .midi, .wav" in str(invoke("generate", run, "K:G", "-o", mp3).exception)
     assert not out.exists()
+    assert not mp3.exists()
 
 
 def test_the_corpus_is_made_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
