@@ -121,7 +121,8 @@ class Album:
         """`samples` are files, or folders of them; one that cannot be opened is refused, or left out of a folder."""
         self._held, self._budget, self._lock = OrderedDict[str, bytes](), budget, Lock()
         self._kept = {_named(content): content for content in _samples(samples)}
-        self.samples = list(self._kept)  # their names
+        kinds = {name: _kinds(content) for name, content in self._kept.items()}
+        self.samples = {kind: [name for name, own in kinds.items() if kind in own] for kind in ("picture", "video")}
 
     def put(self, content: bytes) -> str:
         """The name of a picture that is here from now on; `PictureError` if it is none."""
@@ -163,6 +164,17 @@ def first(source: Any, place: str) -> Image.Image:
 
 def _named(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _kinds(content: bytes) -> set[str]:
+    """What a sample can be seen as: a GIF that moves is a picture, too."""
+    found = set[str]()
+    with suppress(ValueError):  # it is none, or PyAV is not there
+        opened(content)
+        found = {"picture"}
+        shots(content, 2, "")
+        found.add("video")
+    return found or {"video"}
 
 
 def _samples(paths: Sequence[Path]) -> Iterator[bytes]:

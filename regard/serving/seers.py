@@ -130,7 +130,8 @@ class Seeing(Live):
 
     def _manner(self) -> dict[str, Any]:
         """What is particular to a model that sees."""
-        return {"sees": True, "grid": self.sees[1]._asdict(), "samples": self.album.samples}
+        samples = self.album.samples["video" if self.viewer.sight.frames else "picture"]
+        return {"sees": True, "grid": self.sees[1]._asdict(), "samples": samples}
 
 
 class LiveViewer(Seeing, LiveReader):
