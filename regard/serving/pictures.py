@@ -121,8 +121,7 @@ class Album:
         """`samples` are files, or folders of them; one that cannot be opened is refused, or left out of a folder."""
         self._held, self._budget, self._lock = OrderedDict[str, bytes](), budget, Lock()
         self._kept = {_named(content): content for content in _samples(samples)}
-        kinds = {name: _kinds(content) for name, content in self._kept.items()}
-        self.samples = {kind: [name for name, own in kinds.items() if kind in own] for kind in ("picture", "video")}
+        self.samples = {moves: [name for name, x in self._kept.items() if _seen(x, moves)] for moves in (False, True)}
 
     def put(self, content: bytes) -> str:
         """The name of a picture that is here from now on; `PictureError` if it is none."""
@@ -166,15 +165,11 @@ def _named(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
-def _kinds(content: bytes) -> set[str]:
-    """What a sample can be seen as: a GIF that moves is a picture, too."""
-    found = set[str]()
+def _seen(content: bytes, moves: bool) -> bool:
+    """Whether a sample can be seen as a picture, or as a video: a GIF may be both."""
     with suppress(ValueError):  # it is none, or PyAV is not there
-        opened(content)
-        found = {"picture"}
-        shots(content, 2, "")
-        found.add("video")
-    return found or {"video"}
+        return bool(shots(content, 2, "") if moves else opened(content))
+    return False
 
 
 def _samples(paths: Sequence[Path]) -> Iterator[bytes]:

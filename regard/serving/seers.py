@@ -130,7 +130,7 @@ class Seeing(Live):
 
     def _manner(self) -> dict[str, Any]:
         """What is particular to a model that sees."""
-        samples = self.album.samples["video" if self.viewer.sight.frames else "picture"]
+        samples = self.album.samples[self.viewer.sight.frames > 0]
         return {"sees": True, "grid": self.sees[1]._asdict(), "samples": samples}
 
 

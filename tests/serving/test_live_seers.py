@@ -198,7 +198,7 @@ def test_samples_are_those_that_a_model_can_see(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     clip = written(video("darker", np.random.default_rng(0)), tmp_path / "c.mp4").read_bytes()
     still, both, moving = (hashlib.sha256(content).hexdigest()[:32] for content in (png(1), gif(), clip))
-    assert Album([tmp_path]).samples == {"picture": [still, both], "video": [both, moving]}
+    assert Album([tmp_path]).samples == {False: [still, both], True: [both, moving]}
 
 
 def test_the_album_keeps_what_was_used_last() -> None:
