@@ -75,14 +75,11 @@ export const mount = (root, store, { api, t, announce, fail }) => {
     );
     $("samples").hidden = !model.samples.length;
   };
+  subscribe(["models", "model", "picture", "language"], show);
   // A model that sees begins with a sample, if there is one; what an address asks for may be gone from the server.
   subscribe(["models", "model"], () => {
-    if (!sees(state)) return;
-    const { samples } = modelOf(state);
-    const others = state.models.some((model) => model.samples?.includes(state.picture)); // a video, for one of pictures
-    if (samples.includes(state.picture) || (state.picture && !others)) return;
-    set({ picture: samples[0] ?? "", ...(others && anew) });
+    const [first] = modelOf(state)?.samples ?? [];
+    if (sees(state) && !state.picture && first) set({ picture: first });
   });
-  subscribe(["models", "model", "picture", "language"], show);
   show();
 };
