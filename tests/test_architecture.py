@@ -81,7 +81,7 @@ BUDGET = {
     "api": 215,
     "studies": 2_010,
     "experiments": 4_770,
-    "serving": 5_840,
+    "serving": 5_850,
     "cli": 3_250,
     "__main__": 10,
 }

@@ -90,6 +90,7 @@ def _told(row: dict[str, Any]) -> dict[str, Any]:
 
 CAPTIONS = Verb("caption", "describing", lambda each, _: iter([[each.text], *([other] for other in each.others)]))
 CLASSES = Verb("classify", "classifying", _class_cells, keys=("text", "pair"))
+SEEN = ("match", "recognise", "caption", "look")  # tasks of models that see
 SHOWN = {"recognise": "image", "hear": "sound", "graph": "graph"}  # tasks that read no text, and what each is shown
 GRAPHS = Verb("classify", "classifying", _graph_cells, _graph_row)
 VECTORS = Verb(
@@ -181,7 +182,7 @@ def embed(
     if name == "graph":
         look(replace(VECTORS, task=name), models, texts or [], lines, engine, settings, lambda m: m.vectors, "graph")
         return
-    if shown and name == "match":
+    if shown and name in SEEN:  # of which all but one are refused, by what they are for
         look(replace(VECTORS, task="match"), models, texts or [], lines, engine, settings)
         return
     _read(VECTORS, models, texts, lines, engine, settings)

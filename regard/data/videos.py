@@ -64,7 +64,8 @@ def _seen(container: Any, expected: int, count: int, name: str) -> tuple[int, li
     """How many frames there are, and, if these are as many as expected, those that are wanted. At first, what the file
     says is expected; if it says nothing, nothing is found yet."""
     if not container.streams.video:
-        raise PictureError(f"{name} has no pictures in it: it is sound alone")
+        what = "it is sound alone" if container.streams.audio else "it is empty, or cut off"
+        raise PictureError(f"{name} has no frames: {what}")
     stream = container.streams.video[0]
     if math.prod(size := (stream.codec_context.width, stream.codec_context.height)) > MOST:
         raise PictureError(f"{name} has frames of {size[0]:,} x {size[1]:,} pixels, at most {MOST:,} are opened")

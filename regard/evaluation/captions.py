@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 LONGEST = 4  # n-grams
 SIGMA = 6.0  # words by which a caption may be longer or shorter than a reference, about
+MADE = dict.fromkeys((*(f"bleu{n + 1}" for n in range(LONGEST)), "cider"), "words:lower, letters")  # how, by name
 Grams = list[Counter[tuple[str, ...]]]
 
 

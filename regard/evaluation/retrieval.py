@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 DEPTH, DEEPEST = 10, 100  # of the list that is judged; and of all that is looked at
 TREC = "equals:pytrec_eval-terrier-0.5.11"  # which tests compare figures with: part of their signatures
 RETRIEVAL = dict.fromkeys(("ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100"), TREC)
+RANKS = "ties:last"  # how `hits` are counted
 Found = dict[str, NDArray[np.float64]]  # figures by name, (Q,) each
 
 

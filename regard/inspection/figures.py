@@ -222,7 +222,9 @@ def _grid(maps: Sequence[AttentionMap], log: bool) -> "Figure":
     width = max(1.2, across * cell)
     heights = [width if each.picture else max(1.2, min(4.0, each.weights.shape[1] * cell)) for each in maps]
     below = sum(0 if each.picture else max(map(len, each.keys)) for each in maps) * 0.6 * size / 72
-    wide, tall = columns * width + 2.2, sum(heights) + below + 0.25 * len(maps) + 0.8
+    shapes = [each.picture.pixels.shape if each.picture else (1, 1) for each in maps]
+    narrow = max(0.9, width * min(1.0, max(shape[1] / shape[0] for shape in shapes)))  # a film, of many frames
+    wide, tall = columns * narrow + 2.2, sum(heights) + below + 0.25 * len(maps) + 0.8
     figure = Figure(figsize=(wide, tall), layout="constrained")
     panels = figure.subplots(len(maps), columns, squeeze=False, height_ratios=heights)
     vector = sum(each.weights.numel() for each in maps) <= DRAWN

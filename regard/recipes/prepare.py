@@ -155,8 +155,8 @@ def _build(recipe: Recipe, splits: Splits, folder: Path) -> None:
     if cut:
         remarks.append(f"cut {_many(cut, task)} to {recipe.data.max_length} sub-words (data.max_length)")
     if leaks:
-        same = "the source of " if task.worded else ""
-        remarks.append(f"{same}{_many(leaks, task)} is in valid or test, too: take them out for honest scores")
+        same, are = ("the source of ", "is") if task.worded else ("", "is" if leaks == 1 else "are")
+        remarks.append(f"{same}{_many(leaks, task)} {are} in valid or test, too: take them out for honest scores")
     tokenizer.save(folder / "tokenizer.json")
     facts = {key: value for key, value in asdict(task).items() if value != bare[key]}  # what only the rows say
     write_whole(folder / "task.json", json.dumps(facts))

@@ -121,7 +121,7 @@ class Album:
         """`samples` are files, or folders of them; one that cannot be opened is refused, or left out of a folder."""
         self._held, self._budget, self._lock = OrderedDict[str, bytes](), budget, Lock()
         self._kept = {_named(content): content for content in _samples(samples)}
-        self.samples = list(self._kept)  # their names
+        self.samples = {moves: [name for name, x in self._kept.items() if _seen(x, moves)] for moves in (False, True)}
 
     def put(self, content: bytes) -> str:
         """The name of a picture that is here from now on; `PictureError` if it is none."""
@@ -163,6 +163,13 @@ def first(source: Any, place: str) -> Image.Image:
 
 def _named(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _seen(content: bytes, moves: bool) -> bool:
+    """Whether a sample can be seen as a picture, or as a video: a GIF may be both."""
+    with suppress(ValueError):  # it is none, or PyAV is not there
+        return bool(shots(content, 2, "") if moves else opened(content))
+    return False
 
 
 def _samples(paths: Sequence[Path]) -> Iterator[bytes]:

@@ -130,7 +130,8 @@ class Seeing(Live):
 
     def _manner(self) -> dict[str, Any]:
         """What is particular to a model that sees."""
-        return {"sees": True, "grid": self.sees[1]._asdict(), "samples": self.album.samples}
+        samples = self.album.samples[self.viewer.sight.frames > 0]
+        return {"sees": True, "grid": self.sees[1]._asdict(), "samples": samples}
 
 
 class LiveViewer(Seeing, LiveReader):

@@ -18,7 +18,7 @@ from regard.data.rows import Row
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
 from regard.decoding.protocol import Request, SearchConfig
-from regard.evaluation.captions import judged
+from regard.evaluation.captions import MADE, judged
 from regard.inspection.axes import END, grids
 from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap
@@ -188,13 +188,10 @@ class Caption(Match):
         said = self.said(predictor, rows, use)
         figures = judged(said, [row["captions"] for row in rows])
         samples = [Sample(row["name"], text, row["captions"][0]) for row, text in zip(rows, said, strict=True)]
-        return Measured.of(Evidence(len(rows), figures), "cider", samples[:SHOWN])
+        return Measured.of(Evidence(len(rows), figures, made=MADE), "cider", samples[:SHOWN])
 
     def judge(self, predictor: Describer, held_out: Sequence[Row], recipe: Any) -> tuple[dict[str, Any], list[Sample]]:
-        found, how = (
-            self._measured(predictor, held_out, predictor.use),
-            f"pictures:{len(held_out)}|words:lower, letters",
-        )
+        found, how = self._measured(predictor, held_out, predictor.use), f"pictures:{len(held_out)}|{MADE['cider']}"
         return {name: {"score": x, "signature": how} for name, x in found.measures.items()}, found.samples
 
 

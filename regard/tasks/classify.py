@@ -250,7 +250,8 @@ class Classify(Task):
         own = self._labels(row)
         for label in own:
             if label not in known:
-                raise ValueError(f"the label {label!r} is none of training: {hint(label, known)}")
+                place = f"{row['name']}: " if "name" in row else ""
+                raise ValueError(f"{place}the label {label!r} is none of training: {hint(label, known)}")
         if self.kind == "one":
             return [known[own[0]]]
         return [int(label in own) for label in self.labels]

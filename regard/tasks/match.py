@@ -25,7 +25,7 @@ from regard.data.pictures import PictureError, Pixels, Sight, side_by_side
 from regard.data.rows import Row
 from regard.data.tokenizers import Tokenizer
 from regard.data.vocabulary import Marks
-from regard.evaluation.retrieval import hits, means
+from regard.evaluation.retrieval import RANKS, hits, means
 from regard.inspection.maps import attention_maps
 from regard.inspection.page import AttentionMap
 from regard.tasks.classify import Classified, classified
@@ -332,7 +332,8 @@ class Match(Task):
 
         nearest = alike.argmax(1)
         samples = [Sample(row["name"], texts[i], row["captions"][0]) for row, i in zip(held_out, nearest, strict=True)]
-        return Measured.of(Evidence(len(held_out), figures), "recall", samples[:SHOWN])
+        made = dict.fromkeys(["recall", *found], RANKS)
+        return Measured.of(Evidence(len(held_out), figures, made=made), "recall", samples[:SHOWN])
 
 
 TASK = Match

@@ -19,6 +19,7 @@ from tests.browser.driver import grid_cell, rest, save, state
 from tests.eyes import eyes
 from tests.seers import MODELS, SIDE, directory, filming, gif, png
 from tests.serving.servers import running
+from tests.videos import video, written
 
 pytestmark = pytest.mark.slow
 LAST = "encoder.layers.1.self_attention"
@@ -233,3 +234,17 @@ def test_a_video_is_opened_as_a_film(chromium: Browser, tmp_path: Path) -> None:
         with regard.edit(viewer.model, {over_time: {0: 0.0}}, what="outputs"):
             silent = viewer.classify(gif())
         expect(page.locator("#edited-translation")).to_have_text(silent.label)
+
+
+def test_each_model_is_offered_what_it_can_see(chromium: Browser, paths: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "shown").mkdir()
+    (tmp_path / "shown" / "a.png").write_bytes(png(0))
+    clip = written(video("darker", np.random.default_rng(0)), tmp_path / "shown" / "b.mp4")
+    film = filming(tmp_path / "film")
+    models, shown = Registry([paths["vit"], film]), ServeConfig(explorer=True, pictures=(tmp_path / "shown",))
+    with running(models, shown) as (address, _), opened(chromium, address, "vit") as page:
+        for name, place, seen in (("vit", paths["vit"], png(0)), ("film", film, clip), ("vit", paths["vit"], png(0))):
+            page.select_option("#model", name)
+            expect(page.locator(".sample")).to_have_count(1)
+            predictor: Any = regard.load(place, engine="torch")
+            expect(page.locator("#translation")).to_have_text(predictor.classify(seen).label)

@@ -146,8 +146,11 @@ def test_what_is_no_video_is_said_in_one_line(source: Any, message: str) -> None
 def test_files_without_moving_pictures_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PictureError, match=r"one\.mp4 has one frame, so nothing moves"):
         SIGHT.pixels(written(ladder(1), tmp_path / "one.mp4"))
-    with pytest.raises(PictureError, match=r"a\.m4a has no pictures in it: it is sound alone"):
+    with pytest.raises(PictureError, match=r"a\.m4a has no frames: it is sound alone"):
         SIGHT.pixels(sound(tmp_path / "a.m4a"))
+    content = written(ladder(), tmp_path / "a.mp4").read_bytes()
+    with pytest.raises(PictureError, match=r"b\.mp4 has no frames: it is empty, or cut off"):
+        SIGHT.pixels(content[: content.index(b"moov") + 150], "b.mp4")
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     with pytest.raises(PictureError, match=r"a\.png is no video"):
         SIGHT.pixels(tmp_path / "a.png")

@@ -1,5 +1,6 @@
 """Models that see, in the explorer: what each says of a picture, what it looks at, and what heads do for it."""
 
+import hashlib
 import io
 import json
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from regard.serving.config import ServeConfig
 from regard.serving.pictures import Album
 from regard.serving.registry import Registry
 from tests.seers import MODELS, SIDE, SIZE, directory, filming, gif, png
+from tests.videos import video, written
 
 SEEN = {"clip": "picture_encoder.layers.1.self_attention"}
 TEXT, OTHERS = "a photo of a blue dog", ["it is all red .", "two men"]
@@ -188,6 +190,15 @@ def test_measures_and_a_page_of_what_is_seen(client: TestClient, paths: dict[str
     assert [each["importance"] for each in heads] == pytest.approx(
         [float(x) for row in wanted.values() for x in row], abs=1e-5
     )
+
+
+def test_samples_are_those_that_a_model_can_see(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    for name, content in {"a.png": png(1), "b.gif": gif(), "d.jpg": b"text"}.items():
+        (tmp_path / name).write_bytes(content)
+    clip = written(video("darker", np.random.default_rng(0)), tmp_path / "c.mp4").read_bytes()
+    still, both, moving = (hashlib.sha256(content).hexdigest()[:32] for content in (png(1), gif(), clip))
+    assert Album([tmp_path]).samples == {False: [still, both], True: [both, moving]}
 
 
 def test_the_album_keeps_what_was_used_last() -> None:

@@ -61,6 +61,8 @@ def test_the_command_describes_pictures(run: Path) -> None:
     told = json.loads(show("caption", run, image, "--json", "--beam", 3, "--best", 2))
     assert told["text"] == regard.load(run).caption(image, beam=3)
     assert len(told["others"]) == 1
+    judged = json.loads(show("evaluate", run, run.parent / "test.tsv", "--json"))
+    assert judged["figures"]["cider"]["signature"].startswith("words:lower, letters|version:")
 
 
 def test_a_model_that_does_not_see_is_refused(run: Path) -> None:

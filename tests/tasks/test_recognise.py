@@ -163,10 +163,19 @@ def test_damaged_pictures_are_counted_and_left_out(place: Path, tmp_path: Path) 
 def test_pictures_that_are_in_two_splits_are_told(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "train", tmp_path / "train")
     folder(tmp_path / "test", 2, seed=1)
-    shutil.copy(tmp_path / "test" / "blue" / "0.png", tmp_path / "train" / "blue" / "another.png")
+    for i in range(4):
+        shutil.copy(tmp_path / "test" / "blue" / "0.png", tmp_path / "train" / "blue" / f"another{i}.png")
     (tmp_path / "r.yaml").write_text(YAML)
     data = prepare(recipes.load(str(tmp_path / "r.yaml")))
-    assert [remark for remark in data.remarks if "is in valid or test, too" in remark]
+    assert any("pictures are in valid or test, too" in remark for remark in data.remarks)
+
+
+def test_a_label_that_training_does_not_have_is_told_with_its_picture(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "train", tmp_path / "train")
+    (folder(tmp_path / "test", 2, seed=1) / "blue").rename(tmp_path / "test" / "sky")
+    (tmp_path / "r.yaml").write_text(YAML)
+    with pytest.raises(ValueError, match=r"sky/0\.png: the label 'sky' is none of training: there are blue"):
+        prepare(recipes.load(str(tmp_path / "r.yaml")))
 
 
 def test_nothing_is_left_half_prepared(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +247,8 @@ def test_what_cannot_be_told_is_one_line(place: Path, run: Path, tmp_path: Path,
     assert "has no picture in it" in fail("classify", run, tmp_path / "none")
     path = place / "test" / "red" / "0.png"
     assert "are for texts" in fail("classify", run, path, "--pair", "x")
-    assert "cannot embed: it is a model to classify" in fail("embed", run, "x")
+    for given in ("x", path):
+        assert "cannot embed: it is a model to classify" in fail("embed", run, given)
     assert "cannot translate" in fail("translate", run, "x")
     result = CliRunner().invoke(cli.app, ["classify", str(run), str(tmp_path / "cut.jpg"), str(path)])
     assert result.exit_code == 0

@@ -110,7 +110,11 @@ export const mount = (_, store, { t, announce }) => {
     const keep = alike && !old.examples.some((example) => exampleOf(example).text === state.text);
     const other = state.compare === model.id ? old?.id ?? "" : state.compare;
     const examples = model.examples.length || model.sees === old?.sees ? {} : { text: "", pair: "" };
+    // So does a sample that it cannot see: a video is none for a model of pictures.
+    const sample = state.models.some(({ samples }) => samples?.includes(state.picture));
+    const lost = model.sees && sample && !model.samples.includes(state.picture);
     set({
+      ...(lost ? { picture: model.samples[0] ?? "" } : {}),
       ...anew, model: model.id, compare: modelOf(state, other)?.task === model.task ? other : "",
       ...(alike ? {} : unsaid), edits: {}, off: null, head: null, side: "original", ...examples,
       ...(keep || !model.examples.length ? {} : exampleOf(model.examples[0])),
