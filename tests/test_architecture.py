@@ -72,7 +72,7 @@ BUDGET = {
     "models": 3_675,
     "decoding": 2_320,
     "inspection": 2_560,
-    "native": 1_945,
+    "native": 1_965,
     "adaptation": 1_420,
     "training": 2_890,
     "tasks": 10_005,
