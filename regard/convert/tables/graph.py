@@ -16,6 +16,7 @@ distances   distances
 """,
     fixed={"virtual": True, "shared": True, "norm": "post", "feed_forward": "gelu"},
     marks={},
+    out=False,
     tensors="""
 stem.tokens.weight                                          stem.tokens.weight
 stem.virtual                                                stem.virtual
