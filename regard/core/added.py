@@ -103,6 +103,12 @@ def called(model: nn.Module) -> dict[str, list[tuple[str, Added]]]:
     return found
 
 
+def new(model: nn.Module) -> list[str]:
+    """The names of what a model adds to the one that it began with, which may have had something added before."""
+    base: Base | None = getattr(model, "base", None)
+    return [name for name in called(model) if base is None or any(f".{name}." in key for key in base.own)]
+
+
 @contextmanager
 def without(model: nn.Module, *names: str) -> Iterator[None]:
     """`with without(model):` the model is as if nothing (or nothing of these names) had been added, bit for bit."""
