@@ -65,7 +65,7 @@ class Base(NamedTuple):
 
 def add(module: nn.Module, name: str, part: Added) -> None:
     """Add a part to a module by this name."""
-    if getattr(module, name, None) is not None:
+    if hasattr(module, name):
         raise ValueError(f"there is something called {name!r} already: give each change a name of its own")
     module.add_module(name, part)
     if _after not in module._forward_hooks.values():

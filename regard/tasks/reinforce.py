@@ -287,7 +287,7 @@ class Reinforce(Task):
     def rewards(self, prompts: list[str], answers: list[str]) -> list[float]:
         """What each answer is worth, if that is a number."""
         assert self.worth is not None, "a run equips its task"
-        found = [float(x) for x in self.worth(prompts, answers)]
+        found = [math.nan if x is None else float(x) for x in self.worth(prompts, answers)]
         if len(found) != len(answers):
             raise ValueError(
                 f"the reward has told {len(found)} numbers of {len(answers)} answers: it tells one of each"

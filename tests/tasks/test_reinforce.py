@@ -502,6 +502,7 @@ def learnt_places(folder: Path) -> Path:
     ("worth", "said"),
     [
         (lambda prompts, answers: [math.nan] * len(answers), "is nan: it must be a number"),
+        (lambda prompts, answers: [None] * len(answers), "is nan: it must be a number"),
         (lambda prompts, answers: [0.0], "the reward has told 1 numbers of"),
         (None, "task.reward: name the directory"),
     ],
