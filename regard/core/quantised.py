@@ -36,10 +36,7 @@ from regard.core.added import Added, added
 LARGEST = 127
 TINY = 2.0**-120
 EXACT = 2**24 // LARGEST**2  # products whose sum fp32 holds exactly, in any order: 1040
-GROUP, BLOCK = (
-    32,
-    20,
-)  # numbers that share a scale in four bits, and their bytes: scale, least, two numbers in each other
+GROUP, BLOCK = 32, 20  # numbers that share a scale in four bits, and their bytes: scale, least, two in each other
 PIECE = 4096  # rows of a matrix that are made whole numbers at once
 SPANS = (1.0, 0.9)  # of the way from zero to a group's ends, how much 0..15 may cover: the best is taken
 

@@ -317,8 +317,7 @@ class _Whole(NamedTuple):
             raise ValueError(f"{self.directory} is not a whole model directory: it has no {WEIGHTS}")
         try:
             with safe_open(path, "pt") as file:
-                names = [*file.keys()]
-            tensors = {name: _copied(path, name) for name in names}
+                tensors = {name: _copied(path, name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, AttributeError, TypeError) as error:  # the last two of a dtype that PyTorch has not
             raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from error
         layers = sum(value for name, value in vars(self.config).items() if name.endswith("layers"))
