@@ -29,8 +29,8 @@ READERS: Mapping[str, Callable[[Path], Theirs]] = {
     ".txt": vectors.read,
 }
 KNOWN = (
-    "a directory of Hugging Face's or faster-whisper's, or a .gguf, .onnx, .pt of Whisper or rxnmap, .bin of llama2.c or "
-    "whisper.cpp, or .vec or .txt of word vectors"
+    "a directory of Hugging Face's or faster-whisper's, or a .gguf, .onnx, .pt of Whisper or rxnmap, .bin of llama2.c "
+    "or whisper.cpp, or .vec or .txt of word vectors"
 )
 
 
