@@ -2,7 +2,8 @@
 
 A directory of Hugging Face's is read as it is; the weights of one may be an ONNX graph. A .gguf has everything, and so
 have whisper.cpp's .bin, chytorch's .pt and files of word vectors; llama2.c's .bin has its tokenizer.bin beside it,
-OpenAI's Whisper its .tiktoken: of these, such a directory is made for as long as it takes.
+OpenAI's Whisper its .tiktoken, CTranslate2's its tokenizer.json: of these, such a directory is made for as long as it
+takes.
 """
 
 import json
@@ -19,16 +20,17 @@ from regard.convert.theirs import Theirs
 from regard.files import write_whole
 
 CONFIG = "config.json"
+BINS = ((whisper.is_ggml, whisper.read_ggml), (whisper.is_ct2, whisper.read_ct2))
 READERS: Mapping[str, Callable[[Path], Theirs]] = {
     ".gguf": gguf.read,
     ".pt": lambda path: (rxnmap.read if rxnmap.is_one(path) else whisper.read_pt)(path),
-    ".bin": lambda path: (whisper.read_ggml if whisper.is_ggml(path) else llama2c.read)(path),
+    ".bin": lambda path: next((read for is_one, read in BINS if is_one(path)), llama2c.read)(path),
     ".vec": vectors.read,
     ".txt": vectors.read,
 }
 KNOWN = (
-    "a directory of Hugging Face's, or a .gguf, .onnx, .pt of Whisper or rxnmap, .bin of llama2.c or whisper.cpp, or "
-    ".vec or .txt of word vectors"
+    "a directory of Hugging Face's or faster-whisper's, or a .gguf, .onnx, .pt of Whisper or rxnmap, .bin of llama2.c "
+    "or whisper.cpp, or .vec or .txt of word vectors"
 )
 
 
@@ -63,6 +65,8 @@ def _found(source: Path) -> Path:
         if source.suffix not in (*READERS, ".onnx"):
             raise ValueError(f"{source} cannot be imported: name {KNOWN}")
         return source
+    if (binary := source / "model.bin").is_file() and whisper.is_ct2(binary):
+        return binary
     whole = [
         *sorted(source.glob("*.gguf")),
         *source.glob("model.bin"),

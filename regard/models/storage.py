@@ -77,11 +77,8 @@ def save(
     about |= {"head": {"kind": head.kind} | {k: v for k, v in asdict(head).items() if v != getattr(HeadConfig, k)}}
     about |= {"changes": changes} if changes else {}
     if base is not None:
-        about["base"] = {
-            "path": _path_from(Path(place or directory), base.path),
-            "digest": base.digest,
-            "head": base.head,
-        }
+        path = _path_from(Path(place or directory), base.path)
+        about["base"] = {"path": path, "digest": base.digest, "head": base.head}
     about |= {} if purpose is None else purpose._asdict()
     staging = directory / ".saving"
     try:
@@ -126,8 +123,7 @@ def load(
     state: dict[str, Tensor] = {}
     for names, empty in _named(model):
         tensor = tensors.pop(names[0])
-        # A copy, where PyTorch would have put it: the last bits of a product depend on how its factors are aligned.
-        tensor = tensor.to(device, dtype if tensor.is_floating_point() else None, copy=True)
+        tensor = tensor.to(device, dtype if tensor.is_floating_point() else None)
         if isinstance(empty, nn.Parameter):
             tensor = nn.Parameter(tensor, empty.requires_grad)  # one object for all its names: that is the tie
         state |= dict.fromkeys(names, tensor)
@@ -324,7 +320,7 @@ class _Whole(NamedTuple):
             raise ValueError(f"{self.directory} is not a whole model directory: it has no {WEIGHTS}")
         try:
             with safe_open(path, "pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict: `file` cannot be iterated
+                tensors = {name: _copied(path, name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, AttributeError, TypeError) as error:  # the last two of a dtype that PyTorch has not
             raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from error
         layers = sum(value for name, value in vars(self.config).items() if name.endswith("layers"))
@@ -346,6 +342,12 @@ class _Whole(NamedTuple):
         stat = path.stat()
         known = _digest(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
         return hashlib.sha256((self.said + known).encode()).hexdigest()
+
+
+def _copied(path: Path, name: str) -> Tensor:
+    """A tensor where PyTorch would put it, as a product's last bits depend on it; no other is mapped."""
+    with safe_open(path, "pt") as file:
+        return file.get_tensor(name).clone()  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=16)
@@ -437,9 +439,7 @@ def _read(directory: Path) -> _About:
                 raise ValueError("'task' and 'use' are objects, and a task has a name")
         head = configured(HeadConfig, about.get("head", {}))
         base = about.get("base")
-        if base is not None and not (
-            isinstance(base, dict) and all(type(base.get(k)) is str for k in ("path", "digest"))
-        ):
+        if not (base is None or (isinstance(base, dict) and all(type(base.get(k)) is str for k in ("path", "digest")))):
             raise ValueError("'base' has a path and a digest")
         return _About(configured(kind, about["config"]), head, changes, told, base, text)
     except ValueError as error:
