@@ -129,7 +129,7 @@ def test_numbers_and_scored_pairs_are_correlated(models: dict[str, Path], tmp_pa
     assert "nothing to calibrate" in mistake(
         numbers, path, "--column", "label=score", "--column", "text=text", "--calibrate"
     )
-    path.write_text("text\tpair\tscore\na cat\ta dog\tx\n")
+    path.write_text("text\tpair\tscore\na cat\ta dog\tx\na man\ta tree\t1\n")
     assert mistake(models["embed"], path) == "the score 'x' of 'a cat' is no number"
 
 
