@@ -17,7 +17,7 @@ TAGGING = {
     **dict.fromkeys(("f1", "precision", "recall"), f"average:micro|{SEQEVAL}"),
     "accuracy": f"of:words|{SEQEVAL}",
 }
-ANSWERING = dict.fromkeys(("exact", "f1", "f1 answerable", "f1 unanswerable"), "as:squad-2.0")
+ANSWERING = dict.fromkeys(("exact", "f1", "f1 answerable", "f1 unanswerable"), "as:squad-2.0|equals:torchmetrics-1.9.0")
 
 
 def bio(tags: Iterable[str]) -> list[str]:

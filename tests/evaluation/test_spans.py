@@ -74,6 +74,25 @@ def test_answers_worked_by_hand(given: list[str], said: str, exact: float, f1: f
     assert found == {"exact": pytest.approx(exact), "f1": pytest.approx(f1)}
 
 
+@pytest.mark.oracle
+def test_answers_are_those_of_squads_script() -> None:
+    theirs = pytest.importorskip("torchmetrics.functional.text").squad  # which is a port of it
+    draw, words = Random(2), ["The", "a", "cat", "Cat's", "x-ray", "1990s", "Élysée", "(the)", "an", "dog,", "dog", " "]
+
+    def answer() -> str:
+        return " ".join(draw.choice(words) for _ in range(draw.randint(1, 5)))
+
+    for there in (True, False):
+        given = [[answer() + " bird" for _ in range(draw.randint(1, 3))] if there else [] for _ in range(300)]
+        said = [draw.choice([answer(), answer() + " bird", *own, ""]) for own in given]
+        asked = [{"id": str(i), "prediction_text": text} for i, text in enumerate(said)]
+        right = [{"id": str(i), "answers": {"text": own or [""], "answer_start": [0]}} for i, own in enumerate(given)]
+        expected = theirs(asked, right)
+        found = answering(given, said)
+        assert found["exact"] == pytest.approx(float(expected["exact_match"]) / 100, abs=1e-6)
+        assert found["f1"] == pytest.approx(float(expected["f1"]) / 100, abs=1e-6)
+
+
 def test_what_counts_of_an_answer() -> None:
     assert plain("An  apple, a\tday: the «thing»!") == "apple day «thing»"  # only signs of ASCII, as the script has it
     assert plain("Theatre another") == "theatre another"
