@@ -65,7 +65,7 @@ class Base(NamedTuple):
 
 def add(module: nn.Module, name: str, part: Added) -> None:
     """Add a part to a module by this name."""
-    if getattr(module, name, None) is not None:
+    if hasattr(module, name):
         raise ValueError(f"there is something called {name!r} already: give each change a name of its own")
     module.add_module(name, part)
     if _after not in module._forward_hooks.values():
@@ -101,6 +101,12 @@ def called(model: nn.Module) -> dict[str, list[tuple[str, Added]]]:
             place, _, name = path.rpartition(".")
             found.setdefault(name, []).append((place, module))
     return found
+
+
+def new(model: nn.Module) -> list[str]:
+    """The names of what a model adds to the one that it began with, which may have had something added before."""
+    base: Base | None = getattr(model, "base", None)
+    return [name for name in called(model) if base is None or any(f".{name}." in key for key in base.own)]
 
 
 @contextmanager

@@ -17,6 +17,7 @@ across      across
 """,
     fixed={"virtual": True, "shared": True, "across_heads": 4, "norm": "post", "feed_forward": "gelu"},
     marks={},
+    out=False,
     tensors="""
 stem.tokens.weight                                          stem.tokens.weight
 stem.virtual                                                stem.virtual
