@@ -460,24 +460,16 @@ static void panel_of_bytes(const uint8_t *a, int lda, const float *unit, int m, 
   }
 }
 
-/* x Φ(x) = max(x, 0) - |x| Φ(-|x|), and Φ(-a) e^(a²/2) is a polynomial of 1 / (1 + 0.32 a), to 3e-7 of it. */
-INLINE vec gelu(vec x) {
-  vec a = larger(x, -x), t = 1.0f / (1.0f + 0.32f * a), p = all(-0.128094098f);
-  p = p * t + 0.489174429f;
-  p = p * t - 0.255753026f;
-  p = p * t + 0.307772013f;
-  p = p * t + 0.0821858606f;
-  p = p * t + 4.71495473e-3f;
-  return larger(all(0.0f), x) - a * (exponential(-0.5f * (x * x)) * p);
+INLINE vec gelu(vec x) { /* x Φ(x) = max(x, 0) - |x| Φ(-|x|) */
+  vec bell, a = larger(x, -x);
+  return larger(all(0.0f), x) - a * beyond(x, 1.0f / (1.0f + 0.32f * a), &bell);
 }
 
 INLINE vec activation(int kind, vec x) {
-  vec z = x;
   if (kind == 0) return larger(all(0.0f), x);
   if (kind == 1) return gelu(x);
-  if (kind == 4) z = 1.59576912f * (x + 0.044715f * (x * x * x)); /* (1 + tanh x) / 2 is a sigmoid of 2 x */
+  vec z = inside(kind, x);
   if (kind == 5) z = 2.0f * x;
-  if (kind == 6) z = 1.702f * x;
   vec y = 1.0f / (1.0f + exponential(-z));
   if (kind == 5) return 2.0f * y - 1.0f;
   if (kind != 3) y *= x;

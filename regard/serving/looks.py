@@ -18,7 +18,8 @@ from regard.inspection.taps import record
 from regard.inspection.times import apart
 from regard.inspection.views import norm_maps, query_key_products, rollout
 from regard.serving.live import Live, Look, TooLargeError
-from regard.serving.seers import LiveLooker, Seeing
+from regard.serving.seers import LiveLooker, LiveMatcher, Seeing
+from regard.tasks.match import PLACES
 
 Map = tuple[str, list[int], Tensor]  # of an attention: its name, which heads, and their maps (H, T, S)
 Wanted = Sequence[tuple[str, Sequence[int] | None]]  # attentions, and which of their heads
@@ -34,6 +35,10 @@ def maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
     The weights are those before a head is scaled; norms are of what it then says. A rollout is of the encoder: each
     layer has one map.
     """
+    if isinstance(live, LiveMatcher) and PLACES in dict(wanted):
+        if view != "weights" or len(wanted) > 1:
+            raise ValueError(f"{PLACES}: no attention's, so it has no {view}: ask for its weights, alone")
+        return iter([(PLACES, [0], live.places(look))])
     size, seen = 0, set[tuple[str, int]]()
     for name, heads in wanted:
         live.check(name, *heads or ())
@@ -206,6 +211,9 @@ def page(live: Live, look: Look) -> str:
         if picture is not None and (grid := grids.get(sides.keys.input)):
             seen = replace(picture, grid=grid)
         shown.append(AttentionMap(name, recorded.weights[:, -rows:], down[-rows:], across, sides.role, picture=seen))
+    if isinstance(live, LiveMatcher):
+        across, down = (texts[each] for each in live.inputs)
+        shown.insert(0, AttentionMap(PLACES, live.places(look), down, across, "said", picture=picture))
     factors = [f"{name} head {head} × {factor:g}" for name, head, factor in look.changes.heads]
     changed = ", ".join([*factors, *(f"{name} off" for name in look.changes.off)])
     read = zip(live.inputs, look.ids, strict=True)

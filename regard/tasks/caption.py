@@ -138,6 +138,7 @@ class Caption(Match):
     stands = "tokens"
     reads = "pixels"
     marks = ()
+    instead = "take caption-tiny"
 
     def check(self, recipe: Any) -> None:
         if recipe.train.batch_rows is None:
