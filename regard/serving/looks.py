@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,11 +36,12 @@ def maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
     The weights are those before a head is scaled; norms are of what it then says. A rollout is of the encoder: each
     layer has one map.
     """
+    size, seen, derived = 0, set[tuple[str, int]](), list[Map]()
     if isinstance(live, LiveMatcher) and PLACES in dict(wanted):
-        if view != "weights" or len(wanted) > 1:
-            raise ValueError(f"{PLACES}: no attention's, so it has no {view}: ask for its weights, alone")
-        return iter([(PLACES, [0], live.places(look))])
-    size, seen = 0, set[tuple[str, int]]()
+        if view != "weights":
+            raise ValueError(f"{PLACES} are no attention's, and have no {view}: ask for weights")
+        derived.append((PLACES, [0], live.places(look)))
+        wanted = [each for each in wanted if each[0] != PLACES]
     for name, heads in wanted:
         live.check(name, *heads or ())
         for head in range(live.attentions[name].heads) if heads is None else heads:
@@ -51,7 +53,7 @@ def maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
             raise ValueError(f"a rollout goes through the encoder, and {name} is not part of it")
     if size > MAPS:
         raise TooLargeError(f"these maps hold {size:,} numbers, and an answer {MAPS:,}: ask for fewer heads at a time")
-    return _maps(live, look, view, wanted)
+    return chain(derived, _maps(live, look, view, wanted))
 
 
 def _maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
