@@ -507,6 +507,9 @@ int32_t halves(void) {
 
 #ifdef __AVX512BF16__
 
+/* So many bytes, in whole lines of the cache; 0 if there is no memory. */
+static void *room_for(size_t bytes) { return aligned_alloc(64, (bytes + 63) / 64 * 64); }
+
 /* As `tile`: A's word (i, k) lies at i · row + k · step, B's (k, j) at k · ldb + j; a C that is rounded is of bf16. */
 INLINE void half_tile(int m, int w, int K, const uint32_t *a, size_t row, size_t step, const uint32_t *b, size_t ldb,
                       const float *start, float *c, uint16_t *half, size_t ldc, int mode) {
@@ -595,7 +598,7 @@ static void turn_words(int n, int d, const uint16_t *x, size_t stride, uint32_t 
 int32_t attend_half(const Attention *A, const Heads *out, float *level) {
   const int T = A->T, S = A->S, width = (S + L - 1) / L * L, d_k = A->d_k, d_v = A->d_v;
   const size_t pairs = (S + 1) / 2, scores = (size_t)T * width;
-  uint32_t *room = aligned_alloc(64, 64 + 4 * (d_k / 2 * width + pairs * d_v + scores + scores / 2 + width));
+  uint32_t *room = room_for(4 * (d_k / 2 * width + pairs * d_v + scores + scores / 2 + width));
   if (!room) return 0;
   uint32_t *keys = room, *values = keys + d_k / 2 * width, *weights = values + pairs * d_v;
   float *p = (float *)(weights + scores / 2), *wall = p + scores;
@@ -618,7 +621,7 @@ int32_t attend_half_back(const Attention *A, const Heads *out, const Heads *dout
   const int T = A->T, S = A->S, width = (S + L - 1) / L * L, d_k = A->d_k, d_v = A->d_v;
   const int widest = d_k > d_v ? d_k : d_v, longest = T > S ? T : S;
   const size_t scores = (size_t)T * width, above = (size_t)(T + 1) / 2 * width, some = (size_t)(longest + 1) * widest;
-  uint32_t *room = aligned_alloc(64, 64 + 4 * (2 * scores + 2 * above + some + widest / 2 * width + width));
+  uint32_t *room = room_for(4 * (2 * scores + 2 * above + some + widest / 2 * width + width));
   if (!room) return 0;
   float *p = (float *)room, *ds = p + scores, *wall = ds + scores;
   uint32_t *across = (uint32_t *)(wall + width), *below = across + widest / 2 * width;
@@ -659,7 +662,7 @@ int32_t attend_half_back(const Attention *A, const Heads *out, const Heads *dout
 /* W (N, K) rounded, for products with rows of numbers: in panels of 32 columns of Wᵀ, or, to go `back`, of W; a word
    has two numbers that such a row meets one after the other. 0 if there is no memory. */
 static uint32_t *half_panels(int N, int K, const float *W, int back) {
-  uint32_t *to = aligned_alloc(64, 4 * (size_t)N * K);
+  uint32_t *to = room_for(4 * (size_t)N * K);
   uint16_t *w = to ? (uint16_t *)(to + (size_t)N * K / 2) : 0; /* behind the panels */
   if (to) round_rows(N, K, W, w);
   if (to && back)
@@ -705,7 +708,7 @@ int32_t linear_half(int32_t M, int32_t N, int32_t K, const uint16_t *x, const fl
 /* Its gradients from that of y: dx (M, K), dW (N, K), db (N); any may be absent. */
 int32_t linear_half_back(int32_t M, int32_t N, int32_t K, const uint16_t *x, const float *W, const uint16_t *g,
                          uint16_t *dx, float *dW, float *db) {
-  uint32_t *panels = dx ? half_panels(N, K, W, 1) : 0, *room = aligned_alloc(64, 2 * (size_t)(SHARE + 1) * (N + K));
+  uint32_t *panels = dx ? half_panels(N, K, W, 1) : 0, *room = room_for(2 * (size_t)(SHARE + 1) * (N + K));
   const int32_t enough = room && (panels || !dx);
   if (enough) SHARES(i, m, M) {
       const uint16_t *rows = x + (size_t)i * K, *slopes = g + (size_t)i * N;
@@ -751,7 +754,7 @@ static void half_activate(int kind, int n, const uint16_t *z, uint16_t *h, uint1
 int32_t feed_forward_half(int32_t M, int32_t N, int32_t F, int32_t K, const uint16_t *x, const TwoMaps *by,
                           int32_t kind, uint16_t *z, uint16_t *y) {
   uint32_t *first = half_panels(F, K, by->W1, 0), *second = half_panels(N, F, by->W2, 0);
-  uint16_t *h = aligned_alloc(64, 2 * (size_t)SHARE * F);
+  uint16_t *h = room_for(2 * (size_t)SHARE * F);
   if (first && second && h) SHARES(i, m, M) {
       uint16_t *inner = z + (size_t)i * F;
       half_map(m, F, K, x + (size_t)i * K, first, by->b1, inner);
@@ -768,8 +771,8 @@ int32_t feed_forward_half_back(int32_t M, int32_t N, int32_t F, int32_t K, const
                                const TwoMaps *by, int32_t kind, const uint16_t *g, uint16_t *dx, const TwoMaps *to) {
   const size_t widest = N > K ? N : K;
   uint32_t *first = dx ? half_panels(F, K, by->W1, 1) : 0, *second = half_panels(N, F, by->W2, 1);
-  uint32_t *room = aligned_alloc(64, 2 * (size_t)(SHARE + 1) * (F + widest));
-  uint16_t *h = aligned_alloc(64, 4 * (size_t)SHARE * F), *dz = h + (size_t)SHARE * F;
+  uint32_t *room = room_for(2 * (size_t)(SHARE + 1) * (F + widest));
+  uint16_t *h = room_for(4 * (size_t)SHARE * F), *dz = h + (size_t)SHARE * F;
   const int32_t enough = (first || !dx) && second && room && h;
   if (enough) SHARES(i, m, M) {
       const uint16_t *rows = x + (size_t)i * K, *slopes = g + (size_t)i * N;

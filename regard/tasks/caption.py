@@ -135,7 +135,7 @@ class Caption(Match):
     name, called, verb = "caption", "captioning", ""
     sections = Sections(CaptionConfig, CaptionedConfig, Describing, Judging)
     needs: ClassVar[type] = EncoderDecoder
-    stands = "tokens"
+    stands, by_rows = "tokens", False  # of a caption, each token is learnt
     reads = "pixels"
     marks = ()
     instead = "take caption-tiny"
