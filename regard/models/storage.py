@@ -317,8 +317,9 @@ class _Whole(NamedTuple):
         if not path.is_file():
             raise ValueError(f"{self.directory} is not a whole model directory: it has no {WEIGHTS}")
         try:
-            with safe_open(path, "pt") as file:
-                tensors = {name: _copied(path, name) for name in file.keys()}  # noqa: SIM118
+            with safe_open(path, "pt") as file:  # the last bits of a product depend on where PyTorch puts its factors:
+                names = [*file.keys()]  # each is a copy, and as it alone is mapped, the file is not in memory twice
+            tensors = {name: safe_open(path, "pt").get_tensor(name).clone() for name in names}
         except (SafetensorError, AttributeError, TypeError) as error:  # the last two of a dtype that PyTorch has not
             raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from error
         layers = sum(value for name, value in vars(self.config).items() if name.endswith("layers"))
@@ -339,12 +340,6 @@ class _Whole(NamedTuple):
         stat = (path := self.directory / WEIGHTS).stat()
         known = _digest(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
         return hashlib.sha256((self.said + known).encode()).hexdigest()
-
-
-def _copied(path: Path, name: str) -> Tensor:
-    """A tensor where PyTorch would put it, as a product's last bits depend on it; no other is mapped."""
-    with safe_open(path, "pt") as file:
-        return file.get_tensor(name).clone()  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=16)

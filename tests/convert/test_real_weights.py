@@ -344,7 +344,7 @@ def test_labels_are_as_likely_as_in_transformers(fetched: Callable[[str], Pair],
 
 
 REACTIONS = {  # and atoms that a chemist knows again: before, after
-    "CC(=O)O.OCC>>CC(=O)OCC": [(0, 0), (1, 1), (2, 2), (4, 3), (5, 4), (6, 5)],  # the acid loses its OH
+    "CC(=O)O.OCC>>CC(=O)OCC": [(0, 0), (1, 1), (5, 4), (6, 5)],  # of the acid's two O's either may stay
     "CCBr.[OH-]>>CCO": [(0, 0), (1, 1), (3, 2)],
     "c1ccccc1.BrBr>>c1ccc(Br)cc1": [],
 }
