@@ -327,10 +327,12 @@ class _Run:
 
     def finish(self, say: Display) -> None:
         """Write the model, and say how good it is on what it has never seen."""
-        # A model of its own: the one that was trained may be in pieces, one in each process.
+        # A model of its own: the one that was trained may be in pieces, one in each process. Where only a part of it
+        # was taught and it is whole, it is that one: the rest would be twice in memory.
+        whole = self.here.size == 1 and not any(hasattr(self.model, name) for name in SCAFFOLDS)
         with _room(self.recipe, self.directory, self.here):
             if self.recipe.changes:
-                model = _begin(self.recipe, self.data)
+                model = self.model if whole else _begin(self.recipe, self.data)
             else:
                 model = build(self.model.config, self.task.head(type(self.model)))
             final = {name: x for name, x in self.trainer.final().items() if name.split(".")[0] not in SCAFFOLDS}
