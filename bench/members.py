@@ -2,14 +2,15 @@
 
     python bench/members.py MODEL DATA [MODEL DATA ...] [--limit N] [--rounds N]
 
-A form is the model in fp32, bf16, int8 and int4, without the last quarter of the heads of each attention, and without
-its middle layer; what a member cannot be, the table says. DATA is what `regard evaluate` takes: rows, or a text for a
-language model, of which the first `--limit` lines are read. Quality is the first figure of that; speed is rows that are
-judged, or tokens that a language model writes, in a second of processor time, for the machine may be shared. Forms
-take turns; printed are medians over the rounds.
+A form is the model in fp32, bf16, int8 and int4, without the last quarter of the heads of each attention, without its
+middle layer, and as ONNX, run by onnxruntime; what a member cannot be, the table says. DATA is what `regard evaluate`
+takes: rows, pictures, sounds, or a text for a language model; of a file, the first `--limit` lines are read. Quality is
+the first figure of that; speed is rows that are judged, or tokens that a language model writes, in a second of
+processor time, for the machine may be shared. Forms take turns; printed are medians over the rounds.
 """
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
@@ -17,21 +18,59 @@ from collections import defaultdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor, nn
 
 from regard.api import load, told
+from regard.convert import export
+from regard.convert.onnx import DECODER, MODEL, Onnx
 from regard.convert.precision import DTYPES, quantize_directory
 from regard.core.blocks import Stack
 from regard.inspection.taps import attentions
 from regard.models import storage
+from regard.studies import judging
 from regard.studies.evaluate import foretell
-from regard.studies.judging import judge
 from regard.studies.pruning import prune_directory
+from regard.tasks.reader import Reader
+from regard.tasks.translator import Translator
+from regard.tasks.viewer import Viewer
 
 WRITTEN = 32  # tokens of a language model, one after the other
+NAMES = {"tokens": "input_ids", "keep": "attention_mask", "segments": "token_type_ids"}  # in a graph
+
+
+class Graph(nn.Module):
+    """One graph, run by onnxruntime in place of a model."""
+
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        super().__init__()
+        self.session = onnxruntime.InferenceSession(path)
+        self.kind = nn.Parameter(torch.zeros(()))
+
+    def forward(self, *shown: Tensor, **read: Tensor) -> Tensor:
+        names = [each.name for each in self.session.get_inputs()]
+        given = dict(zip(names, shown, strict=False)) | {NAMES[name]: x.long() for name, x in read.items()}
+        given |= {name: torch.zeros_like(given[names[0]]) for name in names if name not in given}
+        return torch.from_numpy(self.session.run(None, {name: x.numpy() for name, x in given.items()})[-1])
+
+
+def by_graph(predictor: Any, at: Path) -> Any:
+    """A predictor whose engine is onnxruntime."""
+    if isinstance(predictor, Translator) and (at / DECODER).exists():
+        predictor.native = lambda model: Onnx(at)
+    elif isinstance(predictor, Reader | Viewer):
+        made = predictor.module(Graph(at / MODEL), "")
+        predictor.native = lambda model: made
+    else:
+        raise ValueError("regard does not run the graph of such a member: other programs do")
+    return predictor
 
 
 def forms(model: Path, folder: Path) -> dict[str, Path | str]:
@@ -46,6 +85,7 @@ def forms(model: Path, folder: Path) -> dict[str, Path | str]:
     }
     ways["heads pruned"] = lambda at: prune_directory(model, at, heads=heads)
     ways["layers pruned"] = lambda at: prune_directory(model, at, layers=layers)
+    ways["ONNX"] = lambda at: export(model, at, to="onnx")
     assert {*DTYPES} <= ways.keys()
     for name, make in ways.items():
         try:
@@ -56,8 +96,12 @@ def forms(model: Path, folder: Path) -> dict[str, Path | str]:
     return found
 
 
-def measured(model: Path, data: Path) -> tuple[str, float, float]:
-    """What its first figure is called, that, and rows or tokens a second."""
+def measured(form: str, at: Path, model: Path, data: Path) -> tuple[str, float, float]:
+    """What the first figure of a form is called, that, and rows or tokens a second."""
+    if form == "ONNX":
+        with patch.object(judging, "load", lambda *a, **k: by_graph(load(*a, **k), at)):
+            return measured("", model, model, data)
+    model = at
     if told(model).task.name == "generate":
         writer = load(model)
         writer.generate(limit=1)  # engines are made when they are first asked
@@ -66,7 +110,7 @@ def measured(model: Path, data: Path) -> tuple[str, float, float]:
         speed = WRITTEN / (time.process_time() - start)
         return "perplexity", foretell(model, data)["perplexity"], speed
     start = time.process_time()
-    found = judge(model, data)
+    found = judging.judge(model, data)
     name, figure = next(iter(found["figures"].items()))
     return name, figure["score"], found["rows"] / (time.process_time() - start)
 
@@ -76,7 +120,12 @@ def compared(model: Path, data: Path, folder: Path, rounds: int) -> Table:
     for _ in range(rounds):
         for name, at in known.items():
             if isinstance(at, Path):
-                figures[name].append(measured(at, data))
+                try:
+                    figures[name].append(measured(name, at, model, data))
+                except ValueError as error:
+                    if name != "ONNX":
+                        raise
+                    figures[name].append((str(error), math.nan, math.nan))
     result, what = Table(box=box.MARKDOWN), figures["fp32"][0][0]
     for column in (model.name, "weights", what, "a second"):
         result.add_column(column, justify="left" if column == model.name else "right", no_wrap=True)
@@ -84,9 +133,11 @@ def compared(model: Path, data: Path, folder: Path, rounds: int) -> Table:
         if isinstance(at, str):
             result.add_row(name, "", at, "")
             continue
-        size, (_, figure, _) = (at / storage.WEIGHTS).stat().st_size, figures[name][0]
+        files = [*at.glob("*.onnx*")] or [at / storage.WEIGHTS]
+        size, (why, figure, _) = sum(file.stat().st_size for file in files), figures[name][0]
         speed = statistics.median(each for *_, each in figures[name])
-        result.add_row(name, f"{size / 1e6:.1f} MB", f"{figure:.4g}", f"{speed:,.0f}")
+        said = [why, ""] if math.isnan(speed) else [f"{figure:.4g}", f"{speed:,.0f}"]
+        result.add_row(name, f"{size / 1e6:.1f} MB", *said)
     return result
 
 
@@ -101,7 +152,7 @@ def main() -> None:
     for model, data in zip(args.given[::2], args.given[1::2], strict=True):
         with tempfile.TemporaryDirectory() as folder:
             try:
-                if args.limit is not None:
+                if args.limit is not None and data.is_file():
                     with open(data, encoding="utf-8") as file:
                         (Path(folder) / data.name).write_text("".join(islice(file, args.limit)), "utf-8")
                     data = Path(folder) / data.name

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from regard.core.blocks import layers_of
 from regard.models.costs import footprint, parameters, training_flops
-from regard.models.family import configure
+from regard.models.family import blank, configure
 
 DAY = 86_400
 
@@ -30,7 +31,6 @@ class Row(NamedTuple):
     days: tuple[float, float]  # the least, and the most
     ddp: float  # GB of a process
     fsdp: float
-    saving: float  # the same while a checkpoint is gathered
 
 
 def plan(config: Any, hosts: Sequence[int], a: argparse.Namespace) -> Iterator[Row]:
@@ -38,6 +38,8 @@ def plan(config: Any, hosts: Sequence[int], a: argparse.Namespace) -> Iterator[R
     n, steps, sentences = parameters(config), math.ceil(a.tokens / a.batch), a.batch / a.length
     flops = sentences * training_flops(config, 1, a.length, a.length)
     kept = footprint(config, 1, a.length, a.length)
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in layers_of(blank(config))]
+    at_hand = 8 * (n - sum(layers) + 2 * max(layers))  # weights and gradients: what is in no layer, and two of these
     for count in hosts:
         world = count * a.devices
         work = flops / (world * a.flops * a.share)
@@ -45,9 +47,8 @@ def plan(config: Any, hosts: Sequence[int], a: argparse.Namespace) -> Iterator[R
         cable = 2 * (world - 1) / world * 4 * n * 8 / (a.gbit * 1e9) if count > 1 else 0.0
         days = steps * max(work, cable) / DAY, steps * (work + cable) / DAY
         beside = kept.activations * math.ceil(sentences / world)
-        sharded = kept.training_state / world + kept.weights["fp32"] + beside  # and a copy to be judged
-        whole = sharded + 3 * kept.weights["fp32"]
-        yield Row(count, work, cable, days, (kept.training_state + beside) / 1e9, sharded / 1e9, whole / 1e9)
+        shared = kept.training_state / world + at_hand + beside
+        yield Row(count, work, cable, days, (kept.training_state + beside) / 1e9, shared / 1e9)
 
 
 def main() -> None:
@@ -65,14 +66,14 @@ def main() -> None:
     parser.add_argument("--gbit", type=float, required=True, help="in a second, through the cable of a host")
     a = parser.parse_args()
     config = configure(a.preset, a.changes, vocabulary=a.vocabulary)
-    heads = ("hosts", "work, s", "cable, s", "days", "ddp, GB", "fsdp, GB", "fsdp, saving")
+    heads = ("hosts", "work, s", "cable, s", "days", "ddp, GB", "fsdp, GB")
     table = Table(
         *heads, title=f"{a.preset}, {parameters(config):,} parameters, {math.ceil(a.tokens / a.batch):,} steps"
     )
     for row in plan(config, a.hosts, a):
         days = f"{row.days[0]:.2f}-{row.days[1]:.2f}"
         cells = (str(row.hosts), f"{row.work:.3f}", f"{row.cable:.3f}", days)
-        table.add_row(*cells, *(f"{x:.2f}" for x in (row.ddp, row.fsdp, row.saving)))
+        table.add_row(*cells, *(f"{x:.2f}" for x in (row.ddp, row.fsdp)))
     Console().print(table)
 
 

@@ -7,18 +7,20 @@ that y followed (Khandelwal et al., 2020, eq. 2 and 3; 2021 for translation, wit
 the model stays as it is, and what it remembers lies beside it, in the folder `memory` of its directory.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from regard.checks import above, at_least, one_of
 from regard.checks import share as from_0_to_1
-from regard.core.added import Added, add
+from regard.core.added import Added, add, without
 
 NEAR = ("exact", "ivf", "hnsw")
+CONTEXT = 12  # tokens before and after a neighbour that are shown
 
 
 def weighed(distances: Tensor, temperature: float) -> Tensor:
@@ -47,18 +49,18 @@ class Recall(Added):
         super().__init__()
         self.change, self.width, self.near = change, width, change.near
 
-    def nearest(self, x: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """Of states x (N, d) the neighbours' tokens (N, k), what each counts, and their numbers."""
+    def nearest(self, x: Tensor) -> tuple[Tensor, Tensor, Any, Any]:
+        """Of states x (N, d) the neighbours' tokens (N, k), what each counts, their numbers and squared distances."""
         if self.memory is None:
             raise ValueError("what this model remembers has not been opened: load it by its directory, regard.load")
         distances, numbers = self.memory.nearest(x.float().cpu().numpy(), self.change.neighbours)
         weights = weighed(torch.from_numpy(distances), self.change.temperature)
-        return torch.from_numpy(self.memory.tokens(numbers)).to(x.device), weights.to(x.device), numbers
+        return torch.from_numpy(self.memory.tokens(numbers)).to(x.device), weights.to(x.device), numbers, distances
 
     def after(self, x: Tensor, y: Tensor) -> Tensor:
         if not self.change.share or x.is_meta or not x.numel():
             return y
-        tokens, weights, _ = self.nearest(x.detach().flatten(0, -2))
+        tokens, weights, *_ = self.nearest(x.detach().flatten(0, -2))
         return mixed(y.flatten(0, -2), tokens, weights, self.change.share).view_as(y)
 
     def merge(self, module: nn.Module) -> None:
@@ -111,3 +113,55 @@ def chosen(
             best = min(best, (loss, share, temperature))
     loss, share, temperature = best
     return share, temperature, loss
+
+
+class Like(NamedTuple):
+    """A state that was remembered."""
+
+    token: str  # that followed it
+    weight: float  # what it counts among the neighbours
+    distance: float  # squared
+    place: str  # file:line
+    before: str
+    after: str
+
+
+class Reminded(NamedTuple):
+    """One token, and why it is said."""
+
+    token: str  # as it stands in the text; the likeliest, where the text ends
+    p: float
+    alone: float  # what the model by itself gives it
+    near: list[Like]
+    ends: bool  # it ends a translation
+
+
+@torch.inference_mode()
+def reminded(
+    model: nn.Module, tokenizer: Any, h: Tensor, labels: Sequence[int | None], eos: int, top: int
+) -> list[Reminded]:
+    """For what the output layer of a model that remembers reads (T, d), and the tokens that follow (None: the likeliest
+    one): how likely each is, without and with what is remembered, and the `top` nearest of that."""
+    output: Any = model.output
+    log_p = output(h).float().log_softmax(-1)
+    with without(model, "neighbours"):
+        alone = output(h).float().log_softmax(-1)
+    part = recall_of(model)
+    assert part is not None
+    _, weights, numbers, distances = part.nearest(h)
+    found = []
+    for t, label in enumerate(labels):
+        id = int(log_p[t].argmax()) if label is None else label
+        near = [
+            _like(tokenizer, part.memory.neighbour(int(number)), float(weight), float(distance))
+            for number, weight, distance in zip(numbers[t, :top], weights[t], distances[t], strict=False)
+        ]
+        p, by_itself = (float(x[t, id].exp()) for x in (log_p, alone))
+        found.append(Reminded(tokenizer.pieces([id])[0], p, by_itself, near, label == eos))
+    return found
+
+
+def _like(tokenizer: Any, found: Any, weight: float, distance: float) -> Like:
+    line = found.line + tokenizer.decode(found.before).count("\n")
+    before, after = (tokenizer.decode(ids) for ids in (found.before[-CONTEXT:], found.after[:CONTEXT]))
+    return Like(tokenizer.pieces([found.token])[0], weight, distance, f"{found.file}:{line}", before, after)

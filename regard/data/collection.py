@@ -113,6 +113,7 @@ class Store:
         """`model`: the digest of what the vectors are made by; `name`: what a person calls it."""
         self.path, self.about = Path(path), {"format": FORMAT, "model": model, "name": name, "width": width}
         self.width, self.documents = width, ""
+        self._mapped: Vectors = np.zeros((0, width), np.float32)
         if (self.path / ABOUT).exists():
             self._check()
         elif self.path.exists() and not vacant(self.path, besides=NEW):
@@ -169,8 +170,10 @@ class Store:
 
     def vectors(self) -> Vectors:
         """All that there are, mapped; some may be of documents that have gone."""
-        size = (self.path / VECTORS).stat().st_size // (4 * self.width) * self.width
-        return np.memmap(self.path / VECTORS, "<f4", mode="r", shape=(size,)).reshape(-1, self.width)
+        rows = (self.path / VECTORS).stat().st_size // (4 * self.width)
+        if len(self._mapped) != rows:  # once: the pages of a new map would have to be found again, which takes as long
+            self._mapped = np.memmap(self.path / VECTORS, "<f4", mode="r", shape=(rows, self.width))
+        return self._mapped
 
     def blocks(self) -> Iterator[Vectors]:
         """The vectors of the documents in their order, some at a time."""

@@ -75,7 +75,7 @@ class Config:
         """Refuse a setting that is none of its choices, a size below 1 or beyond all measure, a probability outside of
         [0, 1], a pad that is no token, and one matrix for two vocabularies.
 
-        A whole number may be 0 if that is its default.
+        A whole number may be 0 if that is its default, or its field says so.
         """
         values = vars(self)
         for field in fields(self):  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ class Config:
             if type(size) is int:
                 if size > (most := MOST_COUNTED if name in COUNTED else MOST):
                     raise ValueError(f"{name} = {size}: it must be at most {most:,}")
-                at_least(int(field.default != 0), **{name: size})
+                at_least(field.metadata.get("least", int(field.default != 0)), **{name: size})
         for name, valid in ({"tie": TIES} | choices if "tie" in values else choices).items():
             one_of(valid, **{name: values[name]})
         for name in PROBABILITIES:

@@ -51,7 +51,7 @@ typedef struct {
   const float *table;   /* (V, d) fp32, or */
   const uint16_t *h;    /* bf16, or */
   const int8_t *q;      /* int8 with */
-  const float *scale;   /* a scale for each token */
+  const float *scale;   /* a scale for each token; without any of them, a token is its column of the model's logits */
   const float *positions; /* (longest, width), may be absent */
   const float *segments;  /* (some, width): which text of a pair; may be absent */
   Norm norm;
@@ -604,14 +604,28 @@ static void normalise_rows(const Model *M, const Norm *norm, const float *x, int
   for (int i = 0; i < m; i++) normalise(norm, x + (size_t)i * M->d, M->d, y + (size_t)i * M->d);
 }
 
-static void embed(const Embedding *e, int32_t token, int32_t position, int32_t segment, float *x) {
+/* Column j of a product, times a factor. */
+static void column(const Product *p, int32_t j, float factor, float *x) {
+  const size_t panel = j / PANEL, at = j % PANEL, K = p->K, groups = (K + 3) / 4;
+  if (p->w)
+    for (size_t k = 0; k < K; k++) x[k] = p->w[(panel * K + k) * PANEL + at] * factor;
+  else if (p->h)
+    for (size_t k = 0; k < K; k++) x[k] = widened_one(p->h[(panel * K + k) * PANEL + at]) * factor;
+  else
+    for (size_t k = 0; k < K; k++)
+      x[k] = p->q[((panel * groups + k / 4) * PANEL + at) * 4 + k % 4] * p->scale[j] * factor;
+}
+
+static void embed(const Model *M, const Embedding *e, int32_t token, int32_t position, int32_t segment, float *x) {
   const int d = e->width;
   if (e->table)
     for (int i = 0; i < d; i++) x[i] = e->table[(size_t)token * d + i] * e->factor;
   else if (e->h)
     for (int i = 0; i < d; i++) x[i] = widened_one(e->h[(size_t)token * d + i]) * e->factor;
-  else
+  else if (e->q)
     for (int i = 0; i < d; i++) x[i] = e->q[(size_t)token * d + i] * e->scale[token] * e->factor;
+  else
+    column(&M->logits, token, e->factor, x);
   if (e->positions)
     for (int i = 0; i < d; i++) x[i] += e->positions[(size_t)position * d + i];
   if (e->segments)
@@ -1073,7 +1087,7 @@ static void understand(const Model *M, int n, const int32_t *begins, const int32
   if (given) memcpy(w->x, given, sizeof(float) * m * M->d);
   for (int b = 0, r = 0; !given && b < n; b++)
     for (int s = 0; s < begins[b + 1] - begins[b]; s++, r++)
-      embed(e, tokens[r], s, segments ? segments[r] : 0, x + (size_t)r * e->width);
+      embed(M, e, tokens[r], s, segments ? segments[r] : 0, x + (size_t)r * e->width);
   if (e->widen.N) product(w->team, x, e->width, m, &e->widen, w->x, M->d, SET, w->bytes);
   think(M, n, begins, longest, only, w);
 }
@@ -1389,7 +1403,7 @@ int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, con
     int r = to ? to[i] : i;
     if (w.of) w.of[i] = rows->adapters[rows->sentence[r]];
     w.at[i] = rows->lengths[r]++;
-    embed(&M->target, tokens[i], w.at[i], 0, w.x + (size_t)i * M->d);
+    embed(M, &M->target, tokens[i], w.at[i], 0, w.x + (size_t)i * M->d);
     rows->history[r * rows->stride + w.at[i]] = cells[i];
     rows->owner[cells[i]] = rows->sentence[r];
   }

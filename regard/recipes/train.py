@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
@@ -40,6 +40,7 @@ from regard.training.display import Display, fetching
 from regard.training.distributed import World, world
 from regard.training.journal import Journal
 from regard.training.loop import Learner, load_parameters
+from regard.training.memory import OnDisk
 from regard.training.objectives import SCAFFOLDS, Objective
 from regard.training.optimisers import named_like
 from regard.training.run import UNKNOWN, Event, Finished, Trainer, Validation
@@ -94,7 +95,9 @@ def train(
             raise mistake or SystemExit(2)  # one process tells of it
         data = data or prepare(recipe)
         torch.manual_seed(recipe.train.seed)
-        model = _begin(recipe, data)
+        directory.mkdir(parents=True, exist_ok=True)
+        with _room(recipe, directory, here):
+            model = _begin(recipe, data)
         _introduce(say, name, recipe, data, model)
         if recipe.train.batch == 0:
             task = data.task
@@ -230,6 +233,11 @@ def _begin(recipe: Recipe, data: Prepared) -> nn.Module:
     return model
 
 
+def _room(recipe: Recipe, directory: Path, here: World) -> AbstractContextManager[Any]:
+    """Where a whole model is: in memory, or on the disk where no process need be able to hold it."""
+    return OnDisk(directory) if here.size > 1 and recipe.train.distributed == "fsdp" else nullcontext()
+
+
 def _objective(
     recipe: Recipe, task: Task, data: Prepared, model: nn.Module, here: World
 ) -> tuple[Objective, nn.Module | None]:
@@ -304,8 +312,15 @@ class _Run:
         assert isinstance(event, Finished)
         return event
 
-    def _validate(self, model: nn.Module, step: int) -> Validation:
+    def _opened(self, model: nn.Module) -> Any:
+        """Who uses the model; one that need not fit into memory is not copied into the C engine."""
         predictor = self.task.open([model], self.data.tokenizer, self.recipe.decode)
+        if self.learner.sharded:
+            predictor.engine = "torch"
+        return predictor
+
+    def _validate(self, model: nn.Module, step: int) -> Validation:
+        predictor = self._opened(model)
         score, measures, samples, _ = self.task.measure(predictor, self.data.valid, self.recipe)
         turn = step // self.trainer.every * 7 % len(samples)
         return Validation(step, score, measures, [*samples, *samples][turn : turn + SHOWN])
@@ -313,19 +328,21 @@ class _Run:
     def finish(self, say: Display) -> None:
         """Write the model, and say how good it is on what it has never seen."""
         # A model of its own: the one that was trained may be in pieces, one in each process.
-        if self.recipe.changes:
-            model = _begin(self.recipe, self.data)
-        else:
-            model = build(self.model.config, self.task.head(type(self.model)))
-        final = {name: x for name, x in self.trainer.final().items() if name.split(".")[0] not in SCAFFOLDS}
-        load_parameters(model.to(self.here.device), final)
+        with _room(self.recipe, self.directory, self.here):
+            if self.recipe.changes:
+                model = _begin(self.recipe, self.data)
+            else:
+                model = build(self.model.config, self.task.head(type(self.model)))
+            final = {name: x for name, x in self.trainer.final().items() if name.split(".")[0] not in SCAFFOLDS}
+            load_parameters(model.to(self.here.device), final)
+            del final
         settled(model)
         for text in self.trainer.warnings:
             say.line("note", text)
         for name in DERIVED:  # of the weights that these take the place of
             (self.directory / name).unlink(missing_ok=True)
         storage.save(model, self.directory, storage.Purpose(self.task.noted(), asdict(self.recipe.decode)))
-        predictor = self.task.open([model], self.data.tokenizer, self.recipe.decode)
+        predictor = self._opened(model)
         figures, samples = self.task.judge(predictor, self.data.test, self.recipe)
         write_whole(self.directory / "evaluation.json", json.dumps(figures, indent=2) + "\n")
         for name, figure in figures.items():

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import BaseModel, Field
 
+from regard.adaptation.recall import recall_of
 from regard.decoding.protocol import DAMAGED
 from regard.serving import graphs, looks
 from regard.serving.errors import RefusalError
@@ -128,6 +129,7 @@ class _Models:
             **live.about(),
             "examples": live.examples(served.task.name, source),
             "atlas": (served.path / "heads.json").is_file(),
+            "remembers": recall_of(live.model) is not None,
         }
 
 
@@ -242,6 +244,10 @@ def router(service: Service) -> APIRouter:
     @routes.post("/api/measures")
     async def measures(asked: LookAsked, request: Request) -> Response:
         return await looked(request, asked, looks.measures, long=True)
+
+    @routes.post("/api/recall")
+    async def recall(asked: LookAsked, request: Request) -> Response:
+        return await looked(request, asked, looks.recalled, long=True)
 
     @routes.post("/api/faithfulness")
     async def faithfulness(asked: LookAsked, request: Request) -> Response:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.adaptation.recall import recall_of, reminded
 from regard.inspection.axes import KINDS
 from regard.inspection.faithfulness import faithfulness as attention_faithfulness
 from regard.inspection.measures import tally
@@ -28,6 +29,7 @@ EXPLAINED = 128  # source tokens of which each is left out once
 MAPS = 2**23  # numbers of the maps of one answer
 IMPORTANT = 2**24  # weights whose gradient is held
 PAGE = 2**22  # numbers that a page holds
+REMINDED = 8  # neighbours of a token that are shown
 
 
 def maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
@@ -221,3 +223,16 @@ def page(live: Live, look: Look) -> str:
     read = zip(live.inputs, look.ids, strict=True)
     title = " → ".join("picture" if name in live.grids else live.decoded(ids) for name, ids in read)
     return attention_page(shown, title=title, note=f"Changed: {changed}" if changed else "")
+
+
+@torch.inference_mode()
+def recalled(live: Live, look: Look) -> dict[str, Any]:
+    """Of each token that is written: what it reminds the model of, and how likely it is without that."""
+    if recall_of(live.model) is None:
+        raise ValueError("this model remembers nothing: `regard remember` makes one that does")
+    model: Any = live.model
+    with live.turn(look.changes):
+        h = model.features(**live.batch(look).inputs)[0]
+        found = reminded(model, live.tokenizer, h, live.steps(look)[1], live.eos, REMINDED)
+    steps = [{"p": each.p, "alone": each.alone, "near": [like._asdict() for like in each.near]} for each in found]
+    return {"steps": steps}

@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.adaptation.recall import Neighbours, Recall, chosen, recall_of
+from regard.adaptation.recall import Neighbours, Recall, Reminded, chosen, recall_of, reminded
 from regard.api import load, told
-from regard.core.added import without
 from regard.core.generation import of_like_length
 from regard.core.losses import label_log_probabilities
 from regard.data.batching import Batch, collate
@@ -39,7 +38,6 @@ WITH = ("tokenizer.json", storage.TEMPLATE)  # of the model: what goes along
 ROWS = 64  # pairs that are read together
 SHARES = [i / 20 for i in range(20)]  # that are tried on held-out text,
 TEMPERATURES = [digit * 10.0**power for power in range(-1, 5) for digit in (1, 2, 5)]  # and temperatures
-CONTEXT = 12  # tokens before and after that are shown
 Show = Callable[[str, int, int], None]
 Losses = tuple[float, float]  # without what is remembered, and with it
 Lesson = tuple[Batch, NDArray[np.int64]]  # and of each label (B, T), which of the ids it is
@@ -179,27 +177,6 @@ def _fitted(model: Any, states: States, change: Neighbours, parts: Iterator[Less
     return replace(change, share=share, temperature=temperature), (-float(log_p.double().mean()), loss)
 
 
-class Like(NamedTuple):
-    """A state that was remembered."""
-
-    token: str  # that followed it
-    weight: float  # what it counts among the neighbours
-    distance: float  # squared
-    place: str  # file:line
-    before: str
-    after: str
-
-
-class Reminded(NamedTuple):
-    """One token, and why it is said."""
-
-    token: str  # as it stands in the text; the likeliest, where the text ends
-    p: float
-    alone: float  # what the model by itself gives it
-    near: list[Like]
-    ends: bool  # it ends a translation
-
-
 @torch.inference_mode()
 def recalled(memory: Path | Any, text: str, target: str | None = None, *, top: int = 5) -> list[Reminded]:
     """For each token of a text that a model would write, and for the one after it: how likely it is, without and with
@@ -207,7 +184,7 @@ def recalled(memory: Path | Any, text: str, target: str | None = None, *, top: i
     """
     predictor = load(memory, engine="torch") if isinstance(memory, str | Path) else memory
     model, tokenizer, eos = predictor.model, predictor.tokenizer, predictor.eos
-    if (part := recall_of(model)) is None:
+    if recall_of(model) is None:
         raise ValueError(f"{memory} remembers nothing: `regard remember` makes a model directory that does")
     if hasattr(predictor, "translate"):
         target = predictor.translate(text) if target is None else target
@@ -219,28 +196,4 @@ def recalled(memory: Path | Any, text: str, target: str | None = None, *, top: i
     else:
         inputs = {"tokens": torch.tensor([ids := predictor.ids(text)])}
         labels = [*ids[1:], None]
-    h = model.features(**inputs)[0]  # (T, d)
-    log_p = model.output(h).float().log_softmax(-1)
-    with without(model, "neighbours"):
-        alone = model.output(h).float().log_softmax(-1)
-    _, weights, numbers = part.nearest(h)
-    distances = part.memory.nearest(h.numpy(), top)[0]
-    found = []
-    for t, label in enumerate(labels):
-        id = int(log_p[t].argmax()) if label is None else label
-        near = [
-            _like(tokenizer, part.memory.neighbour(int(numbers[t, i])), float(weights[t, i]), float(distances[t, i]))
-            for i in range(min(top, numbers.shape[1]))
-        ]
-        found.append(
-            Reminded(
-                tokenizer.pieces([id])[0], float(log_p[t, id].exp()), float(alone[t, id].exp()), near, label == eos
-            )
-        )
-    return found
-
-
-def _like(tokenizer: Any, found: Any, weight: float, distance: float) -> Like:
-    line = found.line + tokenizer.decode(found.before).count("\n")
-    before, after = (tokenizer.decode(ids) for ids in (found.before[-CONTEXT:], found.after[:CONTEXT]))
-    return Like(tokenizer.pieces([found.token])[0], weight, distance, f"{found.file}:{line}", before, after)
+    return reminded(model, tokenizer, model.features(**inputs)[0], labels, eos, top)

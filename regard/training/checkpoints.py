@@ -24,9 +24,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from regard.checks import at_least
 from regard.files import digest, discard, read_whole, sync
+from regard.training.distributed import whole
 
 FORMAT = 1
 FILES = TENSORS, SKELETON = "tensors.safetensors", "state.json"
@@ -42,8 +44,10 @@ class CheckpointError(ValueError):
     """A checkpoint that is torn or damaged; the message names the file."""
 
 
-def write_state(path: Path, state: Any) -> None:
+def write_state(path: Path, state: Any, *, main: bool = True) -> None:
     """Write a state as the directory `path`, in place of what is there.
+
+    Tensors of which each process has a share are made whole one at a time: all take part, and the `main` one writes.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as runs:
@@ -52,6 +56,10 @@ def write_state(path: Path, state: Any) -> None:
     {'step': 3, 0: [tensor([1., 1.]), (0.9, None)]}
     """
     skeleton, tensors = _take_apart(state)
+    if not main:
+        for name in _ordered(tensors):
+            whole(tensors[name])
+        return
     with _beside(path) as temporary:
         temporary.mkdir()
         files = {
@@ -69,11 +77,11 @@ def write_state(path: Path, state: Any) -> None:
         discard(old)
 
 
-def read_state(path: Path, *, tensors: bool = True) -> Any:
+def read_state(path: Path, *, tensors: bool = True, mapped: bool = False) -> Any:
     """The state in the directory `path`, with its tensors on the CPU; CheckpointError if it is not what was written.
 
     A tensor that stood in the state twice comes back as two equal ones. Without `tensors` their file is not read, and
-    each is None.
+    each is None; `mapped`, each is a view of that file, which takes no memory, and is to be copied before it goes.
     """
     if not path.exists() and _old(path).exists():
         path = _old(path)
@@ -84,7 +92,7 @@ def read_state(path: Path, *, tensors: bool = True) -> Any:
             return _assemble(skeleton, lambda name: None)
         with safe_open(path / TENSORS, "pt") as file:
             # Cloned, because it is a view of the file, which may be removed or lie on a failing disk.
-            return _assemble(skeleton, lambda name: file.get_tensor(name).clone())
+            return _assemble(skeleton, lambda name: file.get_tensor(name) if mapped else file.get_tensor(name).clone())
     except (ValueError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"{path} is no checkpoint of regard's, whole as it is ({error})") from None
 
@@ -107,24 +115,26 @@ class Checkpoints:
         at_least(1, keep=keep)
         self.directory, self.keep, self.warn = Path(directory), keep, warn
 
-    def save(self, step: int, state: Any) -> Path:
+    def save(self, step: int, state: Any, *, main: bool = True) -> Path:
         """Write the state after `step` steps; once it is safe, remove what is not among the newest.
 
-        Checkpoints of later steps, left by a run that went back, stay until this one has passed them.
+        Checkpoints of later steps, left by a run that went back, stay until this one has passed them. Of several
+        processes the `main` one writes, and all bring their shares.
         """
-        _prepare(self.directory)
         path = self._path(step)
-        write_state(path, state)
-        for old in [s for s in self.steps() if s <= step][: -self.keep]:
+        if main:
+            _prepare(self.directory)
+        write_state(path, state, main=main)
+        for old in [s for s in self.steps() if s <= step][: -self.keep] if main else ():
             self._remove(old)
         return path
 
-    def latest(self, *, tensors: bool = True) -> tuple[int, Any] | None:
+    def latest(self, *, tensors: bool = True, mapped: bool = False) -> tuple[int, Any] | None:
         """The newest step and state that can be read; None before the first, CheckpointError if all are damaged."""
         steps = self.steps()
         for step in reversed(steps):
             try:
-                return step, read_state(self._path(step), tensors=tensors)
+                return step, read_state(self._path(step), tensors=tensors, mapped=mapped)
             except CheckpointError as error:
                 self.warn(f"the checkpoint of step {step} is passed over: {error}")
         if steps:
@@ -261,7 +271,8 @@ def _take_apart(state: Any) -> tuple[Any, dict[str, Tensor]]:
     def store(x: Tensor, where: str) -> str:
         if x.dtype not in CODES or x.layout != torch.strided:
             raise ValueError(f"{where} is {x.dtype} and {x.layout}: a state holds dense tensors of real numbers")
-        name = names.setdefault((x.data_ptr(), x.device, x.dtype, x.shape, x.stride()), where)  # shared: stored once
+        place = id(x) if isinstance(x, DTensor) else x.data_ptr()  # a share is nowhere, and may have nothing in it
+        name = names.setdefault((place, x.device, x.dtype, x.shape, x.stride()), where)  # shared: stored once
         tensors.setdefault(name, x)
         return name
 
@@ -329,8 +340,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype
 
     The format: the length of the header in 8 bytes, the header in JSON, the numbers of each tensor in its order.
     """
-    kinds = {name: dtype or x.dtype for name, x in tensors.items()}
-    names = sorted(tensors, key=lambda name: (-kinds[name].itemsize, name))  # wide numbers first: all are aligned
+    kinds, names = {name: dtype or x.dtype for name, x in tensors.items()}, _ordered(tensors)
     header, end = {}, 0
     for name in names:
         start, end = end, end + tensors[name].numel() * kinds[name].itemsize
@@ -341,10 +351,15 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype
     def chunks() -> Iterator[Any]:
         yield len(text).to_bytes(8, "little") + text
         for name in names:
-            x = tensors[name].detach().to("cpu", kinds[name]).contiguous()
+            x = whole(tensors[name].detach()).to("cpu", kinds[name]).contiguous()
             yield x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy()  # of none or one number, any stride goes
 
     return _write(path, chunks())
+
+
+def _ordered(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names in the order of a file: wide numbers first, so that all are aligned."""
+    return sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
 
 
 def _write(path: Path, chunks: Iterable[Any]) -> tuple[int, str]:

@@ -121,7 +121,8 @@ def world(device: str | None = None, *, minutes: float = 1440.0) -> Iterator[Wor
 def share(objective: nn.Module, kind: str, world: World) -> nn.Module:
     """The objective, its gradients summed over processes in its backward pass (both kinds average: scale by size).
 
-    `ddp` holds the whole model in each process; `fsdp` holds a share of each parameter and of its optimiser state.
+    `ddp` holds the whole model in each process; `fsdp` holds a share of each parameter and of its optimiser state, and
+    of the layer at hand, and what is in none, the whole.
     """
     if world.size == 1:
         return objective
@@ -146,19 +147,13 @@ def not_yet(shared: nn.Module, more: bool) -> Iterator[None]:
     yield
 
 
-def whole(value: Any) -> Any:
-    """A nested state in which every sharded tensor is whole; all processes must ask together."""
-    if isinstance(value, DTensor):
-        return value.full_tensor()
-    if isinstance(value, dict):
-        return {key: whole(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [whole(item) for item in value]
-    return value
+def whole(x: Tensor) -> Tensor:
+    """A tensor of which each process has a share, in all of them; they must ask together."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def like(value: Tensor, other: Tensor) -> Tensor:
-    """A whole tensor, sharded as `other` is."""
+    """A tensor that every process has, shared out as `other` is: a copy of this one's share."""
     if not isinstance(other, DTensor) or isinstance(value, DTensor):
         return value
-    return distribute_tensor(value.to(other.device), other.device_mesh, other.placements)
+    return distribute_tensor(value.to(other.device), other.device_mesh, other.placements, src_data_rank=None).clone()

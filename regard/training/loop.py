@@ -22,6 +22,7 @@ from regard.native.lend import lend, lending
 from regard.native.training import kernels
 from regard.training.config import TrainConfig
 from regard.training.distributed import CPU, World, like, not_yet, share, whole
+from regard.training.memory import LITTLE, keep_freed_memory
 from regard.training.objectives import NextToken, Objective
 from regard.training.optimisers import Average, OptimiserConfig, build, named_like, set_learning_rate
 from regard.training.parallel import Shards
@@ -68,7 +69,7 @@ class Learner:
         for p in self._held if config.thaw is None else ():
             p.requires_grad_(False)
         device, several, name = self.world.device, self.world.size > 1, config.optimiser.name
-        sharded = several and config.distributed == "fsdp"
+        self.sharded = sharded = several and config.distributed == "fsdp"
         if sharded and config.precision == "fp16":
             raise ValueError("train.precision=fp16 does not work with train.distributed=fsdp: use bf16, or ddp")
         if sharded and name in ("muon", "adafactor"):
@@ -86,8 +87,10 @@ class Learner:
         recompute(twice)
         for layer in layers_of(model) if config.compile else ():
             layer.compile(dynamic=True)
-        # Sharded parameters cannot be used outside of a training step: validation needs a model of its own.
-        self._replica = copy.deepcopy(model).to(device) if sharded else None
+        # Shares cannot be used outside of a training step: the first process judges a model of its own, which has the
+        # very tensors of this one as it was built. Those lie on the disk if it was built `OnDisk`.
+        tensors = [*model.parameters(), *model.buffers()] if sharded and self.world.main else []
+        self._replica = copy.deepcopy(model, {id(x): x for x in tensors}).to(device) if tensors else None
         self._objective = share(objective.to(device), config.distributed, self.world)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimiser = build(model, config.optimiser)
@@ -98,6 +101,8 @@ class Learner:
             raise ValueError(f"train.accumulate = {config.accumulate}: this objective looks at a whole batch at once")
         self._shards = Shards(1 if alone else config.shards, lend=self._lend)
         self.shards = None if alone else self._shards.count
+        if sharded:
+            keep_freed_memory(LITTLE)  # what a process saves by its share is not to be lost to the heap
 
     def __enter__(self) -> "Learner":
         return self
@@ -168,28 +173,34 @@ class Learner:
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """The model as it is to be judged: in eval mode, averaged if an average is kept; all processes ask together."""
-        if self._replica is not None:
-            weights = parameters_of(self.model) if self.average is None else whole(self.average.parameters)
-            load_parameters(self._replica, weights)
-            yield self._replica.eval()
+        """The model as it is to be judged: in eval mode, averaged if an average is kept; all processes ask together.
+
+        If each of them has a share of it, it is for the first one alone, and made whole a tensor at a time."""
+        if self.sharded:
+            replica = {} if self._replica is None else own(self._replica)
+            averages = {} if self.average is None else self.average.parameters
+            for name, tensor in own(self.model).items():
+                now = whole(averages.get(name, tensor).detach())
+                if self._replica is not None:
+                    replica[name].detach().copy_(now)
+            yield (self.model if self._replica is None else self._replica).eval()
         else:
             with self.average.swapped(self.model) if self.average is not None else nullcontext():
                 yield self.model.eval()
 
     def state(self) -> dict[str, Any]:
-        """Everything the next steps depend on, as whole tensors; all processes must ask together."""
+        """Everything the next steps depend on; tensors of which each process has a share are such."""
         return {
             "step": self.steps,
             "damping": self.damping,
             "model": parameters_of(self.model),
-            "optimiser": whole(self.optimiser.state_dict()),
+            "optimiser": self.optimiser.state_dict(),
             "scaler": self._scaler.state_dict(),
-            "average": None if self.average is None else whole(self.average.state_dict()),
+            "average": None if self.average is None else self.average.state_dict(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Become what `state` describes."""
+        """Become what `state`, of whole tensors, describes."""
         self.steps, self.damping = state["step"], state["damping"]
         load_parameters(self.model, state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
@@ -199,7 +210,9 @@ class Learner:
                     continue
                 if value.shape == parameter.shape:
                     slots[key] = like(value, parameter)
-                elif value.shape != _slot(key, parameter):
+                elif value.shape == _slot(key, parameter):
+                    slots[key] = value.clone()
+                else:
                     raise ValueError(f"{key!r} of the optimiser is {tuple(value.shape)} for {tuple(parameter.shape)}")
         self._scaler.load_state_dict(state["scaler"])
         if self.average is not None:
@@ -215,9 +228,9 @@ def _slot(key: str, parameter: Tensor) -> tuple[int, ...]:
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """A model's parameters and buffers as whole tensors, each once even if it has several names; of one that adds to
-    another, what it adds."""
-    return {name: whole(tensor.detach()) for name, tensor in own(model).items()}
+    """A model's parameters and buffers, each once even if it has several names; of one that adds to another, what it
+    adds."""
+    return {name: tensor.detach() for name, tensor in own(model).items()}
 
 
 def load_parameters(model: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -1,16 +1,24 @@
-"""The heap of a training process."""
+"""The memory of a training process: what its heap keeps, and what lies on the disk instead."""
 
 import ctypes
+import os
 import sys
+import tempfile
 from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # their numbers in glibc's malloc.h
-KEPT, ITS_OWN = 2**28, 2**23  # bytes
+MUCH, LITTLE = 2**28, 2**23  # bytes
 
 
 @cache
-def keep_freed_memory() -> bool:
-    """Let glibc keep what a step frees for the next one, up to KEPT; what is larger than ITS_OWN goes back at once.
+def keep_freed_memory(most: int = MUCH) -> bool:
+    """Let glibc keep what a step frees for the next one, up to so much; what is larger than 1/32 goes back at once.
 
     Otherwise it gives thousands of pages back to the system in each step, and asks for them again: 3% of the time of a
     step of the preset tiny. False where the C library is another.
@@ -18,4 +26,43 @@ def keep_freed_memory() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(mallopt(*pair) for pair in ((MMAP_THRESHOLD, ITS_OWN), (TRIM_THRESHOLD, KEPT)))
+    return mallopt is not None and all(
+        mallopt(*pair) for pair in ((MMAP_THRESHOLD, most // 32), (TRIM_THRESHOLD, most))
+    )
+
+
+MAKERS = (torch.empty, torch.zeros, torch.ones, Tensor.to, Tensor.float)  # of the numbers of a model
+LARGE = 2**16  # bytes of a tensor that is worth a file
+
+
+class OnDisk(TorchFunctionMode):
+    """`with OnDisk(directory):` a model that is built, or read, in the block lies in files there, and is mapped.
+
+    The system writes them out and takes their memory back where it is needed: to a limit on memory they do not count. A
+    file has no name from the start, so that the disk has its room back when its tensor goes.
+
+    >>> with OnDisk(tempfile.gettempdir()):
+    ...     model = torch.nn.Linear(200, 100)
+    >>> model.weight.shape, model.weight.untyped_storage().filename is None
+    (torch.Size([100, 200]), False)
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        super().__init__()
+        self.directory = directory
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if function not in MAKERS or type(made) is not Tensor or made.device.type != "cpu" or made.nbytes < LARGE:
+            return made
+        if any(made is given for given in args):  # as it was
+            return made
+        handle, name = tempfile.mkstemp(dir=self.directory, prefix=".weights-")
+        os.close(handle)
+        try:
+            mapped = torch.from_file(name, shared=True, size=made.numel(), dtype=made.dtype).view(made.shape)
+        finally:
+            os.unlink(name)
+        return mapped if function is torch.empty else mapped.copy_(made)

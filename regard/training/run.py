@@ -141,7 +141,7 @@ class Trainer:
 
     def resume(self) -> bool:
         """Go on from the newest good checkpoint, if there is one."""
-        found = self.world.agree(self.checkpoints.latest() if self.world.main else None)
+        found = self._newest()
         if found is None:
             return False
         step, state = found
@@ -288,11 +288,24 @@ class Trainer:
             "seconds": self.seconds,
             "retreats": self.retreats,
         }
-        if self.world.main:
-            self.checkpoints.save(self.learner.steps, state)
+        self.checkpoints.save(self.learner.steps, state, main=self.world.main)
         self.world.wait()
         self.saved, self._saved_at, self._saved_best = self.learner.steps, self.seconds, self.best["step"]
         yield Saved(self.learner.steps)
+
+    def _newest(self) -> tuple[int, Any] | None:
+        """The newest good checkpoint, in every process: each takes its own share of a model from the disk, if it has
+        one, and no more than a tensor at a time."""
+        if not self.learner.sharded:
+            return self.world.agree(self.checkpoints.latest() if self.world.main else None)
+        found = self.checkpoints.latest(mapped=True)
+        mine, first = found and found[0], self.world.agree(found and found[0])
+        if mine != first:
+            raise ValueError(
+                f"{self.checkpoints.directory} ends with step {mine} for this process, and step {first} for the first "
+                "one: train.distributed=fsdp needs a disk that all hosts see"
+            )
+        return found
 
     def _load(self, step: int, state: dict[str, Any]) -> None:
         try:
@@ -317,7 +330,7 @@ class Trainer:
         retreats = self.retreats + 1
         if retreats > RETREATS:
             raise DivergedError(f"{error}, for the {retreats}th time: lower train.schedule.peak, or train.clip")
-        found = self.world.agree(self.checkpoints.latest() if self.world.main else None)
+        found = self._newest()
         if found is None:
             raise error
         yield from self._warn()

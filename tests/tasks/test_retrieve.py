@@ -289,6 +289,27 @@ def test_a_full_disk_loses_nothing(
 
 
 @pytest.mark.slow
+def test_a_disk_that_is_really_full(models: dict[str, Path], notes: Path, tmp_path: Path) -> None:
+    disk, mount = tmp_path / "disk", ["mount", "-t", "tmpfs"]
+    disk.mkdir()
+    if subprocess.run([*mount, "-o", "size=256k", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("needs to mount a small disk: Linux, and root")
+    try:
+        place = disk / "notes.index"
+        assert run("index", notes, place, "--model", models["embed"], "--characters", 30).exit_code == 0
+        before = run("search", place, "a dog").stdout
+        (notes / "more.md").write_text("".join(f"{text}, number {n}.\n\n" for n, text in enumerate(MANY * 100)))
+        failed = run("index", notes, place)
+        assert "the disk is full; make room and say the same again" in str(failed.exception)
+        assert run("search", place, "a dog").stdout == before
+        subprocess.run([*mount[:1], "-o", "remount,size=64m", str(disk)], check=True)
+        assert run("index", notes, place).exit_code == 0
+        assert "number 99" in run("search", place, "number 99", "--by", "words").stdout
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)  # this process has files of it mapped
+
+
+@pytest.mark.slow
 def test_a_build_that_is_killed_goes_on(models: dict[str, Path], tmp_path: Path) -> None:
     file = tmp_path / "many.txt"
     file.write_text("".join(f"{text}, number {n}\n\n" for n, text in enumerate(MANY * 40)))

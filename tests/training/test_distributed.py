@@ -140,6 +140,16 @@ def test_a_run_of_two_processes_goes_on_with_one_and_back(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_model_in_shares_goes_on_to_the_very_bits(tmp_path: Path) -> None:
+    """Of weights, moments and an average, each process takes its own share from the disk."""
+    how = {"distributed": "fsdp", "ema": 0.9, "optimiser": "adamw", "dtype": "float32"}
+    whole = run(tmp_path / "whole", 2, **how)
+    parts = [run(tmp_path / "parts", 2, **how, interrupt=3), run(tmp_path / "parts", 2, **how)]
+    assert [loss for part in parts for loss in part["losses"]] == whole["losses"]
+    assert parts[1]["final"] == whole["final"]
+
+
+@pytest.mark.slow
 def test_two_processes_compute_layers_anew_as_they_did_at_first(tmp_path: Path) -> None:
     """In fp32, where the kernels in C are lent."""
     once, twice = (run(tmp_path / kind, 2, dtype="float32", recompute=kind) for kind in ("nothing", "layers"))

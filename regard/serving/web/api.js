@@ -73,6 +73,7 @@ export const api = {
   maps: async (body, signal) => unpack(await (await ask("maps", body, signal)).arrayBuffer()),
   neuron: (body, signal) => json("neuron", body, signal),
   measures: (body, signal) => json("measures", body, signal),
+  recall: (body, signal) => json("recall", body, signal),
   faithfulness: (body, signal) => json("faithfulness", body, signal),
   atlas: (model) => json(`atlas?model=${encodeURIComponent(model)}`),
   atlasFile: async (model) => (await ask(`atlas?model=${encodeURIComponent(model)}`)).blob(),

@@ -72,6 +72,12 @@ export const start = (store, { api, fail }) => {
       const { tokens } = await api.score({ model, edits, off: offOf(state), ...inputsOf(modelOf(state), source, target, state.picture) }, signal);
       set({ rescored: tokens });
     }),
+    recalled: lane("recalled", { recalled: null }, () => there() && Boolean(modelOf(state)?.remembers), async (signal) => {
+      const { model, source, target, done } = state;
+      if (!done) return set({ recalled: null });
+      const { steps } = await api.recall({ model, ...inputsOf(modelOf(state), source, target) }, signal);
+      return set({ recalled: steps });
+    }),
     other: lane("other", { other: null }, () => there() && state.compare !== "", (signal) =>
       translate({ model: state.compare }, signal, (other) => set({ other }))),
   };
@@ -85,6 +91,7 @@ export const start = (store, { api, fail }) => {
   watch("original", ["models", "model", "text", "pair", "picture", "sentence", "beam", "prefix"]);
   watch("edited", ["models", "model", "text", "pair", "picture", "sentence", "beam", "prefix", "edits", "off"]);
   watch("rescored", ["done", "edits", "off"]);
+  watch("recalled", ["models", "model", "done"]);
   watch("other", ["models", "compare", "text", "pair", "picture", "sentence", "beam"]);
 
   // What a person asks next makes an old complaint stale; the first load may have one of its own.

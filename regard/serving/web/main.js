@@ -8,6 +8,7 @@ import * as flow from "./flow.js";
 import * as input from "./input.js";
 import * as picture from "./picture.js";
 import * as generation from "./generation.js";
+import * as memory from "./memory.js";
 import * as ablation from "./ablation.js";
 import * as changes from "./changes.js";
 import * as compare from "./compare.js";
@@ -91,7 +92,7 @@ store.subscribe(["theme"], showTheme);
 
 flow.start(store, services);
 const parts = [
-  [input, $("input")], [picture, $("seen")], [generation, $("generation")], [compare, $("compare")], [changes, $("changes")],
+  [input, $("input")], [picture, $("seen")], [generation, $("generation")], [memory, $("memory")], [compare, $("compare")], [changes, $("changes")],
   [ablation, $("ablation")],
   [grid, $("grid")], [focus, $("focus")], [neuron, $("neuron")], [table, $("table")], [atlas, $("atlas")],
   [exporting, $("export")], [keys, $("help")],

@@ -14,6 +14,7 @@ export const initial = () => ({
   windows: 1, // in which a model that reads has read a long text
   edited: null, rescored: null, // with the edits: {target, done}; the original's output under them
   other: null, // the second model: {source, target, done}
+  recalled: null, // of each token of the output, what it reminds the model of: [{p, alone, near}]
   step: null, side: "original",
   kind: "cross", head: null, view: "weights", colour: "linear", words: false, special: true, axis: "predicted",
   hover: null, locked: null, combine: "mean", difference: false,
@@ -23,7 +24,7 @@ export const initial = () => ({
 });
 
 /** No output: what one model has said of a text, another of its own kind alone can have said. */
-export const unsaid = { source: [], target: [], done: null, edited: null, rescored: null };
+export const unsaid = { source: [], target: [], done: null, edited: null, rescored: null, recalled: null };
 
 // --- the address: each key has a way to be written and one to be read; reading gives undefined for nonsense
 
