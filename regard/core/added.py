@@ -127,10 +127,14 @@ def without(model: nn.Module, *names: str) -> Iterator[None]:
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """A model that does the same with no more than its own parameters: a copy, or itself if nothing was added."""
+    """A model that does the same with no more than its own parameters: itself if nothing was added, or a copy of what
+    was added to, which has all other parameters in common with it."""
     if not added(model):
         return model
-    model = copy.deepcopy(model)
+    touched = {
+        id(p) for m in model.modules() if any(isinstance(c, Added) for c in m.children()) for p in m.parameters()
+    }
+    model = copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in touched})
     done: set[Added] = set()  # one part may serve several modules that have the same parameters
     for module in list(model.modules()):
         for name, part in list(module.named_children()):

@@ -112,7 +112,8 @@ class Store:
     def __init__(self, path: str | os.PathLike[str], model: str, name: str, width: int) -> None:
         """`model`: the digest of what the vectors are made by; `name`: what a person calls it."""
         self.path, self.about = Path(path), {"format": FORMAT, "model": model, "name": name, "width": width}
-        self.width, self.documents, self._mapped = width, "", np.zeros((0, width), np.float32)
+        self.width, self.documents = width, ""
+        self._mapped: Vectors = np.zeros((0, width), np.float32)
         if (self.path / ABOUT).exists():
             self._check()
         elif self.path.exists() and not vacant(self.path, besides=NEW):
@@ -171,7 +172,7 @@ class Store:
         """All that there are, mapped; some may be of documents that have gone."""
         rows = (self.path / VECTORS).stat().st_size // (4 * self.width)
         if len(self._mapped) != rows:  # once: the pages of a new map would have to be found again, which takes as long
-            self._mapped = np.memmap(self.path / VECTORS, "<f4", mode="r", shape=(rows, self.width)).view(np.ndarray)
+            self._mapped = np.memmap(self.path / VECTORS, "<f4", mode="r", shape=(rows, self.width))
         return self._mapped
 
     def blocks(self) -> Iterator[Vectors]:

@@ -6,6 +6,7 @@ bits, mapped from a file, which grows with the rows that it is of.
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,28 @@ SAMPLE = 64  # vectors a list that its centre is learnt from
 PART, LISTS = 16, 32  # one in so many of the lists is looked through, and at least so many of them
 REACH = 96  # nodes of the graph that are looked at, at least
 BLOCK = 2**13  # rows that are added at a time
+FEW = 4  # queries
 KEPT = 2**17  # rows after which the file is written: a build that is interrupted goes on there
 Show = Callable[[str, int, int], None]
+
+
+def products(queries: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of each query (Q, d) with each vector (N, d): (Q, N). Few queries wait for memory alone, which faiss, if it is
+    there, reads two and a half times as fast as a product of matrices does.
+
+    >>> products(np.eye(2, dtype=np.float32)[:1], np.array([[3, 4], [5, 6]], np.float32)).tolist()
+    [[3.0, 5.0]]
+    """
+    if len(queries) <= FEW and vectors.dtype == np.float32:
+        with suppress(ImportError):
+            import faiss
+
+            x, y = np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(vectors)
+            found = np.empty((len(x), len(y)), np.float32)
+            for query, row in zip(x, found, strict=True):
+                faiss.fvec_inner_products_ny(*map(faiss.swig_ptr, (row, query, y)), *y.shape[::-1])
+            return found
+    return queries @ vectors.T
 
 
 class Near:

@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from regard.checks import at_least, choose, hint, one_of
 from regard.core.outputs import HeadConfig
+from regard.core.positions import Learned
+from regard.core.stems import Patches
 
 FAMILIES = {
     "transformer": "regard.models.transformer",
@@ -111,6 +113,16 @@ def draw_first(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=INITIAL)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+def draw_seeing(model: nn.Module) -> None:
+    """First weights of a model that sees: also of the tokens before its patches, and of learned positions."""
+    model.apply(draw_first)
+    for module in model.modules():
+        if isinstance(module, Patches | Learned):
+            each = module.tokens if isinstance(module, Patches) else module.table
+            if each is not None:
+                nn.init.normal_(each, std=INITIAL)
 
 
 @dataclass(frozen=True)

@@ -208,11 +208,9 @@ def unlike(model: nn.Module, directory: str | Path) -> list[str]:
     own, other = {name: x.shape for name, x in model.state_dict().items()}, shape(directory)
     theirs = {name: x.shape for name, x in other.state_dict().items()}
     wrong = [name for name in own if theirs.get(name) != own[name]]
-    bare = getattr(other.config, "layers", 1) == 0  # vectors of words: all that stands on them is new
-    for name in wrong:
-        if _of_head(name) or (bare and name not in theirs):
-            continue
-        if type(model) is type(other) or hasattr(other, name.partition(".")[0]):
+    for name in wrong:  # on vectors of words alone, all but these is new
+        new = _of_head(name) or (name not in theirs and not getattr(other.config, "layers", 1))
+        if not new and (type(model) is type(other) or hasattr(other, name.partition(".")[0])):
             had = f"of shape {tuple(theirs[name])}" if name in theirs else "missing"
             raise ValueError(f"{directory} is no beginning for this model: {name!r} is {had}, not {tuple(own[name])}")
     return wrong
@@ -339,8 +337,7 @@ class _Whole(NamedTuple):
 
     def sum(self) -> str:
         """What the weights and what they make are known by."""
-        path = self.directory / WEIGHTS
-        stat = path.stat()
+        stat = (path := self.directory / WEIGHTS).stat()
         known = _digest(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
         return hashlib.sha256((self.said + known).encode()).hexdigest()
 

@@ -17,7 +17,7 @@ import torch
 
 from regard.checks import one_of
 from regard.data.collection import Document, Show, Store, Vectors
-from regard.data.near import KINDS, Near
+from regard.data.near import KINDS, Near, products
 from regard.data.words import Bm25, words_of
 from regard.tasks.asks import windows
 from regard.tasks.classify import Classifier
@@ -267,11 +267,11 @@ def nearest(queries: Vectors, blocks: Iterable[Vectors], top: int) -> list[Ranke
     numbers = [np.zeros(0, np.int64)] * len(queries)
     first = 0
     for block in blocks:
-        products = queries @ block.T  # (Q, B)
+        scored = products(queries, block)  # (Q, B)
         bound = least
         if len(block) > top:
-            bound = np.maximum(bound, np.partition(products, -top, axis=1)[:, -top])
-        for i, row in enumerate(products):
+            bound = np.maximum(bound, np.partition(scored, -top, axis=1)[:, -top])
+        for i, row in enumerate(scored):
             near = np.flatnonzero(row >= bound[i] - margin)
             if len(near):
                 some = np.concatenate([scores[i], (block[near].astype(np.float64) * exact[i]).sum(1)])

@@ -185,6 +185,16 @@ def test_a_model_without_biases_has_none_to_move() -> None:
         changed(model_of("llama"), [{"lora": {"name": "bias"}}])
 
 
+def test_a_merged_model_has_what_was_not_changed_in_common_with_the_other() -> None:
+    model = taught(changed(model_of("gpt2"), [{"lora": {"where": ["query"]}}]))
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    one = merged(model)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    ours, theirs = dict(model.named_parameters()), dict(one.named_parameters())
+    apart = {name for name, p in theirs.items() if p is not ours[name]}
+    assert apart == {name for name in theirs if ".query_key_value." in name}
+
+
 def test_of_biases_that_are_zero_no_share_is_told() -> None:
     model = model_of("encoder")
     for name, p in model.named_parameters():
