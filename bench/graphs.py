@@ -79,7 +79,9 @@ def gin(recipe: Any) -> tuple[list[float], list[float]]:
     objective, adam = task.objective(model, 0.0, data.tokenizer), torch.optim.Adam(model.parameters(), 0.01)
     slower, found = torch.optim.lr_scheduler.StepLR(adam, 50, 0.5), ([], [])
     predictor = task.open([model], data.tokenizer, recipe.decode)
-    work = stream(task.corpus(data.train), task.collate(data.tokenizer, 0.0), c, World(), Position())
+    collate = task.collate(data.tokenizer, 0.0)
+    whole = lambda rows, draw: collate(rows, draw)  # noqa: E731  in one part: it normalises over a batch
+    work = stream(task.corpus(data.train), whole, c, World(), Position())
     for epoch in range(int(c.epochs)):
         model.train()
         done = False

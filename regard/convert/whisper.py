@@ -55,7 +55,7 @@ NAMES: dict[str, Any] = {  # OpenAI's, in Hugging Face's
     "token_embedding": "embed_tokens",
 }
 CT2 = re.compile(rb"[\x01-\xff]\0\0\0\x0c\0WhisperSpec\0", re.DOTALL)  # a version, and what it is
-CT2_KINDS = ("f4", "i1", "i2", "i4", "f2", None)  # by number; the last is bf16
+CT2_KINDS, CT2_BF16 = ("f4", "i1", "i2", "i4", "f2", "i2"), 5  # by number
 CT2_NAMES = {  # CTranslate2's, in Hugging Face's; several are one of theirs
     r"/layer_(\d+)/": r".layers.\1.",
     r"\.self_attention/linear_0/": ".self_attn.{q,k,v}_proj.",
@@ -175,10 +175,9 @@ def read_ct2(path: Path) -> Theirs:
         kind, count = int(take(1, "u1")[0]), int(take(1, "u4")[0])
         if kind >= len(CT2_KINDS):
             raise ValueError(f"{path} has numbers of an unknown kind, {kind}: take one in float32, float16 or int8")
-        if CT2_KINDS[kind] is None:
-            return torch.from_numpy(take(count // 2, "i2").copy()).view(torch.bfloat16).reshape(shape)
         width = np.dtype(CT2_KINDS[kind]).itemsize
-        return torch.from_numpy(take(count // width, CT2_KINDS[kind]).copy()).reshape(shape)
+        x = torch.from_numpy(take(count // width, CT2_KINDS[kind]).copy()).reshape(shape)
+        return x.view(torch.bfloat16) if kind == CT2_BF16 else x
 
     text()
     take(1)
@@ -200,11 +199,13 @@ def read_ct2(path: Path) -> Theirs:
         conv, places = tensors["model.encoder.conv1.weight"], "model.{}.embed_positions.weight"
         sides, (tokens, width) = ("encoder", "decoder"), tensors["model.decoder.embed_tokens.weight"].shape
         sizes = {"vocab": tokens, "mels": conv.shape[1]}
-        for side, own in zip(sides, ("audio", "text"), strict=True):
+        for side, called in zip(sides, ("audio", "text"), strict=True):
             layers = {name.split(".")[3] for name in tensors if name.startswith(f"model.{side}.layers.")}
             heads = int(held[f"{side}/num_heads"])
             of = len(tensors[places.format(side)]), width, heads, len(layers)
-            sizes |= {f"{own}_{name}": size for name, size in zip(("ctx", "state", "head", "layer"), of, strict=True)}
+            sizes |= {
+                f"{called}_{name}": size for name, size in zip(("ctx", "state", "head", "layer"), of, strict=True)
+            }
     except (KeyError, IndexError, RuntimeError, ValueError):
         raise ValueError(f"{path} is damaged, or no Whisper of CTranslate2's: it lacks tensors of one") from None
     if not (beside := path.with_name("tokenizer.json")).is_file():

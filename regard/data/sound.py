@@ -408,10 +408,11 @@ class SpecAugment:
         if self.pitch:
             x = _moved(x.T, np.arange(bands) - draw.uniform(-self.pitch, self.pitch), silent).T
         if self.tilt:
-            x = x + np.linspace(-0.5, 0.5, bands) * draw.uniform(-self.tilt, self.tilt) * (x > silent)
+            lean = np.linspace(-0.5, 0.5, bands, dtype=np.float32) * np.float32(draw.uniform(-self.tilt, self.tilt))
+            x = x + lean * (x > silent)
         if self.noise:
             rough = np.random.default_rng(draw.getrandbits(32)).standard_normal(x.shape) * NOISY
-            x = np.maximum(x, silent + draw.uniform(0, self.noise) + rough)
+            x = np.maximum(x, (silent + draw.uniform(0, self.noise) + rough).astype(np.float32))
         for axis, most in ((1, self.bands), (0, self.frames)):
             for _ in range(2 if most else 0):
                 size = draw.randint(0, most)
@@ -420,7 +421,7 @@ class SpecAugment:
         return x.astype(np.float16)
 
 
-def _moved(x: Samples, at: NDArray[np.float64], outside: float) -> Samples:
+def _moved(x: Samples, at: NDArray[Any], outside: float) -> Samples:
     """The rows of x at some places, which may lie between two of them, or outside."""
     low = np.floor(at).astype(int)
     share = (at - low).astype(np.float32)[:, None]

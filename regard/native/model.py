@@ -173,7 +173,7 @@ class Laid(Layout):
             raise UnsupportedError("its layers differ in their positions")
         return first
 
-    def _embedding(self, side: str, embedding: Any, output: nn.Module) -> build.Embedding:
+    def _embedding(self, side: str, embedding: Any, output: Any) -> build.Embedding:
         if not isinstance(embedding, Embedding):  # its vectors come from PyTorch
             return build.Embedding(width=self.d)
         tokens, segments, widen = (getattr(embedding, name) for name in ("tokens", "segments", "widen"))

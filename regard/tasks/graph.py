@@ -39,6 +39,7 @@ from regard.training.stream import Collate
 
 LEVELS = ("graph", "node", "edge")
 SPLITS = ("hash", "scaffold")
+SMALL, APART = 32, 1.5  # nodes of graphs that are padded to each other; and how many times more others may have
 UNTOLD = (None, "")  # of a node or an edge of which nothing is known
 
 
@@ -295,6 +296,7 @@ class GraphTask(Classify):
             labels = labels[:, 0] if self.level == "graph" and self.kind != "several" else labels
             return Batch({**self.inputs(examples, draw), "labels": labels}, count)
 
+        batch.apart = by_size  # type: ignore[attr-defined]
         return batch
 
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: ClassifyUse, **how: Any) -> GraphPredictor:  # type: ignore[override]
@@ -348,6 +350,17 @@ class GraphTask(Classify):
         own = zip(rows, said, strict=False)
         samples = [Sample(self.shown(row), said, "|".join(self._labels(row))) for row, said in own]
         return Measured.of(Evidence(len(rows), figures), "roc_auc", samples)
+
+
+def by_size(rows: Sequence[Any]) -> list[list[Any]]:
+    """The graphs of a batch apart by how many nodes they have: what is padded grows with the square. Losses are sums,
+    so that a step is the same."""
+    parts = list[list[Any]]()
+    for row in sorted(rows, key=lambda row: len(row[0])):
+        if not parts or len(row[0]) > APART * max(len(parts[-1][0][0]), SMALL):
+            parts.append([])
+        parts[-1].append(row)
+    return parts
 
 
 TASK = GraphTask

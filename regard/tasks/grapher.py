@@ -6,7 +6,7 @@ Letters: N nodes, E edges, d_model width of the model.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -149,15 +149,15 @@ class GraphPredictor(Recogniser):
 
     def mapped(self, text: str) -> MappedReaction:
         """Which atom is which in a reaction such as CC(=O)O.OCC>>CC(=O)OCC."""
-        reaction, model = Reaction.of(text), self.model
+        reaction, model = Reaction.of(text), cast(Any, self.model)
         asks = [Viewed(each, each) for each in (*reaction.before, *reaction.after)]
         graphs, first = list(map(self.graph, asks)), len(reaction.before)
         if (size := sum(graph.size for graph in graphs)) > self.task.reading.most:
             raise GraphError(f"{text[:60]!r} has {size:,} atoms: at most {self.task.reading.most:,} are read")
-        last = f"across.layers.{model.config.across - 1}.self_attention"  # type: ignore[union-attr]
+        last = f"across.layers.{model.config.across - 1}.self_attention"
         inputs = self.task.inputs(list(map(self._example, asks)), None) | {"after": torch.arange(len(asks)) >= first}
         with record(model, last) as seen, torch.inference_mode():
-            model.reaction(**{name: x.to(self.device) for name, x in inputs.items()})  # type: ignore[operator]
+            model.reaction(**{name: x.to(self.device) for name, x in inputs.items()})
         weights = seen[last][0].mean(0)[1:, 1:].float().cpu().numpy()  # (atoms, atoms)
         n, near = sum(graph.size for graph in graphs[:first]), _joined(graphs)
         kinds = np.array([node.split()[0] for graph in graphs for node in graph.nodes])

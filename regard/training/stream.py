@@ -32,6 +32,8 @@ def stream(
             draw = Random(f"{config.seed} {after.epoch} {after.batch}")
             # All of it in each process: each must know how many labels there are, and draw what the others have drawn.
             shares = [examples.rows(rows) for rows in split_rows(indices, parts, lengths=lengths)]
+            if world.size == 1 and (apart := getattr(collate, "apart", None)):  # examples that are dear to pad
+                shares = [some for share in shares for some in apart(share)]
             batches = [collate(share, draw) if len(share) else None for share in shares]
             whole = [batch for batch in batches if batch is not None]
             mine = [batch or _nothing(whole[0]) for batch in batches[world.rank :: world.size]]
