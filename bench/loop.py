@@ -97,7 +97,7 @@ def pictured() -> Recognise:
 def _learner(config: TrainConfig) -> Learner:
     torch.manual_seed(0)
     if config.batch_rows:
-        model = Vision(cct_2(backend="math"), HeadConfig("classes", 10, pool="attention"))
+        model = Vision(cct_2(), HeadConfig("classes", 10, pool="attention"))
         return Learner(Labelled(model), lambda step: 1e-4, config)
     return Learner(NextToken(Transformer(TransformerConfig.tiny(VOCABULARY)), 0.1), lambda step: 1e-4, config)
 

@@ -269,7 +269,7 @@ def objective_of(shape: str, config: Any) -> Objective:
 
 def configured(shape: str, **settings: float) -> Any:
     if shape == "vit-tiny":
-        return vision.vit_tiny(**settings | {"dropout": 0.0, "backend": "math"})  # as in recipes/shipped/cifar10.yaml
+        return vision.vit_tiny(**settings | {"dropout": 0.0})  # as in recipes/shipped/cifar10.yaml
     family = {"gpt-tiny": decoder, "bert-tiny": encoder}.get(shape, transformer).FAMILY
     return family.presets[shape](VOCABULARY[shape], **settings)
 

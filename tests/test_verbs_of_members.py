@@ -25,7 +25,7 @@ from tests.readers import LONGEST, TEXTS, directory
 SMALL: dict[str, Any] = {"d_model": 16, "d_ff": 32, "heads": 2}
 READERS = {"classify", "embed", "mask", "tag", "answer"}
 PAIRED, WRITE = {"t5", "bart", "denoise"}, {"gpt"}
-ALL = READERS | PAIRED | WRITE | {"albert", "reader"}
+ALL = READERS | PAIRED | WRITE | {"albert", "reader", "vectors"}
 
 
 def other(name: str, V: int) -> tuple[nn.Module, Any]:
@@ -38,6 +38,9 @@ def other(name: str, V: int) -> tuple[nn.Module, Any]:
     if name == "reader":  # a decoder that reads
         head, purpose = HeadConfig("classes", 3, pool="last"), task("classify")(labels=("a", "b", "c"), longest=LONGEST)
         return Decoder(gpt_tiny(V, **SMALL, layers=2, max_length=LONGEST), head), purpose
+    if name == "vectors":  # of words, and no layers
+        shape = SMALL | {"layers": 0, "positions": "none", "segments": None, "embedding_norm": False}
+        return Encoder(bert_tiny(V, **shape), HeadConfig("vector", pool="mean")), task("embed")(longest=LONGEST)
     shape = SMALL | {"encoder_layers": 1, "decoder_layers": 1, "max_length": 64}
     shape |= {} if name == "bart" else {"d_k": 8, "d_v": 8}
     preset = "bart-base" if name == "bart" else "t5-small"
@@ -49,7 +52,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("members")
     found = {name: directory(folder / name, name) for name in READERS}
     for name in sorted(ALL - READERS):
-        wordy = name in ("albert", "reader")
+        wordy = name in ("albert", "reader", "vectors")
         kind, also = (TokensConfig("wordpiece", 80), ("mask",)) if wordy else (TokensConfig("bpe", 280), ())
         tokens = Tokenizer.learn(kind, TEXTS * 3, also)
         torch.manual_seed(0)
@@ -69,12 +72,12 @@ VERBS: dict[
     "translate": (lambda m: ["translate", m, "a.txt", "--limit", "5"], PAIRED),
     "generate": (lambda m: ["generate", m, "a good", "--limit", "5"], WRITE),
     "classify": (lambda m: ["classify", m, "a good film"], {"classify", "reader"}),
-    "embed": (lambda m: ["embed", m, "a good film"], {"embed"}),
+    "embed": (lambda m: ["embed", m, "a good film"], {"embed", "vectors"}),
     "fill": (lambda m: ["fill", m, "a [MASK] film"], {"mask", "albert"}),
     "tag": (lambda m: ["tag", m, "a good film"], {"tag"}),
     "answer": (lambda m: ["answer", m, "who?", "--context", "a man"], {"answer"}),
     "score": (lambda m: ["score", m, "--source", "a.txt", "--target", "a.txt"], PAIRED),
-    "inspect": (lambda m: ["inspect", m, "a film", "-o", "out.npz"], ALL),
+    "inspect": (lambda m: ["inspect", m, "a film", "-o", "out.npz"], ALL - {"vectors"}),
     "heads of a text": (lambda m: ["heads", m, "--text", "a.txt", *FEW], None),
     "heads of pairs": (lambda m: ["heads", m, *PAIRS, *FEW], None),
     "info": (lambda m: ["info", m], ALL),
@@ -84,18 +87,25 @@ VERBS: dict[
     "quantize": (lambda m: ["quantize", m, "out"], ALL),
     "shortlist": (lambda m: ["shortlist", m, "--source", "a.txt", "--target", "a.txt"], {"bart"}),
     "distill": (lambda m: ["distill", m, "quickstart", "--out", "out"], set()),
-    "prune": (lambda m: ["prune", m, "out", "--heads", f"{side(m)}.layers.0.self_attention:1"], ALL - {"albert"}),
+    "prune": (
+        lambda m: ["prune", m, "out", "--heads", f"{side(m)}.layers.0.self_attention:1"],
+        ALL - {"albert", "vectors"},
+    ),
     "prune by a text": (lambda m: ["prune", m, "out", "--keep", "0.5", "--text", "a.txt"], None),
     "prune by pairs": (lambda m: ["prune", m, "out", "--keep", "0.5", *PAIRS], None),
     "ctranslate2": (lambda m: ["export", m, "out", "--to", "ctranslate2"], {"bart"}),
-    "hf": (lambda m: ["export", m, "out", "--to", "hf"], ALL - {"reader"}),  # there such classes have no bias
+    "hf": (
+        lambda m: ["export", m, "out", "--to", "hf"],
+        ALL - {"reader", "vectors"},
+    ),  # there such classes have no bias
     "gguf": (lambda m: ["export", m, "out.gguf"], set()),
 }
 WHY = {  # what a refusal says, if not which verb is the model's
     "evaluate": "name rows to judge by|name a --text|name what to translate",
-    "prune": "layers.1.self_attention cannot lose a head: it is the same layer as encoder.layers.0",
+    "inspect": "without attention has no heads",
+    "prune": "layers.1.self_attention cannot lose a head: it is the same layer as encoder.layers.0|has no heads",
     "ctranslate2": "only a Transformer can be exported to CTranslate2|cannot express positions = 't5'",
-    "hf": "Hugging Face has no model with head = .*'bias': True",
+    "hf": "Hugging Face has no model with (head = .*'bias': True|.*embedding_norm = False)",
     "gguf": "only a language model can|GGUF, only Llama, Mistral|no such",
 }
 SKIPPED = {"distill": PAIRED}  # where it would begin to work for long

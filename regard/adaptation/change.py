@@ -7,7 +7,8 @@ notes it in `model.changes`, `listed` is what to write. Those that are TAUGHT ad
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, ClassVar, NamedTuple, Protocol
+from types import UnionType
+from typing import Any, ClassVar, NamedTuple, Protocol, get_args
 
 from torch import nn
 
@@ -63,6 +64,7 @@ NAMES = {kind: name for name, kind in CHANGES.items()}
 WHOLE: tuple[dict[str, Any], ...] = ({"int8": {}}, {"int4": {}})  # as they are listed, those that make whole numbers
 TAUGHT = (Lora, Adapter, SoftPrompt, Prefix, IA3, Biases)  # what adds parameters, which alone learn
 BESIDE = (*TAUGHT, Neighbours)  # what a model may have that only adds to another
+PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}  # kinds of settings
 
 
 def read(listed: Sequence[Mapping[str, Any]]) -> list[Change]:
@@ -77,10 +79,10 @@ def read(listed: Sequence[Mapping[str, Any]]) -> list[Change]:
     found = []
     for each in listed:
         ((name, settings),) = each.items()
-        kind, settings = choose("change", name, CHANGES), {} if settings is None else settings
+        change, settings = choose("change", name, CHANGES), {} if settings is None else settings
         if not isinstance(settings, dict):
             raise ValueError(f"the change {name} has settings by name, not {settings!r}")
-        known = {field.name: field for field in fields(kind)}
+        known = {field.name: field for field in fields(change)}
         for key in settings:
             if key not in known:
                 what = f": {hint(key, known)}" if known else ", nor any other"
@@ -88,17 +90,18 @@ def read(listed: Sequence[Mapping[str, Any]]) -> list[Change]:
         for key, field in known.items():
             if key not in settings and field.default is MISSING:
                 raise ValueError(f"the change {name} has no value for {key!r}: give it one")
-            if key in settings and isinstance(field.default, int | float | str):
-                _typed(f"{name}.{key}", settings[key], type(field.default))
-        found.append(kind(**settings))
+            kinds = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
+            kind = next((each for each in PLAIN if each in kinds), None)
+            if kind is not None and key in settings and not (settings[key] is field.default is None):
+                _typed(f"{name}.{key}", settings[key], kind)
+        found.append(change(**settings))
     return found
 
 
 def _typed(key: str, value: Any, kind: type) -> None:
     """Refuse what is of another type; a whole number is a number."""
     if type(value) is not kind and not (kind is float and type(value) is int):
-        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
-        raise ValueError(f"{key} = {value!r}: expected {wanted}")
+        raise ValueError(f"{key} = {value!r}: expected {PLAIN[kind]}")
 
 
 def changed(model: nn.Module, listed: Sequence[Mapping[str, Any]]) -> nn.Module:
@@ -160,7 +163,7 @@ def additions(model: nn.Module) -> list[Addition]:
 def amounts(model: nn.Module, name: str) -> list[tuple[str, str, float | None]]:
     """Of a change by this name, what it changes: the path of a module, a role in it, |ΔW| / |W| where it is known."""
     return [
-        (place, role, float(sizes[role]) if role in sizes else None)
+        (place, role, float(sizes[role]) if role in sizes and sizes[role].isfinite() else None)  # of zeros nothing
         for place, part in called(model)[name]
         for sizes in [part.amounts(model.get_submodule(place))]
         for role in part.roles

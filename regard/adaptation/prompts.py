@@ -188,8 +188,9 @@ class Prefix:
             "encoder": _read_first(model),
             "decoder": getattr(model, "target_embedding", _read_first(model)),
         }
-        for place in found - {"cross"}:
-            stems[place].prefix = Shifted(self.length)
+        for stem in (stems.get(place) for place in found):
+            if isinstance(stem, Embedding):  # pictures and sounds have their own places
+                stem.prefix = Shifted(self.length)
         return _ahead(model, self.length)
 
     def settled(self, model: nn.Module) -> "Prefix":

@@ -19,7 +19,7 @@ from regard.cli.hear import transcribe
 from regard.cli.make import export, import_, merge, models, quantize, shortlist
 from regard.cli.measure import evaluate, experiment, info
 from regard.cli.options import command_of
-from regard.cli.read import answer, caption, classify, embed, fill, search, tag
+from regard.cli.read import answer, caption, classify, embed, fill, map_, search, tag
 from regard.cli.remember import recall, remember
 from regard.cli.see import explore, heads, inspect, prune, serve
 from regard.cli.train import data, demo, distill, recipes, train
@@ -36,6 +36,7 @@ VERBS = {
             classify,
             embed,
             caption,
+            map_,
             index,
             search,
             ask,

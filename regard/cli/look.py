@@ -41,7 +41,7 @@ def look(
     from regard.files import write_whole
 
     files: Any = {"image": PictureFiles, "sound": SoundFiles}.get(part)
-    things = "graphs" if files is None else files.called
+    things = f"{part}s" if files is None else files.called
     if lines.resume:
         raise ValueError(f"--resume is for texts: of {things} all are taken again")
     if lines.output is not None and lines.output.suffix == ".npy":
@@ -62,7 +62,8 @@ def look(
                 for ask in asks:
                     yield from answered([ask])
 
-    asks, looped = _graphs(shown, lines.jsonl) if files is None else _asks(shown, lines.jsonl, files), 0
+    named = {"graph": _graphs, "reaction": _reactions}.get(part)
+    asks, looped = _asks(shown, lines.jsonl, files) if named is None else named(shown, lines.jsonl), 0
     for some in in_groups(asks, TOGETHER):
         for ask, answer in answered(some):
             looped += getattr(ask.image, "loops", 0) > 0
@@ -200,3 +201,16 @@ def _graphs(shown: list[str], jsonl: bool) -> Iterator[Any]:
             raise ValueError(f"there is no file {name[:60]!r}: name one, or molecules as SMILES")
         else:
             yield Viewed(name, name)
+
+
+def _reactions(shown: list[str], jsonl: bool) -> Iterator[Any]:
+    """What is named: reactions as SMILES, or files with one in each line; without any, those on standard input."""
+    from regard.data.text import read_lines
+    from regard.tasks.viewer import Viewed
+
+    if jsonl:
+        raise ValueError("--jsonl: reactions stand a line each in a file, or by themselves")
+    for name in shown or sys.stdin:
+        for line in read_lines(Path(name)) if ">" not in name and Path(name).exists() else [name]:
+            if line.strip():
+                yield Viewed(line.split()[0], line.split()[0])

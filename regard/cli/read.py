@@ -1,4 +1,4 @@
-"""The verbs of models that read: classify, embed, search, fill, tag, answer.
+"""The verbs of models that read: classify, embed, map, search, fill, tag, answer.
 
 torch takes a second to load: what needs it is imported when a verb runs.
 """
@@ -96,6 +96,9 @@ GRAPHS = Verb("classify", "classifying", _graph_cells, _graph_row)
 VECTORS = Verb(
     "embed", "embedding", lambda each, _: iter([[json.dumps(each.numbers)]]), lambda each: {"vector": each.numbers}
 )
+MAPPED = Verb(
+    "graph", "mapping", lambda each, _: iter([[each.text]]), lambda each: {"mapped": each.text, "pairs": each.pairs}
+)
 HITS = Verb("embed", "searching", _hit_cells, lambda hits: {"hits": [each._asdict() for each in hits]}, ("query",))
 GAPS = Verb("mask", "filling", _gap_cells, lambda gaps: {"gaps": [_told(asdict(gap)) for gap in gaps]})
 SPANS = Verb("tag", "tagging", _span_cells)
@@ -186,6 +189,19 @@ def embed(
         look(replace(VECTORS, task="match"), models, texts or [], lines, engine, settings)
         return
     _read(VECTORS, models, texts, lines, engine, settings)
+
+
+def map_(
+    model: Path,  # a model directory, as `regard import rxnmap` makes it
+    reactions: list[str] | None = None,  # `REACTION|FILE` reactions as SMILES, a line each (default: stdin)
+    *,
+    lines: Lines,
+    engine: Batched,
+) -> None:
+    """Say of each reaction, such as 'CC(=O)O.OCC>>CC(=O)OCC', which atom becomes which: the same with numbers."""
+    from regard.cli.look import look
+
+    look(MAPPED, [model], reactions or [], lines, engine, {}, lambda m: m.mapping, "reaction")
 
 
 def caption(

@@ -167,7 +167,7 @@ def _table(source: Source) -> tuple[Foreign, Top]:
     """The class of theirs that a model is, and what of it is on top."""
     c, name = source.config, next(name for name in FAMILIES if family(name).model is type(source.model))
     nearest: list[str] = []
-    for table in (table for table in TABLES.values() if table.family == name):
+    for table in (table for table in TABLES.values() if table.family == name and table.out):
         known = {each.name: (each.default,) for each in fields(c)} | ALIKE | same_heads(c)
         known |= {setting: (value,) for setting, value in table.fixed.items()}
         open_ = settings(table.settings).keys() | TRAINING | (FREE - table.fixed.keys())

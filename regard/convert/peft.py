@@ -21,7 +21,6 @@ from regard.adaptation.products import ENDS, ROLES, Product, ends, products
 from regard.adaptation.prompts import KeysValues, Prefix, SoftPrompt
 from regard.checks import choose
 from regard.convert import foreign
-from regard.convert.precision import USED
 from regard.convert.source import TOKENIZER, Source
 from regard.core.added import called
 from regard.core.attention import MultiHeadAttention
@@ -108,9 +107,9 @@ def read(directory: Path, base: Path, made: Path, place: Path) -> None:
                 raise ValueError(f"{directory} is of another model than {base}: {name} is {tuple(x.shape)} there")
             own[name].copy_(x)
     storage.save(model, made, storage.purpose(base), place=place)
-    for name in USED:
-        if (base / name).exists() and name in (TOKENIZER, storage.TEMPLATE):
-            write_whole(made / name, read_whole(base / name))
+    for name, places in {TOKENIZER: [base], storage.TEMPLATE: [directory, base]}.items():
+        if there := next((place / name for place in places if (place / name).is_file()), None):
+            write_whole(made / name, read_whole(there))
 
 
 def _bare(name: str) -> str:
@@ -297,6 +296,8 @@ def write(source: Source, directory: Path) -> None:
     tensors |= heads
     named = {name if name == VECTORS else before + name: x.detach().clone() for name, x in tensors.items()}
     save_file(named, directory / WEIGHTS, {"format": "pt"})
+    if source.template is not None:
+        write_whole(directory / storage.TEMPLATE, source.template)
 
 
 def _write_lora(change: Lora, source: Source) -> Read:

@@ -1,8 +1,9 @@
 """Models of other programs, by what their files are, as the engine in `foreign.py` reads them. Nothing in them is run.
 
 A directory of Hugging Face's is read as it is; the weights of one may be an ONNX graph. A .gguf has everything, and so
-have whisper.cpp's .bin and chytorch's .pt; llama2.c's .bin has its tokenizer.bin beside it, OpenAI's Whisper its
-.tiktoken: of these, such a directory is made for as long as it takes.
+have whisper.cpp's .bin, chytorch's .pt and files of word vectors; llama2.c's .bin has its tokenizer.bin beside it,
+OpenAI's Whisper its .tiktoken, CTranslate2's its tokenizer.json: of these, such a directory is made for as long as it
+takes.
 """
 
 import json
@@ -14,17 +15,23 @@ from pathlib import Path
 
 from torch import Tensor
 
-from regard.convert import gguf, graphs, llama2c, rxnmap, whisper
+from regard.convert import gguf, graphs, llama2c, rxnmap, vectors, whisper
 from regard.convert.theirs import Theirs
 from regard.files import write_whole
 
 CONFIG = "config.json"
+BINS = ((whisper.is_ggml, whisper.read_ggml), (whisper.is_ct2, whisper.read_ct2))
 READERS: Mapping[str, Callable[[Path], Theirs]] = {
     ".gguf": gguf.read,
     ".pt": lambda path: (rxnmap.read if rxnmap.is_one(path) else whisper.read_pt)(path),
-    ".bin": lambda path: (whisper.read_ggml if whisper.is_ggml(path) else llama2c.read)(path),
+    ".bin": lambda path: next((read for is_one, read in BINS if is_one(path)), llama2c.read)(path),
+    ".vec": vectors.read,
+    ".txt": vectors.read,
 }
-KNOWN = "a directory of Hugging Face's, or a .gguf, .onnx, .pt of Whisper or rxnmap, or .bin of llama2.c or whisper.cpp"
+KNOWN = (
+    "a directory of Hugging Face's or faster-whisper's, or a .gguf, .onnx, .pt of Whisper or rxnmap, .bin of llama2.c "
+    "or whisper.cpp, or .vec or .txt of word vectors"
+)
 
 
 @contextmanager
@@ -58,7 +65,14 @@ def _found(source: Path) -> Path:
         if source.suffix not in (*READERS, ".onnx"):
             raise ValueError(f"{source} cannot be imported: name {KNOWN}")
         return source
-    whole = [*sorted(source.glob("*.gguf")), *source.glob("model.bin"), *sorted(source.glob("*.pt"))]
+    if (binary := source / "model.bin").is_file() and whisper.is_ct2(binary):
+        return binary
+    whole = [
+        *sorted(source.glob("*.gguf")),
+        *source.glob("model.bin"),
+        *sorted(source.glob("*.pt")),
+        *source.glob("*.vec"),
+    ]
     if (source / CONFIG).is_file() or not whole:
         return source
     if len(whole) > 1:

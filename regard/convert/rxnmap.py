@@ -1,4 +1,5 @@
-"""chytorch's .pt of a reaction mapper: of it the Graphormer that reads molecules (Nugmanov et al., 2022).
+"""chytorch's .pt of a reaction mapper: a Graphormer that reads molecules, and layers that read all of a reaction's side
+by side (Nugmanov et al., 2022).
 
 Theirs has a table for atoms and one for their neighbours, hydrogens among them; ours has one for all words. Theirs has
 rows for padding, for what no path joins, and for distances from 0 to 10; the virtual node is as far as what none joins.
@@ -21,7 +22,7 @@ ELEMENTS = (  # by their numbers, from 1 on
     "Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv Ts "
     "Og"
 )
-LAYERS, HEADS = 8, 16  # which no tensor tells
+LAYERS, HEADS = 8, 16  # of each kind, and of a molecule's: no tensor tells
 
 
 def is_one(path: Path) -> bool:
@@ -40,6 +41,7 @@ def read(path: Path) -> Theirs:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
         atoms, near, far = (found.pop(f"{OURS}{name}_encoder.weight") for name in ("atoms", "centrality", "spatial"))
+        found["sides.weight"] = found.pop("role_encoder.weight")[1:]
         (_, width), distances = atoms.shape, len(far) - 2  # from 0 on
         known = [f"<{i}>" for i in range(3)] + ELEMENTS.split()
         if len(atoms) != len(known) or far.shape[1] != HEADS:
@@ -58,6 +60,7 @@ def read(path: Path) -> Theirs:
         "heads": HEADS,
         "layers": LAYERS,
         "distances": distances,
+        "across": LAYERS,
         "atoms": ["element", "neighbours"],
     }
     files = {"config.json": about, "tokenizer.json": listed(words, unknown="<2>", cut=r"\S+")}

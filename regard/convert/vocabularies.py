@@ -89,11 +89,21 @@ def scored(
     return _content(rust, pieces, kinds, first)
 
 
-def listed(pieces: Sequence[str], unknown: str, cut: str, around: Sequence[str] = (), *, fused: bool = False) -> Any:
+def listed(
+    pieces: Sequence[str],
+    unknown: str,
+    cut: str,
+    around: Sequence[str] = (),
+    *,
+    fused: bool = False,
+    lowercase: bool = False,
+) -> Any:
     """Whole words, each a match of the pattern `cut`, with a space between unless they are `fused`; `around` a text
     stand two marks, or none."""
     ids = {piece: i for i, piece in enumerate(pieces)}
     rust = Rust(models.WordLevel(ids, unk_token=unknown))
+    if lowercase:
+        rust.normalizer = normalizers.Lowercase()
     rust.pre_tokenizer = pre_tokenizers.Split(Regex(cut), "removed", invert=True)
     if fused:
         rust.decoder = decoders.Fuse()

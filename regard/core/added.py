@@ -65,7 +65,7 @@ class Base(NamedTuple):
 
 def add(module: nn.Module, name: str, part: Added) -> None:
     """Add a part to a module by this name."""
-    if getattr(module, name, None) is not None:
+    if hasattr(module, name):
         raise ValueError(f"there is something called {name!r} already: give each change a name of its own")
     module.add_module(name, part)
     if _after not in module._forward_hooks.values():
@@ -103,6 +103,12 @@ def called(model: nn.Module) -> dict[str, list[tuple[str, Added]]]:
     return found
 
 
+def new(model: nn.Module) -> list[str]:
+    """The names of what a model adds to the one that it began with, which may have had something added before."""
+    base: Base | None = getattr(model, "base", None)
+    return [name for name in called(model) if base is None or any(f".{name}." in key for key in base.own)]
+
+
 @contextmanager
 def without(model: nn.Module, *names: str) -> Iterator[None]:
     """`with without(model):` the model is as if nothing (or nothing of these names) had been added, bit for bit."""
@@ -121,10 +127,14 @@ def without(model: nn.Module, *names: str) -> Iterator[None]:
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """A model that does the same with no more than its own parameters: a copy, or itself if nothing was added."""
+    """A model that does the same with no more than its own parameters: itself if nothing was added, or a copy of what
+    was added to, which has all other parameters in common with it."""
     if not added(model):
         return model
-    model = copy.deepcopy(model)
+    touched = {
+        id(p) for m in model.modules() if any(isinstance(c, Added) for c in m.children()) for p in m.parameters()
+    }
+    model = copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in touched})
     done: set[Added] = set()  # one part may serve several modules that have the same parameters
     for module in list(model.modules()):
         for name, part in list(module.named_children()):

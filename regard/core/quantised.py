@@ -36,10 +36,8 @@ from regard.core.added import Added, added
 LARGEST = 127
 TINY = 2.0**-120
 EXACT = 2**24 // LARGEST**2  # products whose sum fp32 holds exactly, in any order: 1040
-GROUP, BLOCK = (
-    32,
-    20,
-)  # numbers that share a scale in four bits, and their bytes: scale, least, two numbers in each other
+GROUP, BLOCK = 32, 20  # numbers that share a scale in four bits, and their bytes: scale, least, two in each other
+PIECE = 4096  # rows of a matrix that are made whole numbers at once
 SPANS = (1.0, 0.9)  # of the way from zero to a group's ends, how much 0..15 may cover: the best is taken
 
 
@@ -220,11 +218,13 @@ def quantise(model: nn.Module, bits: int = 8) -> nn.Module:
 
 
 def _matrix(weight: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
-    if weight.is_meta:  # which has shapes only; for a maximum of it PyTorch would load its compiler
-        q, scale = weight.detach(), weight.new_empty(len(weight), 1, dtype=torch.float)
-    else:
-        q, scale = quantise_rows(weight.detach().float())
-    return nn.Parameter(q.to(torch.int8), requires_grad=False), nn.Parameter(scale[:, 0], requires_grad=False)
+    q = torch.empty_like(weight, dtype=torch.int8, requires_grad=False)
+    scale = weight.new_empty(len(weight), 1, dtype=torch.float)
+    if not weight.is_meta:  # which has shapes only; for a maximum of it PyTorch would load its compiler
+        for some, *into in zip(*(x.split(PIECE) for x in (weight.detach(), q, scale)), strict=True):
+            for part, found in zip(into, quantise_rows(some.float()), strict=True):
+                part.copy_(found)
+    return nn.Parameter(q, requires_grad=False), nn.Parameter(scale[:, 0], requires_grad=False)
 
 
 def _blocks(weight: Tensor) -> tuple[nn.Parameter]:

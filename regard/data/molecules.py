@@ -5,7 +5,7 @@ rdkit is the extra `molecules`: it is imported when it is needed.
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,32 @@ def scaffold(smiles: str) -> str:
     """Its rings and what joins them (Bemis & Murcko, 1996): molecules of one are alike."""
     murcko = need("rdkit.Chem.Scaffolds.MurckoScaffold", "molecules")
     return str(murcko.MurckoScaffoldSmiles(mol=_parsed(smiles), includeChirality=True))
+
+
+class Reaction(NamedTuple):
+    """Molecules before and after, each as SMILES, and what only helps."""
+
+    before: tuple[str, ...]
+    beside: str
+    after: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> "Reaction":
+        """A text such as CC(=O)O.OCC>>CC(=O)OCC; what stands between the two > only helps."""
+        parts = text.strip().split(">")
+        if len(parts) != 3 or not parts[0] or not parts[2]:
+            raise GraphError(f"{text[:60]!r} is no reaction: write what it begins with >> what comes of it, in SMILES")
+        return cls(tuple(parts[0].split(".")), parts[1], tuple(parts[2].split(".")))
+
+    def numbered(self, numbers: Sequence[int]) -> str:
+        """The same with a number for each atom, of all molecules one after the other; 0: none."""
+        chem, sides, given = need("rdkit.Chem", "molecules"), list[str](), iter(numbers)
+        for side in (self.before, self.after):
+            found = [_parsed(each) for each in side]
+            for atom, number in zip((atom for each in found for atom in each.GetAtoms()), given, strict=False):
+                atom.SetAtomMapNum(number)
+            sides.append(".".join(chem.MolToSmiles(each, canonical=False) for each in found))
+        return f"{sides[0]}>{self.beside}>{sides[1]}"
 
 
 def drawn(smiles: str) -> Places:

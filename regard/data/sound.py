@@ -38,6 +38,7 @@ SHORT = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be", re.MULTILINE)  # of 
 LONG = 1800  # seconds of a sound that are kept in memory; ten hours would be 2.3 GB
 PIPE, ENDLESS = 1 << 20, 0x7FFF0000  # bytes that are read of a pipe at a time; a length that nobody knew
 UNUSUAL = 8.0  # of a sample from -1 to 1
+NOISY = 0.15  # deviations by which noise differs from frame to frame, and from band to band
 PAUSE, SHORTEST = 100, 10  # frames: between stretches that are heard, twice as many; of which something sounds at least
 
 Samples = NDArray[np.float32]
@@ -381,33 +382,51 @@ class Ear:
 @dataclass(frozen=True)
 class SpecAugment:
     """What becomes of a sound before a model learns from it: parts of it are left out by chance (SpecAugment; Park et
-    al., 2019), it is heard at another pitch, and it begins later."""
+    al., 2019), it is heard as of another speaker, or in noise, and it begins later."""
 
     bands: int = 0  # left out side by side, so many at most, twice
     frames: int = 0  # likewise, one after the other
-    pitch: int = 0  # bands that all are moved up or down, at most: as of another speaker
-    later: int = 0  # frames of silence before it, at most; as many are cut off at the end
+    pitch: float = 0.0  # bands that all are moved up or down, at most
+    speed: float = 0.0  # how much faster or slower, at most: 0.2, by a fifth
+    tilt: float = 0.0  # how much louder or fainter the highest band than the lowest, at most: another microphone
+    noise: float = 0.0  # how far the background rises, at most
+    later: int = 0  # frames of silence before it, at most, as far as there is room
     blends = False
 
     def __post_init__(self) -> None:
         at_least(0, **{f"data.augment.{name}": value for name, value in vars(self).items()})
 
     def picture(self, frames: NDArray[np.float16], draw: Random) -> NDArray[np.float16]:
-        """One window (frames, bands), changed."""
-        silent, x = frames.min(), frames
-        for axis, most in ((1, self.pitch), (0, self.later)):
-            if most:
-                by = draw.randint(0 if axis == 0 else -most, most)
-                x = np.roll(x, by, axis)
-                gone = slice(0, by) if by >= 0 else slice(by, None)
-                x[(slice(None),) * axis + (gone,)] = silent
-        x = x if x is not frames else frames.copy()
+        """One window (frames, bands), changed. Loudness is in deviations, as it is evened."""
+        x, silent = frames.astype(np.float32), float(frames.min())
+        count, bands = x.shape
+        if self.speed or self.later:
+            sounding = int(np.flatnonzero(x.max(1) > silent)[-1:].sum()) + 1  # no word is lost at the end
+            faster = max((1.0 + self.speed) ** draw.uniform(-1, 1), sounding / count)
+            late = draw.randint(0, min(self.later, int(count - sounding / faster)))
+            x = _moved(x, (np.arange(count) - late) * faster, silent)
+        if self.pitch:
+            x = _moved(x.T, np.arange(bands) - draw.uniform(-self.pitch, self.pitch), silent).T
+        if self.tilt:
+            x = x + np.linspace(-0.5, 0.5, bands) * draw.uniform(-self.tilt, self.tilt) * (x > silent)
+        if self.noise:
+            rough = np.random.default_rng(draw.getrandbits(32)).standard_normal(x.shape) * NOISY
+            x = np.maximum(x, silent + draw.uniform(0, self.noise) + rough)
         for axis, most in ((1, self.bands), (0, self.frames)):
             for _ in range(2 if most else 0):
                 size = draw.randint(0, most)
                 start = draw.randint(0, x.shape[axis] - size)
                 x[(slice(None),) * axis + (slice(start, start + size),)] = silent
-        return x
+        return x.astype(np.float16)
+
+
+def _moved(x: Samples, at: NDArray[np.float64], outside: float) -> Samples:
+    """The rows of x at some places, which may lie between two of them, or outside."""
+    low = np.floor(at).astype(int)
+    share = (at - low).astype(np.float32)[:, None]
+    padded = np.concatenate([x, np.full((2, x.shape[1]), outside, np.float32)])
+    below, above = (np.where((i < 0) | (i >= len(x)), len(x), i) for i in (low, low + 1))
+    return padded[below] * (1 - share) + padded[above] * share
 
 
 def as_wav(samples: Samples, rate: int) -> bytes:

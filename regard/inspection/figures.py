@@ -34,7 +34,7 @@ DRAWN = 40_000  # cells that are drawn as shapes; more become a picture within t
 LABELLED = 48  # tokens along an axis of a grid; more are too small to read
 PIXELS = 40e6  # of a PNG, at most
 FLOOR = 1e-3  # of the largest value: where logarithmic colours begin
-SAYS = {"read": "reads", "predicted": "predicts"}
+SAYS = {"read": "reads", "predicted": "predicts", "said": "says"}
 
 
 def to_html(maps: Sequence[AttentionMap], *, title: str = "", note: str = "", log: bool = False) -> bytes:
@@ -123,7 +123,7 @@ def _saved(maps: Sequence[AttentionMap], title: str, note: str, log: bool, **opt
     content = BytesIO()
     with _style():
         heads = sum(len(each.weights) for each in _named(maps))
-        alone = _worded if maps[0].picture is not None and maps[0].query_role == "predicted" else _one
+        alone = _worded if maps[0].picture is not None and maps[0].query_role != "read" else _one
         figure = alone(maps[0], log) if heads == 1 else _grid(maps, log)
         width, height = figure.get_size_inches()
         _write(figure.suptitle, title, width / 0.1, fontsize=12, fontweight="bold")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from regard.inspection.page import SCALE, AttentionMap, filled
 
 STEPS = 200  # of the layout
+LIKELIER = 1.75  # times: neighbours of two that are the same
 
 
 class DrawnGraph(NamedTuple):
@@ -40,6 +41,25 @@ def laid_out(distances: NDArray[np.int64], far: int) -> NDArray[np.float64]:
         stretch = -weight * reach / np.maximum(apart, 1e-9) * (1 - np.eye(n))
         x = pull @ ((stretch - np.diag(stretch.sum(1))) @ x)
     return np.asarray(x)
+
+
+def paired(looks: NDArray[Any], near: NDArray[np.bool_], near_before: NDArray[np.bool_]) -> list[int | None]:
+    """Which node was which before a change: by how much they look at each other, (after, before), 0 where they cannot
+    be the same, and by who is next to whom, on either side.
+
+    The two that look at each other most come first, then neighbours of what is paired, as long as there are any: two
+    neighbours of a pair are the likelier for it (Schwaller et al., 2021).
+    """
+    left, found = looks.astype(np.float64), list[int | None]([None] * len(looks))
+    beside = np.zeros(len(left), bool)
+    while left.any():
+        rows = np.flatnonzero(beside & left.any(1)) if (beside & left.any(1)).any() else np.arange(len(left))
+        i, j = divmod(int(left[rows].argmax()), left.shape[1])
+        i = int(rows[i])
+        found[i] = j
+        left[np.ix_(near[i], near_before[j])] *= LIKELIER
+        left[i], left[:, j], beside[near[i]] = 0.0, 0.0, True
+    return found
 
 
 def graph_data(

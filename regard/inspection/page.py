@@ -41,7 +41,8 @@ class AttentionMap:
     """The weights of one attention and the texts of the tokens along its two axes.
 
     weights: (H, T, S), the probabilities before dropout; a fully masked row is zeros. T `queries`, S `keys`.
-    `query_role` says whether `queries` are the tokens "read" at each position or "predicted" there (the next).
+    `query_role` says whether `queries` are the tokens "read" at each position or "predicted" there (the next); or words
+    that are "said" of a picture, and no head looks, but the map tells how near they are.
     `heads` are the numbers of the H heads, if they are not all of them. In the view "norm" the weights are lengths
     instead, of any size: of what each key adds to each query; in the view "rollout" there is one map for all heads.
     Where keys are places of a `picture`, queries may be, too.
@@ -90,8 +91,8 @@ class AttentionMap:
             raise ValueError(f"{self.name}: weights must be (heads, queries, keys), none of them 0; got {shape}")
         if shape[1:] != labels:
             raise ValueError(f"{self.name}: weights {shape} need {shape[1:]} queries and keys; got {labels} texts")
-        if self.query_role not in ("read", "predicted"):
-            raise ValueError(f'{self.name}: query_role must be "read" or "predicted"; got {self.query_role!r}')
+        if self.query_role not in (roles := ("read", "predicted", "said")):
+            raise ValueError(f"{self.name}: query_role must be one of {roles}; got {self.query_role!r}")
         if self.view not in VIEWS:
             raise ValueError(f"{self.name}: view = {self.view!r}: choose {' or '.join(VIEWS)}")
         if self.heads is not None and len(self.heads) != shape[0]:

@@ -7,7 +7,7 @@ a token is in, and GELU. RoBERTa (Liu et al., 2019) has no such sentences; Disti
 layers; ALBERT (Lan et al., 2020) one layer, gone through again and again, and narrow vectors of words.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -68,6 +68,7 @@ class Encoder(nn.Module):
 class EncoderConfig(blocks.LayerConfig, StackSizes, Config):
     """Everything that makes an encoder; the defaults are those of BERT-base."""
 
+    layers: int = field(default=12, metadata={"least": 0})  # 0: vectors of words, and nothing on them
     d_model: int = 768
     d_ff: int = 3072
     heads: int = 12

@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from regard.checks import at_least, choose, hint, one_of
 from regard.core.outputs import HeadConfig
+from regard.core.positions import Learned
+from regard.core.stems import Patches
 
 FAMILIES = {
     "transformer": "regard.models.transformer",
@@ -73,7 +75,7 @@ class Config:
         """Refuse a setting that is none of its choices, a size below 1 or beyond all measure, a probability outside of
         [0, 1], a pad that is no token, and one matrix for two vocabularies.
 
-        A whole number may be 0 if that is its default.
+        A whole number may be 0 if that is its default, or its field says so.
         """
         values = vars(self)
         for field in fields(self):  # type: ignore[arg-type]
@@ -81,7 +83,7 @@ class Config:
             if type(size) is int:
                 if size > (most := MOST_COUNTED if name in COUNTED else MOST):
                     raise ValueError(f"{name} = {size}: it must be at most {most:,}")
-                at_least(int(field.default != 0), **{name: size})
+                at_least(field.metadata.get("least", int(field.default != 0)), **{name: size})
         for name, valid in ({"tie": TIES} | choices if "tie" in values else choices).items():
             one_of(valid, **{name: values[name]})
         for name in PROBABILITIES:
@@ -111,6 +113,16 @@ def draw_first(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=INITIAL)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+def draw_seeing(model: nn.Module) -> None:
+    """First weights of a model that sees: also of the tokens before its patches, and of learned positions."""
+    model.apply(draw_first)
+    for module in model.modules():
+        if isinstance(module, Patches | Learned):
+            each = module.tokens if isinstance(module, Patches) else module.table
+            if each is not None:
+                nn.init.normal_(each, std=INITIAL)
 
 
 @dataclass(frozen=True)

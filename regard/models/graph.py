@@ -7,9 +7,12 @@ Graphormer (Ying et al., 2021) is the left half of Figure 1, pre-norm, with thre
 many edges each node has (§3.1.1), how far each is from each (§3.1.2), and what lies on the way (§3.1.3); and a virtual
 node that is joined to all, and stands for the graph (§3.2). Without these it is plain attention, which knows a graph
 by the positions of its nodes: eigenvectors of the Laplacian, or how likely a random walk returns.
+
+A reaction is several molecules, some before and some after it. Each is read by itself; then further layers read all of
+their atoms side by side, and attend from those on one side to those on the other (Nugmanov et al., 2022).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -132,6 +135,13 @@ class GraphTransformer(nn.Module):
             nn.init.normal_(self.stem.virtual, std=INITIAL)
         if c.shared:
             self.encoder.repeat(c.layers)
+        if c.across:
+            self.sides = nn.Embedding(3, c.d_model)  # of the reaction itself, and of atoms before it and after it
+            self.across = blocks.encoder(replace(c, heads=c.across_heads), 1 if c.shared else c.across)
+            for part in (self.sides, self.across):
+                part.apply(draw_first)
+            if c.shared:
+                self.across.repeat(c.across)
 
     def forward(
         self,
@@ -170,6 +180,13 @@ class GraphTransformer(nn.Module):
             mask = padding(keep).dense(1, keep.shape[1], keep.device)
         return self.encoder(x, mask=mask, bias=None if bias is None else bias.to(x.dtype), keep=keep)
 
+    def reaction(self, after: Tensor, nodes: Tensor, distances: Tensor, keep: Tensor, **given: Tensor) -> Tensor:
+        """The molecules of one reaction as a batch (B, ...), and which of them come `after` it, (B,) -> (1, 1 + atoms,
+        d_model): the reaction itself, and the atoms of all of them one after the other."""
+        x = self.features(nodes, distances, keep, **given)[:, int(self.config.virtual) :]
+        x = (x + self.sides(1 + after.int())[:, None])[keep]
+        return self.across(torch.cat([matrix(self.sides)[:1], x])[None])
+
 
 @dataclass(frozen=True)
 class GraphConfig(blocks.LayerConfig, StackSizes, Config):
@@ -190,6 +207,8 @@ class GraphConfig(blocks.LayerConfig, StackSizes, Config):
     walk: int = 0  # steps of a random walk that say where a node is
     attributes: int = 0  # numbers that the data has of each node
     shared: bool = False  # all layers are one
+    across: int = 0  # layers that read all molecules of a reaction side by side; 0: it reads none
+    across_heads: int = 4  # of these
     pad: int = 0
     longest = None  # it reads any number of nodes
 

@@ -21,7 +21,7 @@ from regard.core.masks import causal
 from regard.core.outputs import HeadConfig, pooled
 from regard.core.positions import absolute_positions
 from regard.core.stems import Embedding, patched, patches_along
-from regard.models.family import INITIAL, Config, Family, StackSizes, draw_first
+from regard.models.family import Config, Family, StackSizes, draw_seeing
 
 SHARPNESS = math.log(1 / 0.07)  # log of what cosines are multiplied by, at first, as in CLIP
 
@@ -51,15 +51,7 @@ class Pair(nn.Module):
         self.encoder = blocks.encoder(c, c.layers)
         self.output = nn.Linear(c.d_model, c.d_vector, bias=False)
         self.sharpness = nn.Parameter(torch.full((1,), SHARPNESS))
-        self.apply(draw_first)
-        for each in (self.picture_stem.tokens, *(getattr(s.positions, "table", None) for s in self.stems)):
-            if each is not None:
-                nn.init.normal_(each, std=INITIAL)
-
-    @property
-    def stems(self) -> tuple[Any, Any]:
-        """What each tower begins with."""
-        return self.picture_stem, self.stem
+        draw_seeing(self)
 
     def forward(self, pixels: Tensor, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         """pixels (B, C, H, W), tokens (N, T) -> the cosine of each two, sharpened (B, N)."""
@@ -69,6 +61,17 @@ class Pair(nn.Module):
     def features(self, pixels: Tensor, tokens: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The vectors of pictures (B, d_vector) and of texts (N, d_vector), of any length."""
         return self.seen(pixels), self.read(tokens, keep)
+
+    def places(self, pixels: Tensor, tokens: Tensor) -> Tensor:
+        """Where a picture shows what a text says: of each word, with those before it, which patch is how near.
+
+        pixels (B, C, H, W), tokens (B, T) -> shares (B, T, 1 + patches), of the token before them none. Patches go the
+        way of that token, and words that of the last: soft-max of the cosines, as sharp as between pictures.
+        """
+        sees = self.picture_output(self.picture_encoder(self.picture_stem(pixels))[:, 1:])
+        reads = self.output(self.encoder(self.stem(tokens), mask=causal()))
+        alike = F.normalize(reads, dim=-1) @ F.normalize(sees, dim=-1).transpose(1, 2)
+        return F.pad((self.sharpness.exp() * alike).softmax(-1), (1, 0))
 
     def seen(self, pixels: Tensor) -> Tensor:
         """pixels (B, C, H, W) -> (B, d_vector)."""

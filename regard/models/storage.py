@@ -77,11 +77,8 @@ def save(
     about |= {"head": {"kind": head.kind} | {k: v for k, v in asdict(head).items() if v != getattr(HeadConfig, k)}}
     about |= {"changes": changes} if changes else {}
     if base is not None:
-        about["base"] = {
-            "path": _path_from(Path(place or directory), base.path),
-            "digest": base.digest,
-            "head": base.head,
-        }
+        path = _path_from(Path(place or directory), base.path)
+        about["base"] = {"path": path, "digest": base.digest, "head": base.head}
     about |= {} if purpose is None else purpose._asdict()
     staging = directory / ".saving"
     try:
@@ -126,8 +123,7 @@ def load(
     state: dict[str, Tensor] = {}
     for names, empty in _named(model):
         tensor = tensors.pop(names[0])
-        # A copy, where PyTorch would have put it: the last bits of a product depend on how its factors are aligned.
-        tensor = tensor.to(device, dtype if tensor.is_floating_point() else None, copy=True)
+        tensor = tensor.to(device, dtype if tensor.is_floating_point() else None)
         if isinstance(empty, nn.Parameter):
             tensor = nn.Parameter(tensor, empty.requires_grad)  # one object for all its names: that is the tie
         state |= dict.fromkeys(names, tensor)
@@ -212,8 +208,9 @@ def unlike(model: nn.Module, directory: str | Path) -> list[str]:
     own, other = {name: x.shape for name, x in model.state_dict().items()}, shape(directory)
     theirs = {name: x.shape for name, x in other.state_dict().items()}
     wrong = [name for name in own if theirs.get(name) != own[name]]
-    for name in wrong:
-        if not _of_head(name) and (type(model) is type(other) or hasattr(other, name.partition(".")[0])):
+    for name in wrong:  # on vectors of words alone, all but these is new
+        new = _of_head(name) or (name not in theirs and not getattr(other.config, "layers", 1))
+        if not new and (type(model) is type(other) or hasattr(other, name.partition(".")[0])):
             had = f"of shape {tuple(theirs[name])}" if name in theirs else "missing"
             raise ValueError(f"{directory} is no beginning for this model: {name!r} is {had}, not {tuple(own[name])}")
     return wrong
@@ -320,8 +317,9 @@ class _Whole(NamedTuple):
         if not path.is_file():
             raise ValueError(f"{self.directory} is not a whole model directory: it has no {WEIGHTS}")
         try:
-            with safe_open(path, "pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict: `file` cannot be iterated
+            with safe_open(path, "pt") as file:  # the last bits of a product depend on where PyTorch puts its factors:
+                names = [*file.keys()]  # each is a copy, and as it alone is mapped, the file is not in memory twice
+            tensors = {name: safe_open(path, "pt").get_tensor(name).clone() for name in names}
         except (SafetensorError, AttributeError, TypeError) as error:  # the last two of a dtype that PyTorch has not
             raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from error
         layers = sum(value for name, value in vars(self.config).items() if name.endswith("layers"))
@@ -339,8 +337,7 @@ class _Whole(NamedTuple):
 
     def sum(self) -> str:
         """What the weights and what they make are known by."""
-        path = self.directory / WEIGHTS
-        stat = path.stat()
+        stat = (path := self.directory / WEIGHTS).stat()
         known = _digest(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
         return hashlib.sha256((self.said + known).encode()).hexdigest()
 
@@ -434,9 +431,7 @@ def _read(directory: Path) -> _About:
                 raise ValueError("'task' and 'use' are objects, and a task has a name")
         head = configured(HeadConfig, about.get("head", {}))
         base = about.get("base")
-        if base is not None and not (
-            isinstance(base, dict) and all(type(base.get(k)) is str for k in ("path", "digest"))
-        ):
+        if not (base is None or (isinstance(base, dict) and all(type(base.get(k)) is str for k in ("path", "digest")))):
             raise ValueError("'base' has a path and a digest")
         return _About(configured(kind, about["config"]), head, changes, told, base, text)
     except ValueError as error:

@@ -20,8 +20,8 @@ from regard.core.layers import LateResidual
 from regard.core.outputs import HeadConfig, head, pooled
 from regard.core.positions import absolute_positions
 from regard.core.stems import Patches, Tubelets, patched, tubes
-from regard.models.family import Family
-from regard.models.vision import VisionConfig, draw
+from regard.models.family import Family, draw_seeing
+from regard.models.vision import VisionConfig
 
 WAYS = ("joint", "factorised", "divided")
 
@@ -52,7 +52,7 @@ class Video(nn.Module):
             self.stem = _tubelets(c)
             self.encoder = blocks.divided(c, c.layers) if c.space_time == "divided" else blocks.encoder(c, c.layers)
         self.output = head(self.head, c.d_model)
-        draw(self)
+        draw_seeing(self)
         for module in self.modules():
             if isinstance(module, LateResidual):
                 module.rest()

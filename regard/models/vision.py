@@ -14,11 +14,8 @@ from torch import Tensor, nn
 
 from regard.core import blocks
 from regard.core.outputs import HeadConfig, head
-from regard.core.positions import Learned
-from regard.core.stems import Patches, patched, patches_along
-from regard.models.family import Config, Family
-
-INITIAL = 0.02  # standard deviation of a weight at first, as in ViT
+from regard.core.stems import patched, patches_along
+from regard.models.family import Config, Family, draw_seeing
 
 
 class Vision(nn.Module):
@@ -42,7 +39,7 @@ class Vision(nn.Module):
         self.output = head(self.head, c.d_model)
         if self.head.pool == "both" and c.tokens < 2:
             raise ValueError(f"head.pool = 'both' reads two tokens, the model has {c.tokens}: set tokens to 2")
-        draw(self)
+        draw_seeing(self)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """pixels (B, C, H, W) -> what the head makes of them."""
@@ -53,29 +50,11 @@ class Vision(nn.Module):
         return self.encoder(self.stem(pixels))
 
 
-def draw(model: nn.Module) -> None:
-    """First weights; convolutions have theirs."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=INITIAL)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    for module in model.modules():
-        if isinstance(module, Patches | Learned):
-            each = module.tokens if isinstance(module, Patches) else module.table
-            if each is not None:
-                nn.init.normal_(each, std=INITIAL)
-
-
 @dataclass(frozen=True)
-class _Sizes:
-    layers: int = 12
-
-
-@dataclass(frozen=True)
-class VisionConfig(blocks.LayerConfig, _Sizes, Config):
+class VisionConfig(blocks.LayerConfig, Config):
     """Everything that makes an encoder of pictures; the defaults are those of ViT-base, without its token."""
 
+    layers: int = 12
     d_model: int = 768
     d_ff: int = 3072
     heads: int = 12

@@ -51,7 +51,7 @@ typedef struct {
   const float *table;   /* (V, d) fp32, or */
   const uint16_t *h;    /* bf16, or */
   const int8_t *q;      /* int8 with */
-  const float *scale;   /* a scale for each token */
+  const float *scale;   /* a scale for each token; without any of them, a token is its column of the model's logits */
   const float *positions; /* (longest, width), may be absent */
   const float *segments;  /* (some, width): which text of a pair; may be absent */
   Norm norm;
@@ -460,24 +460,16 @@ static void panel_of_bytes(const uint8_t *a, int lda, const float *unit, int m, 
   }
 }
 
-/* x Φ(x) = max(x, 0) - |x| Φ(-|x|), and Φ(-a) e^(a²/2) is a polynomial of 1 / (1 + 0.32 a), to 3e-7 of it. */
-INLINE vec gelu(vec x) {
-  vec a = larger(x, -x), t = 1.0f / (1.0f + 0.32f * a), p = all(-0.128094098f);
-  p = p * t + 0.489174429f;
-  p = p * t - 0.255753026f;
-  p = p * t + 0.307772013f;
-  p = p * t + 0.0821858606f;
-  p = p * t + 4.71495473e-3f;
-  return larger(all(0.0f), x) - a * (exponential(-0.5f * (x * x)) * p);
+INLINE vec gelu(vec x) { /* x Φ(x) = max(x, 0) - |x| Φ(-|x|) */
+  vec bell, a = larger(x, -x);
+  return larger(all(0.0f), x) - a * beyond(x, 1.0f / (1.0f + 0.32f * a), &bell);
 }
 
 INLINE vec activation(int kind, vec x) {
-  vec z = x;
   if (kind == 0) return larger(all(0.0f), x);
   if (kind == 1) return gelu(x);
-  if (kind == 4) z = 1.59576912f * (x + 0.044715f * (x * x * x)); /* (1 + tanh x) / 2 is a sigmoid of 2 x */
+  vec z = inside(kind, x);
   if (kind == 5) z = 2.0f * x;
-  if (kind == 6) z = 1.702f * x;
   vec y = 1.0f / (1.0f + exponential(-z));
   if (kind == 5) return 2.0f * y - 1.0f;
   if (kind != 3) y *= x;
@@ -612,14 +604,28 @@ static void normalise_rows(const Model *M, const Norm *norm, const float *x, int
   for (int i = 0; i < m; i++) normalise(norm, x + (size_t)i * M->d, M->d, y + (size_t)i * M->d);
 }
 
-static void embed(const Embedding *e, int32_t token, int32_t position, int32_t segment, float *x) {
+/* Column j of a product, times a factor. */
+static void column(const Product *p, int32_t j, float factor, float *x) {
+  const size_t panel = j / PANEL, at = j % PANEL, K = p->K, groups = (K + 3) / 4;
+  if (p->w)
+    for (size_t k = 0; k < K; k++) x[k] = p->w[(panel * K + k) * PANEL + at] * factor;
+  else if (p->h)
+    for (size_t k = 0; k < K; k++) x[k] = widened_one(p->h[(panel * K + k) * PANEL + at]) * factor;
+  else
+    for (size_t k = 0; k < K; k++)
+      x[k] = p->q[((panel * groups + k / 4) * PANEL + at) * 4 + k % 4] * p->scale[j] * factor;
+}
+
+static void embed(const Model *M, const Embedding *e, int32_t token, int32_t position, int32_t segment, float *x) {
   const int d = e->width;
   if (e->table)
     for (int i = 0; i < d; i++) x[i] = e->table[(size_t)token * d + i] * e->factor;
   else if (e->h)
     for (int i = 0; i < d; i++) x[i] = widened_one(e->h[(size_t)token * d + i]) * e->factor;
-  else
+  else if (e->q)
     for (int i = 0; i < d; i++) x[i] = e->q[(size_t)token * d + i] * e->scale[token] * e->factor;
+  else
+    column(&M->logits, token, e->factor, x);
   if (e->positions)
     for (int i = 0; i < d; i++) x[i] += e->positions[(size_t)position * d + i];
   if (e->segments)
@@ -1043,9 +1049,10 @@ static void after_attention(void *about, int i, int n) {
   feed_forward(a->M, 0, a->l, &w, m);
 }
 
-/* The layers of the encoder on n texts, in w->x. */
-static void think(const Model *M, int n, const int32_t *begins, int longest, const Room *w) {
-  const int m = begins[n] - begins[0];
+/* The layers of the encoder on n texts, in w->x; if `only` the first (1) or the last (2) row of each is asked for, the last
+   layer makes those and no others, a row for each text. */
+static void think(const Model *M, int n, const int32_t *begins, int longest, int only, const Room *w) {
+  int m = begins[n] - begins[0];
   for (int l = 0; l < M->encoder_layers; l++) {
     const Layer *layer = M->encoder + l;
     const int N = layer->query_key_value.N, padded = (longest + L - 1) / L * L;
@@ -1056,6 +1063,15 @@ static void think(const Model *M, int n, const int32_t *begins, int longest, con
         turn(M, w->wide + (size_t)r * N, layer->own.heads + layer->own.kv_heads, M->turns + (size_t)s * M->turned);
     if (layer->own.heads)
       attend_whole(w->team, (Whole){M, layer->own, n, N, padded, begins, w->wide, w->heads, w->keys, w->scores});
+    if (only && l == M->encoder_layers - 1) {
+      const size_t d = M->d, V = layer->own.heads * M->d_v;
+      for (size_t b = 0; b < (size_t)n; b++) {
+        const size_t r = only == 1 ? begins[b] - begins[0] : begins[b + 1] - begins[0] - 1;
+        memmove(w->x + b * d, w->x + r * d, sizeof(float) * d);
+        memmove(w->heads + b * V, w->heads + r * V, sizeof(float) * V);
+      }
+      a.m = m = n;
+    }
     in_blocks(after_attention, &a);
   }
   if (M->encoder_norm.gain) normalise_rows(M, &M->encoder_norm, w->x, m, w->x);
@@ -1064,16 +1080,16 @@ static void think(const Model *M, int n, const int32_t *begins, int longest, con
 /* The encoder on n texts -> w->x. Without `segments` all is the first. What no embedding has made comes as vectors:
    `given` (m, d), in place of tokens. */
 static void understand(const Model *M, int n, const int32_t *begins, const int32_t *tokens, const int32_t *segments,
-                       const float *given, int longest, const Room *w) {
+                       const float *given, int longest, int only, const Room *w) {
   const Embedding *e = &M->source;
   const int m = begins[n] - begins[0];
   float *x = e->widen.N ? w->wide : w->x;
   if (given) memcpy(w->x, given, sizeof(float) * m * M->d);
   for (int b = 0, r = 0; !given && b < n; b++)
     for (int s = 0; s < begins[b + 1] - begins[b]; s++, r++)
-      embed(e, tokens[r], s, segments ? segments[r] : 0, x + (size_t)r * e->width);
+      embed(M, e, tokens[r], s, segments ? segments[r] : 0, x + (size_t)r * e->width);
   if (e->widen.N) product(w->team, x, e->width, m, &e->widen, w->x, M->d, SET, w->bytes);
-  think(M, n, begins, longest, w);
+  think(M, n, begins, longest, only, w);
 }
 
 /* Numbers that a decoder layer may know of a sentence of S tokens. */
@@ -1127,7 +1143,7 @@ int32_t encode(const Model *M, int32_t n, const int32_t *tokens, const float *gi
     if (tokens[r] < 0 || tokens[r] >= M->source.tokens) return 0;
   lay(M, m, longest, team ? team->threads : 1, rank, space, &w);
   tell_rows(adapters, n, begins, &w);
-  understand(M, n, begins, tokens, 0, given, longest, &w);
+  understand(M, n, begins, tokens, 0, given, longest, 0, &w);
   memorise(M, n, begins, memory, &w);
   return 1;
 }
@@ -1177,7 +1193,7 @@ void hear(const Model *M, const Ears *ears, int32_t count, const float *frames, 
   Heard a = {{M, &w, 0, S}, ears, frames, between, count};
   in_blocks(first_convolution, &a.all);
   in_blocks(second_convolution, &a.all);
-  think(M, 1, begins, S, &w);
+  think(M, 1, begins, S, 0, &w);
   memcpy(states, w.x, sizeof(float) * S * M->d);
   memorise(M, 1, begins, &memory, &w);
 }
@@ -1235,7 +1251,7 @@ static void say(const Model *M, const Head *h, const Product *last, int n, const
 /* Texts to read, in parts that are read together: part c has the texts parts[c] to parts[c + 1]. */
 typedef struct {
   const Model *M;
-  int32_t bare, longest, count, rank; /* bare: without the head; count: of the parts; rank: of adapters, at most */
+  int32_t bare, longest, count, rank; /* bare: without the head, 2: of first rows; count: of parts; rank: of adapters */
   const int32_t *parts, *begins, *tokens, *segments;
   const float *given;
   const Adapter *const *adapters; /* of each text, where there is a rank */
@@ -1251,10 +1267,18 @@ static void read_part(const Texts *t, int c, Team *team, char *space) {
   const int32_t *begins = t->begins + t->parts[c];
   const int begin = t->parts[c], first = begins[0], n = t->parts[c + 1] - begin, m = begins[n] - first;
   const Adapter *const *of = t->rank ? t->adapters + begin : 0;
+  const int pool = t->bare ? t->bare - 1 : t->M->head.pool, only = of || pool > 2 ? 0 : pool;
   lay(t->M, m, t->longest, team ? team->threads : 1, t->rank, space, &w);
   tell_rows(of, n, begins, &w);
   understand(t->M, n, begins, t->tokens ? t->tokens + first : 0, t->segments ? t->segments + first : 0,
-             t->given ? t->given + (size_t)first * t->M->d : 0, t->longest, &w);
+             t->given ? t->given + (size_t)first * t->M->d : 0, t->longest, only, &w);
+  if (only) { /* a text is one row now */
+    if (t->bare) memcpy(t->out + begin * t->width, w.x, sizeof(float) * n * t->M->d);
+    int32_t rows[n + 1];
+    for (int b = 0; b <= n; b++) rows[b] = b;
+    if (!t->bare) say(t->M, &t->M->head, &t->M->logits, n, rows, w.x, &w, t->out + begin * t->width, t->width);
+    return;
+  }
   if (t->bare) memcpy(t->out + first * t->width, w.x, sizeof(float) * m * t->M->d);
   for (int b = 0, end; !t->bare && b < n; b = end) { /* texts of one adapter after the other */
     for (end = of ? b + 1 : n; end < n && of[end] == of[b]; end++) {}
@@ -1379,7 +1403,7 @@ int32_t decode(const Model *M, Rows *rows, int32_t m, const int64_t *tokens, con
     int r = to ? to[i] : i;
     if (w.of) w.of[i] = rows->adapters[rows->sentence[r]];
     w.at[i] = rows->lengths[r]++;
-    embed(&M->target, tokens[i], w.at[i], 0, w.x + (size_t)i * M->d);
+    embed(M, &M->target, tokens[i], w.at[i], 0, w.x + (size_t)i * M->d);
     rows->history[r * rows->stride + w.at[i]] = cells[i];
     rows->owner[cells[i]] = rows->sentence[r];
   }

@@ -37,9 +37,12 @@ class Layout:
             return None
         if x.shape != shape:
             raise UnsupportedError(f"it has numbers of the shape {tuple(x.shape)} where {shape} belong")
-        array = x.detach().cpu().clone(memory_format=torch.contiguous_format).numpy()
+        return self._keep(x.detach().cpu().clone(memory_format=torch.contiguous_format))
+
+    def _keep(self, x: Tensor) -> int:
+        array = x.numpy()
         self._kept.append(array)
-        return array.ctypes.data
+        return int(array.ctypes.data)
 
     def stack(self, stack: Stack) -> Any:
         made: dict[tuple[nn.Parameter, ...], Any] = {}  # one may be gone through often
@@ -125,10 +128,13 @@ class Layout:
         result = build.Product(K=K, N=N, bias=self.place(bias, N))
         panels, groups = -(-N // build.PANEL), -(-K // four)
         kind = torch.int8 if four > 1 else torch.int16 if half else torch.float32
-        laid = torch.zeros(panels * build.PANEL, groups * four, dtype=kind)
-        laid[:N, :K] = weight.view(torch.int16) if half else weight
-        laid = laid.view(panels, build.PANEL, groups, four).transpose(1, 2)
-        address = self.place(laid, *laid.shape)
+        laid = torch.zeros(panels, groups, build.PANEL, four, dtype=kind)
+        numbers, full = weight.view(torch.int16) if half else weight, N // build.PANEL if K % four == 0 else 0
+        last = torch.zeros((panels - full) * build.PANEL, groups * four, dtype=kind)
+        last[: N - full * build.PANEL, :K] = numbers[full * build.PANEL :]
+        for some, rest in ((numbers[: full * build.PANEL], laid[:full]), (last, laid[full:])):  # no second whole copy
+            rest.copy_(some.reshape(-1, build.PANEL, groups, four).transpose(1, 2))
+        address = self._keep(laid)
         if isinstance(linear, Int8Linear):
             result.q, result.scale = address, self.place(_arrange(linear.scale, rows), N)
             result.sum = self.place(128 * weight.sum(1, dtype=torch.int32), N)

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.functional import relu
 
 from regard.core import backends, dropout, losses
 from regard.core.attention import MultiHeadAttention
 from regard.core.layers import FeedForward, Residual
 from regard.core.ways import Ways
+from regard.native.layout import number
 from regard.native.training import NativeKernels
 
 _lent: ContextVar[NativeKernels | None] = ContextVar("_lent", default=None)
@@ -59,9 +59,9 @@ def _asked(fast: Callable[..., Any], own: Callable[..., Any], *args: Any, **kwar
 
 
 def _feed_forward(m: FeedForward, kernels: NativeKernels, x: Tensor, **_: Any) -> Tensor | None:
-    if m.activation is not relu or not type(m.inner) is type(m.outer) is nn.Linear:
+    if not type(m.inner) is type(m.outer) is nn.Linear or _hooked(m.inner, m.dropout, m.outer):
         return None
-    return None if _hooked(m.inner, m.dropout, m.outer) else kernels.feed_forward(x, m.inner, m.outer, m.dropout.now)
+    return kernels.feed_forward(x, m.inner, m.outer, number(m.activation, m), m.dropout.now)
 
 
 def _residual(m: Residual, kernels: NativeKernels, x: Tensor, s: Tensor) -> Tensor | None:

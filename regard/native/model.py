@@ -134,11 +134,8 @@ class Laid(Layout):
         self.d, self.turning = attentions[0].config.d_model, self._turning(attentions)
         embeddings = {side: parts[side] for side in ("target", "source") if side in parts}
         if getattr(model.config, "lookahead", None) is not None:
-            raise UnsupportedError("an encoder that looks no further ahead")
+            raise UnsupportedError("its encoder looks only so far ahead")
         if isinstance(embeddings.get("source"), Frames):
-            config: Any = model.config
-            if getattr(config, "lookahead", None) is not None:
-                raise UnsupportedError("its encoder looks only so far ahead")
             self.ears = self._ears(embeddings.pop("source"))
         self.positions = {side: _absolute(embedding) for side, embedding in embeddings.items()}
         tables = [len(p.table) for p in self.positions.values() if isinstance(p, Learned)]
@@ -161,7 +158,7 @@ class Laid(Layout):
             decoder=self.stack(decoder),
             encoder_norm=self.norm(encoder.norm, self.d),
             decoder_norm=self.norm(decoder.norm, self.d),
-            **{side: self._embedding(side, embedding) for side, embedding in embeddings.items()},
+            **{side: self._embedding(side, embedding, model.output) for side, embedding in embeddings.items()},
         )
 
     def _turning(self, attentions: Sequence[MultiHeadAttention]) -> Rotary | None:
@@ -176,7 +173,7 @@ class Laid(Layout):
             raise UnsupportedError("its layers differ in their positions")
         return first
 
-    def _embedding(self, side: str, embedding: Any) -> build.Embedding:
+    def _embedding(self, side: str, embedding: Any, output: nn.Module) -> build.Embedding:
         if not isinstance(embedding, Embedding):  # its vectors come from PyTorch
             return build.Embedding(width=self.d)
         tokens, segments, widen = (getattr(embedding, name) for name in ("tokens", "segments", "widen"))
@@ -185,7 +182,9 @@ class Laid(Layout):
         V, width = len(tokens.weight), self.d if widen is None else widen.in_features
         result = build.Embedding(factor=embedding.scale, tokens=V, width=width)
         result.norm = self.norm(embedding.norm, width)
-        if isinstance(tokens, Int8Embedding):
+        if side == "target" and tokens.weight is getattr(output, "weight", None):
+            pass  # tied: it is read where it is laid out as a product, and lies there once
+        elif isinstance(tokens, Int8Embedding):
             result.q, result.scale = self.place(tokens.weight, V, width), self.place(tokens.scale, V)
         elif tokens.weight.dtype == torch.bfloat16:
             result.h = self.place(tokens.weight.view(torch.int16), V, width)

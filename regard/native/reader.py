@@ -24,6 +24,7 @@ from regard.native.model import Laid
 from regard.native.rows import outside
 
 TOGETHER = 256  # tokens that go through each product at once, so many at most: what lies between stays near
+SAID, ALL, FIRST = 0, 1, 2  # what is wanted: the head's word, or what it reads, of all places or of the first
 ALONE = 96  # tokens of a part, so many at least: with fewer, weights would be fetched for too little
 
 Floats = NDArray[np.float32]
@@ -35,6 +36,7 @@ class NativeReader(Laid):
     def __init__(self, model: nn.Module, *, threads: int = 1) -> None:
         super().__init__(model, "stem", None, threads)
         if self.patches is not None:
+            self.first = getattr(model.output, "pool", None) == "first"
             return
         stem: Any = model.stem
         self.segments = 0 if stem.segments is None else int(stem.segments.num_embeddings)
@@ -53,13 +55,13 @@ class NativeReader(Laid):
 
     def features(self, texts: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None) -> list[Floats]:
         """What the head reads of each text: (T, d)."""
-        return self._read(texts, segments, [self.d] * len(texts), [self] * len(texts), bare=True)
+        return self._read(texts, segments, [self.d] * len(texts), [self] * len(texts), bare=ALL)
 
     def looked(self, pictures: Iterable[Any]) -> list[Floats]:
-        """What the head reads of each picture (C, H, W): (T, d)."""
-        seen = self.seen(pictures)
+        """What the head reads of each picture (C, H, W): (T, d); (1, d), if it reads the first place alone."""
+        seen, bare = self.seen(pictures), FIRST if self.first and self.adapter is None else ALL
         how = [self.d] * len(seen), [self] * len(seen)
-        return self._through([*map(len, seen)], (None, None, np.concatenate(seen)), *how, bare=True) if seen else []
+        return self._through([*map(len, seen)], (None, None, np.concatenate(seen)), *how, bare=bare) if seen else []
 
     def outputs(
         self,
@@ -72,12 +74,12 @@ class NativeReader(Laid):
         `of`: who is asked of each, where `adapted` ones read together; all of them, or none, are `pooled`.
         """
         if of is None:
-            return self._read(texts, segments, [self.width] * len(texts), [self] * len(texts), bare=False)
+            return self._read(texts, segments, [self.width] * len(texts), [self] * len(texts), bare=SAID)
         order = sorted(range(len(texts)), key=lambda i: id(of[i]))  # those of one stand together
         texts, segments = [texts[i] for i in order], None if segments is None else [segments[i] for i in order]
         who = [of[i] for i in order]
         found = dict(
-            zip(order, self._read(texts, segments, [each.width for each in who], who, bare=False), strict=True)
+            zip(order, self._read(texts, segments, [each.width for each in who], who, bare=SAID), strict=True)
         )
         return [found[i] for i in range(len(texts))]
 
@@ -88,7 +90,7 @@ class NativeReader(Laid):
         widths: Sequence[int],
         of: "Sequence[NativeReader]",
         *,
-        bare: bool,
+        bare: int,
     ) -> list[Floats]:
         if not texts:
             return []
@@ -102,10 +104,10 @@ class NativeReader(Laid):
         return self._through(lengths, (tokens, told, None), widths, of, bare=bare)
 
     def _through(
-        self, lengths: list[int], read: Any, widths: Sequence[int], of: "Sequence[NativeReader]", *, bare: bool
+        self, lengths: list[int], read: Any, widths: Sequence[int], of: "Sequence[NativeReader]", *, bare: int
     ) -> list[Floats]:
         """What was read as tokens and segments, or as vectors, through all layers."""
-        longest, pooled, width = max(lengths), not bare and of[0].pooled, max(widths)
+        longest, pooled, width = max(lengths), bare == FIRST or (bare == SAID and of[0].pooled), max(widths)
         rank, adapters = addresses([each.adapter for each in of])
         self.reach(longest)
         begins = np.array([0, *accumulate(lengths)], np.int32)
@@ -117,7 +119,7 @@ class NativeReader(Laid):
         with self.desk() as desk:
             space = desk.space(max(self.threads * each, shared))
             self.library.read_texts(self.c, bare, len(parts) - 1, *given, desk.team, space, each)
-        rows = [*out] if pooled else [out[a:b] for a, b in pairwise(begins.tolist())]
+        rows = [*(out[:, None] if bare == FIRST else out)] if pooled else [out[a:b] for a, b in pairwise(begins.tolist())]
         return [row[..., :w] for row, w in zip(rows, widths, strict=True)]
 
     def _parts(self, begins: NDArray[np.int32]) -> list[int]:

@@ -24,7 +24,7 @@ int32_t worth_it(void) {
 
 /* ---------------------------------------------------------------------------------------------- products */
 
-enum { SET, ADD, CUT }; /* what happens to C: it becomes A B, or grows by it, or becomes max(0, A B) */
+enum { SET, ADD, CUT, ROUND }; /* C becomes A B, or grows by it, or becomes max(0, A B), or A B in bf16 */
 
 /* m rows (a constant) and `w` vectors of columns (a constant) of C; A's number (i, k) lies at i · row + k · step. */
 INLINE void tile(int m, int w, int K, const float *a, size_t row, size_t step, const float *b, size_t ldb,
@@ -490,11 +490,12 @@ int32_t attend_back(const Attention *A, const Heads *out, const Heads *dout, flo
   return 1;
 }
 
-/* ---------------------------------------------------------------------------------------------- attention in bf16
+/* ---------------------------------------------------------------------------------------------- in bf16
 
-   The same of numbers in bf16, where the processor multiplies these: two of each at a time, which lie side by side in a
-   word, and sums in fp32. Scores, weights and their gradients are made in fp32, as above, and rounded for the products
-   that they go into. Here a `row` of Heads counts numbers of bf16, and widths are multiples of 32. */
+   Attention, linear maps and feed-forward networks of numbers in bf16, where the processor multiplies these: two of each
+   at a time, which lie side by side in a word, and sums in fp32. Scores, weights and their gradients are made in fp32, as
+   above, and rounded for the products that they go into. Weights and biases of maps, and their gradients, are fp32. Here
+   a `row` of Heads counts numbers of bf16, and widths are multiples of 32. */
 
 int32_t halves(void) {
 #ifdef __AVX512BF16__
@@ -506,12 +507,17 @@ int32_t halves(void) {
 
 #ifdef __AVX512BF16__
 
-/* As `tile`: A's word (i, k) lies at i · row + k · step, B's (k, j) at k · ldb + j, and C is set. */
+/* So many bytes, in whole lines of the cache; 0 if there is no memory. */
+static void *room_for(size_t bytes) { return aligned_alloc(64, (bytes + 63) / 64 * 64); }
+
+/* As `tile`: A's word (i, k) lies at i · row + k · step, B's (k, j) at k · ldb + j; a C that is rounded is of bf16. */
 INLINE void half_tile(int m, int w, int K, const uint32_t *a, size_t row, size_t step, const uint32_t *b, size_t ldb,
-                      float *c, size_t ldc) {
+                      const float *start, float *c, uint16_t *half, size_t ldc, int mode) {
   __m512 sum[TILE * 2];
-#pragma GCC unroll 24
-  for (int i = 0; i < m * w; i++) sum[i] = _mm512_setzero_ps();
+#pragma GCC unroll 12
+  for (int i = 0; i < m; i++)
+#pragma GCC unroll 2
+    for (int j = 0; j < w; j++) sum[i * w + j] = start ? _mm512_loadu_ps(start + j * L) : _mm512_setzero_ps();
   for (int k = 0; k < K; k++) {
     __m512bh y[2];
 #pragma GCC unroll 2
@@ -526,19 +532,26 @@ INLINE void half_tile(int m, int w, int K, const uint32_t *a, size_t row, size_t
 #pragma GCC unroll 12
   for (int i = 0; i < m; i++)
 #pragma GCC unroll 2
-    for (int j = 0; j < w; j++) _mm512_storeu_ps(c + i * ldc + j * L, sum[i * w + j]);
+    for (int j = 0; j < w; j++) {
+      const size_t at = i * ldc + j * L;
+      if (mode == ROUND)
+        _mm256_storeu_si256((__m256i *)(half + at), (__m256i)_mm512_cvtneps_pbh(sum[i * w + j]));
+      else
+        _mm512_storeu_ps(c + at, mode == ADD ? _mm512_add_ps(sum[i * w + j], _mm512_loadu_ps(c + at)) : sum[i * w + j]);
+    }
 }
 
-#define HALF_CASE(m, w)                                                                        \
-  case m:                                                                                      \
-    half_tile(m, w, K, a + (size_t)i * row, row, step, b + j, ldb, c + (size_t)i * ldc + j, ldc); \
+#define HALF_CASE(m, w)                                                                                              \
+  case m:                                                                                                            \
+    half_tile(m, w, K, a + (size_t)i * row, row, step, b + j, ldb, start ? start + j : 0, (float *)c + i * ldc + j,  \
+              (uint16_t *)c + i * ldc + j, ldc, mode);                                                               \
     break;
 #define HALF_WIDE(m) HALF_CASE(m, 2)
 #define HALF_NARROW(m) HALF_CASE(m, 1)
 
 /* C (M, N) = A B for K words of each; N is a multiple of 16. */
 static void half_product(int M, int N, int K, const uint32_t *a, size_t row, size_t step, const uint32_t *b, size_t ldb,
-                         float *c, size_t ldc) {
+                         const float *start, void *c, size_t ldc, int mode) {
   for (int i = 0; i < M; i += TILE) {
     int m = M - i < TILE ? M - i : TILE, j = 0;
     for (; j + PANEL <= N; j += PANEL) switch (m) { CASES(HALF_WIDE) }
@@ -568,10 +581,9 @@ static void pair_rounded(int n, int d, const float *x, uint32_t *to) {
       _mm512_storeu_si512(to + j, paired(rounded(x + j), i + 1 < n ? rounded(x + d + j) : _mm256_setzero_si256()));
 }
 
-/* x (n, d) in fp32 -> in bf16, rows of which lie where `stride` says. */
-static void round_rows(int n, int d, const float *x, uint16_t *to, size_t stride) {
-  for (int i = 0; i < n; i++, x += d, to += stride)
-    for (int j = 0; j < d; j += L) _mm256_storeu_si256((__m256i *)(to + j), rounded(x + j));
+/* x (n, d) in fp32 -> in bf16. */
+static void round_rows(int n, int d, const float *x, uint16_t *to) {
+  for (size_t i = 0; i < (size_t)n * d; i += L) _mm256_storeu_si256((__m256i *)(to + i), rounded(x + i));
 }
 
 INLINE uint16_t *half_of(const Heads *x, int b, int h) { return (uint16_t *)x->at + b * x->batch + h * x->head; }
@@ -586,20 +598,19 @@ static void turn_words(int n, int d, const uint16_t *x, size_t stride, uint32_t 
 int32_t attend_half(const Attention *A, const Heads *out, float *level) {
   const int T = A->T, S = A->S, width = (S + L - 1) / L * L, d_k = A->d_k, d_v = A->d_v;
   const size_t pairs = (S + 1) / 2, scores = (size_t)T * width;
-  uint32_t *room = aligned_alloc(64, 64 + 4 * (d_k / 2 * width + pairs * d_v + scores + scores / 2 + T * d_v + width));
+  uint32_t *room = room_for(4 * (d_k / 2 * width + pairs * d_v + scores + scores / 2 + width));
   if (!room) return 0;
   uint32_t *keys = room, *values = keys + d_k / 2 * width, *weights = values + pairs * d_v;
-  float *p = (float *)(weights + scores / 2), *o = p + scores, *wall = o + (size_t)T * d_v;
+  float *p = (float *)(weights + scores / 2), *wall = p + scores;
   for (int b = 0; b < A->B; b++)
     for (int h = 0; h < A->H; h++, level += T) {
       turn_words(S, d_k, half_of(&A->k, b, h), A->k.row, keys, width);
-      half_product(T, width, d_k / 2, words_of(half_of(&A->q, b, h)), A->q.row / 2, 1, keys, width, p, width);
+      half_product(T, width, d_k / 2, words_of(half_of(&A->q, b, h)), A->q.row / 2, 1, keys, width, 0, p, width, SET);
       weigh(A, b, h, p, width, wall, level, 0);
       thin(A, b, h, p, width);
-      round_rows(T, width, p, (uint16_t *)weights, width);
+      round_rows(T, width, p, (uint16_t *)weights);
       pair_rows(S, d_v, half_of(&A->v, b, h), A->v.row, values);
-      half_product(T, d_v, pairs, weights, width / 2, 1, values, d_v, o, d_v);
-      round_rows(T, d_v, o, half_of(out, b, h), out->row);
+      half_product(T, d_v, pairs, weights, width / 2, 1, values, d_v, 0, half_of(out, b, h), out->row, ROUND);
     }
   free(room);
   return 1;
@@ -610,9 +621,9 @@ int32_t attend_half_back(const Attention *A, const Heads *out, const Heads *dout
   const int T = A->T, S = A->S, width = (S + L - 1) / L * L, d_k = A->d_k, d_v = A->d_v;
   const int widest = d_k > d_v ? d_k : d_v, longest = T > S ? T : S;
   const size_t scores = (size_t)T * width, above = (size_t)(T + 1) / 2 * width, some = (size_t)(longest + 1) * widest;
-  uint32_t *room = aligned_alloc(64, 64 + 4 * (2 * scores + 2 * above + 2 * some + widest / 2 * width + width));
+  uint32_t *room = room_for(4 * (2 * scores + 2 * above + some + widest / 2 * width + width));
   if (!room) return 0;
-  float *p = (float *)room, *ds = p + scores, *c = ds + scores, *wall = c + some;
+  float *p = (float *)room, *ds = p + scores, *wall = ds + scores;
   uint32_t *across = (uint32_t *)(wall + width), *below = across + widest / 2 * width;
   uint32_t *weights = below + some, *slopes = weights + above;
   for (int b = 0; b < A->B; b++)
@@ -620,9 +631,9 @@ int32_t attend_half_back(const Attention *A, const Heads *out, const Heads *dout
       const uint16_t *q = half_of(&A->q, b, h), *k = half_of(&A->k, b, h), *g = half_of(dout, b, h);
       const uint16_t *o = half_of(out, b, h);
       turn_words(S, d_k, k, A->k.row, across, width);
-      half_product(T, width, d_k / 2, words_of(q), A->q.row / 2, 1, across, width, p, width);
+      half_product(T, width, d_k / 2, words_of(q), A->q.row / 2, 1, across, width, 0, p, width, SET);
       turn_words(S, d_v, half_of(&A->v, b, h), A->v.row, across, width);
-      half_product(T, width, d_v / 2, words_of(g), dout->row / 2, 1, across, width, ds, width);
+      half_product(T, width, d_v / 2, words_of(g), dout->row / 2, 1, across, width, 0, ds, width, SET);
       weigh(A, b, h, p, width, wall, level, 1);
       thin(A, b, h, ds, width);
       for (int t = 0; t < T; t++) {
@@ -636,27 +647,152 @@ int32_t attend_half_back(const Attention *A, const Heads *out, const Heads *dout
       thin(A, b, h, p, width);
       pair_rounded(T, width, p, weights);
       pair_rows(T, d_v, g, dout->row, below);
-      half_product(S, d_v, (T + 1) / 2, weights, 1, width, below, d_v, c, d_v);
-      round_rows(S, d_v, c, half_of(dv, b, h), dv->row);
+      half_product(S, d_v, (T + 1) / 2, weights, 1, width, below, d_v, 0, half_of(dv, b, h), dv->row, ROUND);
       pair_rounded(T, width, ds, slopes);
       pair_rows(T, d_k, q, A->q.row, below);
-      half_product(S, d_k, (T + 1) / 2, slopes, 1, width, below, d_k, c, d_k);
-      round_rows(S, d_k, c, half_of(dk, b, h), dk->row);
-      round_rows(T, width, ds, (uint16_t *)weights, width);
+      half_product(S, d_k, (T + 1) / 2, slopes, 1, width, below, d_k, 0, half_of(dk, b, h), dk->row, ROUND);
+      round_rows(T, width, ds, (uint16_t *)weights);
       pair_rows(S, d_k, k, A->k.row, below);
-      half_product(T, d_k, (S + 1) / 2, weights, width / 2, 1, below, d_k, c, d_k);
-      round_rows(T, d_k, c, half_of(dq, b, h), dq->row);
+      half_product(T, d_k, (S + 1) / 2, weights, width / 2, 1, below, d_k, 0, half_of(dq, b, h), dq->row, ROUND);
     }
   free(room);
   return 1;
 }
 
-#else
-
-int32_t attend_half(const Attention *A, const Heads *out, float *level) { return (void)A, (void)out, (void)level, 0; }
-int32_t attend_half_back(const Attention *A, const Heads *out, const Heads *dout, float *level, const Heads *dq,
-                         const Heads *dk, const Heads *dv) {
-  return (void)A, (void)out, (void)dout, (void)level, (void)dq, (void)dk, (void)dv, 0;
+/* W (N, K) rounded, for products with rows of numbers: in panels of 32 columns of Wᵀ, or, to go `back`, of W; a word
+   has two numbers that such a row meets one after the other. 0 if there is no memory. */
+static uint32_t *half_panels(int N, int K, const float *W, int back) {
+  uint32_t *to = room_for(4 * (size_t)N * K);
+  uint16_t *w = to ? (uint16_t *)(to + (size_t)N * K / 2) : 0; /* behind the panels */
+  if (to) round_rows(N, K, W, w);
+  if (to && back)
+    for (int j = 0; j < K; j += PANEL)
+      for (int i = 0; i < N; i += 2) pair_rows(2, PANEL, w + (size_t)i * K + j, K, to + (size_t)j * (N / 2) + i / 2 * PANEL);
+  if (to && !back)
+    for (int j = 0; j < N; j += PANEL) turn_words(PANEL, K, w + (size_t)j * K, K, to + (size_t)j * (K / 2), PANEL);
+  return to;
 }
+
+/* m rows y (N) = x W + b, rounded, by what `half_panels` made of W. */
+static void half_map(int m, int N, int K, const uint16_t *x, const uint32_t *panels, const float *b, uint16_t *y) {
+  for (int j = 0; j < N; j += PANEL)
+    half_product(m, PANEL, K / 2, words_of(x), K / 2, 1, panels + (size_t)j * (K / 2), PANEL, b ? b + j : 0, y + j, N,
+                 ROUND);
+}
+
+/* What m rows x (K) and the gradient g of what a map made of them, (N), make of those of W (N, K) and b, either of which
+   may be absent. `room` is for (m + 1) (N + K) / 2 words. */
+static void half_outer(int m, int N, int K, const uint16_t *x, const uint16_t *g, float *dW, float *db, uint32_t *room,
+                       int mode) {
+  const int pairs = (m + 1) / 2;
+  uint32_t *rows = room + (size_t)pairs * N;
+  if (dW) pair_rows(m, N, g, N, room);
+  for (int j = 0; dW && j < K; j += PANEL) {
+    for (int i = 0; i < m; i += 2) pair_rows(m - i < 2 ? 1 : 2, PANEL, x + (size_t)i * K + j, K, rows + i / 2 * PANEL);
+    half_product(N, PANEL, pairs, room, 1, N, rows, PANEL, 0, dW + j, K, mode);
+  }
+  if (db && mode == SET) memset(db, 0, sizeof(float) * N);
+  for (int r = 0; db && r < m; r++)
+    for (int j = 0; j < N; j += WIDTH) *(part *)(db + j) += widened(g + (size_t)r * N + j);
+}
+
+/* y (M, N) = x Wᵀ + b for W (N, K); b may be absent. Returns 0 if there is no memory. */
+int32_t linear_half(int32_t M, int32_t N, int32_t K, const uint16_t *x, const float *W, const float *b, uint16_t *y) {
+  uint32_t *panels = half_panels(N, K, W, 0);
+  if (!panels) return 0;
+  SHARES(i, m, M) half_map(m, N, K, x + (size_t)i * K, panels, b, y + (size_t)i * N);
+  free(panels);
+  return 1;
+}
+
+/* Its gradients from that of y: dx (M, K), dW (N, K), db (N); any may be absent. */
+int32_t linear_half_back(int32_t M, int32_t N, int32_t K, const uint16_t *x, const float *W, const uint16_t *g,
+                         uint16_t *dx, float *dW, float *db) {
+  uint32_t *panels = dx ? half_panels(N, K, W, 1) : 0, *room = room_for(2 * (size_t)(SHARE + 1) * (N + K));
+  const int32_t enough = room && (panels || !dx);
+  if (enough) SHARES(i, m, M) {
+      const uint16_t *rows = x + (size_t)i * K, *slopes = g + (size_t)i * N;
+      if (dx) half_map(m, K, N, slopes, panels, 0, dx + (size_t)i * K);
+      half_outer(m, N, K, rows, slopes, dW, db, room, i ? ADD : SET);
+    }
+  free(panels), free(room);
+  return enough;
+}
+
+/* 1 / x to 14 bits, where 8 are kept. */
+INLINE vec inverse(vec x) { return (vec)_mm512_rcp14_ps((__m512)x); }
+
+/* An activation by its number (relu 0, gelu 1, silu 2, gelu by tanh 4, by sigmoid 6), and how steep it is there. */
+INLINE vec activated(int kind, vec x, vec *slope) {
+  if (kind == 0) {
+    *slope = (vec)((x > all(0.0f)) & (ints)all(1.0f));
+    return larger(all(0.0f), x);
+  }
+  if (kind == 1) {
+    vec bell, a = larger(x, -x), tail = beyond(x, inverse(1.0f + 0.32f * a), &bell), positive = larger(all(0.0f), x);
+    *slope = (vec)(((x > all(0.0f)) & (ints)(1.0f - tail)) | (~(x > all(0.0f)) & (ints)tail)) + x * bell * 0.39894228f;
+    return positive - a * tail;
+  }
+  vec y = inverse(1.0f + exponential(-inside(kind, x))), steep = all(kind == 6 ? 1.702f : 1.0f);
+  if (kind == 4) steep = 1.59576912f * (1.0f + 0.134145f * (x * x));
+  *slope = y + x * y * (1.0f - y) * steep;
+  return x * y;
+}
+
+/* n numbers h, the activation of z; on the way back, dh becomes the gradient of z. */
+static void half_activate(int kind, int n, const uint16_t *z, uint16_t *h, uint16_t *dh) {
+  for (int i = 0; i < n; i += L) {
+    vec slope, y = activated(kind, (vec)widened(z + i), &slope);
+    _mm256_storeu_si256((__m256i *)(h + i), (__m256i)_mm512_cvtneps_pbh((__m512)y));
+    if (!dh) continue;
+    slope *= (vec)widened(dh + i);
+    _mm256_storeu_si256((__m256i *)(dh + i), (__m256i)_mm512_cvtneps_pbh((__m512)slope));
+  }
+}
+
+/* y (M, N) = h W₂ᵀ + b₂ for h (M, F), the activation of z = x W₁ᵀ + b₁, which is kept for the way back. */
+int32_t feed_forward_half(int32_t M, int32_t N, int32_t F, int32_t K, const uint16_t *x, const TwoMaps *by,
+                          int32_t kind, uint16_t *z, uint16_t *y) {
+  uint32_t *first = half_panels(F, K, by->W1, 0), *second = half_panels(N, F, by->W2, 0);
+  uint16_t *h = room_for(2 * (size_t)SHARE * F);
+  if (first && second && h) SHARES(i, m, M) {
+      uint16_t *inner = z + (size_t)i * F;
+      half_map(m, F, K, x + (size_t)i * K, first, by->b1, inner);
+      half_activate(kind, m * F, inner, h, 0);
+      half_map(m, N, F, h, second, by->b2, y + (size_t)i * N);
+    }
+  const int32_t enough = first && second && h;
+  free(first), free(second), free(h);
+  return enough;
+}
+
+/* Its gradients; any may be absent. */
+int32_t feed_forward_half_back(int32_t M, int32_t N, int32_t F, int32_t K, const uint16_t *x, const uint16_t *z,
+                               const TwoMaps *by, int32_t kind, const uint16_t *g, uint16_t *dx, const TwoMaps *to) {
+  const size_t widest = N > K ? N : K;
+  uint32_t *first = dx ? half_panels(F, K, by->W1, 1) : 0, *second = half_panels(N, F, by->W2, 1);
+  uint32_t *room = room_for(2 * (size_t)(SHARE + 1) * (F + widest));
+  uint16_t *h = room_for(4 * (size_t)SHARE * F), *dz = h + (size_t)SHARE * F;
+  const int32_t enough = (first || !dx) && second && room && h;
+  if (enough) SHARES(i, m, M) {
+      const uint16_t *rows = x + (size_t)i * K, *slopes = g + (size_t)i * N;
+      half_map(m, F, N, slopes, second, 0, dz);
+      half_activate(kind, m * F, z + (size_t)i * F, h, dz);
+      half_outer(m, N, F, h, slopes, to->W2, to->b2, room, i ? ADD : SET);
+      half_outer(m, F, K, rows, dz, to->W1, to->b1, room, i ? ADD : SET);
+      if (dx) half_map(m, K, F, dz, first, 0, dx + (size_t)i * K);
+    }
+  free(first), free(second), free(room), free(h);
+  return enough;
+}
+
+#else /* nobody calls them, but they are there */
+
+int32_t attend_half(void) { return 0; }
+int32_t attend_half_back(void) { return 0; }
+int32_t linear_half(void) { return 0; }
+int32_t linear_half_back(void) { return 0; }
+int32_t feed_forward_half(void) { return 0; }
+int32_t feed_forward_half_back(void) { return 0; }
 
 #endif

@@ -71,7 +71,8 @@ def kernels(*, sparse: bool = False) -> "NativeKernels | None":
 
 
 class NativeKernels:
-    """For numbers of fp32 on the CPU. Each answers None to what it does not know: the core does that itself."""
+    """For numbers of fp32 on the CPU, some also of bf16. Each answers None to what it does not know: the core does that
+    itself."""
 
     def __init__(self, lib: SimpleNamespace, sparse: bool = False) -> None:
         self.lib, self.sparse = lib, sparse
@@ -109,10 +110,16 @@ class NativeKernels:
         return keep
 
     def linear(self, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor | None:
-        """x Wᵀ + b."""
-        if torch.is_autocast_enabled("cpu") or not _known(x) or not _fits(x.shape[-1:], W, b):
-            return None
-        return _Linear.apply(self.lib, x, W, b)
+        """x Wᵀ + b; under autocast, as it says."""
+        if torch.is_autocast_enabled("cpu"):
+            return _HalfLinear.apply(self.lib, _half(x), W, b) if self._halves(x, W, b) else None
+        return _Linear.apply(self.lib, x, W, b) if _known(x) and _fits(x.shape[-1:], W, b) else None
+
+    def _halves(self, x: Tensor, W: Tensor, b: Tensor | None) -> bool:
+        """Whether autocast asks for a map of bf16 that the kernels know."""
+        known = _known(x) or _known(x, torch.bfloat16)
+        whole = known and _fits(x.shape[-1:], W, b) and not any(n % (2 * VECTOR) for n in W.shape)
+        return whole and torch.get_autocast_dtype("cpu") == torch.bfloat16 and bool(self.lib.halves())
 
     def split(self, x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
         """x in parts of these widths, whose gradients join without a copy if they lie side by side already."""
@@ -124,11 +131,15 @@ class NativeKernels:
             return None
         return F.embedding(tokens, table.weight, table.padding_idx, sparse=True)
 
-    def feed_forward(self, x: Tensor, inner: nn.Linear, outer: nn.Linear, p: float) -> Tensor | None:
-        """outer(dropout(relu(inner(x)), p)), of the same draws."""
+    def feed_forward(self, x: Tensor, inner: nn.Linear, outer: nn.Linear, kind: int, p: float) -> Tensor | None:
+        """outer(dropout(activation(inner(x)), p)), of the same draws; activations by their numbers in C. In fp32 relu
+        alone, in bf16 without dropout."""
         weights = inner.weight, inner.bias, outer.weight, outer.bias
+        if torch.is_autocast_enabled("cpu") and not p and self._halves(x, *weights[:2]):
+            fits = _fits(inner.weight.shape[:1], *weights[2:]) and not len(outer.weight) % (2 * VECTOR)
+            return _HalfFeedForward.apply(self.lib, _half(x), *weights, kind) if fits else None
         known = _known(x) and _fits(x.shape[-1:], *weights[:2]) and _fits(inner.weight.shape[:1], *weights[2:])
-        if not known or torch.is_autocast_enabled("cpu") or _drops_all(p):
+        if kind or not known or torch.is_autocast_enabled("cpu") or _drops_all(p):
             return None
         return _FeedForward.apply(self.lib, x, *weights, p)
 
@@ -256,6 +267,53 @@ class _FeedForward(torch.autograd.Function):
         return None, dx, *to, None
 
 
+class _HalfLinear(torch.autograd.Function):
+    """Of x in bf16; weights and their gradients are fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, lib: Any, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+        W, y = W.contiguous(), x.new_empty(*x.shape[:-1], len(W))
+        ctx.lib = lib
+        ctx.save_for_backward(x, W)
+        _done(lib.linear_half(y.numel() // len(W), *W.shape, x, W, b, y))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (x, W), needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        made = zip((x, W, W), (x.shape, W.shape, W.shape[:1]), needs, strict=True)
+        gradients = [like.new_empty(shape) if need else None for like, shape, need in made]
+        _done(ctx.lib.linear_half_back(g.numel() // len(W), *W.shape, x, W, g.contiguous(), *gradients))
+        return None, *gradients
+
+
+class _HalfFeedForward(torch.autograd.Function):
+    """The same; what the activation is taken of is kept, and no more."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, lib: Any, x: Tensor, W1: Tensor, b1: Tensor | None, W2: Tensor, b2: Tensor | None, kind: int
+    ) -> Tensor:
+        W1, W2, M = W1.contiguous(), W2.contiguous(), x.shape[:-1]
+        z, y = x.new_empty(*M, len(W1)), x.new_empty(*M, len(W2))
+        ctx.lib, ctx.kind = lib, kind
+        ctx.save_for_backward(x, z, W1, W2)
+        _done(lib.feed_forward_half(M.numel(), len(W2), *W1.shape, x, _maps(W1, b1, W2, b2), kind, z, y))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (x, z, W1, W2), needs = ctx.saved_tensors, ctx.needs_input_grad[1:6]
+        shapes = x.shape, W1.shape, W1.shape[:1], W2.shape, W2.shape[:1]
+        made = zip((x, W1, W1, W2, W2), shapes, needs, strict=True)
+        dx, *to = [like.new_empty(shape) if need else None for like, shape, need in made]
+        given = x.shape[:-1].numel(), len(W2), *W1.shape, x, z, _maps(W1, None, W2, None), ctx.kind, g.contiguous()
+        _done(ctx.lib.feed_forward_half_back(*given, dx, _maps(*to)))
+        return None, dx, *to, None
+
+
 class _Residual(torch.autograd.Function):
     """The way back finds the rows in y, which the next map keeps anyway, unless a gain is next to nothing."""
 
@@ -309,6 +367,11 @@ class _Dropout(torch.autograd.Function):
 
 def _known(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     return x.dtype == dtype and x.device.type == "cpu"
+
+
+def _half(x: Tensor) -> Tensor:
+    """In bf16, number beside number."""
+    return x.to(torch.bfloat16).contiguous()
 
 
 def _whole(*widths: int) -> bool:

@@ -157,4 +157,23 @@ INLINE vec exponential(vec x) {
   return (vec)(~small & (ints)(p * (vec)power));
 }
 
+/* Φ(-|x|), and `bell`, e^(-x²/2): their ratio is a polynomial of t = 1 / (1 + 0.32 |x|), to 3e-7 of it. */
+INLINE vec beyond(vec x, vec t, vec *bell) {
+  vec p = all(-0.128094098f);
+  p = p * t + 0.489174429f;
+  p = p * t - 0.255753026f;
+  p = p * t + 0.307772013f;
+  p = p * t + 0.0821858606f;
+  p = p * t + 4.71495473e-3f;
+  *bell = exponential(-0.5f * (x * x));
+  return *bell * p;
+}
+
+/* What a sigmoid is taken of, where an activation is x times one: silu (2), gelu by tanh (4) or by sigmoid (6). */
+INLINE vec inside(int kind, vec x) {
+  if (kind == 4) return 1.59576912f * (x + 0.044715f * (x * x * x)); /* (1 + tanh x) / 2 is a sigmoid of 2 x */
+  if (kind == 6) return 1.702f * x;
+  return x;
+}
+
 #endif

@@ -49,9 +49,7 @@ def router(service: Service) -> APIRouter:
     async def heard(request: Request, route: str, **more: Any) -> Any:
         asked, sound, name = await _form(request)
         served = service.registry.asked(route, asked.model)
-        queue = service.queue(served)
         request.state.characters = forms.admitted([asked.prompt], service.config.characters, "prompt")
-
         queue = service.queue(served)
 
         def begin() -> Hearing:

@@ -476,8 +476,7 @@ class Live:
         place, layer, block = re.sub(r"\.sublayer\b", "", path), None, ""
         if found := re.fullmatch(r"(.+?)\.layers\.(\d+)\.?(.*)", place):
             place, layer, block = found[1], int(found[2]), found[3].partition(".")[0]
-        known = amount is not None and math.isfinite(amount)
-        return {"place": place, "layer": layer, "block": block, "role": role, "amount": amount if known else None}
+        return {"place": place, "layer": layer, "block": block, "role": role, "amount": amount}
 
     def _manner(self) -> dict[str, Any]:
         """What is particular to a model that writes."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from regard.inspection.taps import record
 from regard.inspection.times import apart
 from regard.inspection.views import norm_maps, query_key_products, rollout
 from regard.serving.live import Live, Look, TooLargeError
-from regard.serving.seers import LiveLooker, Seeing
+from regard.serving.seers import LiveLooker, LiveMatcher, Seeing
+from regard.tasks.match import PLACES
 
 Map = tuple[str, list[int], Tensor]  # of an attention: its name, which heads, and their maps (H, T, S)
 Wanted = Sequence[tuple[str, Sequence[int] | None]]  # attentions, and which of their heads
@@ -36,7 +38,12 @@ def maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
     The weights are those before a head is scaled; norms are of what it then says. A rollout is of the encoder: each
     layer has one map.
     """
-    size, seen = 0, set[tuple[str, int]]()
+    size, seen, derived = 0, set[tuple[str, int]](), list[Map]()
+    if isinstance(live, LiveMatcher) and PLACES in dict(wanted):
+        if view != "weights":
+            raise ValueError(f"{PLACES} are no attention's, and have no {view}: ask for weights")
+        derived.append((PLACES, [0], live.places(look)))
+        wanted = [each for each in wanted if each[0] != PLACES]
     for name, heads in wanted:
         live.check(name, *heads or ())
         for head in range(live.attentions[name].heads) if heads is None else heads:
@@ -48,7 +55,7 @@ def maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
             raise ValueError(f"a rollout goes through the encoder, and {name} is not part of it")
     if size > MAPS:
         raise TooLargeError(f"these maps hold {size:,} numbers, and an answer {MAPS:,}: ask for fewer heads at a time")
-    return _maps(live, look, view, wanted)
+    return chain(derived, _maps(live, look, view, wanted))
 
 
 def _maps(live: Live, look: Look, view: str, wanted: Wanted) -> Iterator[Map]:
@@ -208,6 +215,9 @@ def page(live: Live, look: Look) -> str:
         if picture is not None and (grid := grids.get(sides.keys.input)):
             seen = replace(picture, grid=grid)
         shown.append(AttentionMap(name, recorded.weights[:, -rows:], down[-rows:], across, sides.role, picture=seen))
+    if isinstance(live, LiveMatcher):
+        across, down = (texts[each] for each in live.inputs)
+        shown.insert(0, AttentionMap(PLACES, live.places(look), down, across, "said", picture=picture))
     factors = [f"{name} head {head} × {factor:g}" for name, head, factor in look.changes.heads]
     changed = ", ".join([*factors, *(f"{name} off" for name in look.changes.off)])
     read = zip(live.inputs, look.ids, strict=True)

@@ -27,7 +27,7 @@ from regard.serving.readers import LiveReader
 from regard.serving.shown import Shown
 from regard.tasks.caption import Describer
 from regard.tasks.look import Looker, asked
-from regard.tasks.match import Matcher
+from regard.tasks.match import PLACES, Matcher
 from regard.tasks.reader import Framed, Given, Pictured, batched
 from regard.tasks.viewer import Viewed, Viewer
 
@@ -206,6 +206,21 @@ class LiveMatcher(LiveViewer):
 
     def steps(self, look: Look) -> tuple[None, tuple[int, ...]]:
         return None, look.ids[-1]
+
+    @torch.inference_mode()
+    def places(self, look: Look) -> Tensor:
+        """Where the picture shows what the text says, (1, T, places): no attention, so nothing records it."""
+        given, model = self.batch(look), cast(Any, self.model)
+        with self.turn(look.changes):
+            return cast(Tensor, model.places(given[self.sees[0]], given["tokens"]).float().cpu())
+
+    def about(self) -> dict[str, Any]:
+        found, (seen, read) = super().about(), self.inputs
+        sides = {"queries": Axis(read)._asdict(), "keys": Axis(seen)._asdict(), "causal": False, "role": "read"}
+        found["attentions"].append(
+            {"name": PLACES, "kind": "cross", "layer": 0, "heads": 1, "dots": False, "derived": True, **sides}
+        )
+        return found
 
     def batch(self, look: Look) -> Batch:
         read = batched([Framed(list(look.ids[1]), [])], 0, False).to(self.device)

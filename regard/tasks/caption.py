@@ -135,9 +135,10 @@ class Caption(Match):
     name, called, verb = "caption", "captioning", ""
     sections = Sections(CaptionConfig, CaptionedConfig, Describing, Judging)
     needs: ClassVar[type] = EncoderDecoder
-    stands = "tokens"
+    stands, by_rows = "tokens", False  # of a caption, each token is learnt
     reads = "pixels"
     marks = ()
+    instead = "take caption-tiny"
 
     def check(self, recipe: Any) -> None:
         if recipe.train.batch_rows is None:

@@ -206,10 +206,7 @@ class Embed(Task):
                 around(x[:room])[0] if part in row else []
                 for part, x in zip(("text", "pair", "negative"), ids, strict=True)
             ]
-            try:
-                yield (*framed, [float(row.get("score", 0.0)) / self.most])
-            except (TypeError, ValueError):
-                raise ValueError(f"the score {row['score']!r} of {row['text'][:40]!r} is no number") from None
+            yield (*framed, [_score(row) / self.most])
 
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
         pad = tokenizer.marks.pad or 0
@@ -238,7 +235,7 @@ class Embed(Task):
         alike = (a * b).sum(1)
         samples = [Sample(t, f"{x:.2f}", p) for t, x, p in zip(texts[:SHOWN], alike, pairs, strict=False)]
         if all("score" in row for row in held_out):
-            score = np.array([float(row["score"]) for row in held_out])
+            score = np.array([_score(row) for row in held_out])
 
             def figures(rows: NDArray[np.int64]) -> dict[str, float]:
                 found = correlation(score[rows], alike[rows])
@@ -249,6 +246,14 @@ class Embed(Task):
         found = retrieval(a @ b.T, [{i} for i in range(len(held_out))])
         evidence = Evidence(len(texts), lambda rows: means(found, rows), made=RETRIEVAL)
         return Measured.of(evidence, "mrr@10", samples)
+
+
+def _score(row: Row) -> float:
+    """How alike the texts of a row are."""
+    try:
+        return float(row.get("score", 0.0))
+    except (TypeError, ValueError):
+        raise ValueError(f"the score {row['score']!r} of {row['text'][:40]!r} is no number") from None
 
 
 TASK = Embed

@@ -231,9 +231,9 @@ class Generator(Searcher):
         """A classifier, which asks this model by a prompt with {text} and {label}, after examples (text, label)."""
         return Prompted(self, prompt, labels, examples, **how)
 
-    def classify(self, text: Any, *, calibrate: bool = False, top: int | None = None, **asked: Any) -> Any:
+    def classify(self, text: Any, *, top: int | None = None, **asked: Any) -> Any:
         """What a text is, or each of a list: as `prompted` is asked, with `prompt`, `labels` and perhaps `examples`."""
-        return self.prompted(calibrated=calibrate, **asked).classify(text, top=top)
+        return self.prompted(**asked).classify(text, top=top)
 
     def attention(
         self,

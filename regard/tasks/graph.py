@@ -261,7 +261,7 @@ class GraphTask(Classify):
         N = max(len(each.read.sizes) for each in examples)
         width = max(1, *(int(each.read.sizes.max(initial=0)) for each in examples))
         nodes, keep = np.zeros((B, N, width), np.int64), np.zeros((B, N), bool)
-        distances, paths = np.zeros((B, N, N), np.int64), np.zeros((B, N, N, r.reach), np.int64)
+        distances, paths = np.zeros((B, N, N), np.int32), np.zeros((B, N, N, r.reach), np.int32)
         numbers = np.zeros((B, N, r.attributes + r.laplacian + r.walk), np.float32)
         pairs = np.zeros((B, max(len(each.pairs) for each in examples), 2), np.int64)
         for i, (own, between) in enumerate(examples):

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from regard.data.arrays import Table
 from regard.data.graphs import FAR, NODE, Graph, GraphArrays, GraphError, read
-from regard.data.molecules import ALL, molecule
+from regard.data.molecules import ALL, Reaction, molecule
 from regard.data.molecules import drawn as placed
-from regard.inspection.graphs import DrawnGraph, graph_data, graph_page, laid_out
+from regard.inspection.graphs import DrawnGraph, graph_data, graph_page, laid_out, paired
 from regard.inspection.importance import ablate_each
 from regard.inspection.maps import attention_maps, without
 from regard.inspection.page import AttentionMap
+from regard.inspection.taps import record
 from regard.native import UnsupportedError
 from regard.tasks.classify import Classified, classified
 from regard.tasks.embed import Embedded
@@ -68,6 +69,26 @@ class GraphVectors:
     def answers(self, asks: Sequence[Viewed], settings: EmbedUse) -> list[Embedded]:
         """The vector of each graph."""
         return [Embedded(x[: settings.dimensions].numpy(), 0) for x in self.predictor.outputs(asks)]
+
+
+@dataclass(frozen=True)
+class MappedReaction:
+    """Which atom is which, before a reaction and after it."""
+
+    text: str  # the reaction, its atoms numbered
+    pairs: tuple[tuple[int, int], ...]  # atoms before and after, counted from 0 on either side
+    weights: NDArray[np.float32]  # (atoms, atoms): how much each looks at each in the last layer, of all sides
+
+
+class GraphMapping:
+    """Reactions in, which atom is which out."""
+
+    def __init__(self, predictor: "GraphPredictor") -> None:
+        self.predictor, self.use, self.unknown = predictor, EmbedUse(), predictor.unknown
+
+    def answers(self, asks: Sequence[Viewed], settings: EmbedUse) -> list[MappedReaction]:
+        """The atoms of each reaction."""
+        return [self.predictor.mapped(ask.image) for ask in asks]
 
 
 class GraphPredictor(Recogniser):
@@ -118,6 +139,33 @@ class GraphPredictor(Recogniser):
         """The vector of each graph, (N, d): SMILES, `Graph`s, or objects as JSON has them."""
         asks = [each if isinstance(each, Viewed) else Viewed(each) for each in graphs]
         return np.stack([each.vector for each in self.vectors.answers(asks, EmbedUse())])
+
+    @property
+    def mapping(self) -> GraphMapping:
+        """What answers with reactions whose atoms are mapped."""
+        if not self.model.config.across:  # type: ignore[union-attr]
+            raise ValueError("this model reads no reactions: `regard import rxnmap` brings one that does")
+        return GraphMapping(self)
+
+    def mapped(self, text: str) -> MappedReaction:
+        """Which atom is which in a reaction such as CC(=O)O.OCC>>CC(=O)OCC."""
+        reaction, model = Reaction.of(text), self.model
+        asks = [Viewed(each, each) for each in (*reaction.before, *reaction.after)]
+        graphs, first = list(map(self.graph, asks)), len(reaction.before)
+        if (size := sum(graph.size for graph in graphs)) > self.task.reading.most:
+            raise GraphError(f"{text[:60]!r} has {size:,} atoms: at most {self.task.reading.most:,} are read")
+        last = f"across.layers.{model.config.across - 1}.self_attention"  # type: ignore[union-attr]
+        inputs = self.task.inputs(list(map(self._example, asks)), None) | {"after": torch.arange(len(asks)) >= first}
+        with record(model, last) as seen, torch.inference_mode():
+            model.reaction(**{name: x.to(self.device) for name, x in inputs.items()})  # type: ignore[operator]
+        weights = seen[last][0].mean(0)[1:, 1:].float().cpu().numpy()  # (atoms, atoms)
+        n, near = sum(graph.size for graph in graphs[:first]), _joined(graphs)
+        kinds = np.array([node.split()[0] for graph in graphs for node in graph.nodes])
+        looks = (weights[n:, :n] + weights[:n, n:].T) * (kinds[n:, None] == kinds[:n])
+        before = paired(looks, near[n:, n:], near[:n, :n])
+        numbers = [*range(1, n + 1), *(0 if i is None else i + 1 for i in before)]
+        pairs = tuple((i, j) for j, i in enumerate(before) if i is not None)
+        return MappedReaction(reaction.numbered(numbers), pairs, weights)
 
     def attention(
         self,
@@ -206,3 +254,13 @@ class GraphPredictor(Recogniser):
             return found
 
         return looks
+
+
+def _joined(graphs: Sequence[Graph]) -> NDArray[np.bool_]:
+    """(N, N): which nodes of some graphs, one after the other, are next to each other."""
+    found, begin = np.zeros((size := sum(graph.size for graph in graphs), size), bool), 0
+    for graph in graphs:
+        u, v = begin + graph.edges.T
+        found[u, v] = found[v, u] = True
+        begin += graph.size
+    return found

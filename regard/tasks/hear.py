@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
 from regard.data.corpora import fetched
 from regard.data.recordings import SoundFiles
+from regard.data.rows import RowFiles
 from regard.data.sound import Ear, SpecAugment
 from regard.native import UnsupportedError
 from regard.tasks.classify import Evaluation
@@ -25,9 +26,11 @@ class SoundConfig(Data):
     valid: SoundFiles | None = None  # held out of train if left out
     test: SoundFiles | None = None  # held out of train if left out
     augment: SpecAugment = field(default_factory=SpecAugment)  # what is done to them by chance while a model learns
+    files_of: ClassVar[type[RowFiles]] = SoundFiles
 
-    def of_corpus(self, name: str, progress: Any) -> dict[str, SoundFiles]:
-        return {split: SoundFiles(jsonl=str(path)) for split, (path, *_) in fetched(name, progress=progress).items()}
+    def of_corpus(self, name: str, progress: Any) -> dict[str, Any]:
+        found = fetched(name, progress=progress)
+        return {split: self.files_of(jsonl=str(path)) for split, (path, *_) in found.items()}
 
 
 def hearing(recipe: Any, example: str) -> Any:

@@ -191,11 +191,12 @@ class Looking(Caption):
     name, called, verb = "look", "seeing", "generate"
     sections = Sections(LookConfig, CaptionedConfig, WriteConfig, Judging)
     needs, reads = DecoderOnly, "both"
+    instead = "say by what it is to see (model.sees), or take seer-tiny"
 
     @classmethod
     def of(cls, recipe: Any) -> "Looking":
         d, c = recipe.data, recipe.model.build(2**16)
-        sight, chat = d.sight(recipe), template_of(recipe, CHATML)
+        sight, chat = d.sight(recipe, cls.instead), template_of(recipe, CHATML)
         return cls(d.max_length, sight, d.augment, recipe.task.question, chat=chat, patches=(c.place,) * c.places)
 
     def check(self, recipe: Any) -> None:

@@ -31,53 +31,31 @@ from regard.inspection.page import AttentionMap
 from regard.tasks.classify import Classified, classified
 from regard.tasks.embed import Embedded, Embedder, Judging
 from regard.tasks.reader import BARS, Given, Pictured, Rated, batched, check_length
-from regard.tasks.task import Damaged, Data, Evidence, Measured, Sections, Task
+from regard.tasks.task import Damaged, Evidence, Measured, Sections, Task
 from regard.tasks.uses import ClassifyUse, EmbedUse, Prompting
-from regard.tasks.viewer import Viewed, Viewer
+from regard.tasks.viewer import SeenConfig, Viewed, Viewer
 from regard.training.objectives import Matched, Objective
 from regard.training.run import Sample
 from regard.training.stream import Collate
 
 SHOWN = 100  # samples
+PLACES = "words_to_patches"  # where a picture shows what a text says
 
 
 @dataclass(frozen=True)
-class CaptionedConfig(Data):
+class CaptionedConfig(SeenConfig):
     """Where pictures and captions come from, and how they are seen."""
 
     train: CaptionFiles | None = None  # your own files
     valid: CaptionFiles | None = None  # held out of train if left out
     test: CaptionFiles | None = None  # held out of train if left out
     max_length: int = 40  # tokens of a caption; longer ones are cut
-    resize: int | None = None  # pixels along a side before the middle is cut out; left out: nothing is cut off
-    square: bool = True  # made square whatever their shape; else the shorter side has `resize` pixels
-    resample: str = "bicubic"  # nearest, bilinear, lanczos, box, hamming
-    mean: tuple[float, ...] = (0.5,)  # of values from 0 to 1: subtracted
-    std: tuple[float, ...] = (0.5,)  # and then divided by
-    augment: Augment = field(default_factory=Augment)  # what is done to them by chance while a model learns
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(8, **{"data.max_length": self.max_length})
         if self.augment.blends:
             raise ValueError("data.augment: mixup and cutmix are for labels, and not for captions")
-
-    def sight(self, recipe: Any) -> Sight:
-        """How pictures are seen by the model of a recipe, which may begin with one that has learnt it."""
-        c = recipe.model.build(2**16)
-        if getattr(c, "channels", None) is None:
-            like, sees = recipe.model.base or recipe.model.preset, " or, with model.from, say by what (model.sees)"
-            raise ValueError(
-                f"task.name = {recipe.task.name}: a model like {like} does not see; take another preset,{sees}"
-            )
-        if getattr(c, "height", None) is not None:
-            raise ValueError(
-                f"a model like {recipe.model.preset} reads sheets of many sizes: it cannot be trained here"
-            )
-        own = {name: getattr(self, name) for name in ("resize", "square", "resample", "mean", "std")}
-        plain = {name for name, value in own.items() if value == getattr(CaptionedConfig, name)}
-        begun = {name: value for name, value in recipe.model.task().get("sight", {}).items() if name in plain}
-        return Sight(**own | begun | {"size": c.size, "channels": c.channels})
 
 
 @dataclass(frozen=True)
@@ -140,13 +118,21 @@ class Matcher(Embedder):
 
     def attention(self, picture: Any, text: str | None = None, **how: Any) -> list[AttentionMap]:  # type: ignore[override]
         """What every head looks at while the model sees a picture, and, if there is one, reads a text; `names`, `heads`
-        and `view` are those of `attention_maps`."""
+        and `view` are those of `attention_maps`. Where all are wanted, PLACES come first: no head's, but how near the
+        words of the text are to which patches."""
         pixels, x = self.viewer.read(picture)
         read = self.framed([Given(text or "")], long="cut")[0][0]
         inputs = {"pixels": x, **batched([read], 0, False).to(self.device).inputs}
         texts = {"tokens": self.tokenizer.pieces(read.ids)}
         maps = attention_maps(self.pair, inputs, texts, pixels=pixels, **how)
-        return maps if text else [each for each in maps if each.picture is not None]
+        if not text:
+            return [each for each in maps if each.picture is not None]
+        if (how.get("names", "*"), how.get("heads"), how.get("view", "weights")) != ("*", None, "weights"):
+            return maps
+        seen = next(each.picture for each in maps if each.picture is not None)
+        with torch.inference_mode():
+            found = self.pair.places(x, inputs["tokens"]).float().cpu()  # type: ignore[operator]
+        return [AttentionMap(PLACES, found, texts["tokens"], seen.grid.texts(), "said", picture=seen), *maps]
 
     def compared(self, picture: Any, texts: Sequence[str]) -> Pictured:
         """How near texts are to a picture, as a page draws it: the nearest is what it says."""
@@ -240,6 +226,7 @@ class Match(Task):
     row, rows, by_rows, stands = "picture", "pictures", True, "vector"
     reads = "pairs"
     marks: ClassVar[tuple[str, ...]] = ("cls", "sep")
+    instead: ClassVar[str] = "take clip-tiny"  # of a model that does not see
 
     def __post_init__(self) -> None:
         for name, kind in (("sight", Sight), ("augment", Augment)):
@@ -248,7 +235,8 @@ class Match(Task):
 
     @classmethod
     def of(cls, recipe: Any) -> "Match":
-        return cls(recipe.data.max_length, recipe.data.sight(recipe), recipe.data.augment)
+        d = recipe.data
+        return cls(d.max_length, d.sight(recipe, cls.instead), d.augment)
 
     def check(self, recipe: Any) -> None:
         check_length(recipe)

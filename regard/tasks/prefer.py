@@ -1,11 +1,12 @@
 """Preference: a language model is steered towards answers that were chosen over others (DPO and its kin).
 
-What the model itself has said of all answers before its first step, the reference, is found once, and kept beside the
-token arrays: no second model is in memory while it learns.
+What the model that is begun with says of all answers, the reference, is found once, before the first step, and kept
+beside the token arrays: no second model is in memory while it learns.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regard.checks import above, at_least, choose, share
+from regard.core.added import new, without
 from regard.core.generation import of_like_length
 from regard.core.losses import token_log_probabilities
 from regard.data.arrays import Column, Table
@@ -140,8 +142,14 @@ class Prefer(Templated):
         self, model: nn.Module, corpus: Table, tokenizer: Tokenizer, held_out: Sequence[Sequence[Row]]
     ) -> "Recalled":
         """With log p of both answers of each pair; held-out ones, too, and of some what the reference would answer."""
-        model.eval()
-        digest, folder = fingerprint(model), corpus.directory.parent
+        added = new(model.eval())
+        with without(model, *added) if added else nullcontext():
+            return self._asked(model, corpus, tokenizer, held_out)
+
+    def _asked(
+        self, model: nn.Module, corpus: Table, tokenizer: Tokenizer, held_out: Sequence[Sequence[Row]]
+    ) -> "Recalled":
+        digest, folder = fingerprint(model, of_base=True), corpus.directory.parent
         lengths = corpus.lengths(np.arange(len(corpus))).max(axis=1).tolist()
         said = ([pair] for pair in _said(model, lengths, corpus.rows))
         told = Table.build(folder / f"reference-{digest}", said, REFERENCE)
@@ -246,10 +254,11 @@ def paired(rows: Sequence[Sequence[Any]]) -> Batch:
     return Batch({name: torch.from_numpy(x) for name, x in tensors.items()}, len(rows))
 
 
-def fingerprint(model: nn.Module) -> str:
-    """The same for the same model, wherever it lies."""
-    found = hashlib.sha256(repr(getattr(model, "config", "")).encode())
-    for name, tensor in model.state_dict().items():
+def fingerprint(model: nn.Module, *, of_base: bool = False) -> str:
+    """The same for the same model, wherever it lies; or for all that add to one, that one's."""
+    found, base = hashlib.sha256(repr(getattr(model, "config", "")).encode()), getattr(model, "base", None)
+    apart = base.own if of_base and base is not None else ()
+    for name, tensor in ((name, x) for name, x in model.state_dict().items() if name not in apart):
         found.update(name.encode())
         found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return found.hexdigest()[:24]

@@ -255,7 +255,9 @@ class Reader(Engines):
         """The words of a text, and then of its pair (label: pair), and which share of the last layer's attention to
         words each has: the mean over heads, over the places that are looked from, and, of a long text, over the windows
         in which a word stands. What is not read is not told."""
-        *_, last = attentions(self.model)
+        *_, last = attentions(self.model) or [None]
+        if last is None:
+            raise ValueError("this model has no layers, so nothing is attended to: leave --attended out")
         given = [(text, "")] if pair is None else [(text, ""), (pair, "pair")]
         places = [self.spans(each) for each, _ in given]
         sums = [torch.zeros(2, len(each)) for each in places]  # of each token, its shares and in how many windows

@@ -26,25 +26,19 @@ from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
 from regard.tasks.classify import KINDS, Classified, Classify, Evaluation, classified
 from regard.tasks.reader import BARS, Pictured, Rated
-from regard.tasks.task import Damaged, Data, Sections
+from regard.tasks.task import Damaged, Sections
 from regard.tasks.uses import ClassifyUse
-from regard.tasks.viewer import Viewed, Viewer
+from regard.tasks.viewer import SeenConfig, Viewed, Viewer
 from regard.training.stream import Collate
 
 
 @dataclass(frozen=True)
-class PictureConfig(Data):
+class PictureConfig(SeenConfig):
     """Where pictures and labels come from, and how they are seen."""
 
     train: PictureFiles | None = None  # your own files
     valid: PictureFiles | None = None  # held out of train if left out
     test: PictureFiles | None = None  # held out of train if left out
-    resize: int | None = None  # pixels along a side before the middle is cut out; left out: nothing is cut off
-    square: bool = True  # made square whatever their shape; else the shorter side has `resize` pixels
-    resample: str = "bicubic"  # nearest, bilinear, lanczos, box, hamming
-    mean: tuple[float, ...] = (0.5,)  # of values from 0 to 1: subtracted
-    std: tuple[float, ...] = (0.5,)  # and then divided by
-    augment: Augment = field(default_factory=Augment)  # what is done to them by chance while a model learns
 
     def of_corpus(self, name: str, progress: Any) -> dict[str, PictureFiles]:
         found = fetched(name, progress=progress)
@@ -144,15 +138,9 @@ class Recognise(Classify):
 
     @classmethod
     def of(cls, recipe: Any) -> "Recognise":
-        t, d, c = recipe.task, recipe.data, recipe.model.build(1)
-        if getattr(c, "channels", None) is None:
-            raise ValueError(f"task.name = {cls.name}: a model like {recipe.model.preset} does not see; take cct-2")
-        begun = recipe.model.task().get("sight", {})
-        own = {name: getattr(d, name) for name in ("resize", "square", "resample", "mean", "std")}
-        plain = {name for name, value in own.items() if value == getattr(PictureConfig, name)}
-        seen = own | {name: value for name, value in begun.items() if name in plain}
-        pool = t.pool or ("first" if c.tokens else "attention")
-        sight = Sight(**seen | {"size": c.size, "channels": c.channels, "frames": getattr(c, "frames", 0)})
+        t, d = recipe.task, recipe.data
+        sight = d.sight(recipe, "take cct-2, or vivit-tiny for videos")
+        pool = t.pool or ("first" if recipe.model.build(1).tokens else "attention")
         return cls((), t.kind, None, pool, t.hidden, t.dropout, sight, d.augment)
 
     def check(self, recipe: Any) -> None:

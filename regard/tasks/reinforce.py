@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from regard.checks import above, at_least, hint, one_of, share
+from regard.core.added import called, new
 from regard.core.generation import DecoderOnly, of_like_length
 from regard.data.arrays import Column, Table
 from regard.data.batching import Batch, Ints, Position, batches_from
@@ -146,7 +147,7 @@ class Reinforce(Task):
     chat: str = ""  # the template; a model directory has it as a file
     block: int = 256  # tokens that the model reads together
     worth: Worth | None = field(default=None, compare=False)
-    reference: nn.Module | None = field(default=None, compare=False)  # the model before its first step
+    reference: nn.Module | None = field(default=None, compare=False)  # the model that is begun with
     policy: nn.Module | None = field(default=None, compare=False)  # the same that learns
     tokenizer: Tokenizer | None = field(default=None, compare=False)
 
@@ -190,11 +191,14 @@ class Reinforce(Task):
             )
 
     def equipped(self, model: nn.Module, tokenizer: Tokenizer, worth: Worth | None, processes: int) -> "Reinforce":
-        """With a reference: a copy of the model, but for what does not learn."""
+        """With a reference: a copy of the model, but for what does not learn, and without what is added to it."""
         if processes > 1:
             raise ValueError("task.name = reinforce: answers are drawn in one process; start it without torchrun")
         same = {id(p): p for p in model.parameters() if not p.requires_grad}
         reference = deepcopy(model, same).eval().requires_grad_(False)
+        for name in new(reference):
+            for _, part in called(reference)[name]:
+                part.on = False
         return replace(self, worth=worth, reference=reference, policy=model, tokenizer=tokenizer)
 
     def tokens(self, tokenizer: Tokenizer) -> Tokenizer:
@@ -283,7 +287,7 @@ class Reinforce(Task):
     def rewards(self, prompts: list[str], answers: list[str]) -> list[float]:
         """What each answer is worth, if that is a number."""
         assert self.worth is not None, "a run equips its task"
-        found = [float(x) for x in self.worth(prompts, answers)]
+        found = [math.nan if x is None else float(x) for x in self.worth(prompts, answers)]
         if len(found) != len(answers):
             raise ValueError(
                 f"the reward has told {len(found)} numbers of {len(answers)} answers: it tells one of each"

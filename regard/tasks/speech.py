@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,20 +19,19 @@ from torch import Tensor, nn
 from regard.core.generation import Begun, EncoderDecoder, padded
 from regard.data.arrays import Column
 from regard.data.batching import Batch
-from regard.data.corpora import fetched
 from regard.data.labelled_pictures import trace_of
 from regard.data.pictures import in_groups
 from regard.data.recordings import RecordingFiles
-from regard.data.rows import Row
+from regard.data.rows import Row, RowFiles
 from regard.data.sound import Ear, Samples, SoundError, SpecAugment
 from regard.data.tokenizers import Tokenizer
 from regard.decoding.ctc import greedy, prefix_beam, shortest_path
 from regard.decoding.protocol import Request, SearchConfig
 from regard.evaluation.spoken import basic, english
 from regard.evaluation.texts import RATES, compare
-from regard.tasks.hear import hearing
+from regard.tasks.hear import SoundConfig, hearing
 from regard.tasks.searching import Searcher
-from regard.tasks.task import Damaged, Data, Evidence, Measured, Sections, Task
+from regard.tasks.task import Damaged, Evidence, Measured, Sections, Task
 from regard.tasks.transcribe import SKIPPED, UNSPACED, Hearing, Signs, Transcriber, whisper
 from regard.tasks.transcripts import Segment, TranscribeUse
 from regard.training.objectives import CTC, IGNORE, NextToken, Objective
@@ -107,17 +106,13 @@ class TranscribeConfig:
 
 
 @dataclass(frozen=True)
-class RecordingsConfig(Data):
+class RecordingsConfig(SoundConfig):
     """Where recordings and what is said in them come from."""
 
-    train: RecordingFiles | None = None  # your own files
-    valid: RecordingFiles | None = None  # held out of train if left out
-    test: RecordingFiles | None = None  # held out of train if left out
-    augment: SpecAugment = field(default_factory=SpecAugment)  # what is done to them by chance while a model learns
-
-    def of_corpus(self, name: str, progress: Any) -> dict[str, RecordingFiles]:
-        found = fetched(name, progress=progress)
-        return {split: RecordingFiles(jsonl=str(path)) for split, (path, *_) in found.items()}
+    train: RecordingFiles | None = None  # type: ignore[assignment]  # your own files
+    valid: RecordingFiles | None = None  # type: ignore[assignment]  # held out of train if left out
+    test: RecordingFiles | None = None  # type: ignore[assignment]  # held out of train if left out
+    files_of: ClassVar[type[RowFiles]] = RecordingFiles
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Letters: B batch, C classes.
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.quantised import dtype_of
+from regard.data.augment import Augment
 from regard.data.labelled_pictures import Zipped, content_of
 from regard.data.pictures import Pixels, Sight, in_groups
 from regard.data.tokenizers import Tokenizer
@@ -23,9 +24,35 @@ from regard.inspection.maps import attention_maps
 from regard.inspection.page import AttentionMap
 from regard.native import NativeReader
 from regard.tasks.engines import Engines
+from regard.tasks.task import Data
 
 TOGETHER = 64  # pictures, or frames of videos, that are seen at once
 Looks = Callable[[Sequence[Pixels]], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class SeenConfig(Data):
+    """Where pictures come from, and how they are seen."""
+
+    resize: int | None = None  # pixels along a side before the middle is cut out; left out: nothing is cut off
+    square: bool = True  # made square whatever their shape; else the shorter side has `resize` pixels
+    resample: str = "bicubic"  # nearest, bilinear, lanczos, box, hamming
+    mean: tuple[float, ...] = (0.5,)  # of values from 0 to 1: subtracted
+    std: tuple[float, ...] = (0.5,)  # and then divided by
+    augment: Augment = field(default_factory=Augment)  # what is done to them by chance while a model learns
+
+    def sight(self, recipe: Any, instead: str) -> Sight:
+        """How they are seen by the model of a recipe, which may begin with one that has learnt it; where that does not
+        see, `instead` is said."""
+        c, like = recipe.model.build(2**16), recipe.model.base or recipe.model.preset
+        if getattr(c, "channels", None) is None:
+            raise ValueError(f"task.name = {recipe.task.name}: a model like {like} does not see; {instead}")
+        if getattr(c, "height", None) is not None:
+            raise ValueError(f"a model like {like} reads sheets of many sizes: it cannot be trained here")
+        own = {name: getattr(self, name) for name in ("resize", "square", "resample", "mean", "std")}
+        plain = {name for name, value in own.items() if value == getattr(SeenConfig, name)}
+        begun = {name: value for name, value in recipe.model.task().get("sight", {}).items() if name in plain}
+        return Sight(**own | begun | {"size": c.size, "channels": c.channels, "frames": getattr(c, "frames", 0)})
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from regard.adaptation.change import apply, changed, listed, read
+from regard.adaptation.change import amounts, apply, changed, listed, read
 from regard.adaptation.lora import Lora
 from regard.convert.merge import merge_directory
 from regard.core.added import added, merged, own, without
@@ -160,6 +160,7 @@ def test_how_a_model_is_used_is_no_part_of_its_digest(tmp_path: Path) -> None:
         ([{"lora": {}}, {"lora": {}}], "something called 'lora' already: give each change a name of its own"),
         ([{"lora": {"rnak": 3}}], "the change lora has no setting 'rnak': did you mean 'rank'"),
         ([{"lora": {"rank": "many"}}], "lora.rank = 'many': expected a whole number"),
+        ([{"prefix": {"hidden": "wide"}}], "prefix.hidden = 'wide': expected a whole number"),
         ([{"loro": {}}], "unknown change 'loro': did you mean 'lora'"),
         ([{"lora": {"where": ["querry"]}}], "where = 'querry': no product is called so; did you mean 'query'"),
         ([{"lora": {"where": "query"}}], "where = 'query': it is a list of products"),
@@ -180,6 +181,26 @@ def test_changes_that_do_not_fit(listed: list[dict[str, object]], message: str) 
 def test_a_model_without_biases_has_none_to_move() -> None:
     with pytest.raises(ValueError, match="biases finds nothing to change: this Decoder model has none"):
         changed(model_of("llama"), [{"biases": {}}])
+    with pytest.raises(ValueError, match="there is something called 'bias' already"):
+        changed(model_of("llama"), [{"lora": {"name": "bias"}}])
+
+
+def test_a_merged_model_has_what_was_not_changed_in_common_with_the_other() -> None:
+    model = taught(changed(model_of("gpt2"), [{"lora": {"where": ["query"]}}]))
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    one = merged(model)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    ours, theirs = dict(model.named_parameters()), dict(one.named_parameters())
+    apart = {name for name, p in theirs.items() if p is not ours[name]}
+    assert apart == {name for name in theirs if ".query_key_value." in name}
+
+
+def test_of_biases_that_are_zero_no_share_is_told() -> None:
+    model = model_of("encoder")
+    for name, p in model.named_parameters():
+        p.data *= not name.endswith("bias")
+    found = amounts(taught(changed(model, [{"biases": {}}])), "shift")
+    assert {share for _, _, share in found} == {None}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

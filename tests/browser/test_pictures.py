@@ -189,6 +189,13 @@ def test_a_pair_has_a_picture_and_texts(chromium: Browser, address: str, paths: 
         page.locator("#strip .token").nth(1).click()
         expect(page.locator("input[name=kind][value=decoder]")).to_be_checked()
         expect(page.locator("#focus .readout")).to_contain_text("“a” looks most at")
+        page.locator("input[name=kind][value=cross]").check(force=True)
+        places = predictor.attention(png(0), "a blue dog")[0]
+        expect(page.locator(".gallery li")).to_have_count(len(places.queries))
+        page.locator(".gallery button").nth(2).click()
+        same_order(strength(page), places.over(2)[0])
+        expect(page.locator("#heads .grid-switch:visible")).to_have_count(0)  # no head's, so nothing to switch
+        expect(page.locator("#focus .scaling")).to_be_hidden()
 
 
 def test_words_of_an_answer_look_at_the_picture(chromium: Browser, address: str, paths: dict[str, Path]) -> None:

@@ -179,3 +179,11 @@ def test_a_prefix_of_t5_is_not_carried_over(bases: dict[str, Path], tmp_path: Pa
         with pytest.raises(ValueError, match=message):
             written(bases["t5"], "prefix", tmp_path / where[0], where=where)
         assert not (tmp_path / where[0] / "peft").exists()
+
+
+def test_a_chat_template_goes_along(bases: dict[str, Path], tmp_path: Path) -> None:
+    written(bases["llama"], "lora", tmp_path / "plain")
+    (tmp_path / "plain" / "ours" / storage.TEMPLATE).write_text("{{ messages[0].content }}")
+    export(tmp_path / "plain" / "ours", tmp_path / "peft", "peft")
+    import_(tmp_path / "peft", tmp_path / "again", base=bases["llama"])
+    assert (tmp_path / "again" / storage.TEMPLATE).read_text() == "{{ messages[0].content }}"

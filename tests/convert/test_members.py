@@ -50,7 +50,7 @@ SIZES: dict[str, dict[str, Any]] = {
     | {"num_heads": 3, "decoder_start_token_id": 0, "eos_token_id": 2}
     | {"initializer_factor": 0.1},
 }
-# tests/convert/test_huggingface.py, test_whisper.py, test_pictures.py, test_towers.py
+# tests/convert/test_huggingface.py, test_whisper.py, test_pictures.py, test_towers.py, test_vectors.py
 ELSEWHERE = (
     "marian",
     "pegasus",
@@ -65,6 +65,7 @@ ELSEWHERE = (
     "vision-encoder-decoder",
     "llava",
     "chytorch",
+    "vectors",
 )
 CLASSES = dict.fromkeys(top.name for name, table in TABLES.items() if name not in ELSEWHERE for top in table.tops)
 SAME = {(f"XLM{name}", name) for name in CLASSES} | {("MistralForCausalLM", "LlamaForCausalLM")}  # without a window

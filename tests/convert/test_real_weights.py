@@ -343,28 +343,53 @@ def test_labels_are_as_likely_as_in_transformers(fetched: Callable[[str], Pair],
             assert said == pytest.approx(expected, abs=1e-4)
 
 
+REACTIONS = {  # and atoms that a chemist knows again: before, after
+    "CC(=O)O.OCC>>CC(=O)OCC": [(0, 0), (1, 1), (5, 4), (6, 5)],  # of the acid's two O's either may stay
+    "CCBr.[OH-]>>CCO": [(0, 0), (1, 1), (3, 2)],
+    "c1ccccc1.BrBr>>c1ccc(Br)cc1": [],
+}
+
+
 @torch.no_grad()
-def test_the_graphormer_of_the_reaction_mapper_reads_molecules_as_pytorchs_layers_do(
+def test_the_graphormer_of_the_reaction_mapper_reads_reactions_as_pytorchs_layers_do(
     fetched: Callable[[str], Pair],
 ) -> None:
-    """Their tables, and eight times their one layer, which is PyTorch's own, over distances that rdkit has found."""
+    """Their tables, and eight times their one layer, which is PyTorch's own, over distances that rdkit has found; then
+    all atoms of a reaction eight times through the other."""
     chem = pytest.importorskip("rdkit.Chem", reason="SMILES are read by rdkit, the extra `molecules`")
     theirs, ours = fetched("rxnmap")
     found = torch.load(theirs / "weights.pt", weights_only=True)
-    found = {k.removeprefix("molecule_encoder."): x for k, x in found.items() if k.startswith("molecule_encoder.")}
-    layer = torch.nn.TransformerEncoderLayer(1024, 16, 3072, 0.0, "gelu", batch_first=True)  # not its fused form
-    layer.load_state_dict({k.removeprefix("layer."): x for k, x in found.items() if k.startswith("layer.")})
-    model = regard.load(ours)
-    for text in ("CCO", "c1ccccc1C(=O)O", "[Na+].[Cl-]", "CCCCCCCCCCCCCCCCO", "C[N+](C)(C)CCO"):
+    tables = {name: found[f"molecule_encoder.{name}_encoder.weight"] for name in ("atoms", "centrality", "spatial")}
+    layers = []
+    for before, heads in (("molecule_encoder.layer.", 16), ("layer.", 4)):
+        layer = torch.nn.TransformerEncoderLayer(1024, heads, 3072, 0.0, "gelu", batch_first=True)  # not its fused form
+        layer.load_state_dict({k.removeprefix(before): x for k, x in found.items() if k.startswith(before)})
+        layers.append(layer)
+
+    def states(text: str) -> torch.Tensor:
         molecule = chem.MolFromSmiles(text)
         atoms = [1, *(atom.GetAtomicNum() + 2 for atom in molecule.GetAtoms())]
         near = [0, *(atom.GetTotalDegree() + 2 for atom in molecule.GetAtoms())]
         far = torch.ones(len(atoms), len(atoms), dtype=torch.int64)
         apart = torch.tensor(chem.GetDistanceMatrix(molecule))
         far[1:, 1:] = torch.where(apart > 1e6, 1, apart.clamp(max=10) + 2).long()
-        x = (found["atoms_encoder.weight"][atoms] + found["centrality_encoder.weight"][near])[None]
-        mask = found["spatial_encoder.weight"][far].permute(2, 0, 1)
+        x = (tables["atoms"][atoms] + tables["centrality"][near])[None]
         for _ in range(8):
-            x = layer(x, src_mask=mask)
-        near_to = model.embed([text])[0]
-        assert np.abs(near_to - x[0, 0].numpy()).max() <= 1e-5 * x.abs().max()
+            x = layers[0](x, src_mask=tables["spatial"][far].permute(2, 0, 1))
+        return x[0]
+
+    model = regard.load(ours)
+    for text in ("CCO", "c1ccccc1C(=O)O", "[Na+].[Cl-]", "CCCCCCCCCCCCCCCCO", "C[N+](C)(C)CCO"):
+        x = states(text)
+        assert np.abs(model.embed([text])[0] - x[0].numpy()).max() <= 1e-5 * x.abs().max()
+    roles = found["role_encoder.weight"]
+    for text, pairs in REACTIONS.items():
+        before, after = (part.split(".") for part in text.split(">>"))
+        x = [states(each)[1:] + roles[role] for role, side in ((2, before), (3, after)) for each in side]
+        x = torch.cat([roles[1:2], *x])[None]
+        for _ in range(7):
+            x = layers[1](x)
+        weights = layers[1].self_attn(x, x, x)[1][0, 1:, 1:]
+        said = model.mapped(text)
+        assert np.abs(said.weights - weights.numpy()).max() <= 1e-5
+        assert {*said.pairs} >= {*pairs}

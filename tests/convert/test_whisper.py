@@ -1,4 +1,4 @@
-"""Whisper comes in from Hugging Face, OpenAI and whisper.cpp, and goes out: with equal logits, tensors and texts."""
+"""Whisper comes in from Hugging Face, OpenAI, whisper.cpp, CTranslate2, and goes out: same logits, same texts."""
 
 import base64
 import json
@@ -15,6 +15,8 @@ from regard.api import load
 from regard.convert import export, import_, whisper
 from regard.convert.precision import quantize_directory
 from regard.convert.vocabularies import ranked
+from regard.convert.weights import WEIGHTS
+from regard.data.sound import log_mel, read
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.spoken import english
 from regard.models import storage
@@ -158,6 +160,36 @@ def test_files_of_other_programs_are_the_same_model(
     assert tokens[0].encode_batch(texts) == tokens[1].encode_batch(texts)
 
 
+@pytest.mark.parametrize("quantization", ["float32", "float16", "bfloat16", "int8"])
+def test_a_model_of_ctranslate2_is_the_same(quantization: str, theirs: tuple[Any, Path], tmp_path: Path) -> None:
+    """As faster-whisper has it: what it rounded is as near as its numbers are."""
+    specs = pytest.importorskip("ctranslate2.specs")
+    transformers_ = pytest.importorskip("ctranslate2.converters.transformers")
+    spec = specs.WhisperSpec(2, 4, 3, 4)
+    transformers_.WhisperLoader().set_encoder(spec.encoder, theirs[0].model.encoder)
+    transformers_.WhisperLoader().set_decoder(spec.decoder, theirs[0].model.decoder)
+    transformers_.WhisperLoader().set_linear(spec.decoder.projection, theirs[0].proj_out)
+    spec.register_vocabulary([str(i) for i in range(theirs[0].config.vocab_size)])
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    (tmp_path / "ct2").mkdir()
+    spec.save(str(tmp_path / "ct2"))
+    (tmp_path / "ct2" / "tokenizer.json").write_text(json.dumps(content()))
+    import_(theirs[1], tmp_path / "hf")
+    import_(tmp_path / "ct2", tmp_path / "ours")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "ours"))
+    assert one.keys() == other.keys()
+    near = {"float32": 0.0, "float16": 1e-3, "bfloat16": 8e-3, "int8": 8e-3}[quantization]
+    for name in one:
+        assert (one[name] - other[name]).abs().max() <= near * one[name].abs().max(), name
+    settings = [storage.config(tmp_path / name) for name in ("hf", "ours")]
+    assert settings[0] == settings[1]
+    whole = (tmp_path / "ct2" / "model.bin").read_bytes()
+    (tmp_path / "ct2" / "model.bin").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="is damaged"):
+        import_(tmp_path / "ct2", tmp_path / "none")
+
+
 @pytest.mark.parametrize("kind", ["pt", "bin"])
 def test_a_damaged_file_is_refused_in_a_line(kind: str, files: dict[str, Path], tmp_path: Path) -> None:
     whole = files[kind].read_bytes()
@@ -193,8 +225,6 @@ def test_real_weights_write_what_the_reference_writes(tmp_path: Path) -> None:
     generation.suppress_tokens = [i for i in signs.unspoken if i != signs.untimed]
     generation.begin_suppress_tokens = [*transcriber.tokenizer.encode(" "), signs.end]
     generation.max_initial_timestamp_index, generation.max_length = 50, 448
-    from regard.data.sound import read
-
     sounds = sorted(SAMPLES.rglob("*.flac"))
     assert len(sounds) == 5
     for path in sounds:
@@ -209,3 +239,28 @@ def test_real_weights_write_what_the_reference_writes(tmp_path: Path) -> None:
     ends = [[word.end for each in segments for word in each.words or ()] for segments in by_engine]
     np.testing.assert_allclose(*ends, atol=0.021)  # a step of a model's clock
     assert english(eight.transcribe(sounds[-1]).text) == english(said.text)  # a sign may go
+
+
+@pytest.mark.oracle
+@pytest.mark.skipif(not SAMPLES.exists(), reason="the samples of speech are not here")
+@torch.inference_mode()
+def test_real_weights_are_those_of_openai(tmp_path: Path) -> None:
+    """The package openai-whisper wants more than it needs: pip install --no-deps openai-whisper numba llvmlite."""
+    theirs = pytest.importorskip("whisper", reason="openai-whisper is not installed")
+    try:
+        WEIGHTS["whisper-tiny.en"].unpack(tmp_path)
+    except OSError as error:
+        pytest.skip(str(error))
+    import_(tmp_path / "tiny.en.pt", tmp_path / "ours")
+    reference, transcriber = theirs.load_model(str(tmp_path / "tiny.en.pt"), "cpu"), load(tmp_path / "ours")
+    for path in sorted(SAMPLES.rglob("*.flac")):
+        samples = read(path)
+        mel = theirs.log_mel_spectrogram(theirs.pad_or_trim(torch.from_numpy(samples)))
+        frames = log_mel(samples, 80, 3000)
+        assert (mel.T - frames).abs().max() <= 1e-5
+        ids = [transcriber.signs.first, *transcriber.tokenizer.encode(" and so my fellow")]
+        said = reference.logits(torch.tensor([ids]), reference.encoder(mel[None]))
+        ours = transcriber.model(frames[None], torch.tensor([ids]))
+        assert (said - ours).abs().max() <= 1e-4 * said.abs().max()
+        found = theirs.decode(reference, mel, theirs.DecodingOptions(language="en", fp16=False))
+        assert found.text == transcriber.transcribe(path).text

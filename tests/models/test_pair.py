@@ -33,6 +33,19 @@ def test_the_last_place_stands_for_a_text_and_padding_changes_nothing() -> None:
     torch.testing.assert_close(model(pictures(), TOKENS, keep), cosines / 0.07, atol=1e-5, rtol=1e-5)
 
 
+@torch.inference_mode()
+def test_places_of_a_word_are_the_nearest_patches_by_the_ways_of_token_and_text() -> None:
+    model, pixels = build(clip_tiny(50, **SMALL)).eval(), pictures(count=1)
+    found = model.places(pixels, TOKENS[:1])
+    assert found.shape == (1, 9, 1 + model.config.side**2)
+    assert not found[..., 0].any()  # the token before the patches is none
+    states = model.picture_encoder(model.picture_stem(pixels))[0]
+    for t in (0, 4, 8):  # a word is read with those before it, and as a whole text would be
+        said = model.read(TOKENS[:1, : t + 1])[0]
+        alike = [torch.cosine_similarity(model.picture_output(state), said, dim=0) for state in states[1:]]
+        torch.testing.assert_close(found[0, t, 1:], (torch.stack(alike) / 0.07).softmax(0), atol=1e-5, rtol=1e-4)
+
+
 def test_it_comes_back_from_disk_and_sees_other_sizes(tmp_path: Path) -> None:
     for changes in ({"convolutions": 0}, {"convolutions": 2, "positions": "sinusoidal"}):
         model = build(clip_tiny(50, **SMALL | changes)).eval()

@@ -44,13 +44,15 @@ def test_pictures_are_seen_as_by_pytorch_alone_and_in_company(name: str) -> None
     model = drawn(Vision(config, HeadConfig("classes", 7, pool=by)))
     pixels = torch.randn(5, 3, config.size, config.size)
     found = NativeReader(model, threads=2).looked(pixels)
-    expected = model.features(pixels).numpy()
+    read = 1 if by == "first" else None  # then the last layer makes no other place
+    expected = model.features(pixels)[:, :read].numpy()
     assert np.abs(np.stack(found) - expected).max() < 1e-4 * np.abs(expected).max()
     alone = NativeReader(model)
     for i, each in enumerate(found):
         assert np.array_equal(alone.looked(pixels[i : i + 1])[0], each)
     larger = torch.randn(1, 3, 2 * config.size, config.size)  # positions are stretched
-    assert torch.allclose(torch.from_numpy(alone.looked(larger)[0]), model.features(larger)[0], atol=1e-3, rtol=1e-3)
+    stretched = model.features(larger)[0, :read]
+    assert torch.allclose(torch.from_numpy(alone.looked(larger)[0]), stretched, atol=1e-3, rtol=1e-3)
 
 
 @torch.no_grad()
@@ -58,7 +60,7 @@ def test_a_picture_in_int8_is_seen_as_by_pytorch_in_int8() -> None:
     model = drawn(Vision(vit_tiny(size=32, patch=8, layers=2), HeadConfig("classes", 7)))
     quantise(model)
     pixels = torch.randn(2, 3, 32, 32)
-    found, expected = np.stack(NativeReader(model).looked(pixels)), model.features(pixels).numpy()
+    found, expected = np.stack(NativeReader(model).looked(pixels)), model.features(pixels)[:, :1].numpy()
     assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 

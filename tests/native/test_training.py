@@ -214,6 +214,62 @@ def test_a_linear_maps_gradients_equal_pytorchs_in_fp64(shape: tuple[int, ...], 
     close(mine, gradients(F.linear(y, exact.weight, exact.bias), [y, *exact.parameters()]))
 
 
+@pytest.fixture
+def halves() -> None:
+    if not native().lib.halves():
+        pytest.skip("this processor multiplies no numbers of bf16")
+
+
+def in_halves(layer: torch.nn.Module, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """What autocast's way through the kernels makes of a layer, and what fp64 makes of the numbers that it rounds."""
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16).float()
+    exact, x = copy.deepcopy(layer).double(), x.to(torch.bfloat16).float().requires_grad_()
+    y = x.detach().double().requires_grad_()
+    lend(layer)
+    with lending(native()), torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+    assert (out.dtype, "Half" in out.grad_fn.name()) == (torch.bfloat16, True)
+    mine = gradients(out, [x, *layer.parameters()])
+    g = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(torch.bfloat16).double()
+    said = exact(y)
+    return mine, [said.detach(), *torch.autograd.grad(said, [y, *exact.parameters()], g)]
+
+
+@pytest.mark.usefixtures("halves")
+@pytest.mark.parametrize("shape", [(1, 32), (241, 64), (5, 97, 96), (0, 32)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_map_in_bf16_equals_fp64(shape: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(0)
+    mine, exact = in_halves(linear(shape[-1], 32, 64, bias=bias), torch.randn(shape))
+    close(mine[:2], exact[:2], 2**-8)  # results are rounded,
+    close(mine[2:], exact[2:])  # and sums over rows are not
+
+
+@pytest.mark.usefixtures("halves")
+@pytest.mark.parametrize("shape", [(1, 32), (241, 64), (5, 97, 96), (0, 32)])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "gelu_tanh", "gelu_quick"])
+def test_a_feed_forward_network_in_bf16_equals_fp64(shape: tuple[int, ...], activation: str) -> None:
+    torch.manual_seed(0)
+    layer = FeedForward(shape[-1], 160, activation, bias=shape[0] != 5)
+    close(*in_halves(layer, torch.randn(shape)), 2**-6)  # what is inside is rounded, too
+
+
+@pytest.mark.usefixtures("halves")
+def test_maps_in_bf16_are_no_less_exact_than_pytorchs() -> None:
+    torch.manual_seed(0)
+    layer, x = FeedForward(96, 384, "gelu"), torch.randn(333, 96)
+    plain = copy.deepcopy(layer)
+    mine, exact = in_halves(layer, x)
+    for parameter in plain.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16).float()
+    x = x.to(torch.bfloat16).float().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = gradients(plain(x), [x, *plain.parameters()])
+    for a, b, truth in zip(mine, theirs, exact, strict=True):
+        assert (a.double() - truth).norm() <= 1.1 * (b.double() - truth).norm()
+
+
 @pytest.mark.parametrize("kept", [0, 2**30])
 @pytest.mark.parametrize("shape", [(1, 16), (241, 32), (5, 50, 48), (0, 16)])
 @pytest.mark.parametrize("bias", [True, False])
@@ -352,8 +408,8 @@ def test_what_does_not_fit_is_left_to_the_core_which_refuses_it() -> None:
     assert lent.linear(x, W[:0], None) is None
     assert lent.linear(x[:, :0], W[:, :0], None) is None
     assert lent.linear(x, W[0], None) is None
-    assert lent.feed_forward(x, maps[3], maps[1], 0.1) is None
-    assert lent.feed_forward(x, maps[0], maps[2], 0.1) is None
+    assert lent.feed_forward(x, maps[3], maps[1], 0, 0.1) is None
+    assert lent.feed_forward(x, maps[0], maps[2], 0, 0.1) is None
     assert lent.residual(x[:, :0], x[:, :0], 0.1, None) is None
     assert lent.residual(torch.zeros(()), torch.zeros(()), 0.1, None) is None
     norm = torch.nn.LayerNorm(32)

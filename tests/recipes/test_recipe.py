@@ -165,7 +165,7 @@ def test_what_comes_with_the_package_loads_and_has_a_description(
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     bases = {"minilm": "bert-tiny", "smollm2": "gpt-tiny", "instruct": "gpt-tiny", "imdb-gpt": "llama-tiny"}
-    bases |= {"flickr8k-clip": "clip-tiny"}
+    bases |= {"flickr8k-clip": "clip-tiny", "glove": "bert-tiny"}
     for base, preset in bases.items():
         storage.save(build(configure(preset, ["layers=1"], vocabulary=9)), tmp_path / "runs" / base)
         (tmp_path / "runs" / base / storage.TEMPLATE).write_text("{{ messages }}")

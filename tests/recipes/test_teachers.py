@@ -243,9 +243,7 @@ def test_a_student_learns_more_with_a_teacher(folder: Path) -> None:
     wide = LARGE.replace("24", "48")
     teacher = right("knows", wide, f"data.train.jsonl={folder / 'many.jsonl'}")
     few = f"data.train.jsonl={folder / 'few.jsonl'}"
-    alone = (
-        right("alone", SMALL, few, f"model.from={folder / 'runs' / 'blank'}") if False else right("alone", SMALL, few)
-    )
+    alone = right("alone", SMALL, few)
     taught = right("taught", SMALL, few, f"distil.teacher={folder / 'runs' / 'knows'}", "distil.share=0.9")
     assert teacher > 0.9
     assert taught > alone + 0.1

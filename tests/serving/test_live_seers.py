@@ -124,7 +124,8 @@ def test_models_say_how_they_see_and_what_does_not_apply_is_refused(client: Test
     }
     kinds = {name: sorted({a["kind"] for a in each["attentions"]}) for name, each in known.items()}
     assert kinds["vit"] == ["encoder"]
-    assert kinds["clip"] == ["decoder", "encoder"]
+    assert kinds["clip"] == ["cross", "decoder", "encoder"]
+    assert [a["name"] for a in known["clip"]["attentions"] if a.get("derived")] == ["words_to_patches"]
     assert kinds["captions"] == ["cross", "decoder", "encoder"]
     assert len(known["vit"]["samples"]) == 1  # the broken one is left out
     picture, lines = asked(client, "captions", beam=4)
@@ -133,6 +134,7 @@ def test_models_say_how_they_see_and_what_does_not_apply_is_refused(client: Test
         "faithfulness": given,
         "score": look("vit", picture, lines),
         "maps": {"model": "vit", "attentions": [{"name": "encoder.layers.0.self_attention"}]},
+        "translate": {"model": "clip", "picture": picture, "text": "a", "edits": {"words_to_patches": {"0": 0.0}}},
     }
     for route, body in refused.items():
         answer = client.post(f"/explore/api/{route}", json=body)

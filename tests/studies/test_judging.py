@@ -129,6 +129,8 @@ def test_numbers_and_scored_pairs_are_correlated(models: dict[str, Path], tmp_pa
     assert "nothing to calibrate" in mistake(
         numbers, path, "--column", "label=score", "--column", "text=text", "--calibrate"
     )
+    path.write_text("text\tpair\tscore\na cat\ta dog\tx\na man\ta tree\t1\n")
+    assert mistake(models["embed"], path) == "the score 'x' of 'a cat' is no number"
 
 
 def test_gaps_spans_and_answers_are_judged_as_their_tasks_do(models: dict[str, Path], tmp_path: Path) -> None:

@@ -168,6 +168,8 @@ def test_preferences_are_learnt_beside_a_reference_that_is_asked_once(
     monkeypatch.setattr("regard.tasks.prefer.answers", lambda *_, **__: pytest.fail("the reference was asked again"))
     monkeypatch.setattr(Prefer, "measure", lambda *_: Measured(0.0, {}, [Sample("", "", "")]))
     run(path, "train.steps=12", out="dpo-again")  # with what is kept
+    for change in ("{prompt: {length: 2}}", "{lora: {rank: 2}}"):  # the reference is without what is added
+        run(path, "train.steps=1", f"changes=[{change}]", out="dpo-added")
 
 
 @pytest.mark.parametrize("loss", ["ipo", "kto", "simpo", "orpo", "robust"])

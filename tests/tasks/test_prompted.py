@@ -111,7 +111,7 @@ def test_calibration_is_the_papers(generator: Generator) -> None:
     W = np.linalg.inv(np.diag(p_free))
     for text in TEXTS:
         q = softmax(W @ softmax(expected(generator, text)))
-        found = generator.classify(text, prompt=PROMPT, labels=WORDS, examples=SHOWN, calibrate=True)
+        found = generator.classify(text, prompt=PROMPT, labels=WORDS, examples=SHOWN, calibrated=True)
         assert [found.probabilities[word] for word in WORDS] == pytest.approx(q, abs=1e-5)
         assert found.label == WORDS[int(q.argmax())]
     plain = generator.classify(TEXTS, prompt=PROMPT, labels=WORDS, examples=SHOWN)

@@ -405,6 +405,15 @@ def test_what_does_not_learn_is_not_held_twice(plain: Path) -> None:
     assert not {*map(id, task.policy.parameters())} & {*map(id, task.reference.parameters())}
 
 
+@pytest.mark.parametrize("change", ["prompt: {length: 3}", "prefix: {length: 3}"])
+def test_the_leash_is_held_by_the_model_without_what_is_added(change: str, plain: Path) -> None:
+    task, _, _ = equipped(plain, f"changes=[{{{change}}}]")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        assert torch.equal(task.reference(ids), regard.load(plain.parent / "runs" / "lm").model(ids))
+        assert not torch.allclose(task.reference(ids), task.policy.eval()(ids))
+
+
 # Who tells what an answer is worth
 
 
@@ -493,6 +502,7 @@ def learnt_places(folder: Path) -> Path:
     ("worth", "said"),
     [
         (lambda prompts, answers: [math.nan] * len(answers), "is nan: it must be a number"),
+        (lambda prompts, answers: [None] * len(answers), "is nan: it must be a number"),
         (lambda prompts, answers: [0.0], "the reward has told 1 numbers of"),
         (None, "task.reward: name the directory"),
     ],

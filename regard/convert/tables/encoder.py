@@ -196,5 +196,18 @@ encoder.layers.#.feed_forward.sublayer.outer.*              LAYER.ffn_output.*
 encoder.layers.#.feed_forward.norm.*                        LAYER.full_layer_layer_norm.*
 """.replace("LAYER", "albert.encoder.albert_layer_groups.0.albert_layers.0"),
 )
+VECTORS = Foreign(  # of words, as `convert.vectors` reads them
+    "vectors",
+    "encoder",
+    (Top("Vectors", MEAN | {"normalise": True}),),
+    "vocabulary  vocab_size\nd_model  d_model\n",
+    fixed={"layers": 0, "d_ff": 1, "heads": 1, "positions": "none", "segments": None, "embedding_norm": False}
+    | {"dropout": 0.0, "attention_dropout": 0.0},
+    marks={"pad": "pad_token_id?"},
+    special=BRACKETS,
+    around="frame",
+    out=False,
+    tensors="stem.tokens.weight  stem.tokens.weight\n",
+)
 
-TABLES = (ALBERT, DISTILBERT, ROBERTA, XLM, BERT)  # where two fit, the first is written
+TABLES = (ALBERT, DISTILBERT, ROBERTA, XLM, BERT, VECTORS)  # where two fit, the first is written

@@ -62,6 +62,7 @@ class Foreign:
     around: str = ""  # a text: its end after it; or a frame, cls and sep; free: whatever a task puts there
     permuted: bool = False  # in their residual stream sines come first, then cosines; ours alternate
     task: str = ""  # what it is for, if its head does not say
+    out: bool = True  # whether a model of ours can be written so: Hugging Face has such a class
 
     @property
     def words(self) -> bool:

@@ -32,14 +32,15 @@ export const mount = (element, store, { api, t, announce, fail }) => {
     if (!model?.attentions) return;
     const [select, chosen] = [$("preset"), $("preset").value];
     const option = (value, text) => h("option", { value }, text);
-    const layers = model.attentions.map(({ name }) => option(name, headLabel(model, name)));
+    const own = model.attentions.filter((each) => !each.derived);
+    const layers = own.map(({ name }) => option(name, headLabel(model, name)));
     select.replaceChildren(
       h("optgroup", { label: t("preset.layers") }, ...layers),
       h("optgroup", { label: t("preset.kinds") }, option("positional", t("preset.positional"))),
       h("optgroup", { label: t("preset.importance") }, option("keep", t("preset.keep"))),
     );
     if ([...select.options].some(({ value }) => value === chosen)) select.value = chosen;
-    const heads = model.attentions.reduce((sum, attention) => sum + attention.heads, 0);
+    const heads = own.reduce((sum, attention) => sum + attention.heads, 0);
     $("k").max = heads;
     $("k").value ||= Math.round(heads / 2);
     showK();

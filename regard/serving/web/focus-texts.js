@@ -70,6 +70,10 @@ export const texts = {
     "Colours run up to the strongest patch of each word. Without a choice it is the mean of all words.",
     "颜色以每个词最强的块为上限。未选择时为所有词的平均。",
   ],
+  "focus.seen.words@match": [
+    "No head looks from words to patches. Each patch goes the way of the class token, each word that of the last one; shown is the soft-max of their cosines over the patches. A word counts with those before it.",
+    "没有注意力头从词看向图块。每个图块走类别符号的路，每个词走末位的路；所示为其余弦在图块上的 soft-max。每个词连同其前面的词一起计算。",
+  ],
   "focus.cell@sees": ["“{row}” looks at “{column}”", "“{row}”看向“{column}”"],
   "focus.row@sees": ["“{row}” looks most at “{column}”", "“{row}”最多看“{column}”"],
   "focus.special.title@sees": ["Show the class token, and the marks of texts; without them rows are scaled to sum to 1", "显示类别符号及文字的标记；隐藏后每行重新归一"],

@@ -11,7 +11,7 @@ import { lines } from "./lines.js";
 import { axes, digits, figure, readout, shownAt, topOf } from "./maps.js";
 import { gallery, overlay } from "./overlay.js";
 import {
-  atlasOf, attentionsOf, besideOf, headMap, kindsOf, modelShown, pictureOf, roleText, sentence, titleOf, viewShown,
+  atlasOf, attentionsOf, besideOf, derived, headMap, kindsOf, modelShown, pictureOf, roleText, sentence, titleOf, viewShown,
 } from "./sight.js";
 import { editsShown, factorOf, partner, sees, shown, sliding, withFactor } from "./state.js";
 import { tools } from "./tools.js";
@@ -217,7 +217,8 @@ export function mount(root, store, services) {
     if (!attentions.length) {
       // A model of another family may have no heads of this kind; of two towers, the one that sees comes first.
       const kinds = kindsOf(state);
-      const first = sees(state) && !kinds.includes("cross") && !modelShown(state)?.asks;
+      const pair = modelShown(state)?.attentions.some((each) => each.derived);
+      const first = sees(state) && (pair || !kinds.includes("cross")) && !modelShown(state)?.asks;
       const kind = first ? kinds[0] : kinds.at(-1);
       return store.set(kind ? { kind } : { head: null });
     }
@@ -278,7 +279,7 @@ export function mount(root, store, services) {
   const showFactor = () => {
     const { head } = state;
     const edits = editsShown(state);
-    scaling.hidden = !head || !edits || viewShown(state) === "rollout";
+    scaling.hidden = !head || !edits || viewShown(state) === "rollout" || derived(state);
     if (scaling.hidden) return;
     const at = factorOf(edits, head.name, head.head);
     slider.value = at;

@@ -63,7 +63,7 @@ export function mount(root, store, { api, t, announce, fail }) {
       "div",
       { class: "grid-cell", role: "gridcell", tabindex: "-1", "data-name": attention.name, "data-head": head },
       h("div", { class: "grid-picture" }, h("img", { alt: "", hidden: true }), canvas, factor),
-      h("div", { class: "grid-caption" }, h("b", {}, rollout() ? "" : String(head)), role, power),
+      h("div", { class: "grid-caption" }, h("b", {}, rollout() || attention.derived ? "" : String(head)), role, power),
     );
     node.addEventListener("click", () => {
       focusHead(attention.name, head);
@@ -91,7 +91,8 @@ export function mount(root, store, { api, t, announce, fail }) {
     board.replaceChildren(
       ...attentions.map((attention) => {
         const heads = rollout() ? [0] : Array.from({ length: attention.heads }, (_, head) => head);
-        const layer = t(overTime(attention) ? "grid.time" : "grid.layer", { n: attention.layer });
+        const kind = attention.derived ? "derived" : overTime(attention) ? "time" : "layer";
+        const layer = t(`grid.${kind}`, { n: attention.layer });
         const row = h(
           "div",
           { class: "grid-row", role: "row", "aria-label": layer },
@@ -122,14 +123,14 @@ export function mount(root, store, { api, t, announce, fail }) {
       role.textContent = part || room;
       role.title = part;
       factor.textContent = edit === undefined || edit === 0 ? "" : `×${edit}`;
-      power.hidden = !edits;
+      power.hidden = !edits || Boolean(attention.derived);
       power.title = t(edit === 0 ? "grid.free" : "grid.switch", place);
       power.setAttribute("aria-label", power.title);
       power.setAttribute("aria-pressed", String(edit === 0));
       node.classList.toggle("off", edit === 0);
       node.classList.toggle("touched", edit !== undefined && edit !== 0);
       node.setAttribute("aria-selected", String(cell === chosen));
-      node.setAttribute("aria-label", [t("grid.cell", place), part, touched].filter(Boolean).join(", "));
+      node.setAttribute("aria-label", [t(attention.derived ? "grid.cell.derived" : "grid.cell", place), part, touched].filter(Boolean).join(", "));
       node.tabIndex = cell === entry ? 0 : -1;
     }
   };

@@ -65,6 +65,9 @@ const texts = {
   "grid.decoder@look": ["Words to picture", "词到图片"], "ablation.same@look": ["The answer stays the same.", "答案不变。"],
   "grid.decoder.title@look": ["Words of the answer look at the picture, and at the words before", "答案的词看图片与前面的词"],
   "grid.encoder.title@sees": ["Patches look at patches", "图块看图块"], "grid.cross.title@sees": ["Words look at the picture", "词看图片"],
+  "grid.cross@match": ["Words to picture", "词到图片"], "layer.cross@match": ["words to patches", "词到图块"], "grid.derived": ["cosines", "余弦"],
+  "grid.cross.title@match": ["How near the text up to each word is to each patch: no head looks there", "到每个词为止的文字与各图块有多近：没有注意力头在看"],
+  "kind.cross@match": ["Words to picture", "词到图片"], "grid.cell.derived": ["words to patches", "词到图块"],
   "grid.decoder.title@match": ["The text reads itself up to here; its last place stands for it", "文字读自身（到此为止）；其末位代表全文"],
   "layer.encoder@sees": ["picture {layer}", "图片 {layer}"], "layer.decoder@sees": ["text {layer}", "文字 {layer}"], "layer.time": ["time {layer}", "时间 {layer}"],
   "kind.encoder@sees": ["Picture", "图片"], "kind.decoder@sees": ["Text", "文字"],
@@ -203,5 +206,5 @@ export const headLabel = (model, name, head) => {
   const attention = model?.attentions?.find((each) => each.name === name);
   const kind = attention && (overTime(attention) ? "time" : attention.kind);
   const layer = attention ? t(`layer.${kind}`, { layer: attention.layer }) : name;
-  return head === undefined ? layer : t("head.label", { layer, head });
+  return head === undefined || attention?.derived ? layer : t("head.label", { layer, head });
 };

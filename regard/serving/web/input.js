@@ -97,7 +97,7 @@ export const mount = (_, store, { t, announce }) => {
     $("compare-with").parentElement.hidden = !others.length;
     options($("compare-with"), [{ id: "" }, ...others], state.compare);
     const model = modelOf(state);
-    const heads = model?.attentions?.reduce((sum, attention) => sum + attention.heads, 0);
+    const heads = model?.attentions?.reduce((sum, { heads: n, derived }) => sum + (derived ? 0 : n), 0);
     const note = model && t("model.note", { parameters: short.format(model.parameters), heads });
     const shared = model?.shared && t("model.shared");
     $("model-note").textContent = model ? [note, model.note, shared].filter(Boolean).join(" · ") : "";

@@ -3,7 +3,7 @@
 import { KINDS, addedTo, edited, editsShown, factorOf, modelOf, reads, shown, switched } from "./state.js";
 import { h } from "./dom.js";
 import { headLabel, sideText } from "./i18n.js";
-import { dotsIn, kindsOf, rollsOut } from "./sight.js";
+import { derived, dotsIn, kindsOf, rollsOut } from "./sight.js";
 
 const after = (values, value) => values[(values.indexOf(value) + 1) % values.length];
 const typing = (element) => element.matches("textarea, select, input:not([type=radio], [type=checkbox], [type=range])");
@@ -13,11 +13,11 @@ export const mount = (dialog, store, { t, announce }) => {
   const $ = (id) => document.getElementById(id);
 
   const toggle = () => {
-    if (state.head && editsShown(state)) set({ edits: switched(state.edits, state.head.name, state.head.head) });
+    if (state.head && editsShown(state) && !derived(state)) set({ edits: switched(state.edits, state.head.name, state.head.head) });
   };
   const toggled = () => {
     const { name, head } = state.head ?? {};
-    return name && editsShown(state) && `${headLabel(modelOf(state), name, head)} ×${factorOf(state.edits, name, head)}`;
+    return name && editsShown(state) && !derived(state) && `${headLabel(modelOf(state), name, head)} ×${factorOf(state.edits, name, head)}`;
   };
   const step = (by) => () => {
     const n = shown(state).target.length;
@@ -27,7 +27,7 @@ export const mount = (dialog, store, { t, announce }) => {
   const look = (kind) => () => kindsOf(state).includes(kind) && set({ kind, tab: "heads" });
   const kinds = KINDS.map((kind, k) => (
     { key: String(k + 1), act: look(kind), say: () => t(`kind.${state.kind}`) }));
-  const there = () => ({ rollout: rollsOut(state), neuron: dotsIn(state) });
+  const there = () => ({ norm: !derived(state), rollout: rollsOut(state), neuron: dotsIn(state) });
   const views = () => ["weights", "norm", "rollout", "neuron"].filter((view) => there()[view] ?? true);
   const more = () => [...(state.edited ? ["edited"] : []), ...(state.other ? ["other"] : [])];
   const sides = () => ["original", ...more(), ...(more().length ? ["both"] : [])];

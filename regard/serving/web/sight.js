@@ -133,9 +133,12 @@ export const atlasOf = (api, model) => {
 /** Whether there is a roll-out of the chosen kind: it goes through an encoder alone. */
 export const rollsOut = ({ kind }) => kind === "encoder";
 
+/** Whether what is chosen is no attention, but made of what the model says: it has no heads to switch, and one view. */
+export const derived = (state) => attentionsOf(state)[0]?.derived ?? false;
+
 /** The view whose maps are shown: the neuron view adds to the weights. */
 export const viewShown = (state) =>
-  state.view === "neuron" || (state.view === "rollout" && !rollsOut(state)) ? "weights" : state.view;
+  derived(state) || state.view === "neuron" || (state.view === "rollout" && !rollsOut(state)) ? "weights" : state.view;
 
 /** A role in the page's language: "positional +1" names its offset; one that the page does not know stays as it is. */
 export const roleText = (t, role) => {

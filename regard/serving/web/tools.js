@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { choice, tick } from "./elements.js";
 import { differ } from "./pairs.js";
-import { attentionsOf, dotsIn, rollsOut, viewShown } from "./sight.js";
+import { attentionsOf, derived, dotsIn, rollsOut, viewShown } from "./sight.js";
 
 /** The switches in `root`: which view, how rows are named and combined, words, special tokens, colours. */
 export const tools = (root, store, { t }) => {
@@ -29,6 +29,7 @@ export const tools = (root, store, { t }) => {
   };
   const show = () => {
     views.set(state.view === "neuron" && dotsIn(state) ? "neuron" : viewShown(state));
+    views.inputs[1].disabled = derived(state);
     views.inputs[2].disabled = !rollsOut(state);
     views.inputs[3].disabled = !dotsIn(state);
     axis.set(state.axis);
