@@ -156,7 +156,7 @@ def main() -> None:
                     with open(data, encoding="utf-8") as file:
                         (Path(folder) / data.name).write_text("".join(islice(file, args.limit)), "utf-8")
                     data = Path(folder) / data.name
-                Console(width=120).print(compared(model, data, Path(folder), args.rounds))
+                Console(width=200).print(compared(model, data, Path(folder), args.rounds))
             except (ValueError, OSError) as error:
                 parser.error(str(error))
 

@@ -1,6 +1,7 @@
 """Retrieval: how good, how quick and how large, beside bm25s and plain faiss.
 
     python bench/retrieve.py quality INDEX FOLDER           nDCG@10 of an index of BEIR's FOLDER by meaning, words, both
+                       [--rerank MODEL]                    and the first 20 of both, ranked again
     python bench/retrieve.py speed [--passages N]           milliseconds of a search, recall, beside faiss's own indexes
     python bench/retrieve.py build PLACE [--passages N]     a build that is killed half way and goes on: time and memory
     python bench/retrieve.py answers INDEX SQUAD --reader MODEL [--limit N]   answers with what is found, and without
@@ -44,6 +45,7 @@ from regard.tasks.reader import Given
 from regard.tasks.uses import SearchUse
 
 WIDTH, INNER, CENTRES, BLOCK, TOP = 384, 32, 2_000, 1_000, 10
+RERANKED = 20  # passages that are read with a question
 CLOSED = "Answer the question in a few words.\n\nQuestion: {question}"
 console = Console()
 
@@ -186,7 +188,7 @@ def speed(count: int, rounds: int) -> None:
     console.print(table)
 
 
-def quality(place: Path, given: Path) -> None:
+def quality(place: Path, given: Path, rerank: Path | None) -> None:
     """Every way to find, and bm25s, judged as BEIR does."""
     index, held = regard.load(place), beir.load(given)
     asks, texts = [Given(text, id=id) for id, text in held.questions.items()], [*held.questions.values()]
@@ -200,6 +202,13 @@ def quality(place: Path, given: Path) -> None:
     for by in ("meaning", "words", "both"):
         use = SearchUse(index.use.dimensions, index.use.long, DEEPEST + 1, by, DEEPEST + 1)
         judged(f"regard, by {by}", [[hit.id for hit in row] for row in index.answers(asks, use)])
+    if rerank is not None:
+        index.reranker = regard.load(rerank, task="classify")
+        use = SearchUse(index.use.dimensions, index.use.long, RERANKED, "both", RERANKED)
+        judged(
+            f"the first {RERANKED} of both, re-ranked", [[hit.id for hit in row] for row in index.answers(asks, use)]
+        )
+        index.reranker = None
     exact = [{hit.id for hit in row} for row in index.search(texts, top=TOP)]
     for kind in ("ivf", "hnsw"):
         with tempfile.TemporaryDirectory() as folder:
@@ -261,13 +270,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--near", default="ivf")
     parser.add_argument("--words", action="store_true")
+    parser.add_argument("--rerank", type=Path)
     parser.add_argument("--reader")
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--top", type=int, default=3)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.what == "quality":
-        quality(Path(given.place), Path(given.data))
+        quality(Path(given.place), Path(given.data), given.rerank)
     elif given.what == "speed":
         speed(given.passages, given.rounds)
     elif given.what == "answers":

@@ -19,7 +19,8 @@ from regard.files import digest, regular_size
 
 PASSAGE = 4_000  # characters
 MUSIC = (*music.ABC, *music.MIDI)  # of files in which each melody is a document, a word a note
-SUFFIXES = (".txt", ".md", ".text", ".txt.gz", ".md.gz", *MUSIC)  # of files that are texts, in a folder
+WORDED = (".txt", ".md", ".text", ".txt.gz", ".md.gz")
+SUFFIXES = (*WORDED, *MUSIC)  # of files that are texts, in a folder
 DOCUMENTS = ("file", "paragraph", "line")
 
 

@@ -7,6 +7,7 @@ bits, mapped from a file, which grows with the rows that it is of.
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,7 @@ def products(queries: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDAr
     """
     if len(queries) <= FEW and vectors.dtype == np.float32:
         with suppress(ImportError):
-            import faiss
-
+            faiss: Any = import_module("faiss")
             x, y = np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(vectors)
             found = np.empty((len(x), len(y)), np.float32)
             for query, row in zip(x, found, strict=True):

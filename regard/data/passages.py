@@ -13,18 +13,18 @@ from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.data.documents import SUFFIXES
+from regard.data.documents import WORDED
 from regard.data.sentences import shorten, split
 from regard.data.text import Skipped, decoded, read_lines
 from regard.files import read_whole, regular_size
 
 PAGES, PDF = (".html", ".htm"), ".pdf"
-READ = (*SUFFIXES, *PAGES, PDF)
+READ = (*WORDED, *PAGES, PDF)
 CHARACTERS = 600  # of a passage: some 130 sub-words of English, as many as small models are taught to read
 LINES = 1_000  # of a paragraph that are held at a time
 APART = 3  # lines between two blocks of which a passage ends after the first
 FULL = 0.85  # of the widest line of a paragraph: where the next word would not have fitted, a sentence goes on
-FAILED = "files could not be read, or not to their end"
+FAILED = "of the files could not be read, or not to their end"
 NAMED = 5  # files that cannot be read, and are named; the others are counted
 MARK = re.compile(
     r"\s*(?:#|```|[-*+•>|]\s|\d{1,3}[.)]\s)"
@@ -72,7 +72,7 @@ def files_in(path: Path, skipped: Skipped) -> list[tuple[str, Path]]:
     files = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
     found = [each for each in files if each.name.lower().endswith(READ)]
     if others := len(files) - len(found):
-        skipped.notes[f"files of other kinds were left out: {', '.join(READ)} are read"] += others
+        skipped.notes[f"of the files left out, for {', '.join(READ)} are read"] += others
     return [(each.relative_to(path).as_posix(), each) for each in found]
 
 
@@ -84,9 +84,9 @@ def passages(name: str, file: Path, characters: int, skipped: Skipped) -> Iterat
             yield f"{name}{page}:{block.line}", block.text
     except (OSError, ValueError) as error:
         skipped.notes[FAILED] += 1
-        if sum(note.startswith("of which") for note in skipped.notes) < NAMED:
+        if sum(note.startswith("file: ") for note in skipped.notes) < NAMED:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            skipped.notes[f"of which {name} ({' '.join(why.split())[:200]})"] += 1
+            skipped.notes[f"file: {name} ({' '.join(why.removeprefix(f'{file}, ').split())[:200]})"] += 1
 
 
 def packed(found: Iterable[TextBlock], most: int) -> Iterator[TextBlock]:

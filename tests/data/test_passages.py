@@ -96,11 +96,10 @@ def test_what_cannot_be_read_is_named_and_counted(tmp_path: Path) -> None:
     assert skipped.notes[FAILED] == 3
     said = skipped.report()
     for part in (
-        "a.txt (",
-        "line 3",
+        "1 file: a.txt (line 3",
         "b.pdf (no PDF that can be read",
         "c.pdf (a PDF without text",
-        "1 files of other",
+        "1 of the files left out",
     ):
         assert part in said
 

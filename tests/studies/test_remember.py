@@ -23,6 +23,8 @@ from regard.models import storage
 from regard.models.decoder import Decoder, gpt_tiny
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes import reading
+from regard.serving import looks
+from regard.serving.live import Live
 from regard.studies.evaluate import foretell
 from regard.studies.remember import recalled, remember
 from regard.tasks.asks import DecodeConfig
@@ -173,6 +175,19 @@ def test_the_command_remembers_and_shows_from_where(places: Path, tmp_path: Path
     assert sum(like["weight"] for like in rows[-1]["near"]) <= 1.0
     assert "share of 0.5" in told("info", tmp_path / "m").stdout
     assert told("generate", tmp_path / "m", "the cat", "--limit", "5").exit_code == 0
+
+
+def test_the_explorer_shows_what_is_remembered_of_each_token(places: Path) -> None:
+    memory = regard.load(places / "memory", engine="torch")
+    live, text = Live(memory), "the cat sees"
+    found = looks.recalled(live, live.look({"tokens": memory.ids(text)}, {}))["steps"]
+    expected = recalled(memory, text, top=looks.REMINDED)[:-1]  # of what follows the text it shows nothing
+    assert [step["p"] for step in found] == pytest.approx([each.p for each in expected])
+    assert [step["near"] for step in found] == [[like._asdict() for like in each.near] for each in expected]
+    assert found[0]["near"][0]["place"].startswith(str(places / "text.txt"))
+    plain = Live(regard.load(places / "lm", engine="torch"))
+    with pytest.raises(ValueError, match="this model remembers nothing"):
+        looks.recalled(plain, plain.look({"tokens": memory.ids(text)}, {}))
 
 
 def test_mistakes_are_told_in_a_line(places: Path, tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_the_commands(models: dict[str, Path], notes: Path, tmp_path: Path) -> N
     assert "say by --model" in str(run("index", notes, place).exception)
     built = run("index", notes, place, "--model", models["embed"], "--characters", 30)
     assert "new texts embedded" in built.stderr, built.exception
-    assert "1 files could not be read" in built.stderr
+    assert "1 of the files could not be read" in built.stderr
     assert "broken.txt (" in built.stderr
     index = regard.load(place)
     assert [id for id, _ in index.store][:2] == ["inner/page.html:1", "story.txt:1"]

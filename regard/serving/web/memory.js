@@ -11,7 +11,7 @@ export const texts = {
     "“{token}” reminds the model of this; {p} with memory, {alone} without",
     "“{token}”让模型想起这些；有记忆时 {p}，无记忆时 {alone}",
   ],
-  "memory.like": ["counts {weight}, at a squared distance of {distance}", "权重 {weight}，平方距离 {distance}"],
+  "memory.place": ["{place}, squared distance {distance}", "{place}，平方距离 {distance}"],
 };
 
 export const mount = (element, store, { t }) => {
@@ -20,9 +20,8 @@ export const mount = (element, store, { t }) => {
   const list = element.querySelector("ol");
   const row = () =>
     h("li", {},
-      h("span", { class: "bar" }), h("span", { class: "p" }),
-      h("q", { dir: "auto" }, h("span"), h("mark"), h("span")),
-      h("small", { class: "place" }));
+      h("span", { class: "bar" }), h("span", { class: "p" }), h("small", { class: "place" }),
+      h("q", { dir: "auto" }, h("span"), h("mark"), h("span")));
   const show = () => {
     const { target, side } = shown(state);
     const at = state.step === null ? leastCertain(target, state.given) : Math.min(state.step, target.length - 1);
@@ -32,15 +31,14 @@ export const mount = (element, store, { t }) => {
     const { p, alone, near } = found;
     title.textContent = t("memory.title", { token: visible(target[at]), p: percent(p), alone: percent(alone) });
     sync(list, near, row, (item, { token, weight, distance, place, before, after }) => {
-      const [bar, share, quote, where] = item.children;
+      const [bar, share, where, quote] = item.children;
       const [ahead, mark, behind] = quote.children;
       bar.style.setProperty("--p", weight.toFixed(4));
       share.textContent = percent(weight);
       ahead.textContent = before;
       mark.textContent = token.replace(/^[▁Ġ ]/u, " ");
       behind.textContent = after.startsWith(" ") ? after : ` ${after}`;
-      where.textContent = place;
-      item.title = t("memory.like", { weight: percent(weight), distance: distance.toFixed(1) });
+      where.textContent = t("memory.place", { place, distance: distance.toFixed(1) });
     });
   };
   subscribe(["recalled", "target", "step", "side", "model", "models", "language"], show);
