@@ -78,9 +78,7 @@ class NativeReader(Laid):
         order = sorted(range(len(texts)), key=lambda i: id(of[i]))  # those of one stand together
         texts, segments = [texts[i] for i in order], None if segments is None else [segments[i] for i in order]
         who = [of[i] for i in order]
-        found = dict(
-            zip(order, self._read(texts, segments, [each.width for each in who], who, bare=SAID), strict=True)
-        )
+        found = dict(zip(order, self._read(texts, segments, [each.width for each in who], who, bare=SAID), strict=True))
         return [found[i] for i in range(len(texts))]
 
     def _read(
@@ -119,7 +117,9 @@ class NativeReader(Laid):
         with self.desk() as desk:
             space = desk.space(max(self.threads * each, shared))
             self.library.read_texts(self.c, bare, len(parts) - 1, *given, desk.team, space, each)
-        rows = [*(out[:, None] if bare == FIRST else out)] if pooled else [out[a:b] for a, b in pairwise(begins.tolist())]
+        rows = (
+            [*(out[:, None] if bare == FIRST else out)] if pooled else [out[a:b] for a, b in pairwise(begins.tolist())]
+        )
         return [row[..., :w] for row, w in zip(rows, widths, strict=True)]
 
     def _parts(self, begins: NDArray[np.int32]) -> list[int]:
