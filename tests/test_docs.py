@@ -251,11 +251,11 @@ def test_every_other_command_parses(page: str) -> None:
 def test_the_page_of_graphs_keeps_its_word(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "graphs.md").read_text("utf-8")
     verbs = {command["verb"] for command in map(parse, commands(page))}
-    assert verbs == {"train", "classify", "inspect", "evaluate", "import", "embed"}
+    assert verbs == {"train", "classify", "inspect", "evaluate", "import", "embed", "map"}
     (block,) = blocks(page, "yaml")
     (tmp_path / "my.yaml").write_text(block)
     assert recipes.load(str(tmp_path / "my.yaml"))
-    told = dict(re.findall(r"^\| `([a-z]+)` \| (.*?) \|", page, re.MULTILINE))
+    told = dict(re.findall(r"^\| `([a-z_]+)` \| (.*?) \|", page, re.MULTILINE))
     config = GraphConfig(9)
     assert {name: yaml.safe_load(value) for name, value in told.items()} == {
         name: getattr(config, name) for name in told
