@@ -41,6 +41,7 @@ from regard.tasks.translator import Translator
 from regard.tasks.viewer import Viewer
 
 WRITTEN = 32  # tokens of a language model, one after the other
+UNRUN = "not run by regard: other programs do"  # the graph of some members
 NAMES = {"tokens": "input_ids", "keep": "attention_mask", "segments": "token_type_ids"}  # in a graph
 
 
@@ -69,7 +70,7 @@ def by_graph(predictor: Any, at: Path) -> Any:
         made = predictor.module(Graph(at / MODEL), "")
         predictor.native = lambda model: made
     else:
-        raise ValueError("regard does not run the graph of such a member: other programs do")
+        raise ValueError(UNRUN)
     return predictor
 
 
@@ -98,11 +99,14 @@ def forms(model: Path, folder: Path) -> dict[str, Path | str]:
 
 def measured(form: str, at: Path, model: Path, data: Path) -> tuple[str, float, float]:
     """What the first figure of a form is called, that, and rows or tokens a second."""
+    writes = told(model).task.name == "generate"
     if form == "ONNX":
+        if writes:
+            raise ValueError(UNRUN)
         with patch.object(judging, "load", lambda *a, **k: by_graph(load(*a, **k), at)):
             return measured("", model, model, data)
     model = at
-    if told(model).task.name == "generate":
+    if writes:
         writer = load(model)
         writer.generate(limit=1)  # engines are made when they are first asked
         start = time.process_time()
