@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, overload
 
@@ -18,6 +19,7 @@ from regard.data.arrays import Column
 from regard.data.batching import Batch
 from regard.data.corpora import fetched
 from regard.data.rows import Row, RowFiles
+from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
 from regard.evaluation.classes import (
     AGREEMENT,
@@ -255,6 +257,13 @@ class Classify(Task):
         if self.kind == "one":
             return [known[own[0]]]
         return [int(label in own) for label in self.labels]
+
+    def held(self, rows: Iterable[Row], place: Path, skipped: Skipped) -> list[Row]:
+        """As they are; a label that no training row has is found before the first step, and not after the last."""
+        found, known = list(rows), {label: i for i, label in enumerate(self.labels)}
+        for row in found:
+            self._target(row, known)
+        return found
 
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
         pad = tokenizer.marks.pad or 0

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 from random import Random
 from typing import Any, overload
 
@@ -275,6 +276,12 @@ class Tag(Task):
             for (n, at), tag in zip(nearest(read, firsts), row["tags"], strict=True):
                 targets[n][at] = known[tag]
             yield from ((each.ids, own) for each, own in zip(read, targets, strict=True) if max(own) >= 0)
+
+    def held(self, rows: Iterable[Row], place: Path, skipped: Skipped) -> list[Row]:
+        """As they are; a tag that no training sentence has is found before the first step."""
+        found = list(rows)
+        check_known((row["tags"] for row in found), self.labels, self.rows, "tags")
+        return found
 
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
         pad = tokenizer.marks.pad or 0

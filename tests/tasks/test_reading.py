@@ -111,6 +111,24 @@ def test_a_resumed_run_is_the_same_model_bit_for_bit(folder: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_what_no_training_row_has_is_refused_before_the_first_step(folder: Path) -> None:
+    (folder / "test.tsv").write_text("a fine film\tup\na strange one\tsideways\n")
+    (folder / "names.conll").write_text("".join(f"Bob{i} B-PER\nsaw O\n\n" for i in range(40)))
+    (folder / "test.conll").write_text("Bob B-PER\nRome B-LOC\n\n")
+    for task, wrong in (
+        ("classify", "the label 'sideways' is none of training"),
+        ("tag", "tags that the model does not know: B-LOC"),
+    ):
+        own, held = (
+            ("tsv: two.tsv", "tsv: test.tsv") if task == "classify" else ("conll: names.conll", "conll: test.conll")
+        )
+        data = f"data: {{train: {{{own}}}, test: {{{held}}}, hold_out: 6, max_length: 64}}"
+        path = recipe(folder, f"task: {{name: {task}}}", data, name=f"never-{task}")
+        with pytest.raises(ValueError, match=wrong):
+            run(path, f"tokens.size={80 if task == 'classify' else 36}")
+        assert not (folder / "runs" / path.stem / "model.safetensors").exists()
+
+
 def test_several_labels_and_numbers(folder: Path) -> None:
     (folder / "some.jsonl").write_text(
         "".join(json.dumps({"text": f"word {i}", "label": [["a"], ["a", "b"], []][i % 3]}) + "\n" for i in range(60))
