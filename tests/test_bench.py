@@ -159,12 +159,12 @@ TAUGHT = {
     "converse": (
         "task: {name: converse, template: plain}\ndata: {train: {jsonl: rows.jsonl}, max_length: 64, hold_out: 2}",
         PAIRS,
-        ("perplexity", "0.3 M"),
+        ("perplexity", "68.2"),
     ),
     "classify": (
         "task: {name: classify}\ndata: {train: {jsonl: rows.jsonl}, max_length: 16, hold_out: 4}",
         [{"text": f"{row['prompt']} {i}", "label": "ab"[i % 2]} for i, row in enumerate(PAIRS)],
-        ("accuracy", "95.1"),
+        ("accuracy", "94.8", "95.1"),
     ),
 }
 
@@ -187,6 +187,6 @@ def test_the_benchmark_of_ways_to_teach_prints_a_row_for_each(name: str, tmp_pat
     command = [*program, "taught.yaml", "--only", "everything,lora", "--out", "found"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
-    assert all(word in result.stdout for word in ("seconds", "the paper says", "94.8", "│ lora ", *shown))
+    assert all(word in result.stdout for word in ("seconds", "a paper says", "│ lora ", *shown))
     wrong = subprocess.run([*program, "taught.yaml", "--only", "lara"], capture_output=True, text=True, check=False)
     assert (wrong.returncode, "--only lara: there are everything, lora," in wrong.stderr) == (2, True)

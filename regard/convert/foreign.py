@@ -159,8 +159,9 @@ def describe(source: Source, directory: Path) -> None:
     tokenizers.write(source.tokenizer, directory, _around(table, head), segments=several)
     if source.template is not None:
         write_whole(directory / TEMPLATE, source.template)
-    if (spelling := source.model.directory / SPELLING).is_file():
-        write_whole(directory / SPELLING, read_whole(spelling))
+    own = getattr(source.model, "directory", None)  # of a model that lies in none there is no such file
+    if own is not None and (own / SPELLING).is_file():
+        write_whole(directory / SPELLING, read_whole(own / SPELLING))
 
 
 def _table(source: Source) -> tuple[Foreign, Top]:

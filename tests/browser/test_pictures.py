@@ -184,6 +184,8 @@ def test_a_pair_has_a_picture_and_texts(chromium: Browser, address: str, paths: 
         cosines = (predictor.see([png(0)]) @ predictor.embed(["a blue dog", "two men"]).T)[0]
         expect(page.locator("#answer .p").first).to_have_text(f"{cosines[0]:+.2f}".replace("-", "−"))
         expect(page.locator("#answer .p").nth(1)).to_have_text(f"{cosines[1]:+.2f}".replace("-", "−"))
+        page.locator("input[name=kind][value=encoder]").check(force=True)
+        expect(page.locator(".grid-cell img:visible")).to_have_count(4)
         (wanted,) = predictor.attention(png(0), "a blue dog", names="picture_encoder.layers.1.*", heads=[0])
         same_order(strength(page), wanted.over()[0])
         page.locator("#strip .token").nth(1).click()

@@ -56,6 +56,7 @@ FINE: dict[str, dict[str, Any]] = {  # what each route would like to be sent
     },
     "/explore/api/neuron": {**LOOK, "attention": CROSS, "head": 0, "query": 1},
     "/explore/api/measures": LOOK,
+    "/explore/api/recall": LOOK,
     "/explore/api/faithfulness": LOOK,
     "/explore/api/page": LOOK,
     "/explore/api/graph": {"graph": json.dumps(GRAPH), "model": "nets", "edits": {ENCODER: {"1": 0.0}}},

@@ -134,7 +134,7 @@ export const atlasOf = (api, model) => {
 export const rollsOut = ({ kind }) => kind === "encoder";
 
 /** Whether what is chosen is no attention, but made of what the model says: it has no heads to switch, and one view. */
-export const derived = (state) => attentionsOf(state)[0]?.derived ?? false;
+export const derived = (state) => (state.models ? attentionsOf(state)[0]?.derived : false) ?? false;
 
 /** The view whose maps are shown: the neuron view adds to the weights. */
 export const viewShown = (state) =>
