@@ -184,12 +184,15 @@ def test_a_pair_has_a_picture_and_texts(chromium: Browser, address: str, paths: 
         cosines = (predictor.see([png(0)]) @ predictor.embed(["a blue dog", "two men"]).T)[0]
         expect(page.locator("#answer .p").first).to_have_text(f"{cosines[0]:+.2f}".replace("-", "−"))
         expect(page.locator("#answer .p").nth(1)).to_have_text(f"{cosines[1]:+.2f}".replace("-", "−"))
+        page.locator("input[name=kind][value=encoder]").check(force=True)
+        expect(page.locator(".grid-cell img:visible")).to_have_count(4)
+        (wanted,) = predictor.attention(png(0), "a blue dog", names="picture_encoder.layers.0.*", heads=[0])
+        same_order(strength(page), wanted.over()[0])
         page.locator("#strip .token").nth(1).click()
         expect(page.locator("input[name=kind][value=decoder]")).to_be_checked()
         expect(page.locator("#focus .readout")).to_contain_text("“a” looks most at")
 
 
-@pytest.mark.xfail(strict=True, reason="the map of the word that is chosen in the gallery does not come into focus")
 def test_words_of_a_pair_lie_over_the_picture(chromium: Browser, address: str, paths: dict[str, Path]) -> None:
     predictor: Any = regard.load(paths["clip"], engine="torch")
     with opened(chromium, address, "clip") as page:

@@ -74,7 +74,10 @@ export function mount(root, store, services) {
   const told = () => sayIt(mark());
   const overs = boxes.map((box) => overlay(box, { point, pick, told }));
   const words = h("div", { class: "picture" });
-  const shots = gallery(words, (r) => store.set({ step: state.figure.rows[r].members[0], locked: null }));
+  const shots = gallery(words, (r) => {
+    const { members } = state.figure.rows[r];
+    store.set(state.figure.steps ? { step: members[0], locked: null } : { locked: { rows: members, columns: [] } });
+  });
 
   const chosen = () => {
     const { figure: shown, locked, step } = state;
@@ -217,8 +220,7 @@ export function mount(root, store, services) {
     if (!attentions.length) {
       // A model of another family may have no heads of this kind; of two towers, the one that sees comes first.
       const kinds = kindsOf(state);
-      const pair = modelShown(state)?.attentions.some((each) => each.derived);
-      const first = sees(state) && (pair || !kinds.includes("cross")) && !modelShown(state)?.asks;
+      const first = sees(state) && !kinds.includes("cross") && !modelShown(state)?.asks;
       const kind = first ? kinds[0] : kinds.at(-1);
       return store.set(kind ? { kind } : { head: null });
     }
