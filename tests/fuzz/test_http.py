@@ -17,10 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from regard.data.text import PairFiles
 from regard.serving import explorer
 from regard.serving.app import create_app
 from regard.serving.config import ServeConfig
 from regard.serving.registry import Registry
+from regard.studies.remember import remember
 from tests.readers import TASKS
 from tests.readers import directory as reader
 from tests.serving.servers import directory, running
@@ -56,7 +58,7 @@ FINE: dict[str, dict[str, Any]] = {  # what each route would like to be sent
     },
     "/explore/api/neuron": {**LOOK, "attention": CROSS, "head": 0, "query": 1},
     "/explore/api/measures": LOOK,
-    "/explore/api/recall": LOOK,
+    "/explore/api/recall": {**LOOK, "model": "reminded"},
     "/explore/api/faithfulness": LOOK,
     "/explore/api/page": LOOK,
     "/explore/api/graph": {"graph": json.dumps(GRAPH), "model": "nets", "edits": {ENCODER: {"1": 0.0}}},
@@ -146,7 +148,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     root = tmp_path_factory.mktemp("models")
     readers = [reader(root / name, name) for name in READERS]
     writers = [directory(root / "first"), writer(root / "writer")]
-    return Registry([*writers, *readers, graph_reader(root / "nets")], engine="torch")
+    (root / "pairs.tsv").write_text(f"{LINES[0]}\t{LINES[1]}\n", encoding="utf-8")
+    remember(writers[0], root / "reminded", [PairFiles(tsv=str(root / "pairs.tsv"))])
+    return Registry([*writers, root / "reminded", *readers, graph_reader(root / "nets")], engine="torch")
 
 
 @pytest.fixture(scope="module")
