@@ -5,11 +5,12 @@ Letters: B batch, C channels, H and W height and width in pixels, K classes.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from regard.checks import at_least, share
@@ -53,13 +54,10 @@ class Augment:
                 made.append(self.picture(frame, draw))
             return np.stack(made)
         high, wide, channels = pixels.shape
-        if self.scale < 1.0 or self.operations:
-            image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
-            if self.scale < 1.0:
-                image = _zoomed(image, draw, self.scale)
-            for _ in range(self.operations):
-                image = draw.choice(OPERATIONS)(image, self.strength / STRONGEST, draw.choice((-1, 1)))
-            pixels = np.asarray(image).reshape(high, wide, channels)
+        if self.scale < 1.0:
+            pixels = _seen(pixels, lambda image: _zoomed(image, draw, self.scale))
+        for _ in range(self.operations):
+            pixels = draw.choice(OPERATIONS)(pixels, self.strength / STRONGEST, draw.choice((-1, 1)))
         if self.crop:
             around = np.zeros((high + 2 * self.crop, wide + 2 * self.crop, channels), np.uint8)
             around[self.crop : self.crop + high, self.crop : self.crop + wide] = pixels
@@ -107,30 +105,80 @@ def _zoomed(image: Image.Image, draw: Random, least: float) -> Image.Image:
     return image.resize(image.size, Image.Resampling.BILINEAR, box=(left, top, left + w, top + h))
 
 
-def _moved(image: Image.Image, *matrix: float) -> Image.Image:
-    fill = GREY if image.mode == "L" else (GREY,) * 3
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill)
+def _seen(pixels: Pixels, change: Callable[[Image.Image], Image.Image]) -> Pixels:
+    """Pixels (H, W, C), changed by Pillow."""
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    return np.asarray(change(image)).reshape(pixels.shape)
 
 
-def _turned(image: Image.Image, degrees: float) -> Image.Image:
-    fill = GREY if image.mode == "L" else (GREY,) * 3
-    return image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=fill)
+def _moved(pixels: Pixels, *matrix: float) -> Pixels:
+    """Of each pixel (x, y): what was at (a x + b y + c, d x + e y + f)."""
+    grey, way = GREY if pixels.shape[2] == 1 else (GREY,) * 3, Image.Transform.AFFINE
+    return _seen(pixels, lambda x: x.transform(x.size, way, matrix, Image.Resampling.BILINEAR, fillcolor=grey))
 
 
+def _turned(pixels: Pixels, degrees: float) -> Pixels:
+    grey = GREY if pixels.shape[2] == 1 else (GREY,) * 3
+    return _seen(pixels, lambda image: image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=grey))
+
+
+def _enhanced(pixels: Pixels, kind: type[ImageEnhance.Color] | type[ImageEnhance.Sharpness], factor: float) -> Pixels:
+    return _seen(pixels, lambda image: kind(image).enhance(factor))
+
+
+# What follows changes a brightness by itself, so by a table of the 256 there are. Pillow has these operations, too, and
+# equals them, but takes longer to make such a table than to use it.
+
+
+def _apart(pixels: Pixels, table: Callable[[Pixels], Pixels]) -> Pixels:
+    """Each channel by a table of its own."""
+    return np.stack([table(channel)[channel] for channel in pixels.transpose(2, 0, 1)], -1)
+
+
+def _stretched(channel: Pixels) -> Pixels:
+    """So that the darkest pixel is 0, and the brightest 255 (autocontrast)."""
+    low, high = int(channel.min()), int(channel.max())
+    if low == high:
+        return RAMP
+    scale = 255.0 / (high - low)
+    return np.clip((RAMP * scale - low * scale).astype(int), 0, 255).astype(np.uint8)
+
+
+def _even(channel: Pixels) -> Pixels:
+    """So that every brightness is about as frequent (equalize)."""
+    counts = np.bincount(channel.ravel(), minlength=256)
+    below = counts.cumsum() - counts
+    step = int(below[channel.max()]) // 255
+    return np.minimum((step // 2 + below) // step, 255).astype(np.uint8) if step else RAMP
+
+
+def _contrasted(pixels: Pixels, factor: float) -> Pixels:
+    """Blended with a picture that is as bright as its mean everywhere."""
+    grey = pixels if pixels.shape[2] == 1 else np.asarray(Image.fromarray(pixels).convert("L"))
+    return _blended(int(grey.mean() + 0.5), factor)[pixels]
+
+
+@cache
+def _blended(value: int, factor: float) -> Pixels:
+    ramp = Image.fromarray(RAMP[None])
+    return np.asarray(Image.blend(Image.new("L", ramp.size, value), ramp, factor))[0]
+
+
+RAMP = np.arange(256, dtype=np.uint8)
 # Of a picture, how strong from 0 to 1, and in which direction (RandAugment, Cubuk et al., 2020).
-OPERATIONS: tuple[Callable[[Image.Image, float, int], Image.Image], ...] = (
-    lambda image, m, sign: image,
-    lambda image, m, sign: ImageOps.autocontrast(image),
-    lambda image, m, sign: ImageOps.equalize(image),
-    lambda image, m, sign: _turned(image, sign * 30 * m),
-    lambda image, m, sign: ImageOps.solarize(image, round(256 * (1 - m))),
-    lambda image, m, sign: ImageOps.posterize(image, 8 - round(4 * m)),
-    lambda image, m, sign: ImageEnhance.Color(image).enhance(1 + sign * 0.9 * m),
-    lambda image, m, sign: ImageEnhance.Contrast(image).enhance(1 + sign * 0.9 * m),
-    lambda image, m, sign: ImageEnhance.Brightness(image).enhance(1 + sign * 0.9 * m),
-    lambda image, m, sign: ImageEnhance.Sharpness(image).enhance(1 + sign * 0.9 * m),
-    lambda image, m, sign: _moved(image, 1, sign * 0.3 * m, 0, 0, 1, 0),
-    lambda image, m, sign: _moved(image, 1, 0, 0, sign * 0.3 * m, 1, 0),
-    lambda image, m, sign: _moved(image, 1, 0, sign * 0.45 * m * image.width, 0, 1, 0),
-    lambda image, m, sign: _moved(image, 1, 0, 0, 0, 1, sign * 0.45 * m * image.height),
+OPERATIONS: tuple[Callable[[Pixels, float, int], Pixels], ...] = (
+    lambda pixels, m, sign: pixels,
+    lambda pixels, m, sign: _apart(pixels, _stretched),
+    lambda pixels, m, sign: _apart(pixels, _even),
+    lambda pixels, m, sign: _turned(pixels, sign * 30 * m),
+    lambda pixels, m, sign: np.where(round(256 * (1 - m)) > RAMP, RAMP, 255 - RAMP)[pixels],
+    lambda pixels, m, sign: (RAMP & np.uint8(256 - (1 << round(4 * m))))[pixels],
+    lambda pixels, m, sign: _enhanced(pixels, ImageEnhance.Color, 1 + sign * 0.9 * m),
+    lambda pixels, m, sign: _contrasted(pixels, 1 + sign * 0.9 * m),
+    lambda pixels, m, sign: _blended(0, 1 + sign * 0.9 * m)[pixels],
+    lambda pixels, m, sign: _enhanced(pixels, ImageEnhance.Sharpness, 1 + sign * 0.9 * m),
+    lambda pixels, m, sign: _moved(pixels, 1, sign * 0.3 * m, 0, 0, 1, 0),
+    lambda pixels, m, sign: _moved(pixels, 1, 0, 0, sign * 0.3 * m, 1, 0),
+    lambda pixels, m, sign: _moved(pixels, 1, 0, sign * 0.45 * m * pixels.shape[1], 0, 1, 0),
+    lambda pixels, m, sign: _moved(pixels, 1, 0, 0, 0, 1, sign * 0.45 * m * pixels.shape[0]),
 )

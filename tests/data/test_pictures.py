@@ -10,6 +10,7 @@ import sys
 import tarfile
 import zipfile
 import zlib
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageEnhance, ImageOps
 
 from regard.data import arrays
 from regard.data.arrays import Column, Table
@@ -251,6 +252,7 @@ def test_a_larger_folder_needs_no_more_memory(tmp_path: Path) -> None:
     # VmHWM, not getrusage: a child's ru_maxrss begins at what its parent had.
     code = """
 import re, sys
+from itertools import product
 from pathlib import Path
 from regard.data.arrays import Table
 from regard.data.labelled_pictures import PictureFiles
@@ -358,13 +360,31 @@ def test_what_is_drawn_is_a_function_of_the_draw() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_operation_keeps_the_size_and_changes_something(channels: int) -> None:
     pixels = np.random.default_rng(0).integers(20, 200, (16, 16, channels), np.uint8)
-    image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
-    changed = 0
-    for operation in OPERATIONS:
-        found = operation(image, 0.7, -1)
-        assert (found.size, found.mode) == (image.size, image.mode)
-        changed += not np.array_equal(np.asarray(found), np.asarray(image))
+    found = [operation(pixels, 0.7, -1) for operation in OPERATIONS]
+    assert {(each.shape, each.dtype) for each in found} == {(pixels.shape, pixels.dtype)}
+    changed = sum(not np.array_equal(each, pixels) for each in found)
     assert changed >= len(OPERATIONS) - (2 if channels == 1 else 1)  # grey has no colours
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_changes_a_brightness_by_itself_is_pillows(channels: int) -> None:
+    draw = np.random.default_rng(0)
+    for darkest, brightest in [(0, 256), (7, 8), (90, 93), *np.sort(draw.integers(0, 256, (20, 2)))]:
+        pixels = (
+            draw.integers(darkest, brightest + 1, (*draw.integers(1, 40, 2), channels)).clip(0, 255).astype(np.uint8)
+        )
+        image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
+        for m, sign in product((0.0, 0.3, 1.0), (-1, 1)):
+            factor = 1 + sign * 0.9 * m
+            for place, expected in {
+                1: ImageOps.autocontrast(image),
+                2: ImageOps.equalize(image),
+                4: ImageOps.solarize(image, round(256 * (1 - m))),
+                5: ImageOps.posterize(image, 8 - round(4 * m)),
+                7: ImageEnhance.Contrast(image).enhance(factor),
+                8: ImageEnhance.Brightness(image).enhance(factor),
+            }.items():
+                assert np.array_equal(OPERATIONS[place](pixels, m, sign), np.asarray(expected).reshape(pixels.shape))
 
 
 def test_a_crop_moves_a_picture_and_a_mirror_turns_it() -> None:
