@@ -67,6 +67,8 @@ def _seen(container: Any, expected: int, count: int, name: str) -> tuple[int, li
         what = "it is sound alone" if container.streams.audio else "it is empty, or cut off"
         raise PictureError(f"{name} has no frames: {what}")
     stream = container.streams.video[0]
+    if stream.codec_context is None:
+        raise PictureError(f"{name} has no frames: it is cut off, or how they are coded is not known")
     if math.prod(size := (stream.codec_context.width, stream.codec_context.height)) > MOST:
         raise PictureError(f"{name} has frames of {size[0]:,} x {size[1]:,} pixels, at most {MOST:,} are opened")
     expected = stream.frames if expected < 0 else expected

@@ -119,7 +119,7 @@ def test_the_command_tells_and_judges(place: Path, run: Path, tmp_path: Path) ->
     assert len(result.stdout.splitlines()) == 1
     assert "cut.mp4 is no video, or damaged" in result.stderr
     assert "one.mp4 has one frame" in result.stderr
-    assert "2 of 3 pictures were left out" in result.stderr
+    assert "2 of 3 videos were left out" in result.stderr
     assert judge(run, place / "test")["counted"] == "videos"
     clips = np.stack([video(way, np.random.default_rng(4)) for way in WAYS])
     np.savez(tmp_path / "some.npz", videos=clips, labels=[*WAYS])
