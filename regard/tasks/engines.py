@@ -71,7 +71,9 @@ class Engines:
                 on.append(module.on)
             if module._parameters:
                 parameters.extend(module._parameters.values())
-        made_from = watched, on, [(p.data_ptr(), p._version) for p in parameters if p is not None]
+        # Of parameters that were made within torch.inference_mode() PyTorch counts no versions.
+        versions = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters if p is not None]
+        made_from = watched, on, versions
         with MAKING:
             if self._made is None or self._made[0] != made_from:
                 self._made = made_from, [self._engine(model, watched) for model in self.models]

@@ -57,6 +57,15 @@ def test_several_models_say_their_mean(folder: Path) -> None:
         torch.testing.assert_close(mean, (a + b) / 2)
 
 
+@pytest.mark.parametrize("engine", ["native", "torch"])
+def test_a_model_may_be_loaded_where_nothing_is_to_be_learnt(engine: str, folder: Path) -> None:
+    place = directory(folder / f"inference-{engine}", "classify")
+    outside = said(regard.load(place, engine=engine))
+    with torch.inference_mode():
+        inside = said(regard.load(place, engine=engine))
+    assert all(torch.equal(a, b) for a, b in zip(outside, inside, strict=True))
+
+
 def test_what_is_watched_or_changed_is_what_reads(folder: Path) -> None:
     reader = regard.load(directory(folder / "changed", "classify"), engine="auto")
     before, engines = said(reader), reader.engines
