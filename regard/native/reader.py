@@ -34,6 +34,8 @@ class NativeReader(Laid):
     """An encoder and its head in the C engine. `threads` share the texts, or the products of a few."""
 
     def __init__(self, model: nn.Module, *, threads: int = 1) -> None:
+        if hasattr(model.config, "space_time"):
+            raise UnsupportedError("it sees videos")
         super().__init__(model, "stem", None, threads)
         if self.patches is not None:
             self.first = getattr(model.output, "pool", None) == "first"

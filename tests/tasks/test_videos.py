@@ -74,6 +74,19 @@ def show(*arguments: object) -> Any:
     return result
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.parametrize("space_time", ["joint", "factorised", "divided"])
+def test_where_there_is_a_c_engine_videos_are_seen_without_it(
+    space_time: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REGARD_NATIVE")
+    monkeypatch.delenv("REGARD_CACHE")  # what is compiled lies there
+    out = learn(place, tmp_path / "run", f"model.space_time={space_time}", "train.steps=2", "train.validate_every=1")
+    shown = next((place / "test").rglob("*.mp4"))
+    found, expected = (regard.load(out, **how).classify(shown) for how in ({}, {"engine": "torch"}))
+    assert found == expected
+
+
 def test_it_learns_what_no_frame_tells(place: Path, run: Path) -> None:
     figures = json.loads((run / "evaluation.json").read_text())
     assert figures["accuracy"]["score"] > 0.9
