@@ -3,10 +3,12 @@
 Letters: B batch, C channels, H and W height and width in pixels, K classes.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +47,23 @@ class Augment:
         """Whether a label may be a share of two."""
         return self.mixup > 0 or self.cutmix > 0
 
+    @property
+    def in_steps(self) -> bool:
+        """Whether `drawn` is all that becomes of a picture, and that is something."""
+        return self.scale == 1.0 and self.erase == 0.0 and (self.operations > 0 or self.crop > 0 or self.flip)
+
+    def drawn(self, draw: Random) -> list[int]:
+        """The steps by which a picture is changed, places in `steps`; how far down and to the right it is cut out; and
+        whether it is seen in a mirror."""
+        steps = [2 * draw.choice(PLACES) + draw.choice((0, 1)) for _ in range(self.operations)]
+        moved = [draw.randint(-self.crop, self.crop) if self.crop else 0 for _ in range(2)]
+        return [*steps, *moved, self.flip and draw.random() < 0.5]
+
+    def steps(self, high: int, wide: int) -> list[tuple[str, tuple[float, ...]]]:
+        """Of each operation, in each direction: what it is called, and its numbers for pictures of this size."""
+        m = self.strength / STRONGEST
+        return [(each.change.__name__, each.numbers(m, sign, high, wide)) for each in OPERATIONS for sign in SIGNS]
+
     def picture(self, pixels: Pixels, draw: Random) -> Pixels:
         """One picture (H, W, C), changed; or a video (T, H, W, C), all of whose frames are changed alike."""
         if pixels.ndim == 4:
@@ -56,14 +75,14 @@ class Augment:
         high, wide, channels = pixels.shape
         if self.scale < 1.0:
             pixels = _seen(pixels, lambda image: _zoomed(image, draw, self.scale))
-        for _ in range(self.operations):
-            pixels = draw.choice(OPERATIONS)(pixels, self.strength / STRONGEST, draw.choice((-1, 1)))
+        *steps, top, left, mirrored = self.drawn(draw)
+        for step in steps:
+            pixels = OPERATIONS[step // 2](pixels, self.strength / STRONGEST, SIGNS[step % 2])
         if self.crop:
             around = np.zeros((high + 2 * self.crop, wide + 2 * self.crop, channels), np.uint8)
             around[self.crop : self.crop + high, self.crop : self.crop + wide] = pixels
-            top, left = draw.randint(0, 2 * self.crop), draw.randint(0, 2 * self.crop)
-            pixels = around[top : top + high, left : left + wide]
-        if self.flip and draw.random() < 0.5:
+            pixels = around[self.crop + top :, self.crop + left :][:high, :wide]
+        if mirrored:
             pixels = pixels[:, ::-1]
         if self.erase and draw.random() < self.erase:
             top, left, h, w = _rectangle(high, wide, draw.uniform(0.02, 0.33), draw)
@@ -111,19 +130,29 @@ def _seen(pixels: Pixels, change: Callable[[Image.Image], Image.Image]) -> Pixel
     return np.asarray(change(image)).reshape(pixels.shape)
 
 
+def _same(pixels: Pixels) -> Pixels:
+    return pixels
+
+
 def _moved(pixels: Pixels, *matrix: float) -> Pixels:
     """Of each pixel (x, y): what was at (a x + b y + c, d x + e y + f)."""
     grey, way = GREY if pixels.shape[2] == 1 else (GREY,) * 3, Image.Transform.AFFINE
     return _seen(pixels, lambda x: x.transform(x.size, way, matrix, Image.Resampling.BILINEAR, fillcolor=grey))
 
 
-def _turned(pixels: Pixels, degrees: float) -> Pixels:
-    grey = GREY if pixels.shape[2] == 1 else (GREY,) * 3
-    return _seen(pixels, lambda image: image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=grey))
+def _turn(degrees: float, high: int, wide: int) -> tuple[float, ...]:
+    """The matrix that turns a picture around its middle, as Pillow has it."""
+    angle, x, y = -math.radians(degrees % 360), wide / 2, high / 2
+    cos, sin, against = (round(each, 15) for each in (math.cos(angle), math.sin(angle), -math.sin(angle)))
+    return cos, sin, cos * -x + sin * -y + x, against, cos, against * -x + cos * -y + y
 
 
-def _enhanced(pixels: Pixels, kind: type[ImageEnhance.Color] | type[ImageEnhance.Sharpness], factor: float) -> Pixels:
-    return _seen(pixels, lambda image: kind(image).enhance(factor))
+def _coloured(pixels: Pixels, factor: float) -> Pixels:
+    return _seen(pixels, lambda image: ImageEnhance.Color(image).enhance(factor))
+
+
+def _sharpened(pixels: Pixels, factor: float) -> Pixels:
+    return _seen(pixels, lambda image: ImageEnhance.Sharpness(image).enhance(factor))
 
 
 # What follows changes a brightness by itself, so by a table of the 256 there are. Pillow has these operations, too, and
@@ -135,7 +164,15 @@ def _apart(pixels: Pixels, table: Callable[[Pixels], Pixels]) -> Pixels:
     return np.stack([table(channel)[channel] for channel in pixels.transpose(2, 0, 1)], -1)
 
 
-def _stretched(channel: Pixels) -> Pixels:
+def _stretched(pixels: Pixels) -> Pixels:
+    return _apart(pixels, _stretch)
+
+
+def _evened(pixels: Pixels) -> Pixels:
+    return _apart(pixels, _even)
+
+
+def _stretch(channel: Pixels) -> Pixels:
     """So that the darkest pixel is 0, and the brightest 255 (autocontrast)."""
     low, high = int(channel.min()), int(channel.max())
     if low == high:
@@ -152,6 +189,20 @@ def _even(channel: Pixels) -> Pixels:
     return np.minimum((step // 2 + below) // step, 255).astype(np.uint8) if step else RAMP
 
 
+def _solarised(pixels: Pixels, least: float) -> Pixels:
+    """What is at least so bright, as in a negative."""
+    return np.where(least > RAMP, RAMP, 255 - RAMP)[pixels]
+
+
+def _posterised(pixels: Pixels, mask: float) -> Pixels:
+    """Of each brightness, these bits."""
+    return (RAMP & np.uint8(mask))[pixels]
+
+
+def _brightened(pixels: Pixels, factor: float) -> Pixels:
+    return _blended(0, factor)[pixels]
+
+
 def _contrasted(pixels: Pixels, factor: float) -> Pixels:
     """Blended with a picture that is as bright as its mean everywhere."""
     grey = pixels if pixels.shape[2] == 1 else np.asarray(Image.fromarray(pixels).convert("L"))
@@ -165,20 +216,34 @@ def _blended(value: int, factor: float) -> Pixels:
 
 
 RAMP = np.arange(256, dtype=np.uint8)
-# Of a picture, how strong from 0 to 1, and in which direction (RandAugment, Cubuk et al., 2020).
-OPERATIONS: tuple[Callable[[Pixels, float, int], Pixels], ...] = (
-    lambda pixels, m, sign: pixels,
-    lambda pixels, m, sign: _apart(pixels, _stretched),
-    lambda pixels, m, sign: _apart(pixels, _even),
-    lambda pixels, m, sign: _turned(pixels, sign * 30 * m),
-    lambda pixels, m, sign: np.where(round(256 * (1 - m)) > RAMP, RAMP, 255 - RAMP)[pixels],
-    lambda pixels, m, sign: (RAMP & np.uint8(256 - (1 << round(4 * m))))[pixels],
-    lambda pixels, m, sign: _enhanced(pixels, ImageEnhance.Color, 1 + sign * 0.9 * m),
-    lambda pixels, m, sign: _contrasted(pixels, 1 + sign * 0.9 * m),
-    lambda pixels, m, sign: _blended(0, 1 + sign * 0.9 * m)[pixels],
-    lambda pixels, m, sign: _enhanced(pixels, ImageEnhance.Sharpness, 1 + sign * 0.9 * m),
-    lambda pixels, m, sign: _moved(pixels, 1, sign * 0.3 * m, 0, 0, 1, 0),
-    lambda pixels, m, sign: _moved(pixels, 1, 0, 0, sign * 0.3 * m, 1, 0),
-    lambda pixels, m, sign: _moved(pixels, 1, 0, sign * 0.45 * m * pixels.shape[1], 0, 1, 0),
-    lambda pixels, m, sign: _moved(pixels, 1, 0, 0, 0, 1, sign * 0.45 * m * pixels.shape[0]),
+SIGNS = (-1, 1)
+
+
+class Operation(NamedTuple):
+    """How a picture is changed, and by which numbers: of how strong from 0 to 1, in which direction, height, width."""
+
+    change: Callable[..., Pixels]
+    numbers: Callable[[float, int, int, int], tuple[float, ...]]
+
+    def __call__(self, pixels: Pixels, m: float, sign: int) -> Pixels:
+        return self.change(pixels, *self.numbers(m, sign, *pixels.shape[:2]))
+
+
+# RandAugment, Cubuk et al., 2020.
+OPERATIONS = (
+    Operation(_same, lambda m, sign, h, w: ()),
+    Operation(_stretched, lambda m, sign, h, w: ()),
+    Operation(_evened, lambda m, sign, h, w: ()),
+    Operation(_moved, lambda m, sign, h, w: _turn(sign * 30 * m, h, w)),
+    Operation(_solarised, lambda m, sign, h, w: (round(256 * (1 - m)),)),
+    Operation(_posterised, lambda m, sign, h, w: (256 - (1 << round(4 * m)),)),
+    Operation(_coloured, lambda m, sign, h, w: (1 + sign * 0.9 * m,)),
+    Operation(_contrasted, lambda m, sign, h, w: (1 + sign * 0.9 * m,)),
+    Operation(_brightened, lambda m, sign, h, w: (1 + sign * 0.9 * m,)),
+    Operation(_sharpened, lambda m, sign, h, w: (1 + sign * 0.9 * m,)),
+    Operation(_moved, lambda m, sign, h, w: (1, sign * 0.3 * m, 0, 0, 1, 0)),
+    Operation(_moved, lambda m, sign, h, w: (1, 0, 0, sign * 0.3 * m, 1, 0)),
+    Operation(_moved, lambda m, sign, h, w: (1, 0, sign * 0.45 * m * w, 0, 1, 0)),
+    Operation(_moved, lambda m, sign, h, w: (1, 0, 0, 0, 1, sign * 0.45 * m * h)),
 )
+PLACES = range(len(OPERATIONS))

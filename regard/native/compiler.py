@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-SOURCES, HEADERS = ("engine.c", "training.c"), ("vectors.h",)
+SOURCES, HEADERS = ("engine.c", "training.c", "pictures.c"), ("vectors.h",)
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread")
+OWN = {"pictures.c": ("-ffp-contract=off",)}  # flags of one source: its bits are those of another program
 NATIVE = (("-march=native",), ("-mcpu=native",), ())  # what a compiler calls the processor that it runs on
 # What each returns, and takes: h i l are 16, 32 and 64 bits of a whole number, f is a float, p an address, a an address
 # of what is given.
@@ -53,6 +54,7 @@ FUNCTIONS = {
     "keep_rows": "- liaha",
     "dropout": "- laahfaa",
     "dropout_back": "- laafa",
+    "change_pictures": "- iiiiaiaaa",
 }
 AVX2 = ("avx2", "fma")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
@@ -79,7 +81,7 @@ def command() -> list[str]:
 def made_from(cc: list[str]) -> str:
     """A digest of all that decides what `for_this_processor` makes."""
     parts = [(FOLDER / name).read_bytes() for name in (*SOURCES, *HEADERS)]
-    parts += [" ".join((*cc, *FLAGS)).encode(), _run([*cc, "--version"]).encode(), _processor()]
+    parts += [" ".join((*cc, *FLAGS, str(OWN))).encode(), _run([*cc, "--version"]).encode(), _processor()]
     return digest(b"\0".join(parts))
 
 
@@ -107,7 +109,11 @@ def for_every_processor(cc: list[str], to: Path) -> None:
 
 def _library(cc: list[str], flags: Mapping[str, Sequence[str]], to: Path, *more: str) -> None:
     """The sources, compiled in each of these ways, as one library."""
-    jobs = {str(to.with_name(f"{way}{source}.o")): (*flags[way], source) for way in flags for source in SOURCES}
+    jobs = {
+        str(to.with_name(f"{way}{source}.o")): (*flags[way], *OWN.get(source, ()), source)
+        for way in flags
+        for source in SOURCES
+    }
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda made: _run([*cc, *FLAGS, "-c", "-o", made, *jobs[made]]), jobs))
     _run([*cc, *FLAGS, "-shared", "-o", str(to), *jobs, *more, "-lm"])

@@ -23,6 +23,7 @@ from regard.inspection.axes import END, grids
 from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap
 from regard.inspection.words import Words
+from regard.native.pictures import augmented
 from regard.tasks.embed import Judging
 from regard.tasks.match import SHOWN, CaptionedConfig, Match, drawn
 from regard.tasks.searching import Searcher, in_words
@@ -160,7 +161,7 @@ class Caption(Match):
 
         def batch(rows: Sequence[Any], draw: Random) -> Batch:
             """Of each picture, one of its captions."""
-            pixels = self.sight.tensor(np.stack([self.augment.picture(image, draw) for image, _ in rows]))
+            pixels = self.sight.tensor(augmented(self.augment, [image for image, _ in rows], draw))
             said = [drawn(ids, eos, draw) for _, ids in rows]
             labels = padded(said, pad, 2**31)
             target = padded([[bos, *ids[:-1]] for ids in said], pad, 2**31)

@@ -21,6 +21,7 @@ from regard.inspection.axes import END, Grid, grids
 from regard.inspection.maps import attention_maps, without_special
 from regard.inspection.page import AttentionMap
 from regard.native import UnsupportedError
+from regard.native.pictures import augmented
 from regard.tasks.asks import Prompt, Writing
 from regard.tasks.caption import Caption, Captioned
 from regard.tasks.converse import ANSWER, FIRST, check_marks, marked, packed, template_of
@@ -253,7 +254,7 @@ class Looking(Caption):
 
         def batch(rows: Sequence[Any], draw: Random) -> Batch:
             """Of each picture, one of its captions."""
-            pixels = self.sight.tensor(np.stack([self.augment.picture(image, draw) for image, _, _ in rows]))
+            pixels = self.sight.tensor(augmented(self.augment, [image for image, _, _ in rows], draw))
             read = list[tuple[list[int], list[int]]]()
             for _, question, captions in rows:
                 said = drawn(captions, end, draw)

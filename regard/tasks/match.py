@@ -28,6 +28,7 @@ from regard.data.vocabulary import Marks
 from regard.evaluation.retrieval import RANKS, hits, means
 from regard.inspection.maps import attention_maps
 from regard.inspection.page import AttentionMap
+from regard.native.pictures import augmented
 from regard.tasks.classify import Classified, classified
 from regard.tasks.embed import Embedded, Embedder, Judging
 from regard.tasks.reader import BARS, Given, Pictured, Rated, batched, check_length
@@ -286,7 +287,7 @@ class Match(Task):
 
         def batch(rows: Sequence[Any], draw: Random) -> Batch:
             """Of each picture, one of its captions."""
-            pixels = self.sight.tensor(np.stack([self.augment.picture(image, draw) for image, _ in rows]))
+            pixels = self.sight.tensor(augmented(self.augment, [image for image, _ in rows], draw))
             said = [drawn(ids, end, draw) for _, ids in rows]
             tokens = padded(said, tokenizer.marks.pad or 0, 2**31)
             keep = torch.arange(tokens.shape[1]) < torch.tensor([len(ids) for ids in said])[:, None]

@@ -24,6 +24,7 @@ from regard.data.rows import Row
 from regard.data.sound import SoundError
 from regard.data.text import Skipped
 from regard.data.tokenizers import Tokenizer
+from regard.native.pictures import augmented
 from regard.tasks.classify import KINDS, Classified, Classify, Evaluation, classified
 from regard.tasks.reader import BARS, Pictured, Rated
 from regard.tasks.task import Damaged, Sections
@@ -221,7 +222,7 @@ class Recognise(Classify):
 
     def collate(self, tokenizer: Tokenizer, dropout: float) -> Collate:
         def batch(rows: Sequence[Any], draw: Random) -> Batch:
-            pixels = self.sight.tensor(np.stack([self.augment.picture(image, draw) for image, _ in rows]))
+            pixels = self.sight.tensor(augmented(self.augment, [image for image, _ in rows], draw))
             labels = torch.from_numpy(np.stack([label for _, label in rows]))
             labels = labels.float() if self.kind == "number" else labels.long()
             labels = labels if self.kind == "several" else labels[:, 0]

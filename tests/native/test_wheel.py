@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import zipfile
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from regard.core.layers import linear
 from regard.core.losses import linear_cross_entropy
 from regard.core.outputs import HeadConfig
 from regard.core.quantised import quantise
+from regard.data.augment import Augment
 from regard.models.encoder import Encoder, bert_tiny
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.native import Native, NativeReader, build, compiler
+from regard.native import Native, NativeReader, build, compiler, pictures
 from regard.native.lend import lend, lending
 from regard.native.training import NativeKernels
 
@@ -111,6 +113,11 @@ def test_each_variant_says_what_pytorch_says(installed: Path, variant: str, monk
                 truth = model(torch.full((1, text), text), keep=torch.ones(1, text, dtype=torch.bool))[0]
             np.testing.assert_allclose(said, truth, atol=tolerance)
             assert np.array_equal(NativeReader(model).outputs([[text] * text])[0], said)
+    monkeypatch.setattr(pictures, "_library", lambda: functions)
+    images, augment = [*np.random.default_rng(0).integers(0, 256, (50, 9, 11, 3), np.uint8)], Augment(4, operations=2)
+    draw = Random(0)
+    changed = [augment.picture(image, draw) for image in images]
+    assert np.array_equal(pictures.augmented(augment, images, Random(0)), changed)
     kernels, layer, x = NativeKernels(functions), linear(32, 48), torch.randn(50, 32, requires_grad=True)
     lend(layer)
     W, y, results = torch.randn(77, 48), torch.randint(77, (50,)), []
