@@ -367,7 +367,7 @@ def test_every_operation_keeps_the_size_and_changes_something(channels: int) -> 
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_what_changes_a_brightness_by_itself_is_pillows(channels: int) -> None:
+def test_what_pillow_has_is_pillows(channels: int) -> None:
     draw = np.random.default_rng(0)
     for darkest, brightest in [(0, 256), (7, 8), (90, 93), *np.sort(draw.integers(0, 256, (20, 2)))]:
         pixels = (
@@ -379,6 +379,9 @@ def test_what_changes_a_brightness_by_itself_is_pillows(channels: int) -> None:
             for place, expected in {
                 1: ImageOps.autocontrast(image),
                 2: ImageOps.equalize(image),
+                3: image.rotate(
+                    sign * 30 * m, Image.Resampling.BILINEAR, fillcolor=(128,) * 3 if channels == 3 else 128
+                ),
                 4: ImageOps.solarize(image, round(256 * (1 - m))),
                 5: ImageOps.posterize(image, 8 - round(4 * m)),
                 7: ImageEnhance.Contrast(image).enhance(factor),
