@@ -406,6 +406,8 @@ def _read(directory: Path) -> _About:
     if not directory.is_dir():
         raise ValueError(f"{directory} is not a directory: name one that holds a model, with {CONFIG} and {WEIGHTS}")
     if not path.is_file():
+        if (directory / "trainer").is_dir():
+            raise ValueError(f"{directory} has no model yet: its training goes on by `regard train {directory}`")
         raise ValueError(f"{directory} is not a model directory: it has no {CONFIG}")
     try:
         about = json.loads(read_whole(path, LARGEST).decode())
