@@ -2,7 +2,7 @@
 
     python bench/retrieve.py quality INDEX FOLDER           nDCG@10 of an index of BEIR's FOLDER by meaning, words, both
                        [--rerank MODEL]                    and the first 20 of both, ranked again
-    python bench/retrieve.py pairs INDEX QRELS             rows for a model that ranks again: what answers, what does not
+    python bench/retrieve.py pairs INDEX QRELS             what answers and what does not, for a model to rank again
     python bench/retrieve.py speed [--passages N]           milliseconds of a search, recall, beside faiss's own indexes
     python bench/retrieve.py build PLACE [--passages N]     a build that is killed half way and goes on: time and memory
     python bench/retrieve.py answers INDEX SQUAD --reader MODEL [--limit N]   answers with what is found, and without
