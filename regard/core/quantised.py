@@ -195,30 +195,34 @@ def quantise(model: nn.Module, bits: int = 8) -> nn.Module:
         raise ValueError("no whole numbers under what was added to a model: merge it first, with `regard merge`")
     output = getattr(model, "output", None)
     ends = {m.weight for m in output.modules() if isinstance(m, nn.Linear)} if isinstance(output, nn.Module) else set()
-    ends |= {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    matrices: dict[Tensor, tuple[Any, ...]] = {}
-    made: dict[nn.Module, nn.Module] = {}
-    for module in model.modules():
+    places: dict[Tensor, list[tuple[str, nn.Module]]] = {}  # where each matrix is: one module may have several places
+    for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Linear | nn.Embedding):
-            weight = module.weight
-            if weight not in matrices:
-                few = bits == 4 and weight not in ends and weight.shape[1] % GROUP == 0
-                matrices[weight] = (_blocks if few else _matrix)(weight)
-            matrix = matrices[weight]
-            if isinstance(module, nn.Embedding):
-                made[module] = Int8Embedding(*matrix)
-            elif len(matrix) == 1:
-                made[module] = Int4Linear(weight.shape, *matrix, module.bias)
-            else:
-                made[module] = Int8Linear(matrix[0], matrix[1], module.bias)
-    for path, module in list(model.named_modules(remove_duplicate=False)):  # one module may have several places
-        if module in made:
+            places.setdefault(module.weight, []).append((path, module))
+            ends |= {module.weight} if isinstance(module, nn.Embedding) else set()
+    few = [bits == 4 and weight not in ends and weight.shape[1] % GROUP == 0 for weight in places]
+    ends.clear()
+    for blocks in few:  # each goes before the next is made, so that the model is hardly in memory twice
+        found = places.pop(weight := next(iter(places)))
+        numbers = (_blocks if blocks else _matrix)(weight)
+        made = {module: _whole(module, numbers) for _, module in found}
+        for path, module in found:
             model.set_submodule(path, made[module])
+        del weight, found, made, module
     return model
 
 
+def _whole(module: Any, numbers: tuple[Any, ...]) -> nn.Module:
+    """What stands in the place of a table or a product, with its matrix in whole numbers."""
+    if isinstance(module, nn.Embedding):
+        return Int8Embedding(*numbers)
+    if len(numbers) == 1:
+        return Int4Linear(module.weight.shape, *numbers, module.bias)
+    return Int8Linear(numbers[0], numbers[1], module.bias)
+
+
 def _matrix(weight: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
-    q = torch.empty_like(weight, dtype=torch.int8, requires_grad=False)
+    q = weight.new_empty(weight.shape, dtype=torch.int8)
     scale = weight.new_empty(len(weight), 1, dtype=torch.float)
     if not weight.is_meta:  # which has shapes only; for a maximum of it PyTorch would load its compiler
         for some, *into in zip(*(x.split(PIECE) for x in (weight.detach(), q, scale)), strict=True):

@@ -140,10 +140,12 @@ class Frames(Stem):
 
 def _waves(places: int, d_model: int) -> Tensor:
     """Whisper's sinusoids: all sines, then all cosines, of wavelengths from 2π to 10,000 · 2π, both included."""
-    half = d_model // 2
-    slower = torch.exp(torch.arange(half) * (-math.log(10000) / max(1, half - 1)))
-    angle = torch.arange(places)[:, None] * slower
-    return F.pad(torch.cat([angle.sin(), angle.cos()], 1), (0, d_model - 2 * half))
+    half, where = d_model // 2, torch.get_default_device()
+    with torch.device("cpu"):  # where there is no memory, PyTorch would load its compiler to multiply
+        slower = torch.exp(torch.arange(half) * (-math.log(10000) / max(1, half - 1)))
+        angle = torch.arange(places)[:, None] * slower
+        table = F.pad(torch.cat([angle.sin(), angle.cos()], 1), (0, d_model - 2 * half))
+    return table.to(where)
 
 
 class Patches(Stem):

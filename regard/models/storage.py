@@ -35,7 +35,7 @@ from regard.models.family import FAMILIES, blank, build, configured, family
 FORMAT = 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TEMPLATE = "chat_template.jinja"  # of conversations, of a model that has learnt to talk
-LARGEST = 2**20  # bytes of a config.json
+LARGEST, PIECE = 2**20, 2**22  # bytes of a config.json; numbers that are read at a time
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in which a model can compute
 
 
@@ -317,9 +317,7 @@ class _Whole(NamedTuple):
         if not path.is_file():
             raise ValueError(f"{self.directory} is not a whole model directory: it has no {WEIGHTS}")
         try:
-            with safe_open(path, "pt") as file:  # the last bits of a product depend on where PyTorch puts its factors:
-                names = [*file.keys()]  # each is a copy, and as it alone is mapped, the file is not in memory twice
-            tensors = {name: safe_open(path, "pt").get_tensor(name).clone() for name in names}
+            tensors = {name: _copied(path, name) for name in [*safe_open(path, "pt").keys()]}
         except (SafetensorError, AttributeError, TypeError) as error:  # the last two of a dtype that PyTorch has not
             raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from error
         layers = sum(value for name, value in vars(self.config).items() if name.endswith("layers"))
@@ -340,6 +338,14 @@ class _Whole(NamedTuple):
         stat = (path := self.directory / WEIGHTS).stat()
         known = _digest(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
         return hashlib.sha256((self.said + known).encode()).hexdigest()
+
+
+def _copied(path: Path, name: str) -> Tensor:
+    """A tensor of a file: a copy, as PyTorch's last bits depend on its place; only a piece is in memory twice."""
+    parts = (x := torch.empty_like(safe_open(path, "pt").get_tensor(name))).flatten().split(PIECE)
+    for i, part in enumerate(parts):
+        part.copy_(safe_open(path, "pt").get_tensor(name).flatten().split(PIECE)[i])
+    return x
 
 
 @lru_cache(maxsize=16)
@@ -402,8 +408,7 @@ def _path_from(directory: Path, base: str) -> str:
 
 
 def _read(directory: Path) -> _About:
-    path = directory / CONFIG
-    if not directory.is_dir():
+    if not (path := directory / CONFIG).parent.is_dir():
         raise ValueError(f"{directory} is not a directory: name one that holds a model, with {CONFIG} and {WEIGHTS}")
     if not path.is_file():
         if (directory / "trainer").is_dir():

@@ -199,12 +199,8 @@ class Laid(Layout):
 
     def _ears(self, stem: Frames) -> build.Ears:
         """Two convolutions: products of three frames, or vectors, that lie side by side."""
-        products = []
-        for convolution in (stem.first, stem.second):
-            d, width, _ = convolution.weight.shape
-            flat = nn.utils.skip_init(nn.Linear, 3 * width, d)
-            flat.weight, flat.bias = nn.Parameter(convolution.weight.transpose(1, 2).flatten(1)), convolution.bias
-            products.append(self.product(flat, self.d, 3 * width))
+        flat = [Flat(stem.first), Flat(stem.second)]
+        products = [self.product(each, self.d, each.in_features) for each in flat]
         places = self.place(stem.positions.table.float(), len(stem.positions.table), self.d)
         self.bands, self.frames = int(stem.first.in_channels), 2 * len(stem.positions.table)
         return build.Ears(*products, places)
@@ -280,6 +276,16 @@ class Native(Laid):
     def memory_size(self, S: int) -> int:
         """Numbers in the block of a sentence of S tokens; a decoder alone has none."""
         return 0 if self.alone else int(self.library.memory_size(self.c, S))
+
+
+class Flat(nn.Linear):
+    """A convolution as a product of what it sees at once, side by side."""
+
+    def __init__(self, convolution: nn.Conv1d) -> None:
+        nn.Module.__init__(self)  # draws nothing, and asks for no memory
+        self.weight = nn.Parameter(convolution.weight.transpose(1, 2).flatten(1))
+        self.bias = convolution.bias  # type: ignore[assignment]
+        self.out_features, self.in_features = self.weight.shape
 
 
 def _all(what: str, how: str, values: Iterable[Any]) -> Any:

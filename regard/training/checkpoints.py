@@ -24,11 +24,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from regard.checks import at_least
 from regard.files import digest, discard, read_whole, sync
-from regard.training.distributed import whole
+from regard.training.distributed import parted, whole
 
 FORMAT = 1
 FILES = TENSORS, SKELETON = "tensors.safetensors", "state.json"
@@ -271,7 +270,7 @@ def _take_apart(state: Any) -> tuple[Any, dict[str, Tensor]]:
     def store(x: Tensor, where: str) -> str:
         if x.dtype not in CODES or x.layout != torch.strided:
             raise ValueError(f"{where} is {x.dtype} and {x.layout}: a state holds dense tensors of real numbers")
-        place = id(x) if isinstance(x, DTensor) else x.data_ptr()  # a share is nowhere, and may have nothing in it
+        place = x.data_ptr() if parted(x) is None else id(x)  # a share is nowhere, and may have nothing in it
         name = names.setdefault((place, x.device, x.dtype, x.shape, x.stride()), where)  # shared: stored once
         tensors.setdefault(name, x)
         return name

@@ -5,6 +5,7 @@ the tokens of the whole batch, so that the number of processes changes nothing b
 """
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,10 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.nn.functional import all_gather
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.core.blocks import layers_of
@@ -72,6 +69,8 @@ def gathered(x: Tensor) -> tuple[Tensor, int]:
     """The rows of all processes, through which gradients flow, and how many come before those of this one."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return x, 0
+    from torch.distributed.nn.functional import all_gather
+
     counts = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, torch.tensor([len(x)], device=x.device))
     rows = [int(count) for count in counts]
@@ -128,6 +127,9 @@ def share(objective: nn.Module, kind: str, world: World) -> nn.Module:
         return objective
     if kind == "ddp":
         return DistributedDataParallel(objective, device_ids=[world.device] if world.device.type == "cuda" else None)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh(world.device.type, (world.size,))
     for layer in layers_of(objective):
         fully_shard(layer, mesh=mesh)
@@ -142,18 +144,30 @@ def not_yet(shared: nn.Module, more: bool) -> Iterator[None]:
         with shared.no_sync():
             yield
         return
-    if isinstance(shared, FSDPModule):
-        shared.set_requires_gradient_sync(not more)
+    if callable(wait := getattr(shared, "set_requires_gradient_sync", None)):  # FSDP's
+        wait(not more)
     yield
+
+
+def parted(x: Tensor) -> Any:
+    """A tensor of which each process has a share, a DTensor; None if it is none.
+
+    Only a run of several processes has such, and it alone loads that module, which brings 45 MB of others.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return x if module is not None and isinstance(x, module.DTensor) else None
 
 
 def whole(x: Tensor) -> Tensor:
     """A tensor of which each process has a share, in all of them; they must ask together."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    return x if (shares := parted(x)) is None else shares.full_tensor()
 
 
 def like(value: Tensor, other: Tensor) -> Tensor:
     """A tensor that every process has, shared out as `other` is: a copy of this one's share."""
-    if not isinstance(other, DTensor) or isinstance(value, DTensor):
+    if (shares := parted(other)) is None or parted(value) is not None:
         return value
-    return distribute_tensor(value.to(other.device), other.device_mesh, other.placements, src_data_rank=None).clone()
+    from torch.distributed.tensor import distribute_tensor
+
+    given = value.to(other.device), shares.device_mesh, shares.placements
+    return distribute_tensor(*given, src_data_rank=None).clone()

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from regard.core.added import own
 from regard.core.blocks import layers_of
@@ -21,7 +20,7 @@ from regard.data.batching import Batch
 from regard.native.lend import lend, lending
 from regard.native.training import kernels
 from regard.training.config import TrainConfig
-from regard.training.distributed import CPU, World, like, not_yet, share, whole
+from regard.training.distributed import CPU, World, like, not_yet, parted, share, whole
 from regard.training.memory import LITTLE, keep_freed_memory
 from regard.training.objectives import NextToken, Objective
 from regard.training.optimisers import Average, OptimiserConfig, build, named_like, set_learning_rate
@@ -168,7 +167,8 @@ class Learner:
 
     def sound(self) -> bool:
         """Whether all parameters are numbers, in every process."""
-        broken = any(not torch.isfinite(p.to_local() if isinstance(p, DTensor) else p).all() for p in self.parameters)
+        held = (p if (shares := parted(p)) is None else shares.to_local() for p in self.parameters)
+        broken = any(not torch.isfinite(x).all() for x in held)
         return not self.world.sums(broken)[0]
 
     @contextmanager

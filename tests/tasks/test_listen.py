@@ -1,6 +1,8 @@
 """What is told of a sound that is still coming in stays, comes soon, and needs no more memory for more sound."""
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,3 +163,13 @@ def test_real_weights_write_nothing_where_nobody_speaks(tmp_path: Path) -> None:
             assert transcriber.transcribe(sound, voice=10).segments == (), name
     told = transcriber.listen([still["faint"][: 20 * RATE]], every=5.0)
     assert len("".join(each.text for each in told).split()) <= 2
+
+
+@pytest.mark.parametrize("engine", ["torch", "auto"])
+def test_who_uses_a_model_does_not_pay_for_a_compiler_or_for_several_processes(engine: str, tmp_path: Path) -> None:
+    code = (
+        f"import sys, numpy, regard; model = regard.load({str(directory(tmp_path))!r}, engine={engine!r});"
+        "model.transcribe(numpy.random.default_rng(0).normal(0, 0.1, 8000), words=True);"
+        "sys.exit(any(name in sys.modules for name in ('sympy', 'torch._dynamo', 'torch.distributed.fsdp')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
