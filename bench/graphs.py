@@ -46,8 +46,10 @@ class Gin(nn.Module):
     ) -> Tensor:
         """As a `GraphTransformer` is called: (B, C)."""
         near = (distances == 1).float()  # (B, N, N)
-        h = self.words(nodes).sum(2) * keep[..., None]
-        bonds = 0.0 if paths is None else (self.bonds(paths[..., 0]) * near[..., None]).sum(2)
+        h, bonds = self.words(nodes).sum(2) * keep[..., None], 0.0
+        if paths is not None:
+            b, i, j = near.nonzero(as_tuple=True)
+            bonds = torch.zeros_like(h).index_put((b, i), self.bonds(paths[b, i, j, 0]), accumulate=True)
         said = self.heads[0](h.sum(1))
         for layer, head in zip(self.layers, list(self.heads)[1:], strict=True):
             h = layer(h, near @ h + bonds, keep)

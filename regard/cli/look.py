@@ -50,7 +50,7 @@ def look(
         raise ValueError(f"{lines.output} is already there: name another file, or say --overwrite")
     how = {key: value for key, value in vars(engine).items() if key != "attended"}
     predictor = make(load(list(map(located, models)), task=kind.task, **how))
-    things = "videos" if getattr(getattr(predictor, "sight", None), "frames", 0) else things
+    things = "videos" if getattr(getattr(predictor, "sight", None), "frames", 0) and part == "image" else things
     use, written, left = replace(predictor.use, **settings), list[str](), list[ValueError]()
 
     def answered(asks: list[Any]) -> Iterator[tuple[Any, Any]]:
