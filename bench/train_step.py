@@ -39,6 +39,7 @@ from regard.models import decoder, encoder, transformer, vision
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native.lend import lend
 from regard.training.loop import RECOMPUTED
+from regard.training.memory import MUCH, keep_freed_memory
 from regard.training.objectives import IGNORE, Labelled, Masked, NextToken, Objective
 from regard.training.parallel import Shards
 
@@ -100,6 +101,7 @@ def pictures(classes: int) -> list[Rows]:
 def ours(objective: Objective, precision: str, recomputed: str = "nothing") -> Backward:
     """regard as its training loop runs it: a thread for each core, and the loss in blocks."""
     model, shards = objective.model, Shards()
+    keep_freed_memory(MUCH)
     lend(model)
     recompute(RECOMPUTED[recomputed](model))
     parameters = list(model.parameters())

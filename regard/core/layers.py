@@ -97,8 +97,12 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Tensor, *, keep: Tensor | None = None, cache: Window | None = None) -> Tensor:
         """x (B, T, d_model) -> (B, T, d_model)."""
-        gate, value = self.inner(x).chunk(2, -1)  # (B, T, d_ff) each
-        return self.outer(self.dropout(self.gate(gate) * value))
+        z, value = self.inner(x).chunk(2, -1)  # (B, T, d_ff) each
+        return self.outer(self.dropout(self.gated(z, value)))
+
+    def gated(self, z: Tensor, value: Tensor) -> Tensor:
+        """gate(z) ⊙ value, (B, T, d_ff) each."""
+        return self.gate(z) * value
 
 
 class ConvolutionFeedForward(nn.Module):

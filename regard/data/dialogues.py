@@ -194,4 +194,4 @@ def _any(row: Row) -> bool:
 
 
 def _keys(held: Any) -> Any:
-    return list(held) if isinstance(held, Mapping) else repr(held)[:40]
+    return [key for key, value in held.items() if value is not None] if isinstance(held, Mapping) else repr(held)[:40]

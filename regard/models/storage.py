@@ -395,8 +395,7 @@ def _shapes(settings: Any, head: HeadConfig) -> dict[str, Any]:
 def _own(model: nn.Module, base: _Whole, new: bool) -> frozenset[str]:
     """The tensors of a model without memory that its base has not, or has for another head, if this one is `new`."""
     theirs = {names[0] for names, _ in _named(_blank(base.config, base.head, base.changes, spared=base.anew))}
-    mine = [names[0] for names, _ in _named(model)]
-    return frozenset(name for name in mine if name not in theirs or (new and _of_head(name)))
+    return frozenset(name for (name, *_), _ in _named(model) if name not in theirs or (new and _of_head(name)))
 
 
 def _path_from(directory: Path, base: str) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.core import backends, dropout, losses
 from regard.core.attention import MultiHeadAttention
-from regard.core.layers import FeedForward, Residual
+from regard.core.layers import FeedForward, GatedFeedForward, Residual
 from regard.core.ways import Ways
 from regard.native.layout import number
 from regard.native.training import NativeKernels
@@ -75,6 +75,7 @@ FAST: dict[type[nn.Module], tuple[str, Callable[..., Any]]] = {
     nn.Linear: ("forward", lambda m, kernels, x: kernels.linear(x, m.weight, m.bias)),
     nn.Embedding: ("forward", lambda m, kernels, tokens: kernels.embedding(tokens, m)),
     FeedForward: ("forward", _feed_forward),
+    GatedFeedForward: ("gated", lambda m, kernels, z, value: kernels.gated(z, value, m.gate)),
     Residual: ("add", _residual),
     MultiHeadAttention: ("split", lambda m, kernels, x, widths: kernels.split(x, widths)),
 }

@@ -168,11 +168,12 @@ int32_t linear(int32_t M, int32_t N, int32_t K, const float *x, const float *W, 
   return 1;
 }
 
-/* Its gradients from that of y: dx (M, K), dW (N, K), db (N); any may be absent. */
+/* Its gradients from that of y: dx (M, K), dW (N, K), db (N); any may be absent, and without dW so may x. */
 void linear_back(int32_t M, int32_t N, int32_t K, const float *x, const float *W, const float *g, float *dx, float *dW,
                  float *db) {
   SHARES(i, m, M)
-  map_back(m, N, K, x + (size_t)i * K, W, g + (size_t)i * N, dx ? dx + (size_t)i * K : 0, dW, db, i ? ADD : SET);
+  map_back(m, N, K, dW ? x + (size_t)i * K : 0, W, g + (size_t)i * N, dx ? dx + (size_t)i * K : 0, dW, db,
+           i ? ADD : SET);
 }
 
 /* ---------------------------------------------------------------------------------------------- feed-forward */
@@ -705,13 +706,13 @@ int32_t linear_half(int32_t M, int32_t N, int32_t K, const uint16_t *x, const fl
   return 1;
 }
 
-/* Its gradients from that of y: dx (M, K), dW (N, K), db (N); any may be absent. */
+/* Its gradients from that of y: dx (M, K), dW (N, K), db (N); any may be absent, and without dW so may x. */
 int32_t linear_half_back(int32_t M, int32_t N, int32_t K, const uint16_t *x, const float *W, const uint16_t *g,
                          uint16_t *dx, float *dW, float *db) {
   uint32_t *panels = dx ? half_panels(N, K, W, 1) : 0, *room = room_for(2 * (size_t)(SHARE + 1) * (N + K));
   const int32_t enough = room && (panels || !dx);
   if (enough) SHARES(i, m, M) {
-      const uint16_t *rows = x + (size_t)i * K, *slopes = g + (size_t)i * N;
+      const uint16_t *rows = dW ? x + (size_t)i * K : 0, *slopes = g + (size_t)i * N;
       if (dx) half_map(m, K, N, slopes, panels, 0, dx + (size_t)i * K);
       half_outer(m, N, K, rows, slopes, dW, db, room, i ? ADD : SET);
     }

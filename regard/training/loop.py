@@ -21,7 +21,7 @@ from regard.native.lend import lend, lending
 from regard.native.training import kernels
 from regard.training.config import TrainConfig
 from regard.training.distributed import CPU, World, like, not_yet, parted, share, whole
-from regard.training.memory import LITTLE, keep_freed_memory
+from regard.training.memory import LITTLE, heap_for, keep_freed_memory
 from regard.training.objectives import NextToken, Objective
 from regard.training.optimisers import Average, OptimiserConfig, build, named_like, set_learning_rate
 from regard.training.parallel import Shards
@@ -100,8 +100,8 @@ class Learner:
             raise ValueError(f"train.accumulate = {config.accumulate}: this objective looks at a whole batch at once")
         self._shards = Shards(1 if alone else config.shards, lend=self._lend)
         self.shards = None if alone else self._shards.count
-        if sharded:
-            keep_freed_memory(LITTLE)  # what a process saves by its share is not to be lost to the heap
+        # What a process saves by its share is not to be lost to the heap.
+        keep_freed_memory(LITTLE if sharded else heap_for(sum(p.numel() for p in model.parameters())))
 
     def __enter__(self) -> "Learner":
         return self

@@ -4,7 +4,6 @@ import ctypes
 import os
 import sys
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,18 @@ from torch.overrides import TorchFunctionMode
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # their numbers in glibc's malloc.h
 MUCH, LITTLE = 2**28, 2**23  # bytes
+LARGE_MODEL = 2**26  # parameters of a model for which a step is so long that it can ask for its pages each time
 
 
-@cache
-def keep_freed_memory(most: int = MUCH) -> bool:
+def heap_for(parameters: int) -> int:
+    """How much freed memory a process keeps that trains so many.
+
+    What lies between two pieces that are in use it keeps as well: of a large model, hundreds of megabytes.
+    """
+    return LITTLE if parameters >= LARGE_MODEL else MUCH
+
+
+def keep_freed_memory(most: int) -> bool:
     """Let glibc keep what a step frees for the next one, up to so much; what is larger than 1/32 goes back at once.
 
     Otherwise it gives thousands of pages back to the system in each step, and asks for them again: 3% of the time of a

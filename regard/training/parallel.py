@@ -17,7 +17,6 @@ from regard.checks import at_least
 from regard.core.dropout import drawing_from, fresh_seed
 from regard.native.lend import lending
 from regard.native.training import kernels
-from regard.training.memory import keep_freed_memory
 
 MOST = 4
 
@@ -37,7 +36,6 @@ class Shards:
         at_least(1, shards=self.count)
         threads = max(1, cores // self.count)
         self._lend = lend
-        keep_freed_memory()
         self._pool = ThreadPoolExecutor(self.count, initializer=lambda: torch.set_num_threads(threads))
 
     def __enter__(self) -> "Shards":

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.core.attention import attend
 from regard.core.dropout import drawing_from, dropout
-from regard.core.layers import FeedForward, Residual, linear
+from regard.core.layers import GATES, FeedForward, GatedFeedForward, Residual, linear
 from regard.core.losses import cross_entropy_in_blocks, linear_cross_entropy
 from regard.core.masks import causal, padding
 from regard.core.positions import Positions
@@ -376,6 +376,50 @@ def test_only_what_needs_a_gradient_gets_one() -> None:
     assert layer.weight.grad is None
     assert layer.bias.grad is not None
     assert layer.bias.grad.tolist() == [3.0] * 16
+
+
+@pytest.mark.parametrize("low", [False, True], ids=["fp32", "bf16"])
+def test_a_product_whose_matrix_learns_nothing_does_not_hold_what_it_has_read(low: bool) -> None:
+    layer, kept = linear(32, 64), list[tuple[int, ...]]()
+    layer.weight.requires_grad_(False)
+    lend(layer)
+    x = torch.randn(3, 32, requires_grad=True)
+
+    def keep(t: Tensor) -> Tensor:
+        kept.append(tuple(t.shape))
+        return t
+
+    with (
+        lending(native()),
+        torch.autocast("cpu", torch.bfloat16, enabled=low),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+    ):
+        y = layer(x)
+    y.float().sum().backward()
+    assert (3, 32) not in kept
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(3, 32), atol=0.1 if low else 1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gate_is_opened_again_on_the_way_back_to_the_same_bits(gate: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module, ways, held = GatedFeedForward(16, 32, gate), list[list[Tensor]](), list[int]()
+    z, value = (torch.randn(2, 5, 32, dtype=dtype, requires_grad=True) for _ in range(2))
+    lend(module)
+
+    def hold(t: Tensor) -> Tensor:
+        held.append(t.data_ptr())
+        return t
+
+    for kernels in (None, native()):
+        held.clear()
+        with lending(kernels), torch.autograd.graph.saved_tensors_hooks(hold, lambda t: t):
+            product = module.gated(z, value)
+        ways.append(gradients(product, [z, value]))
+    assert all(map(torch.equal, *ways))
+    assert set(held) == {z.data_ptr(), value.data_ptr()}
 
 
 def test_only_this_thread_and_block_borrow() -> None:
