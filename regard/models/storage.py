@@ -33,8 +33,7 @@ from regard.files import digest, read_whole, sync, write_whole
 from regard.models.family import FAMILIES, blank, build, configured, family
 
 FORMAT = 2
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-TEMPLATE = "chat_template.jinja"  # of conversations, of a model that has learnt to talk
+CONFIG, WEIGHTS, TEMPLATE = "config.json", "model.safetensors", "chat_template.jinja"  # the last of conversations
 LARGEST, PIECE = 2**20, 2**22  # bytes of a config.json; numbers that are read at a time
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in which a model can compute
 
@@ -395,7 +394,7 @@ def _shapes(settings: Any, head: HeadConfig) -> dict[str, Any]:
 def _own(model: nn.Module, base: _Whole, new: bool) -> frozenset[str]:
     """The tensors of a model without memory that its base has not, or has for another head, if this one is `new`."""
     theirs = {names[0] for names, _ in _named(_blank(base.config, base.head, base.changes, spared=base.anew))}
-    return frozenset(name for (name, *_), _ in _named(model) if name not in theirs or (new and _of_head(name)))
+    return frozenset(own for (own, *_), _ in _named(model) if own not in theirs or (new and _of_head(own)))
 
 
 def _path_from(directory: Path, base: str) -> str:

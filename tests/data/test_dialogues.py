@@ -103,8 +103,8 @@ def test_pairs_that_say_nothing_are_counted_named_and_refused_beyond_a_share(tmp
         list(PreferenceFiles(jsonl=path).read())
     with pytest.raises(ValueError, match="line 1 has no 'rejected', only"):
         list(PreferenceFiles(jsonl=lines(tmp_path / "a.jsonl", {"prompt": "x", "chosen": "a"})).read())
-    with pytest.raises(ValueError, match=r"line 1 has no 'rejected', only \['prompt', 'chosen'\]"):  # null is nothing
-        row = {"prompt": "x", "chosen": "a", "rejected": None}
+    row = {"prompt": "x", "chosen": "a", "rejected": None}  # which is nothing
+    with pytest.raises(ValueError, match=r"line 1 has no 'rejected', only \['prompt', 'chosen'\]"):
         list(PreferenceFiles(jsonl=lines(tmp_path / "a.jsonl", row)).read())
     row = {"prompt": "x", "chosen": "a", "rejected": "b", "margin": "wide"}
     with pytest.raises(ValueError, match="line 1: margin is 'wide', no number"):
