@@ -2,6 +2,7 @@
 
     python bench/retrieve.py quality INDEX FOLDER           nDCG@10 of an index of BEIR's FOLDER by meaning, words, both
                        [--rerank MODEL]                    and the first 20 of both, ranked again
+    python bench/retrieve.py pairs INDEX QRELS             what answers and what does not, for a model to rank again
     python bench/retrieve.py speed [--passages N]           milliseconds of a search, recall, beside faiss's own indexes
     python bench/retrieve.py build PLACE [--passages N]     a build that is killed half way and goes on: time and memory
     python bench/retrieve.py answers INDEX SQUAD --reader MODEL [--limit N]   answers with what is found, and without
@@ -46,6 +47,7 @@ from regard.tasks.uses import SearchUse
 
 WIDTH, INNER, CENTRES, BLOCK, TOP = 384, 32, 2_000, 1_000, 10
 RERANKED = 20  # passages that are read with a question
+NEGATIVES = 2  # for each that answers it
 CLOSED = "Answer the question in a few words.\n\nQuestion: {question}"
 console = Console()
 
@@ -232,6 +234,19 @@ def quality(place: Path, given: Path, rerank: Path | None) -> None:
     console.print(table)
 
 
+def pairs(place: Path, given: Path) -> None:
+    """A JSON line of each question with a document that answers it (1), and with one of the first by meaning and words
+    that does not (0), as many as `NEGATIVES`: those a model has to tell apart that ranks these again."""
+    index, held, draw = regard.load(place), beir.load(given), random.Random(0)
+    use = SearchUse(index.use.dimensions, index.use.long, RERANKED, "both", RERANKED)
+    texts, asks = dict(held.documents()), [Given(text, id=id) for id, text in held.questions.items()]
+    for ask, hits in zip(asks, index.answers(asks, use), strict=True):
+        right = held.gains[ask.id]
+        near = [hit.id for hit in hits if hit.id not in right]
+        for id in [*right, *draw.sample(near, min(NEGATIVES * len(right), len(near)))]:
+            print(json.dumps({"text": ask.text, "pair": texts[id], "label": int(id in right)}))
+
+
 def answers(place: Path, squad: Path, reader: Path, limit: int, top: int) -> None:
     """Exact match and F1, where a reader is shown what is found, and where a language model is not."""
     index, model = regard.load(place), regard.load(reader)
@@ -263,7 +278,7 @@ def answers(place: Path, squad: Path, reader: Path, limit: int, top: int) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["quality", "speed", "build", "answers"])
+    parser.add_argument("what", choices=["quality", "pairs", "speed", "build", "answers"])
     parser.add_argument("place", nargs="?")
     parser.add_argument("data", nargs="?")
     parser.add_argument("--passages", type=int, default=100_000)
@@ -278,6 +293,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "quality":
         quality(Path(given.place), Path(given.data), given.rerank)
+    elif given.what == "pairs":
+        pairs(Path(given.place), Path(given.data))
     elif given.what == "speed":
         speed(given.passages, given.rounds)
     elif given.what == "answers":

@@ -45,8 +45,10 @@ def connected(address: str) -> Iterator[Any]:
     ray = need("ray", "cluster")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here, nobody is told
     try:
-        if host := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray itself would try for ten minutes
-            socket.create_connection((host[1], int(host[2])), timeout=5).close()
+        if found := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray itself would try for ten minutes
+            local = found[1] in ("localhost", "127.0.0.1")  # for which Ray takes this machine's other address
+            host = ray.util.get_node_ip_address() if local else found[1]
+            socket.create_connection((host, int(found[2])), timeout=5).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, OverflowError, ValueError) as error:
         raise ValueError(f"no Ray cluster answers at {address!r} ({error}): start one, or use --ray local") from None

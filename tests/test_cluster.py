@@ -116,6 +116,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     pytest.importorskip("ray")
     if not os.environ.get("REGARD_RAY"):
         pytest.skip("two machines of Ray's are started where REGARD_RAY=1 says so: on a busy one they may not come up")
+    import ray
     from ray._private import node
     from ray.cluster_utils import Cluster
 
@@ -124,11 +125,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     slow = SimpleNamespace(sleep=time.sleep, time=time.time, monotonic=lambda: time.monotonic() / 20)
     monkeypatch.setattr(node, "time", slow)  # it gives a machine 30 seconds to start, whatever is said
     monkeypatch.setattr("regard.tasks.asks.AHEAD", 5)
-    own = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20, "num_cpus": 1}
+    own = {"object_store_memory": 80 * 2**20, "num_cpus": 1}
     own |= {"include_log_monitor": False}
-    found = Cluster(True, head_node_args={**own, **ports(), "include_dashboard": False, "no_monitor": True})
+    head = {"node_ip_address": ray.util.get_node_ip_address(), "include_dashboard": False, "no_monitor": True}
+    found = Cluster(True, head_node_args={**own, **ports(), **head})
     try:
-        found.add_node(**own, **ports())
+        found.add_node(**own, **ports(), node_ip_address="127.0.0.2")  # another one: who asks is to ask the head
         yield found
     finally:
         found.shutdown()
@@ -162,6 +164,9 @@ def test_the_bytes_are_those_of_one_machine(place: Path, cluster: Any, tmp_path:
         assert any(map(len, ours.values()))
 
 
+AGENTS = "ray::DashboardA", "ray::RuntimeEnv"  # as the system cuts their names: a machine dies with them
+
+
 def workers(raylet: int) -> list[int]:
     """The processes that do the work of a machine of the cluster."""
     found = []
@@ -170,7 +175,7 @@ def workers(raylet: int) -> list[int]:
             named, after = each.read_text().rsplit(")", 1)
         except OSError:  # it has ended
             continue
-        if "(ray::" in named and int(after.split()[1]) == raylet:
+        if "(ray::" in named and not named.endswith(AGENTS) and int(after.split()[1]) == raylet:
             found.append(int(each.parent.name))
     return found
 
@@ -257,6 +262,7 @@ class StandIn:
 
     def __init__(self) -> None:
         self.waiting: list[Ref] = []
+        self.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
 
     def init(self, **_: Any) -> None: ...
     def shutdown(self) -> None: ...
@@ -342,6 +348,17 @@ def test_a_model_that_is_another_one_there_is_refused(place: Path) -> None:
     assert bulk._same(lambda: 7, [place / "embed"], known) == 7
     with pytest.raises(ValueError, match="classify: another model than here"):
         bulk._same(lambda: 7, [place / "classify"], known)
+
+
+def test_a_cluster_of_the_loopback_alone_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = StandIn()
+    monkeypatch.setattr(found.util, "get_node_ip_address", lambda: "127.0.0.2")  # Ray's reading of 127.0.0.1
+    monkeypatch.setitem(sys.modules, "ray", found)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        assert f"no Ray cluster answers at '{address}'" in mistake(
+            "classify", place / "classify", place / "in.txt", "--ray", address
+        )
 
 
 @pytest.mark.usefixtures("stand_in")

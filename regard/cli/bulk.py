@@ -67,7 +67,7 @@ def named_texts(names: Sequence[str], *, models: bool = False) -> tuple[list[Pat
     if missing and text is None:
         what = "neither a model directory nor a text file" if models else "no file that is there"
         raise ValueError(
-            f"{missing[0]} is {what}: text itself goes into one pair of quotation marks, or to standard input"
+            f"{missing[0]:.200} is {what}: text itself goes into one pair of quotation marks, or to standard input"
         )
     if text is not None and LIKE_A_NAME.fullmatch(text):
         typer.echo(f"note: there is no file {'or model ' if models else ''}{text}: read as text", err=True)
@@ -261,6 +261,8 @@ class Output:
                 raise ValueError(f"{file} is {'a directory' if file.is_dir() else 'not there, or not to be read'}")
         if any(file.exists() and path.exists() and file.samefile(path) for file in reader.files):
             raise ValueError(f"{path} is what is to be read: write to another file")
+        if path.suffix == ".gz":
+            raise ValueError(f"{path}: what is written here is not compressed: leave out .gz, or pipe it into gzip")
         self.note = path.with_name(f"{path.name}.progress")
         size = 0
         if resume and self.note.exists():

@@ -66,6 +66,8 @@ class Documents:
         """Each, in order; a blank one is left out and counted in `skipped`. Passages of files that are as they were
         come from where they were `seen`."""
         counts, found = Skipped() if skipped is None else skipped, False
+        if not self.path.exists():
+            raise ValueError(f"there is no {self.path}: name a file, or a folder, of documents")
         for id, text in self._all(counts, seen):
             if text.strip():
                 found = True
@@ -73,7 +75,8 @@ class Documents:
             else:
                 counts.notes["blank documents were left out"] += 1
         if not found:
-            raise ValueError(f"{self.path} has no document with text in it: name another place")
+            why = f" ({note})" if (note := counts.report()) else ""
+            raise ValueError(f"{self.path} has no document with text in it{why}: name another place")
 
     def _all(self, skipped: Skipped, seen: Kept | None) -> Iterator[tuple[str, str]]:
         corpus = (self.path / name for name in ("corpus.jsonl", "corpus.jsonl.gz"))

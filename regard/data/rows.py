@@ -126,6 +126,12 @@ class RowFiles:
         if not self.columns and set(self.parts) <= set(first):
             return {name: first.index(name) for name in (*self.parts, *self.optional) if name in first}, True
         if not self.columns:
+            if {*self.parts} & {cell.lower() for cell in first}:  # learnt as a row, headings would be one more label
+                name = next(name for name in self.parts if name not in first)
+                raise ValueError(
+                    f"{where} has {', '.join(first)[:80]}: if these are the names of columns, say which one has "
+                    f"the {name} by `columns`; if not, give numbers, from 0"
+                )
             return {name: i for i, name in enumerate(self.parts)}, False
         names = [place for place in self.columns.values() if isinstance(place, str)]
         for name in names:

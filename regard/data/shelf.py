@@ -82,7 +82,7 @@ class SeenFiles:
             about = file.stat()
             stamp = [about.st_size, about.st_mtime_ns]
         *before, first, count = self._before.get(name, [0, 0])
-        self.kept += (same := stamp == before)
+        self.kept += (same := bool(stamp) and stamp == before)  # one that has gone since is asked for, and named
         for document in self.store.some(range(first, first + count)) if same else own:
             self.total += 1
             yield document

@@ -205,9 +205,11 @@ INLINE void put(part y, float *c, int mode, int room) {
 #define SIDE(r) (WIDTH == 8 && r > 3 ? 2 : PARTS)
 
 /* m rows (a constant) times `panels` panels (a constant), of each `side` registers: each sum runs over k in order.
-   Weights are in bf16 if they are `half` (a constant): each is made a float as it is read, so only they are rounded. */
+   Weights are in bf16 if they are `half` (a constant): each is made a float as it is read, so only they are rounded.
+   Few rows wait for weights and not for sums, so those of the next panel are fetched meanwhile: of each 32 the lines of
+   64 bytes whose bits `ahead` has. */
 INLINE void tile(int m, int panels, int first, int side, int half, const float *a, int lda, const Product *p, int panel,
-                 float *c, int ldc, int mode) {
+                 float *c, int ldc, int mode, int ahead) {
   part sum[SUMS];
   const int K = p->K, N = p->N;
   const size_t begin = (size_t)panel * K * PANEL + first * WIDTH;
@@ -221,6 +223,10 @@ INLINE void tile(int m, int panels, int first, int side, int half, const float *
 #pragma GCC unroll 8
       for (int h = 0; h < side; h++)
         of[h] = half ? widened(p->h + at + h * WIDTH) : *(const part *)(p->w + at + h * WIDTH);
+      const size_t next = at + (size_t)K * PANEL;
+      if (half && ahead & 1) NEAR(p->h + next);
+      if (!half && ahead & 1 && first == 0) NEAR(p->w + next);
+      if (!half && ahead & 2 && (first + side) * WIDTH == PANEL) NEAR(p->w + next + 16 - first * WIDTH);
 #pragma GCC unroll 12
       for (int i = 0; i < m; i++) {
         float x = a[(size_t)i * lda + k];
@@ -414,14 +420,14 @@ INLINE void tile_int4(int m, const uint8_t *a, int lda, const float *unit, const
 #define AT_MOST(most, r) (r <= most ? r : 1)
 #define OF_ROWS(r)                                                                                                   \
   static __attribute__((noinline)) void tile_##r(const float *a, int lda, const Product *p, int panel, float *c,     \
-                                                 int ldc, int mode) {                                                \
+                                                 int ldc, int mode, int ahead) {                                     \
     for (int h = 0; h < PARTS; h += SIDE(r))                                                                         \
-      tile(AT_MOST(TALL, r), 1, h, SIDE(r), 0, a, lda, p, panel, c, ldc, mode);                                      \
+      tile(AT_MOST(TALL, r), 1, h, SIDE(r), 0, a, lda, p, panel, c, ldc, mode, ahead);                               \
   }                                                                                                                  \
   static __attribute__((noinline)) void tile_half_##r(const float *a, int lda, const Product *p, int panel, float *c, \
-                                                      int ldc, int mode) {                                           \
+                                                      int ldc, int mode, int ahead) {                                \
     for (int h = 0; h < PARTS; h += SIDE(r))                                                                         \
-      tile(AT_MOST(TALL, r), 1, h, SIDE(r), 1, a, lda, p, panel, c, ldc, mode);                                      \
+      tile(AT_MOST(TALL, r), 1, h, SIDE(r), 1, a, lda, p, panel, c, ldc, mode, ahead);                               \
   }                                                                                                                  \
   static __attribute__((noinline)) void tile_int8_##r(const uint8_t *a, int lda, const float *unit, const Product *p, \
                                                       int panel, float *c, int ldc, int mode) {                      \
@@ -436,7 +442,7 @@ TIMES(OF_ROWS)
 #define HALVES(r) tile_half_##r,
 #define BYTES(r) tile_int8_##r,
 #define NIBBLES(r) tile_int4_##r,
-static void (*const tiles[2][13])(const float *, int, const Product *, int, float *, int, int) = {
+static void (*const tiles[2][13])(const float *, int, const Product *, int, float *, int, int, int) = {
     {0, TIMES(FLOATS)}, {0, TIMES(HALVES)}};
 static void (*const tiles_whole[2][13])(const uint8_t *, int, const float *, const Product *, int, float *, int, int) = {
     {0, TIMES(BYTES)}, {0, TIMES(NIBBLES)}};
@@ -444,10 +450,13 @@ static void (*const tiles_whole[2][13])(const uint8_t *, int, const float *, con
 /* Rows of the next tile: the last two are about equal. */
 INLINE int next_rows(int m, int most) { return m >= 2 * most ? most : m > most ? (m + 1) / 2 : m; }
 
-static void panel_of_rows(const float *a, int lda, int m, const Product *p, int panel, float *c, int ldc, int mode) {
+/* `more`: the next panel comes after it. */
+static void panel_of_rows(const float *a, int lda, int m, const Product *p, int panel, float *c, int ldc, int mode,
+                          int more) {
   for (int i = 0, rows; i < m; i += rows) {
     rows = next_rows(m - i, TALL);
-    tiles[p->h != 0][rows](a + (size_t)i * lda, lda, p, panel, c + (size_t)i * ldc, ldc, mode);
+    const int left = m - i - rows, ahead = !more || left > TALL ? 0 : left ? 1 : i ? 2 : 3;
+    tiles[p->h != 0][rows](a + (size_t)i * lda, lda, p, panel, c + (size_t)i * ldc, ldc, mode, ahead);
   }
 }
 
@@ -537,14 +546,14 @@ static void some_panels(void *about, int i, int n) {
     for (; j < end; j++) panel_of_bytes(w.q, w.lda, w.unit, w.m, w.p, j, w.c, w.ldc, mode);
   /* Few rows: several panels at once, for a sum must wait for its last addition. */
   else if (w.m == 1 && w.p->h)
-    for (; j + 4 <= end; j += 4) tile(1, 4, 0, PARTS, 1, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
+    for (; j + 4 <= end; j += 4) tile(1, 4, 0, PARTS, 1, w.a, w.lda, w.p, j, w.c, w.ldc, mode, 0);
   else if (w.m == 1)
-    for (; j + 4 <= end; j += 4) tile(1, 4, 0, PARTS, 0, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
+    for (; j + 4 <= end; j += 4) tile(1, 4, 0, PARTS, 0, w.a, w.lda, w.p, j, w.c, w.ldc, mode, 0);
   else if (w.m == 2 && w.p->h)
-    for (; j + 2 <= end; j += 2) tile(2, 2, 0, PARTS, 1, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
+    for (; j + 2 <= end; j += 2) tile(2, 2, 0, PARTS, 1, w.a, w.lda, w.p, j, w.c, w.ldc, mode, 0);
   else if (w.m == 2)
-    for (; j + 2 <= end; j += 2) tile(2, 2, 0, PARTS, 0, w.a, w.lda, w.p, j, w.c, w.ldc, mode);
-  for (; j < end; j++) panel_of_rows(w.a, w.lda, w.m, w.p, j, w.c, w.ldc, mode);
+    for (; j + 2 <= end; j += 2) tile(2, 2, 0, PARTS, 0, w.a, w.lda, w.p, j, w.c, w.ldc, mode, 0);
+  for (; j < end; j++) panel_of_rows(w.a, w.lda, w.m, w.p, j, w.c, w.ldc, mode, j + 1 < end);
   int columns = (end * PANEL < w.p->N ? end * PANEL : w.p->N) - first * PANEL;
   if (w.mode >= ACTIVATE) activate(w.mode - ACTIVATE, w.m, columns, 0, w.c + first * PANEL, w.ldc);
 }
@@ -570,11 +579,13 @@ static void product(Team *team, const float *a, int lda, int m, const Product *p
     w.q = q, w.unit = unit, w.lda = p->K;
     for (int i = 0; i < m; i++) quantise_groups(a + (size_t)i * lda, p->K, q + (size_t)i * p->K, unit + i * units);
   }
-  int pieces = (p->N + 4 * PANEL - 1) / (4 * PANEL);
-  if (!team || team->threads == 1 || (int64_t)p->K * p->N * m < SHARED)
+  if (!team || team->threads == 1 || (int64_t)p->K * p->N * m < SHARED) {
     some_panels(&w, 0, 1);
-  else
-    together(team, some_panels, &w, pieces < PIECES_OF(team->threads) ? pieces : PIECES_OF(team->threads));
+    return;
+  }
+  int pieces = (p->N + 4 * PANEL - 1) / (4 * PANEL);
+  if (m > 2) pieces = (pieces + team->threads - 1) / team->threads * team->threads; /* as many for each of them */
+  together(team, some_panels, &w, pieces < PIECES_OF(team->threads) ? pieces : PIECES_OF(team->threads));
 }
 
 /* ---------------------------------------------------------------------------------------------- between products */
@@ -936,23 +947,25 @@ typedef struct {
   float *out, *keys, *scores;
 } Whole;
 
-/* Part i of n: some heads of some texts. */
+/* Part i of n: some heads of some texts, or where these are few, parts of heads: some of their queries. */
 static void some_texts(void *about, int i, int n) {
   const Whole a = *(const Whole *)about;
   const int H = a.heads.heads, d_k = a.M->d_k, d_v = a.M->d_v, Q = H * d_k, K = a.heads.kv_heads * d_k, V = H * d_v;
   float *keys = a.keys + (size_t)i * d_k * a.padded, *scores = a.scores + (size_t)i * QUERIES * a.padded;
-  int64_t item = (int64_t)a.n * H * i / n, end = (int64_t)a.n * H * (i + 1) / n;
+  const int parts = a.n * H < n / 2 ? 2 : 1; /* then there are less than two heads for each thread */
+  int64_t item = (int64_t)a.n * H * parts * i / n, end = (int64_t)a.n * H * parts * (i + 1) / n;
   for (; item < end; item++) {
-    int b = item / H, h = item % H, g = h / (H / a.heads.kv_heads), S = a.begins[b + 1] - a.begins[b], t = 0;
+    int b = item / parts / H, h = item / parts % H, g = h / (H / a.heads.kv_heads), S = a.begins[b + 1] - a.begins[b];
+    int half = parts == 1 ? S : S / 2 / QUERIES * QUERIES, t = item % parts * half, last = item % parts ? S : half;
     if (S >= LONG && !a.M->causal) continue;
     size_t first = a.begins[b] - a.begins[0];
     const float *q = a.qkv + first * a.N, *v = q + Q + K + g * d_v;
     float *out = a.out + first * V + h * d_v;
     transpose_keys(d_k, q + Q + g * d_k, a.N, S, keys);
 #define SEEN (a.M->causal ? t + 1 : S)
-    for (q += h * d_k; t + QUERIES <= S; t += QUERIES)
+    for (q += h * d_k; t + QUERIES <= last; t += QUERIES)
       attend_rows(QUERIES, a.M, q + (size_t)t * a.N, a.N, keys, v, a.N, S, SEEN, out + (size_t)t * V, V, scores);
-    for (; t < S; t++)
+    for (; t < last; t++)
       attend_rows(1, a.M, q + (size_t)t * a.N, 0, keys, v, a.N, S, SEEN, out + (size_t)t * V, 0, scores);
 #undef SEEN
   }

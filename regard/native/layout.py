@@ -3,6 +3,10 @@
 Letters: N outputs and K inputs of a product.
 """
 
+import math
+import mmap
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,6 +24,7 @@ from regard.native.build import UnsupportedError
 NORMS = nn.LayerNorm | nn.RMSNorm | OffsetRMSNorm
 ACTIVATIONS: dict[Any, int] = {F.relu: 0, F.gelu: 1, F.silu: 2, torch.sigmoid: 3, torch.tanh: 5, gelu_quick: 6}
 GELU_BY_TANH = 4
+LARGE = 1 << 21  # bytes of a large page
 
 
 class Layout:
@@ -128,7 +133,7 @@ class Layout:
         result = build.Product(K=K, N=N, bias=self.place(bias, N))
         panels, groups = -(-N // build.PANEL), -(-K // four)
         kind = torch.int8 if four > 1 else torch.int16 if half else torch.float32
-        laid = torch.zeros(panels, groups, build.PANEL, four, dtype=kind)
+        laid = _in_large_pages((panels, groups, build.PANEL, four), kind)
         numbers, full = weight.view(torch.int16) if half else weight, N // build.PANEL if K % four == 0 else 0
         last = torch.zeros((panels - full) * build.PANEL, groups * four, dtype=kind)
         last[: N - full * build.PANEL, :K] = numbers[full * build.PANEL :]
@@ -156,6 +161,20 @@ def _panels_of_blocks(blocks: Tensor) -> Tensor:
     q = q.view(P, G, 2, build.PANEL // 2, GROUP // 4, 4).permute(0, 1, 2, 4, 3, 5).flatten(3)  # (P, G, 2, 8, 64)
     two = (q[:, :, 0] | q[:, :, 1] << 4).flatten(2)
     return torch.cat([laid[..., :2].flatten(2), laid[..., 2:4].flatten(2), two], -1)
+
+
+def _in_large_pages(shape: Sequence[int], kind: torch.dtype) -> Tensor:
+    """Zeros, in large pages as far as they fill them and the system has them: of a product of few rows all weights are
+    read for little work, and at each small page the processor must ask where the next one lies."""
+    size = math.prod(shape) * kind.itemsize
+    if size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(*shape, dtype=kind)
+    held = mmap.mmap(-1, size + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    numbers = torch.frombuffer(held, dtype=torch.uint8)
+    first = -numbers.data_ptr() % LARGE
+    with suppress(OSError):  # a system without them
+        held.madvise(mmap.MADV_HUGEPAGE, first, size // LARGE * LARGE)
+    return numbers[first : first + size].view(kind).view(*shape)
 
 
 def whole(d: int) -> int:

@@ -28,6 +28,7 @@
 #define PARTS (PANEL / WIDTH) /* registers for a row of a panel */
 #define SUMS ((TILE > 4 ? TILE : 4) * PARTS)
 #define INLINE static inline __attribute__((always_inline))
+#define NEAR(p) __builtin_prefetch(p, 0, 2) /* as far as the second cache; there need be nothing at p */
 
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(64), aligned(4), may_alias));

@@ -61,6 +61,9 @@ class _Prompted(WritingRequest):
     prompt: str | list[str] | list[int] | list[list[int]] | None = Field(
         "", description="a text to go on with, or its token ids; or a list of them"
     )
+    max_tokens: int | None = Field(
+        None, ge=0, description="sub-words that are written at most; 0, with echo: the prompt is told, and no more"
+    )
     best_of: int | None = Field(None, ge=1, le=128, description="outputs of which the likeliest n are given")
     logprobs: int | None = Field(
         None, ge=0, le=LIKELIEST, description="log p of each token, and of so many likeliest in its place"
@@ -131,6 +134,9 @@ class CompletionQuestion:
             if getattr(asked, name, None) not in (None, neutral):
                 message = f"{name} is not supported: leave it out"
                 raise RefusalError(400, message, param=name, code="unsupported_parameter")
+        if asked.max_tokens == 0 and (asked.stream or not asked.echo):
+            message = "max_tokens = 0 writes nothing: have the prompt told by echo, without stream"
+            raise RefusalError(400, message, param="max_tokens")
         self.asked, self._settings, self.form = asked, _settings(asked), _form(asked)
         self._envelope: dict[str, Any] = {
             "id": f"{self.id}-{secrets.token_hex(12)}",
@@ -181,6 +187,9 @@ class CompletionQuestion:
     def completed(self, answers: Sequence[Sequence[Completion]]) -> Any:
         """For each prompt its n outputs: of more, the likeliest by the token; of fewer, the same again."""
         n, choices = self.asked.n, list[Any]()
+        if self.asked.max_tokens == 0:
+            rows = zip(self.asks, answers, strict=True)
+            answers = [[_unwritten(ask, each) for each in outputs] for ask, outputs in rows]
         for outputs in answers:
             if len(outputs) > n:
                 outputs = sorted(outputs, key=lambda each: -each.log_probability / max(1, len(each.token_scores)))
@@ -277,6 +286,8 @@ def _settings(asked: Any) -> dict[str, Any]:
     """What is said of our settings, by our names, but for the seed."""
     given: dict[str, Any] = {name: getattr(asked, name, None) for name in (*OURS, "stop") if name != "seed"}
     given |= {ours: value for name, ours in NAMES.items() if (value := getattr(asked, name, None)) is not None}
+    if given["limit"] == 0:
+        given["limit"] = 1  # a search writes something; it is not told
     if asked.n > (given["best"] or 1):
         given["best"] = asked.n
     if given["temperature"] == 0.0:  # the likeliest token each time: there is one such output, unless a beam has more
@@ -284,6 +295,12 @@ def _settings(asked: Any) -> dict[str, Any]:
         given["beam"] = given["beam"] or 1
         given["best"] = min(given["best"] or 1, given["beam"])
     return given
+
+
+def _unwritten(ask: Prompt, found: Completion) -> Completion:
+    """A prompt as it was read, without what was written after it."""
+    told = found.told and found.told[: len(found.read)]
+    return replace(found, text=ask.text, tokens=[], token_scores=[], ids=[], told=told, why="length")
 
 
 def _form(asked: Any) -> Form | None:

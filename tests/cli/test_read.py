@@ -337,6 +337,9 @@ def test_mistakes_are_one_line(models: dict[str, Path], text: Path, tmp_path: Pa
     assert "threshold = 2.0: it lies in [0, 1]" in mistake("classify", model, text, "--threshold", 2)
     assert "dimensions = 17: the model's vectors have 16" in mistake("embed", models["embed"], text, "--dimensions", 17)
     assert f"{text} is what is to be read" in mistake("classify", model, text, "-o", text, "--overwrite")
+    packed = tmp_path / "out.tsv.gz"
+    assert f"{packed}: what is written here is not compressed" in mistake("classify", model, text, "-o", packed)
+    assert not packed.exists()
     assert "note: there is no file fine: read as text" in run("classify", model, "fine").stderr
     text.write_bytes(b"a\xff\n")
     assert "UTF-8" in mistake("classify", model, text)

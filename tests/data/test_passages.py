@@ -137,3 +137,14 @@ def test_files_that_are_as_they_were_are_not_read_again(tmp_path: Path, monkeypa
     os.utime(folder / "c.txt", ns=(1, 1))
     assert renew() == 1
     assert seen_files[4:] == ["c.txt"]
+
+
+def test_a_file_that_goes_while_others_are_read_is_named(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"{name} is here.")
+    skipped = Skipped()
+    documents = Documents(tmp_path, "passage", ()).read(skipped, SeenFiles(Store(tmp_path / "new", "m", "m", 2), ""))
+    assert next(documents).id == "a.txt:1"
+    (tmp_path / "b.txt").unlink()  # it was listed
+    assert [*documents] == []
+    assert "1 file: b.txt (No such file or directory)" in skipped.report()

@@ -172,6 +172,10 @@ NORM, BIAS = "encoder.layers.0.feed_forward.norm.weight", "encoder.layers.0.feed
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no directory": (shutil.rmtree, r"model is not a directory: name one that holds a model"),
     "no config": (lambda d: (d / "config.json").unlink(), r"model is not a model directory: it has no config.json"),
+    "in training": (
+        lambda d: ((d / "config.json").unlink(), (d / "trainer").mkdir()),
+        r"model has no model yet: its training goes on by `regard train .*model`",
+    ),
     "broken": (put("config.json", '{"format": 1,'), r"config.json is not JSON: .* line 1 column"),
     "no text": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe"), r"config.json is not JSON: .*utf-8"),
     "a list": (put("config.json", "[]"), r"config.json is not the config of a model"),

@@ -53,6 +53,8 @@ def test_pictures_are_seen_as_by_pytorch_alone_and_in_company(name: str) -> None
     larger = torch.randn(1, 3, 2 * config.size, config.size)  # positions are stretched
     stretched = model.features(larger)[0, :read]
     assert torch.allclose(torch.from_numpy(alone.looked(larger)[0]), stretched, atol=1e-3, rtol=1e-3)
+    shared = NativeReader(model, threads=2)  # who halve its heads, where those are few
+    assert np.array_equal(shared.looked(larger)[0], alone.looked(larger)[0])
 
 
 @torch.no_grad()

@@ -144,6 +144,19 @@ def test_probabilities_are_those_of_the_model(client: openai.OpenAI, generator: 
     assert "".join(cut.logprobs.tokens or []) == cut.text  # nothing of what comes after
 
 
+def test_a_prompt_is_told_and_nothing_written(client: openai.OpenAI, generator: Any) -> None:
+    asked = {"model": "writer", "prompt": LINES[:2], "echo": True, "logprobs": 2, "stop": "a"}
+    found = client.completions.create(max_tokens=0, **asked)
+    assert [(each.text, each.finish_reason) for each in found.choices] == [(text, "length") for text in LINES[:2]]
+    for choice, score in zip(found.choices, generator.score(LINES[:2]), strict=True):
+        told = choice.logprobs
+        assert told is not None
+        assert "".join(told.tokens or []) == choice.text
+        assert told.token_logprobs == pytest.approx(score.token_scores[:-1], abs=1e-5)
+    assert found.usage is not None
+    assert (found.usage.completion_tokens, found.usage.total_tokens) == (0, found.usage.prompt_tokens)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -274,7 +287,9 @@ def test_a_stream_that_nobody_reads_ends(
         ({"temperature": "hot"}, "temperature: ", "temperature"),
         ({"temperature": -1}, "temperature = -1", None),
         ({"top_p": 0}, "top_p = 0", None),
-        ({"max_tokens": 0}, "max_tokens: ", "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens: ", "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens = 0 writes nothing", "max_tokens"),
+        ({"max_tokens": 0, "echo": True, "stream": True}, "max_tokens = 0 writes nothing", "max_tokens"),
         ({"n": 0}, "n: ", "n"),
         ({"logprobs": 21}, "logprobs: ", "logprobs"),
         ({"seed": -1}, "seed = -1", None),

@@ -310,6 +310,11 @@ def test_rows_say_what_is_wrong_with_them(tmp_path: Path) -> None:
     assert list(named.read()) == [{"text": "fine", "label": "1"}]
     with pytest.raises(ValueError, match="row 1 has no column 'sentense': did you mean 'sentence'"):
         list(LabelledFiles(tsv=str(path), columns={"text": "sentense", "label": 1}).read())
+    for heading, missing in (("sentence\tlabel", "text"), ("Text\tLabel", "text"), ("text\tsentiment", "label")):
+        path.write_text(f"{heading}\nfine\t1\n")  # which would be a text, of a class of its own
+        with pytest.raises(ValueError, match=rf"row 1 has .*: .* has the {missing} by `columns`; if not, give numbers"):
+            list(LabelledFiles(tsv=str(path)).read())
+    assert len(list(LabelledFiles(tsv=str(path), columns={"text": 0, "label": 1}).read())) == 2
     path.write_text("one\ttwo\nthree\n")
     with pytest.raises(ValueError, match="has no 'label', only 1 columns"):
         list(LabelledFiles(tsv=str(path)).read())

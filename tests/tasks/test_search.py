@@ -168,8 +168,11 @@ def test_documents_are_lines_paragraphs_files_and_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "how", "said"),
     [
+        ("nowhere", {}, "there is no .*nowhere: name a file, or a folder"),
+        ("nowhere", {"unit": "passage"}, "there is no .*nowhere: name a file, or a folder"),
         ("nothing", {}, "has no text in it"),
         ("blank.txt", {}, "has no document with text in it"),
+        ("torn.txt", {"unit": "passage"}, r"in it \(1 of the files could not be read.*torn.txt \(line 1"),
         ("blank.txt", {"columns": ("text=1",)}, "columns are those of a table"),
         ("a.jsonl", {}, "has no 'text'"),
         ("blank.txt", {"unit": "word"}, "unit = 'word': choose file, paragraph, line or passage"),
@@ -178,6 +181,7 @@ def test_documents_are_lines_paragraphs_files_and_rows(tmp_path: Path) -> None:
 def test_what_holds_no_documents_is_refused(tmp_path: Path, name: str, how: Any, said: str) -> None:
     (tmp_path / "nothing").mkdir()
     (tmp_path / "blank.txt").write_text("\n \n")
+    (tmp_path / "torn.txt").write_bytes(b"\xff")
     (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
     with pytest.raises(ValueError, match=said):
         read(tmp_path / name, **how)
