@@ -245,8 +245,7 @@ class Adding(NamedTuple):
 
 def adding(directory: str | Path) -> Adding | None:
     """What a directory says of the one that it adds to, if it does: neither is looked at."""
-    about = _read(Path(directory))
-    if about.base is None:
+    if (about := _read(Path(directory))).base is None:
         return None
     place = Path(os.path.normpath(Path(directory).absolute() / about.base["path"]))
     return Adding(about.base["digest"], place, {name for change in about.changes for name in change} == {"lora"})
@@ -312,8 +311,7 @@ class _Whole(NamedTuple):
 
     def stored(self) -> dict[str, Tensor]:
         """Those that are in the directory itself."""
-        path = self.directory / WEIGHTS
-        if not path.is_file():
+        if not (path := self.directory / WEIGHTS).is_file():
             raise ValueError(f"{self.directory} is not a whole model directory: it has no {WEIGHTS}")
         try:
             tensors = {name: _copied(path, name) for name in [*safe_open(path, "pt").keys()]}
@@ -341,8 +339,8 @@ class _Whole(NamedTuple):
 
 def _copied(path: Path, name: str) -> Tensor:
     """A tensor of a file: a copy, as PyTorch's last bits depend on its place; only a piece is in memory twice."""
-    parts = (x := torch.empty_like(safe_open(path, "pt").get_tensor(name))).flatten().split(PIECE)
-    for i, part in enumerate(parts):
+    x = torch.empty_like(safe_open(path, "pt").get_tensor(name))
+    for i, part in enumerate(x.flatten().split(PIECE)):
         part.copy_(safe_open(path, "pt").get_tensor(name).flatten().split(PIECE)[i])
     return x
 
