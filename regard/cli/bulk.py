@@ -67,7 +67,7 @@ def named_texts(names: Sequence[str], *, models: bool = False) -> tuple[list[Pat
     if missing and text is None:
         what = "neither a model directory nor a text file" if models else "no file that is there"
         raise ValueError(
-            f"{missing[0]:.200} is {what}: text itself goes into one pair of quotation marks, or to standard input"
+            f"{missing[0]} is {what}: text itself goes into one pair of quotation marks, or to standard input"
         )
     if text is not None and LIKE_A_NAME.fullmatch(text):
         typer.echo(f"note: there is no file {'or model ' if models else ''}{text}: read as text", err=True)
