@@ -83,6 +83,20 @@ def test_lines_of_json_may_have_a_pair_and_an_id_and_come_back_with_them(models:
     assert "unknown key 'pair'" in mistake("classify", model, _file(model, given), "--jsonl", "--pair", "x")
 
 
+def test_a_pair_is_refused_by_who_learnt_from_single_texts(models: dict[str, Path], tmp_path: Path) -> None:
+    model, out = directory(tmp_path / "single", "classify", pairs=False), tmp_path / "out.txt"
+    assert mistake("classify", model, TEXTS[0], "--pair", "x", "-o", out) == (
+        f"{model} learnt from single texts: leave --pair out"
+    )
+    assert not out.exists()
+    given = _file(model, '{"text": "a"}\n{"text": "b", "pair": "c"}\n')
+    said = f"{given}:2 has a second text: this model reads one, so leave the other out"
+    assert mistake("classify", model, given, "--jsonl") == said
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("text\tpair\tlabel\na\tb\tup\nc\td\tdown\n")
+    assert "'a' has a second text" in mistake("evaluate", model, rows)
+
+
 def _file(model: Path, content: str) -> Path:
     path = model.parent / "given.jsonl"
     path.write_text(content)
