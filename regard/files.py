@@ -142,7 +142,7 @@ def alone_in(directory: Path, called: Path | None = None) -> Iterator[None]:
             os.close(handle)
             yield
             return
-        if not _lock(handle):
+        if not lock(handle):
             os.close(handle)
             where = called or directory
             raise ValueError(f"another process is at work in {where}: wait for its end, or choose another place")
@@ -161,7 +161,7 @@ def alone_in(directory: Path, called: Path | None = None) -> Iterator[None]:
         os.close(handle)
 
 
-def _lock(handle: int) -> bool:
+def lock(handle: int) -> bool:
     """Lock what a handle stands for until it is closed; False if another one has it."""
     if sys.platform != "win32":
         import fcntl

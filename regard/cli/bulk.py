@@ -32,7 +32,7 @@ from regard.cli.options import Engine, Lines
 from regard.cli.telling import EVERY
 from regard.cluster import Do, Spread, here, there
 from regard.data.text import Skipped, check_text, decoded, from_json, named, open_bytes, read_lines
-from regard.files import digest, write_whole
+from regard.files import digest, lock, write_whole
 from regard.tasks.asks import Ask, listed, windows
 
 ONE, SEVERAL, NUMBER, ANYTHING = "text", "a list of texts", "a whole number from 0", "anything"  # under a key of JSON
@@ -264,18 +264,25 @@ class Output:
         if path.suffix == ".gz":
             raise ValueError(f"{path}: what is written here is not compressed: leave out .gz, or pipe it into gzip")
         self.note = path.with_name(f"{path.name}.progress")
-        size = 0
-        if resume and self.note.exists():
-            size = self._resumed()
-        elif resume and path.exists():
-            raise ValueError(f"{path} is whole, or of another program: there is nothing to go on with")
-        elif path.exists() and not lines.overwrite:
-            raise ValueError(f"{path} exists: go on with it by --resume, or replace it by --overwrite")
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "r+b" if size else "wb")  # noqa: SIM115  closed by __exit__
-        self._file.truncate(size)
-        self._file.seek(size)
-        self._write_note(reader.window([], self.done), size)
+        new = not path.exists()
+        self._file = open(path, "xb" if new else "r+b")  # noqa: SIM115  closed by __exit__
+        try:
+            if not lock(self._file.fileno()):
+                raise ValueError(f"another process is writing {path}: wait for its end, or write to another file")
+            if not (new or lines.overwrite or resume):
+                raise ValueError(f"{path} exists: go on with it by --resume, or replace it by --overwrite")
+            if resume and not (new or self.note.exists()):
+                raise ValueError(f"{path} is whole, or of another program: there is nothing to go on with")
+            size = self._resumed() if resume and self.note.exists() else 0
+            self._file.truncate(size)
+            self._file.seek(size)
+            self._write_note(reader.window([], self.done), size)
+        except BaseException:
+            self._file.close()
+            if new:
+                path.unlink()
+            raise
 
     def __enter__(self) -> "Output":
         self._bar.start(self.done)
@@ -302,7 +309,7 @@ class Output:
         for key, value in json.loads(json.dumps(self.about)).items():
             if about.get(key) != value:
                 raise ValueError(f"{self.path} was begun with {key} = {about.get(key)!r}, not {value!r}: use the same")
-        if (self.path.stat().st_size if self.path.exists() else 0) < size:
+        if self.path.stat().st_size < size:
             raise ValueError(f"{self.path} is shorter than {self.note} says: begin again by --overwrite")
         for _ in islice(self.reader, self.done):
             pass

@@ -394,6 +394,8 @@ def _read(
         return make(load(places, task=kind.task, **how))
 
     predictor = opening()
+    if second is not None and not predictor.pairs:
+        raise ValueError(f"{models[0]} learnt from single texts: leave --pair out")
     bulk.note_engine(predictor, engine.engine)
     use = replace(predictor.use, **settings)
 

@@ -213,9 +213,14 @@ def generate(
     from regard.cli.bulk import CUT, check_texts
     from regard.cli.hear import ENDINGS
     from regard.data.music import WRITTEN, melody
+    from regard.data.text import check_text, decoded
     from regard.files import write_whole
 
     check_texts(prompt or ())
+    if prompt and isfile(prompt[0]):
+        typer.echo(
+            f"note: {prompt[0]} is gone on with as a text: for the lines of that file, name it by --file", err=True
+        )
     if output is not None and output.suffix.lower() in {*ENDINGS} - {*WRITTEN}:
         raise ValueError(f"{output}: a melody is written as {', '.join(WRITTEN)}")
     settings = _formed(settings)
@@ -231,7 +236,11 @@ def generate(
         lines = Spreading(output, resume, overwrite, jsonl=jsonl, as_json=as_json, ray=ray)
         _go_on(located(model).absolute(), file, lines, engine, generator, opening, how, form)
         return
-    asked = Prompt(" ".join(prompt) if prompt else "" if sys.stdin.isatty() else sys.stdin.read())
+    text = " ".join(prompt or ())
+    if not prompt and not sys.stdin.isatty():
+        text = decoded(sys.stdin.buffer.read(), "standard input, line ")
+        check_text(text, "prompt", "standard input")
+    asked = Prompt(text)
     if alone:
         for piece in _whole(generator.stream(asked, **settings)):
             typer.echo(piece, nl=False)

@@ -79,7 +79,8 @@ class Served:
     def routes(self) -> list[str]:
         """By which it is asked."""
         task = self.task
-        ranks = task.name != "classify" or task.kind == "number" or (task.kind == "one" and len(task.labels) == 2)
+        told = task.name == "classify" and (task.kind == "number" or (task.kind == "one" and len(task.labels) == 2))
+        ranks = task.name != "classify" or (told and task.pairs is not False)
         able = {"POST /rerank": ranks, "POST /v1/chat/completions": (self.path / storage.TEMPLATE).is_file()}
         return [route for route in ROUTES.get(task.name, ()) if able.get(route, True)]
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, overload
@@ -132,15 +132,20 @@ class Classifier(Reader):
         means = [(torch.stack([next(said) for _ in row]).mean(0), len(row)) for row in windows]
         return [classified(mean, self.labels, self.kind, settings, count) for mean, count in means]
 
+    def check_ranking(self) -> None:
+        """Refuse to rank texts by what is no word of how much a pair belongs together."""
+        if not self.pairs:
+            raise ValueError("texts are ranked by a model that learnt from pairs: this one learnt from single texts")
+        if self.kind != "number" and len(self.labels) != 2:
+            raise ValueError(f"texts are ranked by one number or two classes: this model has {len(self.labels)}")
+
     def likely(self, each: Classified, raw: bool = False) -> float:
         """How much a pair belongs together: the number that is told, or how much likelier the second class is; by its
         logit if `raw`, else as a probability."""
         if self.kind == "number":
             x = each.logits[0]
-        elif len(each.logits) == 2:
-            x = (each.logits[1] - each.logits[0]) / (1.0 if raw else self.use.temperature)
         else:
-            raise ValueError(f"texts are ranked by one number or two classes: this model has {len(each.logits)}")
+            x = (each.logits[1] - each.logits[0]) / (1.0 if raw else self.use.temperature)
         return float(x if raw else 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x)))
 
     def pictured(self, ask: Given) -> Pictured:
@@ -178,6 +183,7 @@ class Classify(Task):
     pool: str | None = None
     hidden: str | None = "tanh"
     dropout: float = 0.1
+    pairs: bool | None = field(default=None, kw_only=True)  # whether it learnt from pairs; None: not known
 
     name, called = "classify", "classification"
     sections = Sections(ClassifyConfig, LabelledConfig, ClassifyUse, Evaluation)
@@ -198,10 +204,15 @@ class Classify(Task):
         check_length(recipe)
 
     def fitted(self, rows: Iterable[Row]) -> "Classify":
-        """With the labels that there are, in their order."""
+        """With the labels that there are, in their order, and whether there are pairs."""
+        labels, pairs = set[str](), False
+        for row in rows:
+            pairs = pairs or "pair" in row
+            labels.update(() if self.kind == "number" else self._labels(row))
+        taught = replace(self, pairs=pairs if self.worded else None)
         if self.kind == "number":
-            return self
-        found = sorted({label for row in rows for label in self._labels(row)}, key=_in_order)
+            return taught
+        found = sorted(labels, key=_in_order)
         if len(found) < 2 and self.kind == "one":
             few = f"{len(found)} label ({', '.join(found)})"
             raise ValueError(f"the training {self.rows} have {few}: two are needed to tell")
@@ -209,7 +220,7 @@ class Classify(Task):
             raise ValueError(
                 f"the training {self.rows} have {len(found):,} labels: for numbers, set task.kind to number"
             )
-        return replace(self, labels=tuple(found))
+        return replace(taught, labels=tuple(found))
 
     def _labels(self, row: Row) -> list[str]:
         label = row["label"]
@@ -283,6 +294,7 @@ class Classify(Task):
     def open(self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: ClassifyUse, **how: Any) -> Classifier:
         classifier = Classifier(models, tokenizer, use, longest=self.longest, **how)
         classifier.labels, classifier.kind = self.labels, self.kind
+        classifier.second = "" if self.pairs is False else classifier.second
         return classifier
 
     def shown(self, row: Row) -> str:

@@ -59,6 +59,8 @@ class Index:
         """What lies in the folder; a new one is empty. `name` is what errors call the model. All vectors are compared
         (exact), or those that faiss proposes (ivf, hnsw)."""
         one_of(KINDS, near=near)
+        if reranker is not None:
+            reranker.check_ranking()
         self.embedder, self.reranker = embedder, reranker
         self.use = use or SearchUse(**vars(embedder.use))
         embedding = self.use.embedding

@@ -90,7 +90,7 @@ class Matcher(Embedder):
     >>> matcher.classify("dog.jpg", ["dog", "cat"], prompt="a photo of a {label}")      # doctest: +SKIP
     """
 
-    second: ClassVar[str] = "lines"
+    second = "lines"
 
     def __init__(
         self, models: Sequence[nn.Module], tokenizer: Tokenizer, use: EmbedUse, sight: Sight, **how: Any

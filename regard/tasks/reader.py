@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +118,7 @@ class _Native:
 class Reader(Engines):
     """One model, or several whose answers are averaged."""
 
-    second: ClassVar[str] = ""  # what may stand beside a text: a pair, the context of a question; or lines, each alone
+    second = ""  # what may stand beside a text: a pair, the context of a question; or lines, each alone
 
     def __init__(
         self,
@@ -178,6 +178,8 @@ class Reader(Engines):
             pair = next(pairs) if ask.pair is not None else None
             longest = None if self.longest is None else self.longest - room
             place = ask.place or repr(ask.text[:40])
+            if pair is not None and not self.pairs:
+                raise ValueError(f"{place} has a second text: this model reads one, so leave the other out")
             read = list(windows(self.tokenizer.marks, ids, pair, longest, place))
             if len(read) > 1 and long == "refuse":
                 raise ValueError(
@@ -229,8 +231,6 @@ class Reader(Engines):
 
         `words` puts sub-words together; without `special`, marks are left out.
         """
-        if pair is not None and not self.pairs:
-            raise ValueError("this model reads one text at a time: leave the pair out")
         read = self.framed([Given(text, pair)])[0][0]
         inputs = batched([read], 0, self.told_apart).to(self.device).inputs
         grouped = {"tokens": self._words(read.ids)} if words else None

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import regard
 from regard import cli
+from regard.files import lock
 from regard.inspection.words import words_of_spans
 from regard.tasks.reader import Given, Reader
 from tests.readers import LONGEST, TASKS, TEXTS, directory
@@ -81,6 +82,35 @@ def test_lines_of_json_may_have_a_pair_and_an_id_and_come_back_with_them(models:
     one = json.loads(show("classify", model, TEXTS[0], "--pair", TEXTS[1], "--json", "--bitwise"))
     assert one == {key: value for key, value in found[0].items() if key != "id"}
     assert "unknown key 'pair'" in mistake("classify", model, _file(model, given), "--jsonl", "--pair", "x")
+
+
+def test_a_pair_is_refused_by_who_learnt_from_single_texts(models: dict[str, Path], tmp_path: Path) -> None:
+    model, out = directory(tmp_path / "single", "classify", pairs=False), tmp_path / "out.txt"
+    assert mistake("classify", model, TEXTS[0], "--pair", "x", "-o", out) == (
+        f"{model} learnt from single texts: leave --pair out"
+    )
+    assert not out.exists()
+    given = _file(model, '{"text": "a"}\n{"text": "b", "pair": "c"}\n')
+    said = f"{given}:2 has a second text: this model reads one, so leave the other out"
+    assert mistake("classify", model, given, "--jsonl") == said
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("text\tpair\tlabel\na\tb\tup\nc\td\tdown\n")
+    assert "'a' has a second text" in mistake("evaluate", model, rows)
+
+
+def test_two_processes_do_not_write_into_one_output(models: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    model, out = models["classify"], tmp_path / "out.txt"
+    show("classify", model, text, "-o", out)
+    whole = out.read_text()
+    with open(out) as file:
+        assert lock(file.fileno())  # as the other process has it
+        for how in ([], ["--overwrite"], ["--resume"]):
+            said = mistake("classify", model, TEXTS[0], "-o", out, *how)
+            assert said == f"another process is writing {out}: wait for its end, or write to another file"
+    assert [path.name for path in tmp_path.iterdir() if path != text] == ["out.txt"]
+    assert out.read_text() == whole
+    show("classify", model, TEXTS[0], "-o", out, "--overwrite")
+    assert out.read_text() == whole.splitlines(keepends=True)[0]
 
 
 def _file(model: Path, content: str) -> Path:

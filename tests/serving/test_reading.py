@@ -37,6 +37,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
         "vectors": directory(root / "vectors", "embed"),
         "two": directory(root / "two", "classify", labels=("no", "yes")),
         "number": directory(root / "number", "classify", kind="number", labels=()),
+        "single": directory(root / "single", "classify", labels=("no", "yes"), pairs=False),
         "some": directory(root / "some", "classify", kind="several", labels=("a", "b")),
         "writer": writer(root / "writer"),
         **{name: directory(root / name, name) for name in ("mask", "tag", "answer")},
@@ -188,6 +189,10 @@ def test_the_first_model_that_can_is_asked(address: str) -> None:
     )
     said = post(address, "/rerank", 404, query="a", texts=TEXTS, model="classes")
     assert said["error"] == "classes is a classification model: ask it by POST /predict or POST /models/classes"
+    said = post(address, "/rerank", 404, query="a", texts=TEXTS, model="single")
+    assert said["error"] == "single is a classification model: ask it by POST /predict or POST /models/single"
+    said = post(address, "/predict", 422, inputs=["a", "b"], model="single")
+    assert "has a second text: this model reads one, so leave the other out" in said["error"]
 
 
 @pytest.mark.parametrize(

@@ -395,3 +395,16 @@ def test_of_a_corpus_of_rows_each_text_is_a_document(tmp_path: Path, monkeypatch
     monkeypatch.setattr("regard.tasks.texts.fetched", lambda name, progress: {"train": [rows]})
     found = list(TextConfig(corpus="imdb").files()["train"].read())
     assert found == [Passage("One film.", True, True), Passage("Another.", True, True)]
+
+
+def test_a_prompt_from_a_pipe_is_text_as_in_a_file(folder: Path, tmp_path: Path) -> None:
+    def said(*arguments: Any, stdin: bytes = b"") -> Any:
+        return CliRunner().invoke(app, ["generate", str(folder / "run"), *map(str, arguments)], input=stdin)
+
+    assert said(stdin=b"\xef\xbb\xbf1 and").stdout == said("1 and").stdout
+    assert "'prompt' holds a NUL" in str(said(stdin=b"1\0 and").exception)
+    assert "standard input, line 2: this is not UTF-8 text" in str(said(stdin=b"1\n\xff").exception)
+    (tmp_path / "prompts.txt").write_text("1 and\n")
+    noted = said(tmp_path / "prompts.txt").stderr
+    assert "is gone on with as a text: for the lines of that file, name it by --file" in noted
+    assert said("--file", tmp_path / "prompts.txt").stderr == said("1 and").stderr == ""

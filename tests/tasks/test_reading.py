@@ -75,6 +75,7 @@ def classifier(folder: Path) -> Path:
 def test_labels_are_found_kept_and_told_with_their_probabilities(classifier: Path) -> None:
     about = json.loads((classifier / "config.json").read_text())
     assert about["task"]["labels"] == ["down", "up"]
+    assert about["task"]["pairs"] is False
     assert about["head"] == {"kind": "classes", "size": 2, "hidden": "tanh", "dropout": 0.1}
     model = regard.load(classifier)
     found = model.classify("the good film")
@@ -84,6 +85,15 @@ def test_labels_are_found_kept_and_told_with_their_probabilities(classifier: Pat
     assert list(model.classify(["a", "b c"], top=1)[1].probabilities) == [model.classify("b c").label]
     cold = model.classify("the good film", temperature=0.01)
     assert cold.probability > found.probability
+
+
+def test_who_learnt_from_single_texts_is_given_no_pairs(classifier: Path) -> None:
+    model = regard.load(classifier)
+    for ask in (model.classify, model.attended, model.attention):
+        with pytest.raises(ValueError, match="'good' has a second text: this model reads one, so leave the other out"):
+            ask("good", "bad")
+    with pytest.raises(ValueError, match="'fine' has a second text"):
+        model.classify(["good", ("fine", "bad")])
 
 
 def test_a_long_text_is_read_in_windows_and_nothing_of_it_is_lost(classifier: Path) -> None:
@@ -151,6 +161,7 @@ def test_several_labels_and_numbers(folder: Path) -> None:
     found = regard.load(place).classify("the good film", "the good film again")
     assert isinstance(found.value, float)
     assert found.probability is None
+    assert json.loads((place / "config.json").read_text())["task"]["pairs"] is True
     assert json.loads((place / "evaluation.json").read_text()).keys() == {"spearman", "pearson", "rmse"}
 
 

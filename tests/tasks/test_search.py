@@ -28,6 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     pairs = {"labels": ("no", "yes")}
     made = {"embed": directory(root / "embed", "embed"), "other": directory(root / "other", "embed", seed=4)}
     made["pairs"] = directory(root / "pairs", "classify", **pairs)
+    made["single"] = directory(root / "single", "classify", pairs=False, **pairs)
     return made | {"three": directory(root / "three", "classify")}
 
 
@@ -198,9 +199,10 @@ def test_a_classifier_of_pairs_ranks_what_was_found(
     best = sorted(scores, key=lambda text: -scores[text])[:3]
     assert [hit.text for hit in found] == best != [hit.text for hit in near[:3]]
     assert [hit.score for hit in found] == pytest.approx([scores[text] for text in best])
-    three = Index(embedder, tmp_path / "index", reranker=regard.load(models["three"]))
     with pytest.raises(ValueError, match="texts are ranked by one number or two classes: this model has 3"):
-        three.search(TEXTS[0])
+        Index(embedder, tmp_path / "index", reranker=regard.load(models["three"]))
+    with pytest.raises(ValueError, match="by a model that learnt from pairs: this one learnt from single texts"):
+        Index(embedder, tmp_path / "index", reranker=regard.load(models["single"]))
 
 
 def run(*arguments: Any, stdin: str = "") -> Any:
@@ -240,6 +242,10 @@ def test_the_command_keeps_vectors_and_takes_queries_from_anywhere(
     assert json.loads(changed.stdout)["hits"][0]["id"] == "many.txt:83"
     ranked = run("search", models["embed"], documents, TEXTS[0], "--rerank", models["pairs"], "--top", 2)
     assert len(ranked.stdout.splitlines()) == 2
+    out = tmp_path / "out.txt"
+    single = run("search", models["embed"], documents, TEXTS[0], "--rerank", models["single"], "-o", out)
+    assert "this one learnt from single texts" in str(single.exception)
+    assert not out.exists()
     place = next((tmp_path / "cache" / "search").iterdir())
     wrong = run("search", models["other"], documents, TEXTS[0], "--index", place)
     assert "has vectors of another model" in str(wrong.exception)
