@@ -39,7 +39,7 @@ from regard.native import NativeReader
 from regard.tasks.match import Tower
 
 CORES = 2
-PAUSE = 0.2  # seconds between turns: ONNX Runtime's threads stay awake for 30 ms after their work, on the next one's cores
+PAUSE = 0.2  # seconds between turns: threads of ONNX Runtime's stay awake for 30 ms, on the cores of the next
 SHAPES = ("vit-tiny", "vit-small", "vit-base", "clip-pictures", "clip-texts")
 See = Callable[[Any], Any]  # pixels (B, C, H, W) or texts -> (B, C)
 
