@@ -134,7 +134,7 @@ class Sight:
         channels stay last, which convolutions are faster with."""
         x = np.array(pixels, np.float32, order="C")
         lines = x.reshape(-1, x.shape[-2] * x.shape[-1])  # in place, and by one thread: the others belong to the step
-        mean, std = (np.resize(np.float32(each), lines.shape[1]) for each in (self.mean, self.std))
+        mean, std = (np.resize(np.array(each, np.float32), lines.shape[1]) for each in (self.mean, self.std))
         lines /= 255
         lines -= mean
         lines /= std
