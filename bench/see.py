@@ -39,6 +39,7 @@ from regard.native import NativeReader
 from regard.tasks.match import Tower
 
 CORES = 2
+PAUSE = 0.2  # seconds between turns: threads of ONNX Runtime's stay awake for 30 ms, on the cores of the next
 SHAPES = ("vit-tiny", "vit-small", "vit-base", "clip-pictures", "clip-texts")
 See = Callable[[Any], Any]  # pixels (B, C, H, W) or texts -> (B, C)
 
@@ -204,6 +205,7 @@ def compete(
     found: dict[str, dict[str, list[float]]] = {name: {"batched": [], "single": []} for name in names}
     for mode in ("batched", "single") * rounds:
         for name, worker in workers.items():  # the others wait for their turn
+            time.sleep(PAUSE)
             print(mode, file=worker.stdin, flush=True)
             found[name][mode].append(json.loads(worker.stdout.readline()))
     for worker in workers.values():

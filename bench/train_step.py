@@ -35,11 +35,12 @@ from torch import Tensor, nn
 from regard.core.outputs import HeadConfig
 from regard.core.positions import sinusoid
 from regard.core.recompute import recompute
+from regard.heap import keep_freed_memory
 from regard.models import decoder, encoder, transformer, vision
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.native.lend import lend
 from regard.training.loop import RECOMPUTED
-from regard.training.memory import MUCH, keep_freed_memory
+from regard.training.memory import MUCH
 from regard.training.objectives import IGNORE, Labelled, Masked, NextToken, Objective
 from regard.training.parallel import Shards
 

@@ -1,8 +1,6 @@
 """regard for a person: `load` a model directory, and use it."""
 
-import ctypes
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from regard.data.states import States
 from regard.data.text import decoded
 from regard.data.tokenizers import Tokenizer
 from regard.files import read_whole
+from regard.heap import give_freed_memory_back
 from regard.models import storage
 from regard.recipes import reading
 from regard.shipped import located
@@ -124,8 +123,7 @@ def load(
     if rescore is not None:
         at_least(0, weight=weight)
         predictor.second = load(rescore, device=device, precision=precision), weight
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)  # to read 50,000 words takes three times the memory that they take: glibc would keep what was freed
+    give_freed_memory_back()  # to read 50,000 words takes three times the memory that they take
     return predictor
 
 

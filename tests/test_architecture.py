@@ -13,10 +13,11 @@ PACKAGE = Path(__file__).parents[1] / "regard"
 LONGEST = 500  # lines; at this length a room is missing
 
 # What a room may import from `regard` besides itself. A new room states its arrows here first.
-LEAVES = {"checks", "files", "shipped"}
+LEAVES = {"checks", "files", "heap", "shipped"}
 ROOMS: dict[str, set[str]] = {
     "checks": set(),  # what a person may ask for, said in one line
     "files": set(),  # whole files; whoever writes one
+    "heap": set(),  # what the C library does with freed memory
     "cluster": {"checks"},  # the machines of a Ray cluster; what they do is an argument
     "shipped": set(),  # where the models are that come along
     "core": {"checks"},
@@ -27,7 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "inspection": {"checks", "files", "core"},
     "native": {"files", "core", "decoding"},
     "adaptation": {"checks", "core", "inspection"},  # it finds its way by type, never by a model's name
-    "training": {"checks", "files", "core", "data", "native"},  # never models: a model is an argument
+    "training": {"checks", "files", "heap", "core", "data", "native"},  # never models: a model is an argument
     "tasks": {"checks", "core", "data", "training", "decoding", "native", "inspection", "evaluation"},  # nor here
     "convert": {"checks", "files", "core", "adaptation", "data", "decoding", "models"},
     "recipes": {"checks", "files", "core", "adaptation", "data", "models", "native", "training", "tasks", "api"},
@@ -64,10 +65,11 @@ BUDGET = {
     "__init__": 30,
     "checks": 110,
     "files": 212,
+    "heap": 35,
     "cluster": 150,
     "shipped": 40,
     "core": 4_790,
-    "data": 8_390,  # headings of a table are no row of it
+    "data": 8_395,  # captions of which no picture is there are refused
     "evaluation": 1_535,  # Whisper's way to compare English texts has many words
     "models": 3_675,
     "decoding": 2_320,
@@ -75,7 +77,7 @@ BUDGET = {
     "native": 2_180,  # maps and feed-forward networks in bf16
     "adaptation": 1_475,
     "training": 2_995,  # what several processes need is loaded by them alone
-    "tasks": 10_130,  # who learnt from single texts takes no pairs
+    "tasks": 10_135,  # who learnt from single texts takes no pairs
     "convert": 5_010,  # sixteen classes of Hugging Face's, a table each
     "recipes": 1_485,
     "api": 215,

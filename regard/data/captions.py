@@ -36,12 +36,16 @@ class CaptionFiles(RowFiles):
 
     def read(self, skipped: Skipped | None = None) -> Iterator[Row]:
         """The rows, in order; a picture that is not there, or has no caption, is left out and counted in `skipped`."""
+        found, first = False, None
         for row in self.rows():
-            there = os.path.isfile(row["image"])
+            there, first = os.path.isfile(row["image"]), first or row["image"]
             if there and row["captions"]:
+                found = True
                 yield row
             elif skipped is not None:
                 skipped.notes["pictures without a caption" if there else "pictures are named, but not there"] += 1
+        if not found and first is not None:
+            raise ValueError(f"{self.path} names no picture that is there and has a caption: the first is {first}")
 
     def rows(self) -> Iterator[Row]:
         """All rows."""

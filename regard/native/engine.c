@@ -1016,8 +1016,9 @@ static void attend_whole(Team *team, Whole a) {
 }
 
 /* What no row sees of another is done for some rows after the other: what lies between two products stays near. Where
-   there are many, threads share the rows, and not each product. */
+   there are ENOUGH for each of them, threads share the rows, and not each product. */
 #define BLOCK 192
+#define ENOUGH 64
 typedef struct {
   const Model *M;
   const Room *w;
@@ -1034,8 +1035,10 @@ static Room rows_from(const Layered *a, int first, int n) {
 }
 
 static void in_blocks(void (*job)(void *, int, int), Layered *a) {
-  const int pieces = a->m < 2 * BLOCK ? 1 : (a->m + BLOCK - 1) / BLOCK;
-  if (pieces > 1 && a->w->team && a->w->team->threads > 1)
+  const int threads = a->w->team ? a->w->team->threads : 1;
+  int pieces = a->m < 2 * BLOCK ? 1 : (a->m + BLOCK - 1) / BLOCK;
+  if (a->m >= ENOUGH * threads) pieces = (pieces + threads - 1) / threads * threads; /* as many for each of them */
+  if (pieces > 1 && threads > 1)
     together(a->w->team, job, a, pieces);
   else
     for (int i = 0; i < pieces; i++) job(a, i, pieces);

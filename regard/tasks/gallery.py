@@ -99,6 +99,11 @@ class Gallery:
         """The same for each of some queries."""
         if not asks:
             return []
+        for ask in asks:
+            if isinstance(ask, Given) and not ask.text.strip():
+                raise ValueError(
+                    f"{ask.place or repr(ask.text[:40])}: a query without words: say what is on the pictures"
+                )
         vectors = unit([each.vector for each in self.matcher.answers(asks, self.use.embedding)])
         near = nearest(vectors, self.store.blocks(), settings.top)
         held = iter(self.store.some(number for row in near for number, _ in row))

@@ -17,11 +17,12 @@ from regard.core.blocks import layers_of
 from regard.core.layers import ConvolutionFeedForward, FeedForward, GatedFeedForward
 from regard.core.recompute import recompute
 from regard.data.batching import Batch
+from regard.heap import keep_freed_memory
 from regard.native.lend import lend, lending
 from regard.native.training import kernels
 from regard.training.config import TrainConfig
 from regard.training.distributed import CPU, World, like, not_yet, parted, share, whole
-from regard.training.memory import LITTLE, heap_for, keep_freed_memory
+from regard.training.memory import LITTLE, heap_for
 from regard.training.objectives import NextToken, Objective
 from regard.training.optimisers import Average, OptimiserConfig, build, named_like, set_learning_rate
 from regard.training.parallel import Shards

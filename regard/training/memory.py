@@ -1,8 +1,6 @@
 """The memory of a training process: what its heap keeps, and what lies on the disk instead."""
 
-import ctypes
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # their numbers in glibc's malloc.h
 MUCH, LITTLE = 2**28, 2**23  # bytes
 LARGE_MODEL = 2**26  # parameters of a model for which a step is so long that it can ask for its pages each time
 
@@ -22,20 +19,6 @@ def heap_for(parameters: int) -> int:
     What lies between two pieces that are in use it keeps as well: of a large model, hundreds of megabytes.
     """
     return LITTLE if parameters >= LARGE_MODEL else MUCH
-
-
-def keep_freed_memory(most: int) -> bool:
-    """Let glibc keep what a step frees for the next one, up to so much; what is larger than 1/32 goes back at once.
-
-    Otherwise it gives thousands of pages back to the system in each step, and asks for them again: 3% of the time of a
-    step of the preset tiny. False where the C library is another.
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(
-        mallopt(*pair) for pair in ((MMAP_THRESHOLD, most // 32), (TRIM_THRESHOLD, most))
-    )
 
 
 MAKERS = (torch.empty, torch.zeros, torch.ones, Tensor.to, Tensor.float)  # of the numbers of a model

@@ -23,6 +23,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from regard.data import arrays
 from regard.data.arrays import Column, Table
 from regard.data.augment import OPERATIONS, Augment
+from regard.data.captions import CaptionFiles
 from regard.data.corpora import CORPORA, fetched
 from regard.data.labelled_pictures import PictureArrays, PictureFiles, content_of, trace_of
 from regard.data.pictures import MOST, PictureError, Sight, opened
@@ -462,3 +463,10 @@ def test_corpora_of_pictures_are_unpacked_and_checked(tmp_path: Path, monkeypatc
         assert [row["label"] for row in found.read()] == (
             ["dog", "cat", "dog"] if split == "train" else ["cat", "cat", "dog"]
         )
+
+
+def test_captions_of_pictures_of_which_none_is_there_are_refused(tmp_path: Path) -> None:
+    table = tmp_path / "train.jsonl"
+    table.write_text('{"image": "a.jpg", "caption": "a dog"}\n{"image": "b.jpg", "caption": "a cat"}\n', "utf-8")
+    with pytest.raises(ValueError, match=r"train\.jsonl names no picture that is there and has a caption: .*a\.jpg"):
+        list(CaptionFiles(jsonl=str(table)).read())

@@ -88,6 +88,9 @@ def test_the_command_finds_pictures_and_names_what_is_none(
     code, out, error = run(capsys, monkeypatch, "search", model, photos, "a dog", "--unit", "file")
     assert (code, out) == (2, "")
     assert "leave --rerank, --column and --unit out" in error
+    code, out, error = run(capsys, monkeypatch, "search", model, photos, " ")
+    assert (code, out) == (2, "")
+    assert "a query without words" in error
 
 
 def test_where_there_is_nothing_to_see_that_is_said(model: Path, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.heap import keep_freed_memory
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.training.memory import MUCH, heap_for, keep_freed_memory
+from regard.training.memory import MUCH, heap_for
 from regard.training.objectives import NextToken
 from regard.training.parallel import Shards
 
