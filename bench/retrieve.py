@@ -223,8 +223,10 @@ def quality(place: Path, given: Path, rerank: Path | None) -> None:
             rows = [[hit.id for hit in row] for row in index.answers(asks, use)]
             share = np.mean([len(x & {*row[:TOP]}) / TOP for x, row in zip(exact, rows, strict=True)])
             judged(f"regard, by meaning, {kind} (of the exact ten nearest: {share:.3f})", rows)
+    console.print(table)  # what took minutes; bm25s may not be there
     import bm25s
 
+    table = Table("", *(column.header for column in table.columns[1:]))
     documents = list(index.store)
     for name, split in (("bm25s, the same words", words_of), ("bm25s, its own", None)):
         theirs = bm25s.BM25()
