@@ -140,7 +140,7 @@ def compared(model: Path, data: Path, folder: Path, rounds: int) -> Table:
         files = [*at.glob("*.onnx*")] or [at / storage.WEIGHTS]
         size, (why, figure, _) = sum(file.stat().st_size for file in files), figures[name][0]
         speed = statistics.median(each for *_, each in figures[name])
-        said = [why, ""] if math.isnan(speed) else [f"{figure:.4g}", f"{speed:,.0f}"]
+        said = [why, ""] if math.isnan(speed) else [f"{figure:.4g}", f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}"]
         result.add_row(name, f"{size / 1e6:.1f} MB", *said)
     return result
 

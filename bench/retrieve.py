@@ -2,10 +2,12 @@
 
     python bench/retrieve.py quality INDEX FOLDER           nDCG@10 of an index of BEIR's FOLDER by meaning, words, both
                        [--rerank MODEL]                    and the first 20 of both, ranked again
-    python bench/retrieve.py pairs INDEX QRELS             what answers and what does not, for a model to rank again
+    python bench/retrieve.py pairs INDEX QRELS [--wrong N]  what answers and what does not, for a model to rank again
     python bench/retrieve.py speed [--passages N]           milliseconds of a search, recall, beside faiss's own indexes
     python bench/retrieve.py build PLACE [--passages N]     a build that is killed half way and goes on: time and memory
-    python bench/retrieve.py answers INDEX SQUAD --reader MODEL [--limit N]   answers with what is found, and without
+    python bench/retrieve.py articles SQUAD FOLDER          a text for each article that questions are asked of
+    python bench/retrieve.py answers INDEX SQUAD --reader MODEL [--limit N] [--top N ...]   answers with the right
+                                                           passage, with what is found, and with nothing
 
 Passages of `speed` and `build` are made up: words drawn by Zipf's law, and vectors of 384 numbers around 2,000 centres
 that overlap, in a space of 32. Nothing is embedded: that is the matter of bench/embed.py. Contestants take turns, a
@@ -40,14 +42,13 @@ from regard.data.words import words_of
 from regard.evaluation.retrieval import DEEPEST, ranks_judged
 from regard.evaluation.spans import marked, of_marks
 from regard.tasks.answer import QuestionFiles
-from regard.tasks.ask import LIMIT
-from regard.tasks.index import Index, unit
+from regard.tasks.ask import LIMIT, put_to, writing
+from regard.tasks.index import Hit, Index, fused, unit
 from regard.tasks.reader import Given
 from regard.tasks.uses import SearchUse
 
 WIDTH, INNER, CENTRES, BLOCK, TOP = 384, 32, 2_000, 1_000, 10
 RERANKED = 20  # passages that are read with a question
-NEGATIVES = 2  # for each that answers it
 CLOSED = "Answer the question in a few words.\n\nQuestion: {question}"
 console = Console()
 
@@ -207,10 +208,12 @@ def quality(place: Path, given: Path, rerank: Path | None) -> None:
     if rerank is not None:
         index.reranker = regard.load(rerank, task="classify")
         use = SearchUse(index.use.dimensions, index.use.long, RERANKED, "both", RERANKED)
-        judged(
-            f"the first {RERANKED} of both, re-ranked", [[hit.id for hit in row] for row in index.answers(asks, use)]
-        )
+        again = [[hit.id for hit in row] for row in index.answers(asks, use)]
+        judged(f"the first {RERANKED} of both, re-ranked", again)
         index.reranker = None
+        first = [[hit.id for hit in row] for row in index.answers(asks, use)]
+        ranks = ([[(id, 0.0) for id in row] for row in rows] for rows in zip(first, again, strict=True))
+        judged("the same, by the ranks before and after", [[id for id, _ in fused(rows)] for rows in ranks])
     exact = [{hit.id for hit in row} for row in index.search(texts, top=TOP)]
     for kind in ("ivf", "hnsw"):
         with tempfile.TemporaryDirectory() as folder:
@@ -220,8 +223,10 @@ def quality(place: Path, given: Path, rerank: Path | None) -> None:
             rows = [[hit.id for hit in row] for row in index.answers(asks, use)]
             share = np.mean([len(x & {*row[:TOP]}) / TOP for x, row in zip(exact, rows, strict=True)])
             judged(f"regard, by meaning, {kind} (of the exact ten nearest: {share:.3f})", rows)
+    console.print(table)  # what took minutes; bm25s may not be there
     import bm25s
 
+    table = Table("", *(column.header for column in table.columns[1:]))
     documents = list(index.store)
     for name, split in (("bm25s, the same words", words_of), ("bm25s, its own", None)):
         theirs = bm25s.BM25()
@@ -234,21 +239,29 @@ def quality(place: Path, given: Path, rerank: Path | None) -> None:
     console.print(table)
 
 
-def pairs(place: Path, given: Path) -> None:
+def pairs(place: Path, given: Path, wrong: int) -> None:
     """A JSON line of each question with a document that answers it (1), and with one of the first by meaning and words
-    that does not (0), as many as `NEGATIVES`: those a model has to tell apart that ranks these again."""
+    that does not (0), so many for each: those a model has to tell apart that ranks these again."""
     index, held, draw = regard.load(place), beir.load(given), random.Random(0)
     use = SearchUse(index.use.dimensions, index.use.long, RERANKED, "both", RERANKED)
     texts, asks = dict(held.documents()), [Given(text, id=id) for id, text in held.questions.items()]
     for ask, hits in zip(asks, index.answers(asks, use), strict=True):
         right = held.gains[ask.id]
         near = [hit.id for hit in hits if hit.id not in right]
-        for id in [*right, *draw.sample(near, min(NEGATIVES * len(right), len(near)))]:
+        for id in [*right, *draw.sample(near, min(wrong * len(right), len(near)))]:
             print(json.dumps({"text": ask.text, "pair": texts[id], "label": int(id in right)}))
 
 
-def answers(place: Path, squad: Path, reader: Path, limit: int, top: int) -> None:
-    """Exact match and F1, where a reader is shown what is found, and where a language model is not."""
+def articles(squad: Path, folder: Path) -> None:
+    """Each article of a file as SQuAD has them, in a file of its own, a paragraph after the other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, each in enumerate(json.loads(squad.read_text("utf-8"))["data"], start=1):
+        text = "\n\n".join(paragraph["context"] for paragraph in each["paragraphs"])
+        (folder / f"{number:02}.txt").write_text(f"{text}\n", "utf-8")
+
+
+def answers(place: Path, squad: Path, reader: Path, limit: int, tops: list[int]) -> None:
+    """Exact match and F1, where a reader is shown the right passage, what is found, or nothing."""
     index, model = regard.load(place), regard.load(reader)
     rows = list(QuestionFiles.at(squad).read())
     rows = random.Random(0).sample(rows, min(limit, len(rows)))
@@ -261,16 +274,23 @@ def answers(place: Path, squad: Path, reader: Path, limit: int, top: int) -> Non
         table.add_row(name, f"{found['exact']:.3f}", f"{found['f1']:.3f}", f"{seconds:.0f}", cited)
 
     began = time.monotonic()
-    found = index.ask(questions, model, top=top)
-    right = [
-        any(" ".join(c.text.split()) in context for c in each.citations[:1] if each.text)
-        for each, context in zip(found, contexts, strict=True)
+    puts = [put_to(model, *each) for each in zip(questions, [[Hit("", c, 1.0)] for c in contexts], strict=True)]
+    said = [
+        put.answered(each) for put, each in zip(puts, model.answers([p.ask for p in puts], writing(model)), strict=True)
     ]
-    judged("with what is found", [each.text for each in found], time.monotonic() - began, f"{np.mean(right):.2f}")
+    judged("the right passage", [each.text for each in said], time.monotonic() - began)
+    for top in tops:
+        began = time.monotonic()
+        found = index.ask(questions, model, top=top)
+        right = [
+            any(" ".join(c.text.split()) in context for c in each.citations[:1] if each.text)
+            for each, context in zip(found, contexts, strict=True)
+        ]
+        judged(f"the first {top}", [each.text for each in found], time.monotonic() - began, f"{np.mean(right):.2f}")
     if getattr(model, "template", None) is not None:
         began = time.monotonic()
-        said = [model.chat(CLOSED.format(question=each), beam=1, limit=LIMIT) for each in questions]
-        judged("without", said, time.monotonic() - began)
+        closed = [model.chat(CLOSED.format(question=each), beam=1, limit=LIMIT) for each in questions]
+        judged("nothing", closed, time.monotonic() - began)
     console.print(table)
     for row, each in list(zip(rows, found, strict=True))[:5]:
         console.print(json.dumps([row["question"], row["answers"][:1], each.text, each.why], ensure_ascii=False))
@@ -278,7 +298,7 @@ def answers(place: Path, squad: Path, reader: Path, limit: int, top: int) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["quality", "pairs", "speed", "build", "answers"])
+    parser.add_argument("what", choices=["quality", "pairs", "speed", "build", "articles", "answers"])
     parser.add_argument("place", nargs="?")
     parser.add_argument("data", nargs="?")
     parser.add_argument("--passages", type=int, default=100_000)
@@ -286,17 +306,20 @@ def main() -> None:
     parser.add_argument("--near", default="ivf")
     parser.add_argument("--words", action="store_true")
     parser.add_argument("--rerank", type=Path)
+    parser.add_argument("--wrong", type=int, default=2)
     parser.add_argument("--reader")
     parser.add_argument("--limit", type=int, default=100)
-    parser.add_argument("--top", type=int, default=3)
+    parser.add_argument("--top", type=int, nargs="+", default=[3])
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.what == "quality":
         quality(Path(given.place), Path(given.data), given.rerank)
     elif given.what == "pairs":
-        pairs(Path(given.place), Path(given.data))
+        pairs(Path(given.place), Path(given.data), given.wrong)
     elif given.what == "speed":
         speed(given.passages, given.rounds)
+    elif given.what == "articles":
+        articles(Path(given.place), Path(given.data))
     elif given.what == "answers":
         answers(Path(given.place), Path(given.data), Path(given.reader), given.limit, given.top)
     elif given.child:

@@ -69,7 +69,7 @@ BUDGET = {
     "cluster": 150,
     "shipped": 40,
     "core": 4_790,
-    "data": 8_395,  # captions of which no picture is there are refused
+    "data": 8_420,  # what of a folder cannot be reached, and documents that are damaged, are named
     "evaluation": 1_535,  # Whisper's way to compare English texts has many words
     "models": 3_675,
     "decoding": 2_320,
@@ -84,7 +84,7 @@ BUDGET = {
     "studies": 1_965,
     "experiments": 4_770,
     "serving": 5_932,
-    "cli": 3_300,  # one process an output
+    "cli": 3_305,  # one process an output
     "__main__": 10,
 }
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from errno import ENOSPC
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,7 +50,7 @@ def index(
     from regard.api import load, told
     from regard.cli import look
     from regard.cli.bulk import spreading
-    from regard.cli.telling import telling
+    from regard.cli.telling import going_on, telling
     from regard.data.shelf import PICTURE, SETTINGS, SeenFiles, Shelf
     from regard.data.text import Skipped, count_of
     from regard.tasks.index import Index
@@ -77,24 +76,20 @@ def index(
     if pictures:
         from regard.tasks.gallery import Gallery
 
-        look.renew(Gallery(load(shelf.model, **vars(engine)), index, name=shelf.model, use=use), documents)
+        with going_on(index):
+            look.renew(Gallery(load(shelf.model, **vars(engine)), index, name=shelf.model, use=use), documents)
         shelf.save(index)
         return
     opening = partial(load, shelf.model, task="embed", **vars(engine))
     embedder = opening()
     found = Index(embedder, index, name=shelf.model, use=use, near=shelf.near)
     seen = SeenFiles(found.store, [shelf.documents, shelf.unit, shelf.characters])
-    try:
-        work = spreading(ray, embedder, opening, [Path(shelf.model)], engine)
-        with work as spread, telling("indexing") as progress:
-            new = found.renew(shelf.source().read(skipped, seen), progress, spread)
-            found.words()
-            seen.save()
-            shelf.save(index)
-    except OSError as error:
-        if error.errno != ENOSPC:
-            raise
-        raise ValueError(f"{index}: the disk is full; make room and say the same again: it goes on from here") from None
+    work = spreading(ray, embedder, opening, [Path(shelf.model)], engine)
+    with going_on(index), work as spread, telling("indexing") as progress:
+        new = found.renew(shelf.source().read(skipped, seen), progress, spread)
+        found.words()
+        seen.save()
+        shelf.save(index)
     same = f", {count_of(seen.kept, 'file')} as before" if seen.kept else ""
     typer.echo(f"{count_of(len(found), 'passage')}, {count_of(new, 'new text')} embedded{same}: {index}", err=True)
     if skipped.report():

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from regard.cli.options import Count
-from regard.cli.telling import telling
+from regard.cli.telling import going_on, telling
 from regard.shipped import located
 
 TABLES = (".tsv", ".jsonl")
@@ -41,7 +41,7 @@ def remember(
         sides: Any = [None if side is None else str(side) for side in (source, target)]
         told.append(PairFiles(*sides))
     said = {"share": share, "neighbours": neighbours, "temperature": temperature, "near": near}
-    with telling("remembering") as progress:
+    with going_on(memory), telling("remembering") as progress:
         found = remember(
             model,
             memory,

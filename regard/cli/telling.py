@@ -4,6 +4,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import ENOSPC
+from pathlib import Path
 from threading import Event, Thread
 
 from rich.console import Console
@@ -21,6 +23,17 @@ def telling(what: str) -> Iterator[Show]:
     console = Console(stderr=True)
     with _bars(what, console) if console.is_terminal else _lines(what) as show:
         yield show
+
+
+@contextmanager
+def going_on(place: Path) -> Iterator[None]:
+    """Inside the block, a full disk is no end: the same command goes on with what is in a place."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != ENOSPC:
+            raise
+        raise ValueError(f"{place}: the disk is full; make room and say the same again: it goes on from here") from None
 
 
 @contextmanager

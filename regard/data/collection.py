@@ -96,7 +96,7 @@ class Documents:
             return
         for file in map(Path, TextFiles(str(path)).paths()):
             regular_size(file)
-            name = file.relative_to(path).as_posix() if path.is_dir() else file.name
+            name = passages.known(file, path if path.is_dir() else path.parent)
             lines = enumerate(read_lines(file, cut=False, may_be_empty=True), start=1)
             if self.unit == "file":
                 yield name, "\n".join(line for _, line in lines)
@@ -143,10 +143,13 @@ class Store:
         self._places = np.zeros((0, 2), np.int64)  # of each document: where it begins, and the row of its vector
         if self.documents:
             try:
-                self._places = np.load(self._file("npy"), mmap_mode="r", allow_pickle=False)
+                self._places = np.asarray(np.load(self._file("npy"), mmap_mode="r", allow_pickle=False))
                 rows = (self.path / VECTORS).stat().st_size // (4 * self.width)
                 if len(self._places) and int(self._places[:, 1].max()) >= rows:
                     raise ValueError("it has too few vectors")
+                size = self._file("jsonl").stat().st_size
+                if len(self._places) and int(self._places[-1, 0]) >= size:
+                    raise ValueError("it has too few documents")
             except (OSError, ValueError) as error:
                 raise ValueError(f"{self.path} is damaged ({error}): remove it, and build it again") from None
 
@@ -159,12 +162,12 @@ class Store:
     def __iter__(self) -> Iterator[Document]:
         if self.documents:
             with open(self._file("jsonl"), "rb") as file:
-                yield from (Document(*json.loads(line)) for line in file)
+                yield from (_document(line, file) for line in file)
 
     def some(self, numbers: Iterable[int]) -> list[Document]:
         """Documents by their numbers."""
         with open(self._file("jsonl"), "rb") as file:
-            return [_read(file, int(self._places[number, 0])) for number in numbers]
+            return [_read(file, begin) for begin in self._places[list(numbers), 0].tolist()]
 
     @property
     def rows(self) -> NDArray[np.int64]:
@@ -175,7 +178,8 @@ class Store:
         """All that there are, mapped; some may be of documents that have gone."""
         rows = (self.path / VECTORS).stat().st_size // (4 * self.width)
         if len(self._mapped) != rows:  # once: the pages of a new map would have to be found again, which takes as long
-            self._mapped = np.memmap(self.path / VECTORS, "<f4", mode="r", shape=(rows, self.width))
+            mapped = np.memmap(self.path / VECTORS, "<f4", mode="r", shape=(rows, self.width))
+            self._mapped = np.asarray(mapped)  # of which a slice takes no microseconds
         return self._mapped
 
     def blocks(self) -> Iterator[Vectors]:
@@ -276,5 +280,11 @@ class Store:
 
 def _read(file: IO[bytes], begin: int) -> Document:
     file.seek(begin)
-    found: Any = json.loads(file.readline())
-    return Document(*found)
+    return _document(file.readline(), file)
+
+
+def _document(line: bytes, file: IO[bytes]) -> Document:
+    try:
+        return Document(*json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file.name} is damaged ({error}): remove the index, and build it again") from None

@@ -5,6 +5,7 @@ place: `notes/a.md:12`, the file and the line that it begins in; of a PDF also t
 """
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -68,12 +69,24 @@ class Standing(NamedTuple):
 def files_in(path: Path, skipped: Skipped) -> list[tuple[str, Path]]:
     """The files of a folder that can be read, by name and in order; what is of another kind is counted."""
     if not path.is_dir():
-        return [(path.name, path)]
-    files = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
+        return [(known(path, path.parent), path)]
+    files = list[Path]()
+    for folder, inner, names in os.walk(
+        path, onerror=lambda error: failed(known(Path(error.filename), path), error, skipped)
+    ):
+        files += (Path(folder, name) for name in names if not name.startswith("."))
+        if links := sum(Path(folder, name).is_symlink() for name in inner):
+            skipped.notes["links to folders were not followed"] += links
+    files.sort()
     found = [each for each in files if each.name.lower().endswith(READ)]
     if others := len(files) - len(found):
         skipped.notes[f"of the files left out, for {', '.join(READ)} are read"] += others
-    return [(each.relative_to(path).as_posix(), each) for each in found]
+    return [(known(each, path), each) for each in found]
+
+
+def known(file: Path, folder: Path) -> str:
+    """The name of a file in a folder, as text: bytes that are no UTF-8 by their numbers."""
+    return file.relative_to(folder).as_posix().encode("utf-8", "backslashreplace").decode()
 
 
 def passages(name: str, file: Path, characters: int, skipped: Skipped) -> Iterator[tuple[str, str]]:
@@ -83,10 +96,15 @@ def passages(name: str, file: Path, characters: int, skipped: Skipped) -> Iterat
             page = "" if block.page is None else f"#page={block.page}"
             yield f"{name}{page}:{block.line}", block.text
     except (OSError, ValueError) as error:
-        skipped.notes[FAILED] += 1
-        if sum(note.startswith("file: ") for note in skipped.notes) < NAMED:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            skipped.notes[f"file: {name} ({' '.join(why.removeprefix(f'{file}, ').split())[:200]})"] += 1
+        failed(name, error, skipped, f"{file}, ")
+
+
+def failed(name: str, error: Exception, skipped: Skipped, lead: str = "") -> None:
+    """Count what cannot be read, and name it while there are few; `lead` is what its error need not say again."""
+    skipped.notes[FAILED] += 1
+    if sum(note.startswith("file: ") for note in skipped.notes) < NAMED:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        skipped.notes[f"file: {name} ({' '.join(why.removeprefix(lead).split())[:200]})"] += 1
 
 
 def packed(found: Iterable[TextBlock], most: int) -> Iterator[TextBlock]:

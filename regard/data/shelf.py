@@ -44,7 +44,9 @@ class Shelf:
             known = json.loads(read_whole(path, LARGEST))
             return cls(**{**known, "columns": tuple(known["columns"])})
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged ({error!r}): build the index again by `regard index`") from None
+            raise ValueError(
+                f"{path} is damaged ({error!r}): remove it, and build the index again with --model"
+            ) from None
 
     def save(self, folder: Path) -> None:
         """Have an index say so."""

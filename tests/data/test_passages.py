@@ -1,5 +1,6 @@
 """Passages keep sentences whole, and know where they stand."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -148,3 +149,41 @@ def test_a_file_that_goes_while_others_are_read_is_named(tmp_path: Path) -> None
     (tmp_path / "b.txt").unlink()  # it was listed
     assert [*documents] == []
     assert "1 file: b.txt (No such file or directory)" in skipped.report()
+
+
+def test_what_is_in_a_folder_and_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "here.txt").write_text("It is here.")
+    (docs / "around").symlink_to(docs)
+    (docs / "gone.txt").symlink_to("nowhere.txt")
+    os.mkfifo(docs / "pipe.txt")
+    (docs / "locked").mkdir()
+    (docs / "locked" / "a.txt").write_text("Nobody reads it.")
+    real = os.scandir
+
+    def locked(folder: str) -> object:
+        if str(folder).endswith("locked"):  # root may enter where others may not
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    skipped = Skipped()
+    assert read(docs, skipped) == [("here.txt:1", "It is here.")]
+    said = skipped.report()
+    for part in (
+        "1 file: gone.txt (No such file or directory)",
+        "is no file, but a pipe or a device",
+        "1 file: locked (Permission denied)",
+        "1 links to folders were not followed",
+    ):
+        assert part in said, said
+
+
+@pytest.mark.parametrize("unit", ["passage", "line"])
+def test_a_name_that_is_no_text_is_written_as_text(tmp_path: Path, unit: str) -> None:
+    try:
+        (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("It is open.")
+    except OSError:
+        pytest.skip("names of files are UTF-8 here")
+    assert [*Documents(tmp_path, unit, ()).read()] == [("caf\\udce9.txt:1", "It is open.")]

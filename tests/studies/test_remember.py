@@ -1,7 +1,9 @@
 """Models that remember: kNN-LM and kNN-MT, against plain loops, and by every door."""
 
+import errno
 import json
 import math
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -216,6 +218,21 @@ def test_mistakes_are_told_in_a_line(places: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="changes = neighbours: in a recipe they add parameters"):
         reading.load("shakespeare", [f"model.from={places / 'lm'}", "changes=[{neighbours: {}}]", "task.block=32"])
     assert read([{"neighbours": {"share": 0.5}}]) == [Neighbours(0.5)]
+
+
+def test_a_full_disk_is_told_and_gone_on_from(places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["remember", places / "lm", tmp_path / "m", places / "text.txt", "--share", "0.4", "--temperature", "3"]
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        said = told(*command)
+    assert f"{tmp_path / 'm'}: the disk is full; make room and say the same again" in str(said.exception)
+    assert told(*command, "--neighbours", "5").exit_code == 0
+    shown, expected = (told("recall", memory, "the cat").stdout for memory in (tmp_path / "m", places / "memory"))
+    assert shown == expected
 
 
 def test_a_memory_of_another_model_is_refused(places: Path, tmp_path: Path) -> None:

@@ -260,6 +260,27 @@ def test_what_is_wrong_is_said(models: dict[str, Path], notes: Path, tmp_path: P
     assert "is not finished" in str(run("search", place, "who?").exception)
 
 
+def test_documents_that_are_damaged_are_named(models: dict[str, Path], notes: Path, tmp_path: Path) -> None:
+    place = tmp_path / "notes.index"
+    run("index", notes, place, "--model", models["embed"])
+    (documents,) = place.glob("documents-*.jsonl")
+    whole = documents.read_bytes()
+    for content in (b"", whole[:-8], b"[" * 9 + whole[9:], whole.replace(b'", "', b'"# "')):
+        documents.write_bytes(content)
+        (notes / "more.md").touch()
+        for command in (
+            ("search", place, "a dog"),
+            ("search", place, "a dog", "--by", "words"),
+            ("index", notes, place),
+        ):
+            said = run(*command)
+            assert isinstance(said.exception, ValueError), (content, command)
+            assert "is damaged (" in str(said.exception)
+            assert str(place) in str(said.exception)
+    documents.unlink()
+    assert "is damaged (" in str(run("search", place, "a dog").exception)
+
+
 @pytest.mark.parametrize("at", [2, 3, 5, 6])
 def test_a_full_disk_loses_nothing(
     models: dict[str, Path], notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
