@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from regard.core.dropout import Dropout
 from regard.core.positions import Learned, Positions, absolute_positions, stretched
+from regard.core.ways import Ways
 
 GROUPS = 32  # of channels that are normalised together
 
@@ -25,6 +26,16 @@ def words(vocabulary: int, d_model: int, std: float | None = None) -> nn.Embeddi
     tokens = nn.Embedding(vocabulary, d_model)
     nn.init.normal_(tokens.weight, std=d_model**-0.5 if std is None else std)
     return tokens
+
+
+@Ways
+def bags(rows: Tensor, table: Tensor) -> Tensor:
+    """Sums of R rows of a table (V, d) each: which, (..., R) -> (..., d).
+
+    >>> bags(torch.tensor([[0, 0], [1, 0]]), torch.tensor([[1.0], [10.0]])).tolist()
+    [[2.0], [11.0]]
+    """
+    return F.embedding_bag(rows.flatten(0, -2), table, mode="sum").view(*rows.shape[:-1], -1)
 
 
 class Stem(nn.Module):

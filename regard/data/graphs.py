@@ -8,6 +8,7 @@ and what no training graph had is unknown to it. All pairs of nodes are compared
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from regard.data.tokenizers import Tokenizer
 EDGE = "-"  # what an edge is of which nothing is said
 NODE = "o"  # and a node
 FAR = 255  # the distance of two nodes that no path joins
+MOST = 2**24  # nodes: of more nobody makes a list, be it to refuse them
 Ints = NDArray[np.int64]
 
 
@@ -67,8 +69,10 @@ class Graph:
         if not isinstance(held, Mapping) or "edges" not in held:
             raise GraphError(f'{place}: a graph is written {{"nodes": ["C", "O"], "edges": [[0, 1, "="]]}}')
         try:
-            edges = [(int(u), int(v), word(str(kind[0])) if kind else EDGE) for u, v, *kind in held["edges"]]
+            edges = [(index(u), index(v), word(str(kind[0])) if kind else EDGE) for u, v, *kind in held["edges"]]
             nodes = held.get("nodes", 1 + max((max(u, v) for u, v, _ in edges), default=-1))
+            if isinstance(nodes, int) and nodes > MOST:
+                raise ValueError(f"{nodes:,} nodes are more than the {MOST:,} that a graph may have")
             nodes = [NODE] * nodes if isinstance(nodes, int) else [str(node) for node in nodes]
             numbers = held.get("numbers")
             given = None if numbers is None else np.asarray(numbers, np.float32).reshape(len(nodes), -1)
@@ -77,10 +81,10 @@ class Graph:
         except (TypeError, ValueError) as error:
             raise GraphError(f"{place} cannot be read: {error}") from None
         kinds = tuple(kind for *_, kind in edges)
-        pairs = np.array([edge[:2] for edge in edges], np.int64).reshape(-1, 2)
         try:
+            pairs = np.array([edge[:2] for edge in edges], np.int64).reshape(-1, 2)
             return cls(tuple(nodes), pairs, kinds, given, bool(held.get("directed", False)))
-        except GraphError as error:
+        except (GraphError, OverflowError) as error:
             raise GraphError(f"{place}: {error}") from None
 
     def reordered(self, order: Sequence[int]) -> "Graph":

@@ -266,13 +266,24 @@ def read_gin(path: Path) -> Iterator[Row]:
             tag, degree, *others = numbers()
             nodes.append(str(tag))
             edges += [(node, other) for other in others[:degree] if node <= other]
-        graph = Graph(tuple(nodes), np.array(edges, np.int64).reshape(-1, 2), (EDGE,) * len(edges))
+        try:
+            graph = Graph(tuple(nodes), np.array(edges, np.int64).reshape(-1, 2), (EDGE,) * len(edges))
+        except GraphError as error:
+            raise GraphError(f"{path}, graph {index}: {error}") from None
         yield {"graph": graph, "label": str(label), "name": f"{path.stem} {index}"}
 
 
 def read_tu(folder: Path) -> Iterator[Row]:
     """TU's form: pairs of nodes, the graph of each node, and, if they are there, labels of graphs, nodes and edges."""
-    (about,) = folder.glob("*_graph_indicator.txt")
+    try:
+        yield from _of_tu(folder)
+    except (ValueError, IndexError, TypeError) as error:
+        raise ValueError(f"{folder} is no data of TU's form: {error}") from None
+
+
+def _of_tu(folder: Path) -> Iterator[Row]:
+    if (about := next(folder.glob("*_graph_indicator.txt"), None)) is None:
+        raise ValueError("it has no file ..._graph_indicator.txt")
     stem = about.name.removesuffix("_graph_indicator.txt")
 
     def rows(kind: str) -> list[list[str]] | None:
@@ -281,13 +292,14 @@ def read_tu(folder: Path) -> Iterator[Row]:
             return None
         return [line.replace(",", " ").split() for line in read_lines(path) if line.strip()]
 
-    try:
-        graph_of = np.array([int(row[0]) - 1 for row in rows("graph_indicator") or []])
-        edges = np.array(rows("A"), np.int64).reshape(-1, 2) - 1
-        labels, types, kinds, numbers = map(rows, ("graph_labels", "node_labels", "edge_labels", "node_attributes"))
-        own = None if numbers is None else np.array(numbers, np.float32)
-    except (ValueError, IndexError, TypeError) as error:
-        raise ValueError(f"{folder} is no data of TU's form: {error}") from None
+    graph_of = np.array([int(row[0]) - 1 for row in rows("graph_indicator") or []])
+    edges = np.array(rows("A"), np.int64).reshape(-1, 2) - 1
+    labels, types, kinds, numbers = map(rows, ("graph_labels", "node_labels", "edge_labels", "node_attributes"))
+    own = None if numbers is None else np.array(numbers, np.float32)
+    needed = {"graph": (labels, graph_of.max() + 1), "node": (types, len(graph_of)), "edge": (kinds, len(edges))}
+    for name, (told, count) in needed.items():
+        if told is not None and len(told) != count:
+            raise ValueError(f"{count} {name}s, and {len(told)} labels of them")
     first = np.searchsorted(graph_of, np.arange(graph_of.max() + 2))
     at = graph_of[edges[:, 0]]
     by = np.argsort(at, kind="stable")

@@ -24,7 +24,7 @@ from regard.core.dropout import Dropout
 from regard.core.masks import padding
 from regard.core.outputs import POOLED, HeadConfig, head
 from regard.core.quantised import matrix
-from regard.core.stems import Stem
+from regard.core.stems import Stem, bags
 from regard.models.family import INITIAL, Config, Family, StackSizes, draw_first
 
 FAR = 255  # the distance of two nodes that no path joins
@@ -80,37 +80,36 @@ class Between(nn.Module):
 
     def forward(self, distances: Tensor, paths: Tensor | None = None) -> Tensor | None:
         """distances (B, N, N), paths (B, N, N, R) -> (B, H, T, T), or nothing."""
-        bias: Any = 0.0
+        first = (int(self.virtual), 0)
+        tables: list[Tensor] = []
+        rows: list[Tensor] = []  # of these tables, which lie in a row: (B, T, T, any)
+        before = 0  # rows of those before
         if self.distance is not None:
-            near = distances.clamp(max=self.far - 1)
-            bias = self.distance(torch.where(distances == FAR, self.far, near).int())  # (B, N, N, H)
-        if self.edges is not None and self.along is not None:
+            near = torch.where(distances == FAR, self.far, distances.clamp(max=self.far - 1))
+            tables.append(matrix(self.distance))
+            rows.append(F.pad(near, first * 2, value=self.far + 1)[..., None])
+            before = self.far + 2
+        if self.along is not None:
             if paths is None:
                 raise ValueError(f"this model reads {self.reach} edges of the path between two nodes: give paths")
-            bias = bias + self._mean(distances, paths)
-        if isinstance(bias, float):
+            tables.append(self._means())
+            length, place = distances.clamp(1, self.reach), torch.arange(self.reach, device=paths.device)
+            place = (length[..., None] - 1) * self.reach + place  # (B, N, N, R)
+            each = paths + place * (len(tables[-1]) // self.reach**2)
+            rows.append(F.pad(each, (0, 0, *first * 2), value=self.pad) + before)
+        if not tables:
             return None
-        bias = bias.permute(0, 3, 1, 2)  # (B, H, N, N)
-        if not self.virtual:
-            return bias
-        bias = F.pad(bias, (1, 0, 1, 0))  # (B, H, T, T)
-        if self.distance is None:
-            return bias
-        own = torch.zeros_like(bias[:1, :1])
-        own[..., 0, :] = own[..., :, 0] = 1.0
-        return bias + own * matrix(self.distance)[-1][:, None, None]
+        return bags(torch.cat(rows, -1), torch.cat(tables)).permute(0, 3, 1, 2).contiguous()
 
-    def _mean(self, distances: Tensor, paths: Tensor) -> Tensor:
-        """c_ij = 1/N Σ_n x_{e_n} w_n of each head: (B, N, N, H)."""
+    def _means(self) -> Tensor:
+        """What an edge adds to c_ij = 1/N Σ_n x_{e_n} w_n of each head: of paths of 1 to R edges, at each place of one,
+        each type, (R · R · V, H)."""
         assert self.edges is not None
         assert self.along is not None
         known = matrix(self.edges)
-        known = known * (torch.arange(len(known), device=paths.device) != self.pad)[:, None]
-        each = (known @ self.along).flatten(0, 1)  # (R · V, H): for each place on a path, and each type of an edge
-        places = torch.arange(self.reach, device=paths.device) * len(known)
-        total = F.embedding_bag((paths + places).flatten(0, 2), each, mode="sum")  # (B · N · N, H)
-        length = distances.clamp(1, self.reach)[..., None]
-        return total.view(*distances.shape, -1) / length
+        known = known * (torch.arange(len(known), device=known.device) != self.pad)[:, None]
+        N = torch.arange(1, self.reach + 1, device=known.device)[:, None, None, None]
+        return (known @ self.along / N).flatten(0, 2)
 
 
 class GraphTransformer(nn.Module):

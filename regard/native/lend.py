@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.core import backends, dropout, losses
+from regard.core import backends, dropout, losses, stems
 from regard.core.attention import MultiHeadAttention
 from regard.core.layers import FeedForward, GatedFeedForward, Residual
 from regard.core.ways import Ways
@@ -88,13 +88,14 @@ def _hooked(*modules: nn.Module) -> bool:
 
 def _attend(kernels: NativeKernels, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor | None:
     mask, bias, scale, dropout = more
-    return None if bias is not None else kernels.attend(q, k, v, mask, scale, dropout)
+    return kernels.attend(q, k, v, mask, scale, dropout, bias)
 
 
 # Of each function that has a register of ways, this one.
 WAYS: dict[Ways[Any, Any], Callable[..., Any]] = {
     backends.auto: _attend,
     dropout.dropped: lambda kernels, *args: kernels.dropout(*args),
+    stems.bags: lambda kernels, *args: kernels.bags(*args),
     losses.cross_entropy_in_blocks: lambda kernels, *args: kernels.cross_entropy(*args),
 }
 for ways, way in WAYS.items():

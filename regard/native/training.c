@@ -7,7 +7,7 @@
    Each function does with one thread what the core says (regard/core/losses.py, attention.py, layers.py), in the same
    order whenever it is called: who trains twice gets the same bits. A batch is shared among threads further up
    (regard/training/parallel.py). The gain is in the cache: a block of logits, or the scores of a head, are made, used
-   and forgotten before the next one comes. Widths are multiples of 16. */
+   and forgotten before the next one comes. Widths are multiples of 16, but those of heads and of tables. */
 
 #include <stdlib.h>
 
@@ -83,7 +83,9 @@ INLINE void tile(int m, int w, int K, const float *a, size_t row, size_t step, c
 PRODUCT(product, lda, WIDE_ROWS, ROWS)
 PRODUCT(transposed_product, 1, WIDE_COLUMNS, COLUMNS)
 
-/* x (n, d) as (d, width), filled up with zeros; d and width are multiples of 16. */
+#define WHOLE(d) (((d) + L - 1) / L * L) /* numbers of whole vectors */
+
+/* x (n, d) as (d, width), filled up with zeros, in d as well; width is a multiple of 16. */
 static void transpose(int n, int d, const float *x, size_t stride, float *to, int width) {
   for (int j = 0; j < width; j += L)
     for (int k = 0; k < d; k += L) {
@@ -91,7 +93,7 @@ static void transpose(int n, int d, const float *x, size_t stride, float *to, in
 #pragma GCC unroll 16
       for (int i = 0; i < L; i++) {
         t[i] = all(0.0f);
-        if (j + i < n) t[i] = load(x + (j + i) * stride + k);
+        if (j + i < n) t[i] = load_some(x + (j + i) * stride + k, d - k);
       }
 #define EXCHANGE(n)                                                                                                  \
   _Pragma("GCC unroll 16") for (int i = 0; i < L; i++) if (!(i & (n))) {                                             \
@@ -103,6 +105,29 @@ static void transpose(int n, int d, const float *x, size_t stride, float *to, in
       for (int i = 0; i < L; i++) store(to + (size_t)(k + i) * width + j, t[i]);
     }
 }
+
+/* x (n, d) in rows of whole vectors: as it is, or copied, filled up with zeros. */
+static const float *whole_rows(int n, int d, const float *x, size_t *stride, float *to) {
+  const int width = WHOLE(d);
+  if (d == width) return x;
+  for (int i = 0; i < n; i++)
+    for (int j = 0; j < d; j += L) store(to + i * width + j, load_some(x + i * *stride + j, d - j));
+  *stride = width;
+  return to;
+}
+
+/* C (M, N) = A B for B (K, N) of any N, by `product` or `transposed_product`; `room` is for (M + K, N) whole vectors. */
+#define NARROW_PRODUCT(name, by)                                                                                       \
+  static void name(int M, int N, int K, const float *a, size_t lda, const float *b, size_t ldb, float *c, size_t ldc, \
+                   float *room) {                                                                                      \
+    const int width = WHOLE(N);                                                                                        \
+    b = whole_rows(K, N, b, &ldb, room + (size_t)M * width);                                                           \
+    by(M, width, K, a, lda, b, ldb, 0, N == width ? c : room, N == width ? ldc : (size_t)width, SET);                  \
+    for (int i = 0; i < M && N != width; i++)                                                                          \
+      for (int j = 0; j < N; j += L) store_some(c + i * ldc + j, load(room + i * width + j), N - j);                   \
+  }
+NARROW_PRODUCT(narrow_product, product)
+NARROW_PRODUCT(narrow_transposed, transposed_product)
 
 /* ---------------------------------------------------------------------------------------------- dropout */
 
@@ -284,6 +309,28 @@ void residual_back(int64_t N, int32_t d, const float *g, const float *y, const f
   }
 }
 
+/* ---------------------------------------------------------------------------------------------- tables */
+
+/* y (N, d): sums of R rows of a table (V, d) each. */
+void bags(int64_t N, int32_t R, int32_t d, const int32_t *rows, const float *table, float *y) {
+  for (; N; N--, rows += R, y += d)
+    for (int j = 0; j < d; j += L) {
+      vec sum = all(0.0f);
+      for (int r = 0; r < R; r++) sum += load_some(table + (size_t)rows[r] * d + j, d - j);
+      store_some(y + j, sum, d - j);
+    }
+}
+
+/* The gradient of the table, which grows, from that of y. */
+void bags_back(int64_t N, int32_t R, int32_t d, const int32_t *rows, const float *g, float *dtable) {
+  for (; N; N--, rows += R, g += d)
+    for (int r = 0; r < R; r++)
+      for (int j = 0; j < d; j += L) {
+        float *to = dtable + (size_t)rows[r] * d + j;
+        store_some(to, load_some(to, d - j) + load_some(g + j, d - j), d - j);
+      }
+}
+
 /* ---------------------------------------------------------------------------------------------- the loss */
 
 #define BLOCK 96  /* tokens at a time: a multiple of PANEL and of TILE */
@@ -378,6 +425,7 @@ typedef struct {
   int32_t causal; /* no query sees a later key: besides the mask */
   float scale;
   Heads q, k, v;
+  Heads bias; /* (B, H, T, S), added to the scores; strides of 0 repeat; none at all: nothing is */
   Mask mask;
   const uint16_t *keep; /* which weights dropout leaves, (B, H, T, ⌈S / 16⌉) words of a bit each; none: all of them */
   float kept;           /* what they are multiplied with */
@@ -413,9 +461,11 @@ static void thin(const Attention *A, int b, int h, float *p, int width) {
 static void weigh(const Attention *A, int b, int h, float *s, int width, float *wall, float *level, int known) {
   for (int t = 0; t < A->T; t++, s += width) {
     if (!t || A->causal || A->mask.row) barrier(A, b, h, t, wall, width);
+    const float *bias = A->bias.at ? of(&A->bias, b, h) + t * A->bias.row : 0;
     vec top = all(-INFINITY), sum = all(0.0f);
     for (int i = 0; i < width; i += L) {
       vec x = load(s + i) * A->scale + load(wall + i);
+      if (bias) x += load_some(bias + i, A->S - i);
       store(s + i, x);
       top = larger(top, x);
     }
@@ -437,34 +487,45 @@ static void weigh(const Attention *A, int b, int h, float *s, int width, float *
   }
 }
 
-/* out (B, H, T, d_v) = softmax(scale · q kᵀ) v, and `level` (B, H, T), what the way back needs to know. */
+/* Of one query, with weights P and D = Σ out · dout: ds = P (dP - D) scale, and the next row of that of a bias. */
+INLINE void slope_of(const Attention *A, const float *p, float *ds, float D, int width, float **dbias) {
+  for (int i = 0; i < width; i += L) {
+    const vec slope = load(p + i) * (load(ds + i) - D);
+    if (*dbias) store_some(*dbias + i, slope, A->S - i);
+    store(ds + i, slope * A->scale);
+  }
+  if (*dbias) *dbias += A->S;
+}
+
+/* out (B, H, T, d_v) = softmax(scale · q kᵀ + bias) v, and `level` (B, H, T), what the way back needs to know. */
 int32_t attend(const Attention *A, const Heads *out, float *level) {
-  const int T = A->T, S = A->S, width = (S + L - 1) / L * L;
-  float *room = aligned_alloc(64, sizeof(float) * width * ((size_t)A->d_k + T + 1));
+  const int T = A->T, S = A->S, width = WHOLE(S), d_k = WHOLE(A->d_k);
+  float *room = aligned_alloc(64, sizeof(float) * (width * ((size_t)d_k + T + 1) + (size_t)(T + S) * WHOLE(A->d_v)));
   if (!room) return 0;
-  float *keys = room, *p = keys + (size_t)A->d_k * width, *wall = p + (size_t)T * width;
+  float *keys = room, *p = keys + (size_t)d_k * width, *wall = p + (size_t)T * width, *some = wall + width;
   for (int b = 0; b < A->B; b++)
     for (int h = 0; h < A->H; h++, level += T) {
       transpose(S, A->d_k, of(&A->k, b, h), A->k.row, keys, width);
       product(T, width, A->d_k, of(&A->q, b, h), A->q.row, keys, width, 0, p, width, SET);
       weigh(A, b, h, p, width, wall, level, 0);
       thin(A, b, h, p, width);
-      product(T, A->d_v, S, p, width, of(&A->v, b, h), A->v.row, 0, of(out, b, h), out->row, SET);
+      narrow_product(T, A->d_v, S, p, width, of(&A->v, b, h), A->v.row, of(out, b, h), out->row, some);
     }
   free(room);
   return 1;
 }
 
 /* The gradients of q, k and v from that of `out`. With the weights P and D = Σ out · dout of a query:
-   dV = Pᵀ dout, dP = dout Vᵀ, dS = P (dP - D) scale, dQ = dS K, dK = dSᵀ Q. Dropout thins the P of dV, and dP. */
+   dV = Pᵀ dout, dP = dout Vᵀ, dS = P (dP - D) scale, dQ = dS K, dK = dSᵀ Q. Dropout thins the P of dV, and dP. That of
+   the bias, dS / scale, (B, H, T, S), may be absent. */
 int32_t attend_back(const Attention *A, const Heads *out, const Heads *dout, float *level, const Heads *dq,
-                    const Heads *dk, const Heads *dv) {
-  const int T = A->T, S = A->S, width = (S + L - 1) / L * L;
-  const int widest = A->d_k > A->d_v ? A->d_k : A->d_v;
-  float *room = aligned_alloc(64, sizeof(float) * width * ((size_t)widest + 2 * T + 1));
+                    const Heads *dk, const Heads *dv, float *dbias) {
+  const int T = A->T, S = A->S, width = WHOLE(S);
+  const size_t widest = WHOLE(A->d_k > A->d_v ? A->d_k : A->d_v);
+  float *room = aligned_alloc(64, sizeof(float) * (width * (widest + 2 * T + 1) + (T + S) * widest));
   if (!room) return 0;
-  float *across = room, *p = across + (size_t)widest * width, *ds = p + (size_t)T * width;
-  float *wall = ds + (size_t)T * width;
+  float *across = room, *p = across + widest * width, *ds = p + (size_t)T * width;
+  float *wall = ds + (size_t)T * width, *some = wall + width;
   for (int b = 0; b < A->B; b++)
     for (int h = 0; h < A->H; h++, level += T) {
       const float *q = of(&A->q, b, h), *k = of(&A->k, b, h), *g = of(dout, b, h), *o = of(out, b, h);
@@ -477,15 +538,14 @@ int32_t attend_back(const Attention *A, const Heads *out, const Heads *dout, flo
       for (int t = 0; t < T; t++) {
         float *weights = p + (size_t)t * width, *slopes = ds + (size_t)t * width;
         vec sum = all(0.0f);
-        for (int i = 0; i < A->d_v; i += L) sum += load(g + t * dout->row + i) * load(o + t * out->row + i);
-        const float D = total(sum);
-        for (int i = 0; i < width; i += L)
-          store(slopes + i, load(weights + i) * (load(slopes + i) - D) * A->scale);
+        for (int i = 0; i < A->d_v; i += L)
+          sum += load_some(g + t * dout->row + i, A->d_v - i) * load_some(o + t * out->row + i, A->d_v - i);
+        slope_of(A, weights, slopes, total(sum), width, &dbias);
       }
       thin(A, b, h, p, width);
-      transposed_product(S, A->d_v, T, p, width, g, dout->row, 0, of(dv, b, h), dv->row, SET);
-      product(T, A->d_k, S, ds, width, k, A->k.row, 0, of(dq, b, h), dq->row, SET);
-      transposed_product(S, A->d_k, T, ds, width, q, A->q.row, 0, of(dk, b, h), dk->row, SET);
+      narrow_transposed(S, A->d_v, T, p, width, g, dout->row, of(dv, b, h), dv->row, some);
+      narrow_product(T, A->d_k, S, ds, width, k, A->k.row, of(dq, b, h), dq->row, some);
+      narrow_transposed(S, A->d_k, T, ds, width, q, A->q.row, of(dk, b, h), dk->row, some);
     }
   free(room);
   return 1;
@@ -597,7 +657,7 @@ static void turn_words(int n, int d, const uint16_t *x, size_t stride, uint32_t 
 }
 
 int32_t attend_half(const Attention *A, const Heads *out, float *level) {
-  const int T = A->T, S = A->S, width = (S + L - 1) / L * L, d_k = A->d_k, d_v = A->d_v;
+  const int T = A->T, S = A->S, width = WHOLE(S), d_k = A->d_k, d_v = A->d_v;
   const size_t pairs = (S + 1) / 2, scores = (size_t)T * width;
   uint32_t *room = room_for(4 * (d_k / 2 * width + pairs * d_v + scores + scores / 2 + width));
   if (!room) return 0;
@@ -618,8 +678,8 @@ int32_t attend_half(const Attention *A, const Heads *out, float *level) {
 }
 
 int32_t attend_half_back(const Attention *A, const Heads *out, const Heads *dout, float *level, const Heads *dq,
-                         const Heads *dk, const Heads *dv) {
-  const int T = A->T, S = A->S, width = (S + L - 1) / L * L, d_k = A->d_k, d_v = A->d_v;
+                         const Heads *dk, const Heads *dv, float *dbias) {
+  const int T = A->T, S = A->S, width = WHOLE(S), d_k = A->d_k, d_v = A->d_v;
   const int widest = d_k > d_v ? d_k : d_v, longest = T > S ? T : S;
   const size_t scores = (size_t)T * width, above = (size_t)(T + 1) / 2 * width, some = (size_t)(longest + 1) * widest;
   uint32_t *room = room_for(4 * (2 * scores + 2 * above + some + widest / 2 * width + width));
@@ -643,7 +703,7 @@ int32_t attend_half_back(const Attention *A, const Heads *out, const Heads *dout
         for (int i = 0; i < d_v; i += WIDTH)
           along += (vec)(widened(g + t * dout->row + i) * widened(o + t * out->row + i));
         sum = total(along);
-        for (int i = 0; i < width; i += L) store(D + i, load(P + i) * (load(D + i) - sum) * A->scale);
+        slope_of(A, P, D, sum, width, &dbias);
       }
       thin(A, b, h, p, width);
       pair_rounded(T, width, p, weights);

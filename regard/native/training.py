@@ -1,7 +1,7 @@
 """The C kernels of a training step (training.c). `regard.native.lend` puts them in their places."""
 
 from collections.abc import Callable, Sequence
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_void_p
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from regard.core import dropout as drawn
 from regard.core.losses import LossAndGradients
 from regard.core.masks import AnyMask, Mask
+from regard.native.attending import Attend, address, done, in_rows
 from regard.native.build import VECTOR, fields, library
 from regard.native.compiler import UnavailableError
 
@@ -21,29 +22,6 @@ KEPT = 2**21  # numbers inside a feed-forward network for the way back: more tha
 LARGE = 2**16  # scores of a head: beyond, they leave the cache, and PyTorch's kernel is the better one
 DRAWN = 2**20  # numbers of dropout at a time
 LARGEST = 2**22  # the same with dropout, for which PyTorch writes all of them out
-
-
-class Heads(Structure):
-    """A tensor (B, H, T, d) of fp32, or of bf16."""
-
-    _fields_ = [("at", c_void_p), *fields(c_int64, "batch head row")]
-
-
-class Bytes(Structure):
-    """A mask (B, H, T, S)."""
-
-    _fields_ = [("at", c_void_p), *fields(c_int64, "batch head row key")]
-
-
-class Attention(Structure):
-    _fields_ = [
-        *fields(c_int32, "B H T S d_k d_v causal"),
-        ("scale", c_float),
-        *fields(Heads, "q k v"),
-        ("mask", Bytes),
-        ("keep", c_void_p),
-        ("kept", c_float),
-    ]
 
 
 class TwoMaps(Structure):
@@ -78,14 +56,23 @@ class NativeKernels:
         self.lib, self.sparse = lib, sparse
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: AnyMask | None, scale: float, p: float = 0.0
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AnyMask | None,
+        scale: float,
+        p: float = 0.0,
+        bias: Tensor | None = None,
     ) -> Tensor | None:
-        """`regard.core.attention.attend` without a bias; of the weights p are dropped, by the draws of `math`."""
+        """`regard.core.attention.attend`; of the weights p are dropped, by the draws of `math`."""
         half = q.dtype == torch.bfloat16 and self.lib.halves()
-        dtype, unit = (torch.bfloat16, 2 * VECTOR) if half else (torch.float32, VECTOR)
-        if not all(_known(x, dtype) and x.dim() == 4 for x in (q, k, v)) or q.shape[3] % unit or v.shape[3] % unit:
+        dtype, unit = (torch.bfloat16, 2 * VECTOR) if half else (torch.float32, 1)
+        if not all(_known(x, dtype) and x.dim() == 4 for x in (q, k, v)):
             return None
         (B, H, T, d_k), S = q.shape, k.shape[2]
+        if not d_k or not v.shape[3] or d_k % unit or v.shape[3] % unit:
+            return None
         if k.shape != (B, H, S, d_k) or v.shape[:3] != k.shape[:3] or not 0 < T * S <= (LARGEST if p else LARGE):
             return None
         if _drops_all(p):
@@ -95,11 +82,14 @@ class NativeKernels:
             mask = None
         elif isinstance(mask, Mask):
             mask = mask.dense(T, S)
-        if mask is not None and not _masks(mask, (B, H, T, S)):
+        if mask is not None and not (_over(mask, (B, H, T, S)) and mask.dtype == torch.bool):
             return None
+        if bias is not None and not (_over(bias, (B, H, T, S)) and _known(bias, dtype)):
+            return None
+        bias = None if bias is None else in_rows(bias.float().expand(-1, -1, -1, S))
         ways = (self.lib.attend_half, self.lib.attend_half_back) if half else (self.lib.attend, self.lib.attend_back)
         keep = self._kept(torch.Size((B, H, T, S)), p) if p else None
-        return _Attend.apply(ways, _in_rows(q), _in_rows(k), _in_rows(v), mask, keep, (causal, scale, p))
+        return Attend.apply(ways, (causal, scale, p), *map(in_rows, (q, k, v)), bias, mask, keep)
 
     def _kept(self, shape: torch.Size, p: float) -> Tensor:
         """Which weights (B, H, T, S) dropout leaves: a bit of each, in whole words a row. Drawn by and by."""
@@ -130,6 +120,15 @@ class NativeKernels:
         if not self.sparse or type(table) is not nn.Embedding or table.max_norm is not None:
             return None
         return F.embedding(tokens, table.weight, table.padding_idx, sparse=True)
+
+    def bags(self, rows: Tensor, table: Tensor) -> Tensor | None:
+        """`regard.core.stems.bags`, whose gradient PyTorch would sort its rows for."""
+        if not rows.numel() or not _known(table):
+            return None
+        least, most = map(int, rows.aminmax())
+        if not 0 <= least <= most < len(table):
+            return None
+        return _Bags.apply(self.lib, rows.int().contiguous(), table)
 
     def feed_forward(self, x: Tensor, inner: nn.Linear, outer: nn.Linear, kind: int, p: float) -> Tensor | None:
         """outer(dropout(activation(inner(x)), p)), of the same draws; activations by their numbers in C. In fp32 relu
@@ -179,31 +178,8 @@ class NativeKernels:
         dW = torch.empty_like(W) if needs[1] else None
         db = torch.zeros_like(b) if needs[2] and b is not None else None
         loss = torch.zeros((), dtype=torch.float64)
-        _done(self.lib.cross_entropy(len(h), *W.shape, h, W, b, y, hit, dh, dW, db, loss))
+        done(self.lib.cross_entropy(len(h), *W.shape, h, W, b, y, hit, dh, dW, db, loss))
         return LossAndGradients(loss.float(), dh, dW, db)
-
-
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, ways: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, keep: Tensor | None, how: Any
-    ) -> Tensor:
-        out, level = _rows_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
-        (attend, ctx.back), ctx.how = ways, how
-        ctx.save_for_backward(q, k, v, mask, keep, out, level)
-        _done(attend(_attention(q, k, v, mask, keep, *how), _heads(out), level))
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> Any:
-        q, k, v, mask, keep, out, level = ctx.saved_tensors
-        of_one = q.shape[:3] == k.shape[:3] and q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
-        together = [[q, k, v]] if of_one else [[q], [k, v]]
-        dq, dk, dv = (x for parts in together for x in _side_by_side(parts))
-        about, g = _attention(q, k, v, mask, keep, *ctx.how), _in_rows(g)
-        _done(ctx.back(about, _heads(out), _heads(g), level, *map(_heads, (dq, dk, dv))))
-        return None, dq, dk, dv, None, None, None
 
 
 class _Split(torch.autograd.Function):
@@ -231,7 +207,7 @@ class _Linear(torch.autograd.Function):
         y = x.new_empty(*x.shape[:-1], len(W))
         ctx.lib = lib
         ctx.save_for_backward(*_needed(ctx, x, W))
-        _done(lib.linear(y.numel() // len(W), *W.shape, x, W, b, y))
+        done(lib.linear(y.numel() // len(W), *W.shape, x, W, b, y))
         return y
 
     @staticmethod
@@ -248,6 +224,23 @@ class _Linear(torch.autograd.Function):
 def _needed(ctx: Any, x: Tensor, W: Tensor) -> tuple[Tensor | None, Tensor]:
     """What the way back of a product reads: not x if W learns nothing, as beside LoRA."""
     return x if ctx.needs_input_grad[2] else None, W
+
+
+class _Bags(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lib: Any, rows: Tensor, table: Tensor) -> Tensor:
+        ctx.lib, ctx.shape = lib, table.shape
+        ctx.save_for_backward(rows)
+        y = table.new_empty(*rows.shape[:-1], table.shape[1])
+        lib.bags(rows[..., 0].numel(), rows.shape[-1], table.shape[1], rows, table.contiguous(), y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (rows,), dtable = ctx.saved_tensors, g.new_zeros(ctx.shape)
+        ctx.lib.bags_back(rows[..., 0].numel(), rows.shape[-1], ctx.shape[1], rows, g.contiguous(), dtable)
+        return None, None, dtable
 
 
 class _Gated(torch.autograd.Function):
@@ -281,7 +274,7 @@ class _FeedForward(torch.autograd.Function):
         h = x.new_empty(*M, len(W1)) if M.numel() * len(W1) <= KEPT else None
         ctx.lib, ctx.scale = lib, dropped[-1]
         ctx.save_for_backward(x, h, None if h is not None else keep, W1, b1, W2)
-        _done(lib.feed_forward(M.numel(), *sizes, x, _maps(W1, b1, W2, b2), *dropped, keep, h, y))
+        done(lib.feed_forward(M.numel(), *sizes, x, _maps(W1, b1, W2, b2), *dropped, keep, h, y))
         return y
 
     @staticmethod
@@ -292,7 +285,7 @@ class _FeedForward(torch.autograd.Function):
         shapes = x.shape, W1.shape, W1.shape[:1], W2.shape, W2.shape[:1]
         dx, *to = [x.new_empty(shape) if need else None for shape, need in zip(shapes, needs, strict=True)]
         given = x.shape[:-1].numel(), len(W2), *W1.shape, x, h, _maps(W1, b1, W2), keep, ctx.scale, g
-        _done(ctx.lib.feed_forward_back(*given, dx, _maps(*to)))
+        done(ctx.lib.feed_forward_back(*given, dx, _maps(*to)))
         return None, dx, *to, None
 
 
@@ -304,7 +297,7 @@ class _HalfLinear(torch.autograd.Function):
         W, y = W.contiguous(), x.new_empty(*x.shape[:-1], len(W))
         ctx.lib = lib
         ctx.save_for_backward(*_needed(ctx, x, W))
-        _done(lib.linear_half(y.numel() // len(W), *W.shape, x, W, b, y))
+        done(lib.linear_half(y.numel() // len(W), *W.shape, x, W, b, y))
         return y
 
     @staticmethod
@@ -313,7 +306,7 @@ class _HalfLinear(torch.autograd.Function):
         (x, W), needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         made = zip((g, W, W), ((*g.shape[:-1], W.shape[1]), W.shape, W.shape[:1]), needs, strict=True)
         gradients = [like.new_empty(shape) if need else None for like, shape, need in made]
-        _done(ctx.lib.linear_half_back(g.numel() // len(W), *W.shape, x, W, g.contiguous(), *gradients))
+        done(ctx.lib.linear_half_back(g.numel() // len(W), *W.shape, x, W, g.contiguous(), *gradients))
         return None, *gradients
 
 
@@ -328,7 +321,7 @@ class _HalfFeedForward(torch.autograd.Function):
         z, y = x.new_empty(*M, len(W1)), x.new_empty(*M, len(W2))
         ctx.lib, ctx.kind = lib, kind
         ctx.save_for_backward(x, z, W1, W2)
-        _done(lib.feed_forward_half(M.numel(), len(W2), *W1.shape, x, _maps(W1, b1, W2, b2), kind, z, y))
+        done(lib.feed_forward_half(M.numel(), len(W2), *W1.shape, x, _maps(W1, b1, W2, b2), kind, z, y))
         return y
 
     @staticmethod
@@ -339,7 +332,7 @@ class _HalfFeedForward(torch.autograd.Function):
         made = zip((x, W1, W1, W2, W2), shapes, needs, strict=True)
         dx, *to = [like.new_empty(shape) if need else None for like, shape, need in made]
         given = x.shape[:-1].numel(), len(W2), *W1.shape, x, z, _maps(W1, None, W2, None), ctx.kind, g.contiguous()
-        _done(ctx.lib.feed_forward_half_back(*given, dx, _maps(*to)))
+        done(ctx.lib.feed_forward_half_back(*given, dx, _maps(*to)))
         return None, dx, *to, None
 
 
@@ -418,9 +411,10 @@ def _fits(width: Sequence[int], W: Tensor, b: Tensor | None) -> bool:
     return _known(W) and W.dim() == 2 and W.shape[1:] == width and _whole(*W.shape) and _row(b, W.shape[:1])
 
 
-def _masks(mask: Tensor, shape: Sequence[int]) -> bool:
-    full = mask.dim() == 4 and all(n in (1, size) for n, size in zip(mask.shape, shape, strict=True))
-    return full and mask.dtype == torch.bool and mask.device.type == "cpu"
+def _over(x: Tensor, shape: Sequence[int]) -> bool:
+    """Whether x can be laid over scores of this shape."""
+    full = x.dim() == 4 and all(n in (1, size) for n, size in zip(x.shape, shape, strict=True))
+    return full and x.device.type == "cpu"
 
 
 def _drops_all(p: float) -> bool:
@@ -434,48 +428,5 @@ def _drops(n: int, p: float) -> tuple[tuple[Tensor | None, int, float], Tensor |
     return (draws, drawn.threshold(p), drawn.keep_scale(p)), keep
 
 
-def _at(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
-
-
-def _in_rows(x: Tensor) -> Tensor:
-    """x with the numbers of a row side by side; of bf16 a row begins with a whole word."""
-    whole = x.dtype == torch.float32 or not (x.data_ptr() % 4 or any(stride % 2 for stride in x.stride()[:-1]))
-    return x if x.stride(-1) == 1 and whole else x.contiguous()
-
-
-def _rows_like(x: Tensor, d: int) -> Tensor:
-    """Room for (B, H, T, d) that lies as (B, T, H, d): to join the heads is then to do nothing."""
-    B, H, T, _ = x.shape
-    return x.new_empty(B, T, H, d).transpose(1, 2)
-
-
-def _side_by_side(parts: Sequence[Tensor]) -> list[Tensor]:
-    """The same for several tensors of as many rows, one after the other in each row: what `_Split` need not join."""
-    B, H, T, _ = parts[0].shape
-    widths = [x.shape[3] * H for x in parts]
-    rows = parts[0].new_empty(B, T, sum(widths)).split(widths, -1)
-    return [row.unflatten(2, (H, -1)).transpose(1, 2) for row in rows]
-
-
 def _maps(*tensors: Tensor | None) -> TwoMaps:
-    return TwoMaps(*map(_at, tensors))
-
-
-def _heads(x: Tensor) -> Heads:
-    return Heads(x.data_ptr(), *x.stride()[:3])
-
-
-def _attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, keep: Tensor | None, causal: bool, scale: float, p: float
-) -> Attention:
-    (B, H, T, d_k), S = q.shape, k.shape[2]
-    strides = [0] * 4 if mask is None else [0 if n == 1 else s for n, s in zip(mask.shape, mask.stride(), strict=True)]
-    bytes_ = Bytes(_at(mask), *strides)
-    sizes, dropped = (B, H, T, S, d_k, v.shape[3]), (_at(keep), drawn.keep_scale(p))
-    return Attention(*sizes, causal, scale, _heads(q), _heads(k), _heads(v), bytes_, *dropped)
-
-
-def _done(told: int) -> None:
-    if not told:
-        raise MemoryError("no memory for the kernels of a training step: make train.batch_tokens smaller")
+    return TwoMaps(*map(address, tensors))

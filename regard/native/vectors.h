@@ -52,16 +52,24 @@ INLINE vec load(const float *p) { return *(const vec *)p; }
 INLINE void store(float *p, vec x) { *(vec *)p = x; }
 /* The first n of them, if they are not all there; zeros for the others. */
 INLINE vec load_some(const float *p, int n) {
+#ifdef __AVX512F__
+  return (vec)_mm512_maskz_loadu_ps(n < L ? (1 << n) - 1 : 0xFFFF, p);
+#else
   if (n >= L) return load(p);
   vec x = {};
   memcpy(&x, p, sizeof(float) * n);
   return x;
+#endif
 }
 INLINE void store_some(float *p, vec x, int n) {
+#ifdef __AVX512F__
+  _mm512_mask_storeu_ps(p, n < L ? (1 << n) - 1 : 0xFFFF, (__m512)x);
+#else
   if (n >= L)
     store(p, x);
   else
     memcpy(p, &x, sizeof(float) * n);
+#endif
 }
 INLINE vec all(float x) { return (vec){} + x; }
 /* Where one of them is no number, the second. */

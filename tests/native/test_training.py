@@ -15,8 +15,10 @@ from regard.core.dropout import drawing_from, dropout
 from regard.core.layers import GATES, FeedForward, GatedFeedForward, Residual, linear
 from regard.core.losses import cross_entropy_in_blocks, linear_cross_entropy
 from regard.core.masks import causal, padding
+from regard.core.outputs import HeadConfig
 from regard.core.positions import Positions
-from regard.core.stems import Embedding
+from regard.core.stems import Embedding, bags
+from regard.models.family import build, configure
 from regard.models.transformer import FAMILY, Transformer, TransformerConfig
 from regard.native import training
 from regard.native.lend import lend, lending, lent
@@ -62,7 +64,7 @@ def test_attention_equals_math_in_fp64(data: st.DataObject) -> None:
         data.draw(st.sampled_from(["none", "keys", "any", "triangle"])),
     )
     half = data.draw(st.booleans()) and bool(native().lib.halves())
-    dtype, unit = (torch.bfloat16, 32) if half else (torch.float32, 16)
+    dtype, unit = (torch.bfloat16, 32) if half else (torch.float32, data.draw(st.sampled_from([1, 8, 16])))
     d_k, d_v, seed = unit * size(1, 5), unit * size(1, 5), size(0, 2**31)
     scale = data.draw(st.sampled_from([None, 0.05] if half else [None, 1.0, 0.05]))  # what is rounded is not enlarged
     g = torch.Generator().manual_seed(seed)
@@ -77,13 +79,22 @@ def test_attention_equals_math_in_fp64(data: st.DataObject) -> None:
         mask = torch.rand(*(data.draw(st.sampled_from([1, n])) for n in (B, H, T, S)), generator=g) < 0.6
     elif kind == "triangle":
         mask = causal()
+    if data.draw(st.booleans()):  # a bias, which learns as well
+        # In halves a full one: a sum of many that are rounded, whose true sum may be 0, is as wrong as they are many.
+        shape = (n if half else data.draw(st.sampled_from([1, n])) for n in (B, H, T, S))
+        inputs.append(torch.randn(*shape, generator=g).to(dtype).requires_grad_())
     p = data.draw(st.sampled_from([0.0, 0.1, 0.5]))
-    with lending(native()), drawing_from(torch.Generator().manual_seed(seed)):
-        mine = gradients(attend(*inputs, mask=mask, scale=scale, dropout=p), inputs)
+
+    def run(inputs: list[Tensor], backend: str) -> list[Tensor]:
+        q, k, v, *bias = inputs
+        with drawing_from(torch.Generator().manual_seed(seed)):
+            how = {"mask": mask, "scale": scale, "dropout": p, "backend": backend}
+            return gradients(attend(q, k, v, bias=bias[0] if bias else None, **how), inputs)
+
+    with lending(native()):
+        mine = run(inputs, "auto")
     assert {x.dtype for x in mine} == {dtype}
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    with drawing_from(torch.Generator().manual_seed(seed)):
-        truth = gradients(attend(*exact, mask=mask, scale=scale, dropout=p, backend="math"), exact)
+    truth = run([x.detach().double().requires_grad_() for x in inputs], "math")
     close([x.float() for x in mine], truth, 0.05 if half else 1e-4)
 
 
@@ -367,6 +378,31 @@ def test_a_shards_embedding_has_a_gradient_for_every_row() -> None:
     torch.testing.assert_close(table.weight.grad, truth)
 
 
+@pytest.mark.parametrize(("shape", "d"), [((7, 1), 8), ((2, 5, 6), 8), ((2, 3, 3, 4), 33)])
+def test_sums_of_rows_of_a_table_equal_the_cores(shape: tuple[int, ...], d: int) -> None:
+    rows, table = torch.randint(0, 9, shape), torch.randn(9, d, requires_grad=True)
+    with lending(native()):
+        mine = gradients(bags(rows, table), [table])
+    exact = table.detach().double().requires_grad_()
+    close(mine, gradients(bags(rows, exact), [exact]))
+    assert exact.dtype == torch.float64
+
+
+def test_a_model_of_graphs_learns_as_it_does_without() -> None:
+    config = configure("graphormer-tiny", vocabulary=9).but(layers=2, attention_dropout=0.1)
+    model = build(config, HeadConfig("classes", 2))
+    lend(model)
+    given = {"distances": torch.randint(0, 30, (3, 7, 7)), "paths": torch.randint(0, 9, (3, 7, 7, config.reach))}
+    given["keep"] = torch.arange(7) < torch.tensor([[7], [5], [1]])
+    nodes, parameters = torch.randint(1, 9, (3, 7, 2)), list(model.parameters())
+
+    def run(kernels: NativeKernels | None) -> list[Tensor]:
+        with lending(kernels), drawing_from(torch.Generator().manual_seed(1)):
+            return gradients(model(nodes, **given), parameters)
+
+    torch.testing.assert_close(run(native()), run(None), atol=1e-5, rtol=1e-4)
+
+
 def test_only_what_needs_a_gradient_gets_one() -> None:
     layer, x = linear(16, 16), torch.randn(3, 16)
     layer.weight.requires_grad_(False)
@@ -437,7 +473,10 @@ def test_other_numbers_are_left_to_the_core(dtype: torch.dtype) -> None:
     q, W = torch.randn(1, 2, 4, 16, dtype=dtype), torch.randn(20, 16, dtype=dtype)
     y = torch.zeros(4, dtype=torch.int64)
     assert native().attend(q, q, q, None, 1.0) is None
-    assert native().attend(*(torch.randn(1, 2, 4, 8) for _ in range(3)), None, 1.0) is None
+    assert native().attend(*(torch.randn(1, 2, 4, 8, dtype=torch.bfloat16) for _ in range(3)), None, 1.0) is None
+    assert native().attend(*(torch.randn(1, 2, 4, 16) for _ in range(3)), None, 1.0, 0.0, q[..., :4]) is None
+    assert native().attend(*(torch.randn(1, 2, 4, 0) for _ in range(3)), None, 1.0) is None
+    assert native().bags(y[None], W) is None
     assert native().dropout(q, 0.5) is None
     assert native().linear(q, W[:16], None) is None
     assert native().cross_entropy(q[0, 0], W, None, y, 1.0, (False,) * 3) is None
@@ -465,6 +504,9 @@ def test_what_does_not_fit_is_left_to_the_core_which_refuses_it() -> None:
     for mask in (torch.ones(5, 7), torch.ones(1, 1, 5, 6), torch.ones(2, 1, 7)):
         assert lent.attend(q, k, v, mask.bool(), 1.0) is None
     assert lent.attend(q, k, v, torch.ones(1, 1, 5, 7), 1.0) is None
+    assert lent.attend(q, k, v, None, 1.0, 0.0, torch.zeros(1, 1, 5, 6)) is None
+    for rows in (torch.tensor([[48]]), torch.tensor([[-1]]), torch.zeros(0, 3).long()):
+        assert lent.bags(rows, W) is None
     layer = torch.nn.Sequential(linear(32, 48))
     lend(layer)
     with lending(lent), pytest.raises(RuntimeError):

@@ -506,3 +506,39 @@ def test_rows_without_a_label_are_counted(tmp_path: Path) -> None:
     assert len(list(GraphFiles.at(tmp_path / "a.jsonl").read(skipped))) == 1
     assert "1 graphs have no label (graph 1)" in skipped.report()
     assert "1 graphs had edges from a node to itself" in skipped.report()
+
+
+@pytest.mark.parametrize(
+    ("held", "why"),
+    [
+        ({"nodes": 10**11, "edges": []}, "100,000,000,000 nodes are more than"),
+        ({"edges": [[0, 10**11]]}, "100,000,000,001 nodes are more than"),
+        ({"nodes": ["C"], "edges": [[0, 10**30]]}, "too large"),
+        ({"nodes": ["C", "O"], "edges": [[0, 0.5]]}, "'float'"),
+    ],
+)
+def test_no_graph_is_made_of_numbers_that_name_no_nodes(held: dict[str, Any], why: str) -> None:
+    with pytest.raises(GraphError, match=f"mine.*{why}"):
+        Graph.of(held, "mine")
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({}, "it has no file"),
+        ({"A": "1, 9", "graph_indicator": "1\n1"}, "an edge joins the nodes 0 to 8"),
+        ({"A": "1, 2", "graph_indicator": "1\n2", "graph_labels": "1"}, "2 graphs, and 1 labels"),
+        ({"A": "1, 2", "graph_indicator": "1\n1", "node_labels": "1\n2\n3"}, "2 nodes, and 3 labels"),
+    ],
+)
+def test_what_does_not_fit_in_tus_form_is_named(tmp_path: Path, files: dict[str, str], why: str) -> None:
+    for name, text in files.items():
+        (tmp_path / f"X_{name}.txt").write_text(text)
+    with pytest.raises(ValueError, match=f"{tmp_path} is no data of TU's form: {why}"):
+        list(GraphFiles(tu=str(tmp_path)).read())
+
+
+def test_an_edge_to_nowhere_in_gins_form_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("1\n2 0\n0 1 7\n0 1 0\n")
+    with pytest.raises(ValueError, match=r"x\.txt, graph 0: an edge joins the nodes 0 to 7"):
+        list(GraphFiles(gin=str(tmp_path / "x.txt")).read())
