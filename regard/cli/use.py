@@ -198,7 +198,7 @@ def generate(
     as_json: bool = False,  # write JSON lines, with log p of each token
     output: Path | None = None,  # `-o` write here (default: stdout); of a melody .mid, .wav or .abc, with its prompt
     resume: bool = False,  # go on with the output of a file of prompts that was interrupted
-    overwrite: bool = False,  # replace the output of a file of prompts
+    overwrite: bool = False,  # replace an output that is there
     ray: str | None = None,  # `ADDRESS` go on with a file of prompts on the machines of a Ray cluster; local: one here
     engine: Engine,
     settings: Annotated[dict[str, Any], Said(SearchConfig, SamplingConfig, Writing, but=GENERAL)],
@@ -206,9 +206,12 @@ def generate(
     """Go on with a text, and show it as it is written. Without an option, as the model's recipe says."""
     if prompt and file is not None:
         raise ValueError("a prompt is given, and a file of them: leave one of them out")
-    for name, said in {"jsonl": jsonl, "resume": resume, "overwrite": overwrite, "ray": ray}.items():
+    for name, said in {"jsonl": jsonl, "resume": resume, "ray": ray}.items():
         if said and file is None:
             raise ValueError(f"--{name} is about a file of prompts: name it by --file")
+    lines = Spreading(output, resume, overwrite, jsonl=jsonl, as_json=as_json, ray=ray)
+    if file is None and output is not None and output.exists() and not overwrite:
+        raise ValueError(f"{output} exists: replace it by --overwrite")
     from regard.api import load
     from regard.cli.bulk import CUT, check_texts
     from regard.cli.hear import ENDINGS
@@ -233,7 +236,6 @@ def generate(
         raise ValueError(f"{output} holds one melody: leave --file, --json and --best out")
     form = partial(_completed, as_json=as_json, formed=how.form is not None, one_line=file is not None)
     if file is not None:
-        lines = Spreading(output, resume, overwrite, jsonl=jsonl, as_json=as_json, ray=ray)
         _go_on(located(model).absolute(), file, lines, engine, generator, opening, how, form)
         return
     text = " ".join(prompt or ())

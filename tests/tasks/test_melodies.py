@@ -58,6 +58,11 @@ def test_a_melody_is_gone_on_with_and_can_be_played(run: Path, tmp_path: Path) -
     echoed = invoke("generate", run, prompt, "--echo", "-o", tmp_path / "again.mid", "--seed", 1)
     assert echoed.exit_code == 0
     assert (tmp_path / "again.mid").read_bytes() == (tmp_path / "tune.mid").read_bytes()
+    again = ("generate", run, "K:G", "-o", tmp_path / "again.mid", "--seed", 2)
+    assert "again.mid exists: replace it by --overwrite" in str(invoke(*again).exception)
+    assert (tmp_path / "again.mid").read_bytes() == (tmp_path / "tune.mid").read_bytes()
+    assert invoke(*again, "--overwrite").exit_code == 0
+    assert (tmp_path / "again.mid").read_bytes() != (tmp_path / "tune.mid").read_bytes()
 
 
 def test_what_is_no_melody_is_refused_and_nothing_is_written(run: Path, tmp_path: Path) -> None:
