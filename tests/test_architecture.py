@@ -77,7 +77,7 @@ BUDGET = {
     "native": 2_265,  # maps and feed-forward networks in bf16; a bias that learns, and sums of rows of a table
     "adaptation": 1_475,
     "training": 2_995,  # what several processes need is loaded by them alone
-    "tasks": 10_135,  # who learnt from single texts takes no pairs
+    "tasks": 10_150,  # who learnt from single texts takes no pairs
     "convert": 5_010,  # sixteen classes of Hugging Face's, a table each
     "recipes": 1_485,
     "api": 215,

@@ -152,6 +152,10 @@ class Reader(Engines):
         """Whether a second text is read together with the first."""
         return self.second in ("pair", "context")
 
+    def _check_pair(self, place: str) -> None:
+        if not self.pairs:
+            raise ValueError(f"{place} has a second text: this model reads one, so leave the other out")
+
     @property
     def told_apart(self) -> bool:
         """Whether the model knows which of two texts a token is in."""
@@ -178,8 +182,8 @@ class Reader(Engines):
             pair = next(pairs) if ask.pair is not None else None
             longest = None if self.longest is None else self.longest - room
             place = ask.place or repr(ask.text[:40])
-            if pair is not None and not self.pairs:
-                raise ValueError(f"{place} has a second text: this model reads one, so leave the other out")
+            if pair is not None:
+                self._check_pair(place)
             read = list(windows(self.tokenizer.marks, ids, pair, longest, place))
             if len(read) > 1 and long == "refuse":
                 raise ValueError(
@@ -231,6 +235,8 @@ class Reader(Engines):
 
         `words` puts sub-words together; without `special`, marks are left out.
         """
+        if pair is not None:
+            self._check_pair(repr(text[:40]))
         read = self.framed([Given(text, pair)])[0][0]
         inputs = batched([read], 0, self.told_apart).to(self.device).inputs
         grouped = {"tokens": self._words(read.ids)} if words else None

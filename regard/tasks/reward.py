@@ -68,6 +68,11 @@ class Rewarder(Reader):
 
     template: str | None = None  # how a conversation is written out, in Jinja; None: a prompt and an answer are a pair
 
+    @property
+    def pairs(self) -> bool:
+        """Whether a prompt and its answer are read as a pair."""
+        return self.template is None
+
     @overload
     def reward(self, text: str, prompt: Any = None, **settings: Any) -> float: ...
     @overload

@@ -167,7 +167,7 @@ def test_what_is_read_is_drawn(reader: tuple[str, Path], tmp_path: Path) -> None
     assert found.title == (text if pair is None else f"{text} ║ {pair}")
     if pair is None:
         done = CliRunner().invoke(cli.app, ["inspect", str(path), text, "--pair", "x", "-o", str(tmp_path / "a.csv")])
-        assert "this model reads one text at a time" in str(done.exception)
+        assert "has a second text: this model reads one, so leave the other out" in str(done.exception)
 
 
 def test_marks_are_words_of_their_own(tmp_path: Path) -> None:
