@@ -88,6 +88,10 @@ class Decoder(DecoderOnly, nn.Module):
         assert cache is None or documents is None, "what is written goes on with one document"
         at: int | Tensor = offset
         if documents is not None:
+            if {*(kinds := self.config.self_attention).split()} != {"full"}:
+                raise ValueError(
+                    f"self_attention = {kinds} keeps no documents of a block apart: set task.apart to false"
+                )
             at, mask = within(documents), causal() & alike(documents)
             if ahead:  # a prompt, which every document sees
                 mask = causal() & (alike(F.pad(documents, (ahead, 0), value=-1)) | Mask(lambda i, j: j < ahead))

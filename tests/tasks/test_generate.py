@@ -176,6 +176,11 @@ def test_documents_in_a_block_do_not_see_each_other(generator: Generator) -> Non
         apart = model(**batch.inputs)[0]
         torch.testing.assert_close(apart[:4], model(torch.tensor([first[:-1]]))[0], atol=1e-5, rtol=0)
         torch.testing.assert_close(apart[5:], model(torch.tensor([second[:-1]]))[0], atol=1e-5, rtol=0)
+    model = build(configure("llama-tiny", ["d_model=32", "heads=4", "self_attention=segments:4:4"], vocabulary=20))
+    with pytest.raises(
+        ValueError, match=r"self_attention = segments:4:4 keeps no documents .*: set task.apart to false"
+    ):
+        model(**batch.inputs)
     assert "documents" not in blocks([[*first, *second]], MARKS, apart=False).tensors
     same = blocks([[5, 6, 2, 7, 8]], Marks(0, 2, 2), apart=True)  # one mark between documents
     assert same["labels"][0].tolist() == [6, 2, 7, 8]
